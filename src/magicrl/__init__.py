@@ -1,0 +1,1 @@
+"""Reinforcement-learning post-training of long chain-of-thought language models: the MAGIC recipe."""

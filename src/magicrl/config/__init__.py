@@ -1,0 +1,1 @@
+"""Recipes: pydantic schema, TOML loading, --set overrides. Imports no torch."""

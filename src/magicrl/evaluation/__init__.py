@@ -1,0 +1,1 @@
+"""The sampling job, avg@k and pass@k with intervals."""

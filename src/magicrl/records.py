@@ -1,0 +1,297 @@
+"""The typed records that flow through magicrl, and nothing else.
+
+    Problem -> RolloutRequest -> RolloutGroup(completions) -> ScoredGroup(verdicts, rewards)
+            -> TrainSample -> TrainBatch -> StepMetrics
+
+Every record is frozen and keyword-only; token arrays are read-only numpy (8 bytes a token where a
+tuple of ints would take 68). A later record holds the earlier one, so nothing is decoded and encoded
+again between the sampler and the learner: tokens in, tokens out.
+
+Axis names used in docstrings: ``P`` prompt tokens, ``T`` response tokens (the end token included),
+``G`` members of a group.
+
+Four kinds of log-probability are never confused:
+
+* ``logprobs``          the policy in training (these have a gradient);
+* ``old_logprobs``      the learner's own, taken before the step's first update: denominator of rho;
+* ``sampler_logprobs``  what the rollout engine reported while sampling;
+* ``ref_logprobs``      the frozen reference model's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+TokenArray: TypeAlias = NDArray[np.int32]
+FloatArray: TypeAlias = NDArray[np.float32]
+
+
+def frozen_tokens(tokens: Sequence[int] | NDArray[Any]) -> TokenArray:
+    """A read-only int32 copy of ``tokens``, shape ``[T]``."""
+    array = np.array(tokens, dtype=np.int32, copy=True).reshape(-1)
+    array.flags.writeable = False
+    return array
+
+
+def frozen_floats(values: Sequence[float] | NDArray[Any]) -> FloatArray:
+    """A read-only float32 copy of ``values``, shape ``[T]``."""
+    array = np.array(values, dtype=np.float32, copy=True).reshape(-1)
+    array.flags.writeable = False
+    return array
+
+
+class FinishReason(StrEnum):
+    """Why a completion ended. ``LENGTH`` is what the recipe calls truncated."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORTED = "aborted"
+
+
+class Outcome(StrEnum):
+    """All that the algorithms read of a verdict.
+
+    ``NOT_JUDGED`` means that the answer is not to blame (a worker died from outside, the gold does not
+    parse): the completion leaves its group instead of scoring 0.
+    """
+
+    CORRECT = "correct"
+    WRONG = "wrong"
+    NOT_JUDGED = "not_judged"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Problem:
+    """One verifiable problem.
+
+    Attributes:
+        id: unique within its data set; recorded with every rollout.
+        prompt: the user's text. A model with a chat template gets it as one user message.
+        golds: the accepted answers; any one earns the reward.
+        verifier: name of the verifier that judges it (``exact``, ``maths``).
+        source: where it comes from (data set or task family).
+        level: difficulty level of a generated problem, if it has one.
+        extra: further fields of the source row, carried along untouched.
+
+    Example:
+        >>> Problem(id="add-0", prompt="What is 2 + 3?", golds=("5",), verifier="maths", source="doc").level
+    """
+
+    id: str
+    prompt: str
+    golds: tuple[str, ...]
+    verifier: str
+    source: str
+    level: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How to sample a completion.
+
+    Attributes:
+        temperature: tau; divides the logits. 0 means greedy decoding.
+        max_tokens: T, the response-length limit in tokens (the end token included).
+        seed: the run seed. With ``RolloutRequest.draw``, the sample's index and the token's position it
+            is all that a random number depends on.
+    """
+
+    temperature: float
+    max_tokens: int
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.temperature < 0:
+            raise ValueError(f"temperature must be >= 0, got {self.temperature}")
+        if self.max_tokens < 1:
+            raise ValueError(f"max_tokens must be >= 1, got {self.max_tokens}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRequest:
+    """Ask for ``group_size`` completions of one problem.
+
+    A group is a draw, not a prompt: the same problem may be drawn twice and then has two ``draw`` numbers.
+
+    Attributes:
+        draw: running number of the draw within its run; orders groups and seeds their randomness.
+        problem: what is asked.
+        prompt_tokens: ``[P]`` the prompt as the model sees it, chat template applied.
+        group_size: M, how many completions.
+        sampling: temperature, limit and seed.
+    """
+
+    draw: int
+    problem: Problem
+    prompt_tokens: TokenArray
+    group_size: int
+    sampling: SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """One sampled response.
+
+    Attributes:
+        tokens: ``[T]`` response tokens, the end token included when there is one.
+        text: the decoded response, special tokens left out; what the verifier reads.
+        sampler_logprobs: ``[T]`` natural log-probabilities under the sampling distribution (at tau).
+        sampler_entropies: ``[T]`` entropy of that distribution in nats, or None if the engine cannot tell.
+        finish_reason: stop, length (= truncated) or aborted.
+        policy_version: version of the weights that sampled it (the oldest, if it spans an update).
+        seconds: wall-clock seconds from the start of its prompt to its last token.
+    """
+
+    tokens: TokenArray
+    text: str
+    sampler_logprobs: FloatArray
+    sampler_entropies: FloatArray | None
+    finish_reason: FinishReason
+    policy_version: int
+    seconds: float = 0.0
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason is FinishReason.LENGTH
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutGroup:
+    """All completions of one request, in sample order (index 0 to M-1)."""
+
+    request: RolloutRequest
+    completions: tuple[Completion, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(c) for c in self.completions)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What a verifier found; a fact, not a reward.
+
+    Attributes:
+        outcome: correct, wrong or not_judged; all that ``algorithms/`` reads.
+        status: the verifier's own word, e.g. ``matched``, ``mismatch``, ``no_answer``, ``timeout``.
+        reason: one sentence for a person.
+        decided_by: the step that decided, e.g. ``string``, ``math_verify``.
+        extracted: the answer that was judged, if one was found.
+        seconds: wall-clock seconds the judgement took.
+    """
+
+    outcome: Outcome
+    status: str
+    reason: str = ""
+    decided_by: str = ""
+    extracted: str | None = None
+    seconds: float = 0.0
+
+    @property
+    def correct(self) -> bool:
+        return self.outcome is Outcome.CORRECT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoredGroup:
+    """A group with its verdicts and rewards.
+
+    Attributes:
+        group: the rollouts.
+        verdicts: one a completion, same order.
+        rewards: ``[G]`` float32 in {0, 1}; a truncated response has 0. 0 where not counted.
+        counted: ``[G]`` bool; False where the outcome is not_judged.
+    """
+
+    group: RolloutGroup
+    verdicts: tuple[Verdict, ...]
+    rewards: FloatArray
+    counted: NDArray[np.bool_]
+
+    @property
+    def truncated(self) -> NDArray[np.bool_]:
+        """``[G]`` bool, True where the response was cut at T."""
+        return np.array([c.truncated for c in self.group.completions], dtype=np.bool_)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainSample:
+    """One response as the learner sees it.
+
+    Attributes:
+        prompt_tokens: ``[P]``.
+        tokens: ``[T]`` response tokens.
+        advantage: the same for every token of the response.
+        group_index: index of its group within the step's batch (its draw order).
+        sample_index: index within the group.
+        sampler_logprobs: ``[T]``.
+        policy_version: version that sampled it.
+        loss_mask: ``[T]`` bool, or None when every response token counts. A response masked by an advantage
+            mask keeps its tokens here: only its advantage is 0.
+        old_logprobs: ``[T]``, None with a single SGD step (rho is then exactly 1).
+        ref_logprobs: ``[T]``, None without a reference.
+    """
+
+    prompt_tokens: TokenArray
+    tokens: TokenArray
+    advantage: float
+    group_index: int
+    sample_index: int
+    sampler_logprobs: FloatArray
+    policy_version: int
+    loss_mask: NDArray[np.bool_] | None = None
+    old_logprobs: FloatArray | None = None
+    ref_logprobs: FloatArray | None = None
+
+    @property
+    def num_loss_tokens(self) -> int:
+        return len(self.tokens) if self.loss_mask is None else int(self.loss_mask.sum())
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens) + len(self.tokens)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainBatch:
+    """One (mini-)batch: what one SGD step learns from.
+
+    Attributes:
+        samples: every response of the surviving groups of this mini-batch.
+        num_loss_tokens: T_k of Eq. 3.1: response tokens over the whole mini-batch, all devices and
+            micro-batches. The one denominator of the token-level loss.
+        num_groups: groups of this mini-batch.
+
+    Example: two groups of two responses of 3, 5, 4, 2 tokens have ``num_loss_tokens = 14``.
+    """
+
+    samples: tuple[TrainSample, ...]
+    num_loss_tokens: int
+    num_groups: int
+
+    @staticmethod
+    def of(samples: Sequence[TrainSample]) -> TrainBatch:
+        """The batch of these samples, its totals counted."""
+        return TrainBatch(
+            samples=tuple(samples),
+            num_loss_tokens=sum(s.num_loss_tokens for s in samples),
+            num_groups=len({s.group_index for s in samples}),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepMetrics:
+    """The metrics of one training step, keyed ``area/name/stat`` (one line of ``metrics.jsonl``)."""
+
+    step: int
+    stage: int
+    values: Mapping[str, float | int | str | None]

@@ -1,0 +1,1 @@
+"""Run folder -> tables, figures, one self-contained HTML page. Imports no torch."""

@@ -1,0 +1,1 @@
+"""Engines that generate: the protocol, in process, replayed."""

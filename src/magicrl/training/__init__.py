@@ -1,0 +1,1 @@
+"""The loop, the learner, stages, checkpoint, metrics, supervised start."""

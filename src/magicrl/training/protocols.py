@@ -1,0 +1,82 @@
+"""The seam between the loop and whatever learns: one process, or FSDP2 ranks behind the same calls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from magicrl.records import FloatArray, TrainBatch, TrainSample
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Controls:
+    """What the controllers decide for one SGD step; everything else about the loss is fixed by the recipe.
+
+    Attributes:
+        alpha: entropy coefficient alpha_k, >= 0.
+        policy_weight: factor on the policy term (1 normally).
+        clip_low: eps_low; the ratio is clipped below at 1 - eps_low.
+        clip_high: eps_high; clipped above at 1 + eps_high.
+        temperature: tau; divides the logits before log-probs and entropy are taken.
+        learning_rate: the rate of this update.
+    """
+
+    alpha: float = 0.0
+    policy_weight: float = 1.0
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+    temperature: float = 1.0
+    learning_rate: float = 1e-6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class UpdateMetrics:
+    """What one SGD step reports; keys as in ``metrics.jsonl`` without the ``learner/`` prefix.
+
+    Always there: ``loss``, ``policy_loss``, ``entropy`` (mean nats over the loss tokens), ``kl``,
+    ``grad_norm`` (before clipping), ``clip_ratio`` (share of tokens whose gradient the clip zeroed),
+    ``ratio_mean``, ``ratio_max``, ``ratio_min``, ``sampler_gap_mean``, ``sampler_gap_max`` (absolute
+    difference of old and sampler log-probs), ``tokens``, ``learning_rate``.
+    """
+
+    values: Mapping[str, float]
+
+
+@runtime_checkable
+class Learner(Protocol):
+    """Owns the trained weights and their optimizer."""
+
+    @property
+    def version(self) -> int:
+        """Number of updates made: the version of the weights."""
+        ...
+
+    def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
+        """One SGD step on ``batch`` (Eq. 3.1 or another row of the loss table).
+
+        Raises:
+            FloatingPointError: the loss or the gradient norm is not finite; weights are left unchanged.
+        """
+        ...
+
+    def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
+        ...
+
+    def weights(self) -> Mapping[str, Any]:
+        """Present weights by HF parameter name, for engines; valid until the next update."""
+        ...
+
+    def state(self) -> Mapping[str, Any]:
+        """Everything to resume bit for bit: tensors by name (weights and moments) and JSON scalars."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``."""
+        ...
+
+    def save_hf(self, folder: Path) -> None:
+        """Write a model folder that ``transformers`` loads (LoRA merged)."""
+        ...

@@ -1,0 +1,1 @@
+"""problem + response text -> Verdict, in killable workers. Imports no torch."""

@@ -1,0 +1,1 @@
+"""The maths verifier: the four steps of the recipe on Math-Verify."""
