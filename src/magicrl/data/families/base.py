@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal, Protocol, cast
+from typing import Literal, Protocol
 
 import numpy as np
 
@@ -76,7 +76,7 @@ def unique_problems(
     if split not in ("train", "validation", "test"):
         raise ValueError(f"split must be train, validation or test, got {split!r}")
     found: dict[str, Problem] = {}
-    stream = family.stream(seed=seed, split=cast(Split, split), levels=levels)
+    stream = family.stream(seed=seed, split=split, levels=levels)
     for problem in islice(stream, 50 * count + 1000):
         found.setdefault(problem.id, problem)
         if len(found) == count:
