@@ -95,7 +95,8 @@ class SourceConfig(Section):
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
     """Keyword arguments of the family."""
     # files
-    format: Literal["fields", "released"] = "fields"
+    format: Literal["auto", "fields", "released"] = "auto"
+    """``released``: the Skywork parquet schema; ``fields``: by mapping; ``auto``: by the columns present."""
     fields: FieldMapping = FieldMapping()
     template: str = "{prompt}"
     """Text around each prompt; must hold ``{prompt}``."""
@@ -129,6 +130,8 @@ class DataConfig(Section):
     train: tuple[SourceConfig, ...] = Field(min_length=1)
     validation: tuple[SourceConfig, ...] = ()
     test: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])
+    holdout: int = Field(default=0, ge=0)
+    """Training problems set aside as a further test set, ``holdout`` (chosen by a hash of the id)."""
     max_prompt_tokens: int = Field(default=2048, ge=1)
     overlong_prompts: Literal["error", "drop"] = "error"
     difficulty_filter: DifficultyFilterConfig | None = None
@@ -149,6 +152,9 @@ class RolloutConfig(Section):
     """Upper limit of the key/value cache; fewer rows are used when they would not fit."""
     replay: str | None = None
     """Folder of recorded rollouts, for ``engine = "replay"``."""
+    max_sampler_gap: float = Field(default=0.25, gt=0)
+    """Mean absolute gap of the learner's and the sampler's log-probs above which the run stops: such an engine
+    serves other weights than the learner's. Not checked when ``weight_lag`` > 0."""
     weight_lag: int = Field(default=0, ge=0)
     """Updates of the loop that the engine's weights are behind (off-policy studies without a cluster)."""
 

@@ -1,0 +1,215 @@
+"""Reading recipes: TOML, ``--set a.b=c`` overrides, and errors that name file, line, key and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import SftConfig, TrainConfig
+
+Config = TypeVar("Config", bound=BaseModel)
+Tree = dict[str, Any]
+
+# What a user's own run changes most. Each short form stands for exactly these settings, and says so in the docs.
+HELD_OUT_BY_SHORTHAND = 100
+
+
+def load_train_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+    """The training recipe at ``path`` with overrides applied.
+
+    Raises:
+        RecipeError: unreadable file, bad TOML, unknown key, wrong type or value.
+    """
+    return _load(path, overrides, TrainConfig)
+
+
+def load_sft_recipe(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
+    """The supervised recipe at ``path`` with overrides applied. Raises as ``load_train_recipe``."""
+    return _load(path, overrides, SftConfig)
+
+
+def to_toml(config: BaseModel) -> str:
+    """The resolved configuration as TOML, every default written out (None is left out: TOML has no null)."""
+    return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
+
+
+def config_hash(config: BaseModel) -> str:
+    """16 hex digits that identify a resolved configuration."""
+    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _load(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecipeError(f"{path}: no such recipe{_nearest_file(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read: {error}") from None
+    try:
+        tree: Tree = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{path}: not valid TOML: {error}") from None
+    for override in overrides:
+        _apply_override(tree, override)
+    try:
+        return schema.model_validate(tree)
+    except ValidationError as error:
+        raise RecipeError(_explain(path, text, schema, error, overrides)) from None
+
+
+def _apply_override(tree: Tree, override: str) -> None:
+    key, separator, raw = override.partition("=")
+    key = key.strip()
+    if not separator or not key:
+        raise RecipeError(f"--set {override}: expected KEY=VALUE, for example --set optimizer.learning_rate=1e-5")
+    value = _parse_value(raw.strip())
+    if key == "model":
+        tree["start"] = {"model": value}
+    elif key == "data":
+        tree["data"] = {
+            **{k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test")},
+            "train": [{"path": value, "format": "auto"}],
+            "holdout": HELD_OUT_BY_SHORTHAND,
+        }
+    else:
+        _assign(tree, key.split("."), value, override)
+
+
+def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:
+    node: Any = tree
+    for depth, part in enumerate(parts):
+        last = depth == len(parts) - 1
+        if isinstance(node, list):
+            items = cast("list[Any]", node)
+            if not part.isdigit() or int(part) >= len(items):
+                raise RecipeError(
+                    f"--set {override}: {'.'.join(parts[:depth])} is a list of {len(items)}; "
+                    f"use an index from 0 to {len(items) - 1} in place of {part!r}"
+                )
+            if last:
+                items[int(part)] = value
+            else:
+                node = items[int(part)]
+        elif isinstance(node, dict):
+            table = cast(Tree, node)
+            if last:
+                table[part] = value
+            else:
+                node = table.setdefault(part, {})
+        else:
+            raise RecipeError(f"--set {override}: {'.'.join(parts[:depth])} is a value, not a table")
+
+
+def _parse_value(raw: str) -> Any:
+    """A TOML value where it is one, else the text itself, so that paths need no quotes."""
+    try:
+        return tomllib.loads(f"value = {raw}")["value"]
+    except tomllib.TOMLDecodeError:
+        return raw
+
+
+def _explain(path: Path, text: str, schema: type[BaseModel], error: ValidationError, overrides: Sequence[str]) -> str:
+    lines = [_explain_one(path, text, schema, details, overrides) for details in error.errors()]
+    return "\n".join(lines)
+
+
+def _explain_one(
+    path: Path, text: str, schema: type[BaseModel], details: ErrorDetails, overrides: Sequence[str]
+) -> str:
+    location = [str(part) for part in details["loc"]]
+    dotted = ".".join(location) or "(the recipe)"
+    given = next((o for o in overrides if o.split("=")[0].strip() == dotted), None)
+    where = f"--set {given}" if given else f"{path}{_line_of(text, location)}"
+    if details["type"] == "extra_forbidden":
+        known = _known_keys(schema, location[:-1])
+        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
+        return f"{where}: unknown key {dotted}; {hint}"
+    message = details["msg"].removeprefix("Value error, ")
+    if details["type"] == "missing":
+        return f"{where}: {dotted} is missing; add it"
+    value = details["input"]
+    shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
+    return f"{where}: {dotted}: {message}{shown}"
+
+
+def _known_keys(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """Keys allowed at a place in the schema, found by walking the JSON schema."""
+    root: Mapping[str, Any] = schema.model_json_schema()
+    node: Mapping[str, Any] = root
+
+    def resolve(candidate: Mapping[str, Any]) -> Mapping[str, Any]:
+        for option in (*candidate.get("anyOf", ()), *candidate.get("allOf", ())):
+            if "$ref" in option:
+                candidate = option
+        if "$ref" in candidate:
+            return cast("Mapping[str, Any]", root["$defs"][candidate["$ref"].rsplit("/", 1)[-1]])
+        return candidate
+
+    for part in location:
+        node = resolve(node)
+        properties = cast("Mapping[str, Any]", node.get("properties", {}))
+        if part in properties:
+            node = properties[part]
+        else:
+            items = node.get("items", node.get("additionalProperties", {}))
+            node = cast("Mapping[str, Any]", items) if isinstance(items, Mapping) else {}
+    return sorted(resolve(node).get("properties", {}))
+
+
+def _line_of(text: str, location: Sequence[str]) -> str:
+    """``, line N`` of a key in the TOML text, as near as the table headers allow; empty if not found."""
+    names = [part for part in location if not part.isdigit()]
+    index = next((int(part) for part in location if part.isdigit()), 0)
+    best = 0
+    for depth in range(len(names), 0, -1):
+        header = ".".join(names[: depth - 1])
+        best = _find_key(text, header, names[depth - 1], index)
+        if best:
+            break
+    return f", line {best}" if best else ""
+
+
+def _find_key(text: str, header: str, key: str, index: int) -> int:
+    current, seen = "", -1
+    dotted = f"{header}.{key}" if header else key
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        table = re.match(r"\[\[?\s*([^\]]+?)\s*\]\]?", stripped)
+        if table:
+            current = table.group(1)
+            seen = seen + 1 if stripped.startswith("[[") and current in (header, dotted) else seen
+            if current == dotted and (not stripped.startswith("[[") or seen == index):
+                return number
+            continue
+        name = re.match(r"([A-Za-z0-9_.\-\"]+)\s*=", stripped)
+        if name and current == header and name.group(1).strip('"') == key and seen in (-1, index):
+            return number
+    return 0
+
+
+def _nearest_file(path: Path) -> str:
+    folder = path.parent if path.parent.is_dir() else Path("recipes")
+    names = [p.name for p in folder.glob("*.toml")] if folder.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {folder / near[0]}?" if near else ""
+
+
+def _without_none(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _without_none(v) for k, v in cast(Tree, value).items() if v is not None}
+    if isinstance(value, list):
+        return [_without_none(v) for v in cast("list[Any]", value)]
+    return value

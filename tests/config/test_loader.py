@@ -1,0 +1,123 @@
+"""Recipes: what a person sees for each mistake, and that nothing is silently rewritten."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import config_hash, load_train_recipe, to_toml
+from magicrl.config.schema import TrainConfig
+
+GOOD = """
+[start]
+model = "m"
+
+[[data.train]]
+family = "running_sum"
+count = 10
+
+[optimizer]
+learning_rate = 1e-4
+
+[[stages]]
+max_tokens = 8
+rollout_batch = 4
+group_size = 2
+max_steps = 3
+
+[[stages]]
+max_tokens = 16
+rollout_batch = 4
+group_size = 2
+max_steps = 3
+"""
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "recipe.toml"
+    path.write_text(text)
+    return path
+
+
+def test_a_good_recipe_loads_and_round_trips(tmp_path: Path) -> None:
+    config = load_train_recipe(write(tmp_path, GOOD))
+    assert config.stages[1].max_tokens == 16
+    again = TrainConfig.model_validate(tomllib.loads(to_toml(config)))
+    assert again == config
+    assert config_hash(again) == config_hash(config)
+
+
+def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD.replace("learning_rate", "learning_rat"))
+    with pytest.raises(
+        RecipeError, match=r"recipe\.toml, line 10: unknown key optimizer\.learning_rat; .*'learning_rate'"
+    ):
+        load_train_recipe(path)
+
+
+def test_a_mistake_in_the_second_stage_names_its_line(tmp_path: Path) -> None:
+    text = GOOD[::-1].replace("max_steps = 3"[::-1], "max_stepz = 3"[::-1], 1)[::-1]
+    with pytest.raises(RecipeError, match=r"line 22: unknown key stages\.1\.max_stepz; .*'max_steps'"):
+        load_train_recipe(write(tmp_path, text))
+
+
+def test_a_wrong_value_shows_what_was_given(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"line 10: optimizer\.learning_rate: .*greater than 0 \(got -1\)"):
+        load_train_recipe(write(tmp_path, GOOD.replace("1e-4", "-1")))
+
+
+def test_an_override_is_named_as_the_culprit(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"--set rollout\.temprature=1: unknown key .*'temperature'"):
+        load_train_recipe(write(tmp_path, GOOD), ["rollout.temprature=1"])
+
+
+def test_overrides_reach_tables_lists_and_bare_text(tmp_path: Path) -> None:
+    config = load_train_recipe(
+        write(tmp_path, GOOD), ["stages.1.max_tokens=99", "run.name=my-run", "evaluation.temperatures=[0.0, 1.0]"]
+    )
+    assert config.stages[1].max_tokens == 99
+    assert config.run.name == "my-run"
+    assert config.evaluation.temperatures == (0.0, 1.0)
+
+
+def test_the_two_shorthands_of_a_users_own_run(tmp_path: Path) -> None:
+    config = load_train_recipe(write(tmp_path, GOOD), ["model=./my-model", "data=problems.parquet"])
+    assert config.start.model == "./my-model"
+    assert [s.path for s in config.data.train] == ["problems.parquet"]
+    assert config.data.holdout == 100
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("nonsense", "expected KEY=VALUE"),
+        ("stages.7.max_tokens=1", "index from 0 to 1"),
+        ("run.seed.deeper=1", "seed"),
+    ],
+)
+def test_bad_overrides(tmp_path: Path, override: str, message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_train_recipe(write(tmp_path, GOOD), [override])
+
+
+def test_bad_toml_and_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"recipe\.toml: not valid TOML: .*line 2"):
+        load_train_recipe(write(tmp_path, "[start]\nmodel = \n"))
+    write(tmp_path, GOOD)
+    with pytest.raises(RecipeError, match=r"did you mean .*recipe\.toml"):
+        load_train_recipe(tmp_path / "recipes.toml")
+
+
+def test_stage_sizes_must_agree(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="must be a multiple of mini_batch 3"):
+        load_train_recipe(write(tmp_path, GOOD), ["stages.0.mini_batch=3"])
+
+
+def test_importing_the_config_needs_no_torch() -> None:
+    code = "import sys, magicrl.config.loader, magicrl.records; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
