@@ -1,0 +1,143 @@
+"""The sampling job: N verified responses a problem, through the same engine and verifiers as training.
+
+Randomness is a function of (seed, draw, sample, position), and the seed of an evaluation is its own, so
+that evaluating never disturbs the training run's random numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from magicrl.evaluation.statistics import Estimate, pass_at_k, share
+from magicrl.records import Outcome, Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, Verdict
+from magicrl.rollout.protocol import RolloutEngine
+
+
+class Judge(Protocol):
+    """Where responses are judged while others are still generated (a ``VerifierPool`` is one)."""
+
+    def submit(self, problem: Problem, responses: Sequence[str]) -> object: ...
+
+    def result(self, ticket: object) -> tuple[Verdict, ...]: ...
+
+
+Encode = Callable[[Problem], TokenArray]
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgedGroup:
+    """A group and one verdict a completion."""
+
+    group: RolloutGroup
+    verdicts: tuple[Verdict, ...]
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """``[G]``: right and not cut at the limit (a truncated response gave no answer in time)."""
+        pairs = zip(self.group.completions, self.verdicts, strict=True)
+        return np.array([v.correct and not c.truncated for c, v in pairs], dtype=np.bool_)
+
+    @property
+    def counted(self) -> NDArray[np.bool_]:
+        """``[G]``: False where the verifier could not judge."""
+        return np.array([v.outcome is not Outcome.NOT_JUDGED for v in self.verdicts], dtype=np.bool_)
+
+
+def generate_and_judge(
+    engine: RolloutEngine, judge: Judge, requests: Sequence[RolloutRequest], progress: Progress | None = None
+) -> list[JudgedGroup]:
+    """Sample every request and judge every response while others generate; groups come back in draw order."""
+    engine.submit(requests)
+    waiting: list[tuple[RolloutGroup, object]] = []
+    for group in engine.finished():
+        waiting.append((group, judge.submit(group.request.problem, [c.text for c in group.completions])))
+        if progress:
+            progress(len(waiting), len(requests))
+    waiting.sort(key=lambda item: item[0].request.draw)
+    return [JudgedGroup(group=group, verdicts=judge.result(ticket)) for group, ticket in waiting]
+
+
+def evaluation_seed(run_seed: int, name: str) -> int:
+    """A seed of its own for the evaluation ``name``, independent of the training run's random numbers."""
+    return int.from_bytes(hashlib.sha256(f"{run_seed}/{name}".encode()).digest()[:6], "big")
+
+
+def sample_problems(
+    engine: RolloutEngine,
+    judge: Judge,
+    problems: Sequence[Problem],
+    encode: Encode,
+    *,
+    samples: int,
+    temperature: float,
+    max_tokens: int,
+    seed: int,
+    progress: Progress | None = None,
+) -> list[JudgedGroup]:
+    """``samples`` judged responses of every problem, in the problems' order."""
+    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    requests = [
+        RolloutRequest(draw=i, problem=p, prompt_tokens=encode(p), group_size=samples, sampling=sampling)
+        for i, p in enumerate(problems)
+    ]
+    return generate_and_judge(engine, judge, requests, progress)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Score:
+    """What one evaluation at one temperature found.
+
+    Attributes:
+        accuracy: avg@k, the mean over problems of the share of right samples.
+        per_problem: share right, one a judged problem, in the problems' order (NaN where none was judged).
+        pass_at: pass@k by k.
+        length_mean: mean response tokens.
+        truncation: share of responses cut at the limit.
+        entropy: mean nats per token, None where the engine cannot tell.
+        boxed_and_stopped: share of responses that ended by themselves and gave an answer to judge.
+        samples: samples a problem.
+    """
+
+    accuracy: Estimate
+    per_problem: tuple[float, ...]
+    pass_at: dict[int, Estimate]
+    length_mean: float
+    truncation: float
+    entropy: float | None
+    boxed_and_stopped: float
+    samples: int
+
+
+def score(groups: Sequence[JudgedGroup], pass_at: Sequence[int] = ()) -> Score:
+    """Accuracy, pass@k, length and entropy of judged groups.
+
+    Raises:
+        ValueError: no group has a judged response, or fewer samples than a k asked for.
+    """
+    correct = [int((g.correct & g.counted).sum()) for g in groups]
+    counted = [int(g.counted.sum()) for g in groups]
+    shares = [c / n if n else float("nan") for c, n in zip(correct, counted, strict=True)]
+    completions = [c for g in groups for c in g.group.completions]
+    verdicts = [v for g in groups for v in g.verdicts]
+    answered = [
+        v.extracted is not None and c.finish_reason == "stop" for c, v in zip(completions, verdicts, strict=True)
+    ]
+    entropies = [c.sampler_entropies for c in completions if c.sampler_entropies is not None]
+    by_k = {k: share([pass_at_k(c, n, k) for c, n in zip(correct, counted, strict=True) if n >= k]) for k in pass_at}
+    return Score(
+        accuracy=share([s for s in shares if s == s]),
+        per_problem=tuple(shares),
+        pass_at=by_k,
+        length_mean=float(np.mean([len(c) for c in completions])),
+        truncation=float(np.mean([c.truncated for c in completions])),
+        entropy=float(np.concatenate(entropies).mean()) if entropies else None,
+        boxed_and_stopped=float(np.mean(answered)),
+        samples=max(counted),
+    )

@@ -1,0 +1,112 @@
+"""avg@k and pass@k with intervals that respect the clustering of samples within problems.
+
+Samples of one problem are not independent, so the unit of every interval is the problem: the standard
+error comes from the spread of the per-problem means. The interval is Wilson's at the effective number
+of observations n_eff = p(1-p)/se^2, which keeps it inside [0, 1] and never lets it shrink to a point
+where all problems agree (n_eff is then the number of problems).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import NormalDist
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Estimate:
+    """A share in [0, 1] with its 95 % interval.
+
+    Attributes:
+        mean: the mean over problems of the per-problem values.
+        low: lower end of the interval.
+        high: upper end.
+        standard_error: of the mean, clustered by problem; 0 where all problems agree.
+        problems: how many problems.
+    """
+
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+    problems: int
+
+    def as_dict(self) -> dict[str, float | int]:
+        return {
+            "mean": self.mean,
+            "low": self.low,
+            "high": self.high,
+            "standard_error": self.standard_error,
+            "problems": self.problems,
+        }
+
+
+def share(per_problem: Sequence[float] | NDArray[np.float64], confidence: float = 0.95) -> Estimate:
+    """The mean of per-problem shares (each in [0, 1]) with its clustered interval.
+
+    Raises:
+        ValueError: no problems, or a value outside [0, 1].
+    """
+    values = np.asarray(per_problem, dtype=np.float64)
+    n = len(values)
+    if n == 0:
+        raise ValueError("no judged problems: there is nothing to average")
+    if values.min() < 0 or values.max() > 1:
+        raise ValueError(f"per-problem shares must lie in [0, 1], got {values.min()} to {values.max()}")
+    mean = float(values.mean())
+    error = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else 0.0
+    effective = mean * (1 - mean) / error**2 if error > 0 else float(n)
+    low, high = wilson(mean, max(effective, 1.0), confidence)
+    return Estimate(mean=mean, low=low, high=high, standard_error=error, problems=n)
+
+
+def wilson(mean: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
+    """Wilson's score interval of a share ``mean`` seen in ``n`` (effective) observations."""
+    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+    centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
+    return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def pass_at_k(correct: int, samples: int, k: int) -> float:
+    """Unbiased pass@k of one problem: the chance that k of its samples, drawn without replacement, hold a right one.
+
+    Raises:
+        ValueError: fewer than k samples.
+    """
+    if not 1 <= k <= samples:
+        raise ValueError(f"pass@{k} needs at least {k} samples, there are {samples}")
+    if samples - correct < k:
+        return 1.0
+    return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """A paired difference of two models on the same problems, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+    problems: int
+
+
+def paired_difference(
+    after: Sequence[float] | NDArray[np.float64],
+    before: Sequence[float] | NDArray[np.float64],
+    *,
+    confidence: float = 0.95,
+    resamples: int = 4000,
+) -> Difference:
+    """Mean of ``after - before`` over the same problems; interval by a bootstrap over problems (fixed seed)."""
+    delta = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
+    if len(delta) == 0:
+        raise ValueError("no problems to compare")
+    rng = np.random.Generator(np.random.PCG64(0))
+    means = delta[rng.integers(0, len(delta), size=(resamples, len(delta)))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return Difference(mean=float(delta.mean()), low=float(low), high=float(high), problems=len(delta))

@@ -1,0 +1,73 @@
+"""Intervals and pass@k against hand-computed values, scipy and enumeration."""
+
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from magicrl.evaluation.statistics import paired_difference, pass_at_k, share, wilson
+
+
+def test_pass_at_k_is_the_mean_over_all_subsets() -> None:
+    outcomes = [1, 1, 0, 0, 0, 0]
+    for k in range(1, 7):
+        by_enumeration = np.mean([max(subset) for subset in combinations(outcomes, k)])
+        assert pass_at_k(2, 6, k) == pytest.approx(by_enumeration, abs=1e-12)
+
+
+def test_pass_at_k_needs_k_samples() -> None:
+    with pytest.raises(ValueError, match="pass@8 needs at least 8 samples, there are 4"):
+        pass_at_k(1, 4, 8)
+
+
+def test_wilson_matches_scipy() -> None:
+    expected = stats.binomtest(7, 20).proportion_ci(method="wilson")
+    assert wilson(7 / 20, 20) == pytest.approx((expected.low, expected.high), abs=1e-9)
+
+
+def test_one_sample_a_problem_gives_nearly_the_binomial_interval() -> None:
+    result = share([1.0] * 7 + [0.0] * 13)
+    expected = stats.binomtest(7, 20).proportion_ci(method="wilson")
+    assert result.low == pytest.approx(expected.low, abs=0.01)
+    assert result.high == pytest.approx(expected.high, abs=0.01)
+
+
+def test_many_samples_of_few_problems_do_not_shrink_the_interval() -> None:
+    # ten problems, each all right or all wrong: a thousand samples each change nothing
+    result = share([1.0] * 5 + [0.0] * 5)
+    assert result.high - result.low > 0.5
+
+
+def test_agreement_of_all_problems_keeps_a_width() -> None:
+    result = share([1.0] * 50)
+    assert result.mean == 1.0
+    assert result.high == 1.0
+    assert 0.92 < result.low < 0.94
+
+
+def test_coverage_of_the_interval_on_clustered_samples() -> None:
+    rng = np.random.default_rng(0)
+    hits = 0
+    for _ in range(400):
+        p = rng.beta(0.6, 1.0, size=60)
+        result = share(rng.binomial(8, p) / 8)
+        hits += result.low <= 0.6 / 1.6 <= result.high
+    assert 0.92 <= hits / 400 <= 0.98
+
+
+def test_paired_difference_is_narrower_than_the_unpaired_one() -> None:
+    rng = np.random.default_rng(1)
+    difficulty = rng.uniform(0, 0.8, size=200)
+    before = rng.binomial(16, difficulty) / 16
+    after = rng.binomial(16, difficulty + 0.2) / 16
+    result = paired_difference(after, before)
+    assert result.low < 0.2 < result.high
+    assert result.high - result.low < 0.06
+
+
+def test_nothing_judged_is_an_error() -> None:
+    with pytest.raises(ValueError, match="nothing to average"):
+        share([])
