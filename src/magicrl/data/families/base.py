@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal, Protocol
+from typing import Literal, Protocol, TypeVar
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from magicrl.records import Problem
 
@@ -19,6 +20,8 @@ class TaskFamily(Protocol):
     """Generates verifiable problems and worked demonstrations; it never judges.
 
     Every family is deterministic: the same options and arguments give the same problems, on any machine.
+    Problem ids are unique within a stream. A level with few instances repeats them (under other ids) where that
+    is what keeps the shares of the levels.
     """
 
     @property
@@ -43,6 +46,39 @@ class TaskFamily(Protocol):
         ...
 
 
+class FamilyOptions(BaseModel):
+    """Base of a family's options: typed, frozen, unknown names are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+OptionsT = TypeVar("OptionsT", bound=FamilyOptions)
+
+
+def read_options(family: str, schema: type[OptionsT], options: Mapping[str, OptionValue]) -> OptionsT:
+    """The options of a recipe as the family's own schema.
+
+    Raises:
+        ValueError: naming the family, the option, its value and, for an unknown name, the nearest known one.
+    """
+    for name in options:
+        if name not in schema.model_fields:
+            near = difflib.get_close_matches(name, schema.model_fields, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            known = ", ".join(sorted(schema.model_fields))
+            raise ValueError(f"task family {family!r} has no option {name!r}; {hint}Known: {known}")
+    try:
+        return schema.model_validate(dict(options))
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        value = f" = {options[where]!r}" if where in options else ""
+        message = first["msg"].removeprefix("Value error, ")
+        raise ValueError(
+            f"task family {family!r}: option {where}{value}: {message}".replace(": option :", ":")
+        ) from error
+
+
 Factory = Callable[[Mapping[str, OptionValue]], TaskFamily]
 _FACTORIES: dict[str, Factory] = {}
 
@@ -60,15 +96,15 @@ def make_family(name: str, options: Mapping[str, OptionValue] | None = None) -> 
     """
     if name not in _FACTORIES:
         near = difflib.get_close_matches(name, _FACTORIES, n=1)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown task family {name!r}{hint} Known: {', '.join(sorted(_FACTORIES))}")
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ValueError(f"unknown task family {name!r}; {hint}Known: {', '.join(sorted(_FACTORIES))}")
     return _FACTORIES[name](options or {})
 
 
 def unique_problems(
     family: TaskFamily, *, seed: int, split: str, count: int, levels: Sequence[int] | None = None
 ) -> list[Problem]:
-    """The first ``count`` distinct problems of a stream.
+    """The first ``count`` problems of a stream with distinct ids.
 
     Raises:
         ValueError: the family has too few distinct instances at these levels, or the split is unknown.
