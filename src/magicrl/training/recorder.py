@@ -1,0 +1,181 @@
+"""Writing the run folder: metrics, events, evaluations, provenance. The one place that knows its layout."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from magicrl.config.loader import config_hash, to_toml
+from magicrl.config.schema import TrainConfig
+from magicrl.records import StepMetrics
+
+SCHEMA_VERSION = 1
+_PACKAGES = ("magicrl", "torch", "transformers", "numpy", "safetensors", "tokenizers", "math-verify", "pydantic")
+
+
+class RunFolder:
+    """The files of one run.
+
+    Raises:
+        ValueError: the folder cannot be written, or holds another run and ``resume`` was not asked for.
+    """
+
+    def __init__(self, path: Path, config: TrainConfig, *, resume: bool) -> None:
+        self.path = path
+        self.checkpoints = path / "checkpoints"
+        self.rollouts = path / "rollouts"
+        self.evaluations = path / "evaluations"
+        self.model = path / "model"
+        self.timeline = path / "timeline.jsonl"
+        self._metrics = path / "metrics.jsonl"
+        self._events = path / "events.jsonl"
+        self._run = path / "run.json"
+        self.resumed = self._run.exists()
+        if self.resumed and not resume:
+            raise ValueError(f"{path} already holds a run; add --resume to continue it, or choose another --output")
+        try:
+            for folder in (path, self.rollouts, self.evaluations):
+                folder.mkdir(parents=True, exist_ok=True)
+            if self.resumed:
+                self._check_same_recipe(config)
+            else:
+                write_atomically(path / "config.toml", to_toml(config))
+        except OSError as error:
+            raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
+
+    def _check_same_recipe(self, config: TrainConfig) -> None:
+        written = (self.path / "config.toml").read_text()
+        wanted = to_toml(config)
+        if written == wanted:
+            return
+        old, new = written.splitlines(), wanted.splitlines()
+        changed = [f"  was: {line}" for line in old if line not in new]
+        changed += [f"  now: {line}" for line in new if line not in old]
+        raise ValueError(
+            f"{self.path} was started with another configuration:\n" + "\n".join(changed) + "\n"
+            "resume it with the same recipe and --set, or choose another --output"
+        )
+
+    def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
+        """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume adds to its history."""
+        environment = {**environment_facts(), "threads": facts.get("threads")}
+        if self.resumed:
+            document = json.loads(self._run.read_text())
+            document["environments"].append(environment)
+        else:
+            document = {
+                "schema_version": SCHEMA_VERSION,
+                "name": config.run.name,
+                "seed": config.run.seed,
+                "config_hash": config_hash(config),
+                "environments": [environment],
+                **facts,
+            }
+        document["status"] = "running"
+        write_atomically(self._run, json.dumps(document, indent=1))
+
+    def environment_changes(self) -> list[str]:
+        """What differs between the first and the present environment; a resume is bit-identical only if nothing does."""
+        first, *_, last = [*(json.loads(self._run.read_text())["environments"]) * 2]
+        keys = ("versions", "machine", "python", "threads")
+        return [f"{key}: was {first.get(key)}, is {last.get(key)}" for key in keys if first.get(key) != last.get(key)]
+
+    def finish(self, status: str, **facts: Any) -> None:
+        """Mark the run as ``finished``, ``stopped`` or ``failed``."""
+        document = json.loads(self._run.read_text())
+        document |= {"status": status, "ended": _now(), **facts}
+        write_atomically(self._run, json.dumps(document, indent=1))
+
+    def step(self, metrics: StepMetrics) -> None:
+        """Append a line to ``metrics.jsonl``."""
+        row = {"step": metrics.step, "stage": metrics.stage, "values": dict(metrics.values)}
+        _append(self._metrics, row)
+
+    def event(self, event: Mapping[str, object]) -> None:
+        """Append a line to ``events.jsonl``."""
+        _append(self._events, {"time": _now(), **event})
+
+    def metrics(self) -> list[StepMetrics]:
+        """The steps recorded so far."""
+        if not self._metrics.exists():
+            return []
+        rows = [json.loads(line) for line in self._metrics.read_text().splitlines()]
+        return [StepMetrics(step=r["step"], stage=r["stage"], values=r["values"]) for r in rows]
+
+    def rewind(self, step: int) -> None:
+        """Drop what was recorded after ``step``, since a resumed run records it again."""
+        for path in (self._metrics, self._events, self.timeline):
+            if path.exists():
+                kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+                write_atomically(path, "".join(line + "\n" for line in kept))
+
+    def write_evaluation(self, name: str, document: Mapping[str, Any]) -> None:
+        write_atomically(self.evaluations / f"{name}.json", json.dumps(document, indent=1))
+
+    def read_evaluation(self, name: str) -> dict[str, Any] | None:
+        path = self.evaluations / f"{name}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def environment_facts() -> dict[str, Any]:
+    """Versions, machine and git commit, as recorded with every run."""
+    return {
+        "started": _now(),
+        "python": platform.python_version(),
+        "machine": f"{platform.machine()} {_cpu_name()}, {os.cpu_count()} cores",
+        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
+        "git": git_commit(),
+    }
+
+
+def git_commit() -> str | None:
+    """The commit of the source tree this package runs from, with ``+changes`` if it is dirty; None outside git."""
+    here = Path(__file__).resolve().parent
+    try:
+        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
+        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write ``text`` so that ``path`` holds either the old or the new text, never a part."""
+    writing = path.with_name(f".{path.name}.writing")
+    with writing.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    writing.replace(path)
+
+
+def _append(path: Path, row: Mapping[str, object]) -> None:
+    with path.open("a") as file:
+        file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def _step_of(line: str) -> int:
+    try:
+        return int(json.loads(line).get("step", 0))
+    except (json.JSONDecodeError, AttributeError):
+        return 1 << 62  # torn by a kill: it is written again
+
+
+def _now() -> str:
+    return datetime.fromtimestamp(time.time(), tz=UTC).isoformat(timespec="seconds")
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
