@@ -83,8 +83,9 @@ class RunFolder:
         write_atomically(self._run, json.dumps(document, indent=1))
 
     def environment_changes(self) -> list[str]:
-        """What differs between the first and the present environment; a resume is bit-identical only if nothing does."""
-        first, *_, last = [*(json.loads(self._run.read_text())["environments"]) * 2]
+        """What differs between the first and the present environment; only without any is a resume bit-identical."""
+        environments = json.loads(self._run.read_text())["environments"]
+        first, last = environments[0], environments[-1]
         keys = ("versions", "machine", "python", "threads")
         return [f"{key}: was {first.get(key)}, is {last.get(key)}" for key in keys if first.get(key) != last.get(key)]
 
