@@ -21,7 +21,7 @@ class RunObserver(Protocol):
         ...
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Work inside a step or an evaluation: ``done`` of ``total`` units of ``phase`` (``rollout``, ``train``, ...)."""
+        """Work inside a step or an evaluation: ``done`` of ``total`` units of ``phase`` (e.g. ``rollout``)."""
         ...
 
 

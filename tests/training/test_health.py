@@ -1,0 +1,207 @@
+"""Each health rule on a run that has the sign and on runs that have not, and the monitor's episodes."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from magicrl.records import StepMetrics
+from magicrl.training.health import RULES, HealthMonitor, check_run
+
+Values = dict[str, float | int | str | None]
+Curve = Callable[[int], float]
+
+
+def run(steps: int, stage_starts: tuple[int, ...] = (1,), **curves: Curve) -> list[StepMetrics]:
+    """A recorded run: one curve a metric (``area__name__stat``), a function of the step from 1."""
+    rows: list[StepMetrics] = []
+    for step in range(1, steps + 1):
+        stage = sum(start <= step for start in stage_starts) - 1
+        values: Values = {name.replace("__", "/"): curve(step) for name, curve in curves.items()}
+        rows.append(StepMetrics(step=step, stage=stage, values=values))
+    return rows
+
+
+def noisy(curve: Curve, spread: float, seed: int = 0) -> Curve:
+    rng = random.Random(seed)
+    return lambda step: curve(step) + rng.gauss(0, spread)
+
+
+def ramp(start: float, end: float, steps: int, first: int = 1) -> Curve:
+    """From ``start`` to ``end`` over ``steps`` steps, then flat."""
+    return lambda step: start + (end - start) * min(1.0, max(0.0, (step - first) / steps))
+
+
+def flat(value: float) -> Curve:
+    return lambda step: value
+
+
+def good_run() -> list[StepMetrics]:
+    """A run as it should be: two stages, entropy down to its target and held there, one SGD step."""
+    entropy = noisy(ramp(0.6, 0.2, 40), 0.01)
+    return run(
+        120,
+        (1, 61),
+        train__accuracy__mean=noisy(ramp(0.45, 0.95, 90), 0.04, 1),
+        train__accuracy_nontruncated__mean=noisy(ramp(0.5, 0.96, 90), 0.04, 2),
+        train__truncation__ratio=lambda s: 0.3 * math.exp(-s / 10) if s < 61 else 0.02,
+        entropy__exact__mean=entropy,
+        entropy__sampled__mean=noisy(ramp(0.6, 0.2, 40), 0.03, 3),
+        entropy__target=flat(0.2),
+        length__mean=ramp(10, 24, 100),
+        groups__rejected__ratio=noisy(ramp(0.2, 0.6, 100), 0.05, 4),
+        learner__clip_ratio=flat(0.0),
+        learner__sgd_steps=flat(1),
+        learner__sampler_gap_mean=flat(0.004),
+    )
+
+
+SICK: dict[str, list[StepMetrics]] = {
+    "entropy_collapse": run(60, entropy__exact__mean=ramp(0.4, 0.02, 40), train__accuracy__mean=noisy(flat(0.6), 0.03)),
+    "entropy_growth": run(60, entropy__exact__mean=lambda s: 0.3 * 1.05**s, entropy__target=flat(0.2)),
+    "response_shortening": run(
+        40,
+        train__accuracy__mean=noisy(ramp(0.3, 0.5, 30), 0.02),
+        train__accuracy_nontruncated__mean=noisy(ramp(0.7, 0.55, 30), 0.02, 1),
+    ),
+    "early_plateau": run(90, train__accuracy__mean=noisy(ramp(0.3, 0.5, 30), 0.02)),
+    "groups_rejected": run(40, groups__rejected__ratio=ramp(0.5, 0.95, 20), train__accuracy__mean=ramp(0.6, 0.98, 20)),
+    "clip_never_acts": run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(4)),
+    "clip_share_high": run(30, learner__clip_ratio=ramp(0.01, 0.3, 20), learner__sgd_steps=flat(4)),
+    "sampler_gap": run(30, learner__sampler_gap_mean=ramp(0.01, 0.2, 20)),
+    "entropy_estimators_disagree": run(
+        30, entropy__exact__mean=flat(0.3), entropy__sampled__mean=noisy(flat(0.36), 0.02)
+    ),
+    "length_explosion": run(40, length__mean=ramp(30, 100, 30), train__accuracy__mean=noisy(flat(0.5), 0.01)),
+    "truncation_stuck": run(50, train__truncation__ratio=noisy(flat(0.5), 0.02)),
+}
+
+
+def names(rows: list[StepMetrics]) -> list[str]:
+    return [finding.rule for finding in check_run(rows)]
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+def test_each_rule_speaks_on_a_run_that_has_its_sign(rule: str) -> None:
+    findings = [finding for finding in check_run(SICK[rule]) if finding.rule == rule]
+    assert len(findings) == 1, "once an episode"
+    assert any(character.isdigit() for character in findings[0].message), "the message names numbers"
+    assert findings[0].remedy
+
+
+def test_a_good_run_has_no_finding() -> None:
+    assert names(good_run()) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "rows"),
+    [
+        # certainty on a solved task is not collapse
+        ("entropy_collapse", run(60, entropy__exact__mean=ramp(0.4, 0.02, 40), train__accuracy__mean=flat(0.99))),
+        # low only after a long run
+        ("entropy_collapse", run(200, entropy__exact__mean=ramp(0.4, 0.02, 190), train__accuracy__mean=flat(0.6))),
+        # an adaptive bonus that lifts a low start to its target
+        ("entropy_growth", run(60, entropy__exact__mean=ramp(0.05, 0.2, 30), entropy__target=flat(0.2))),
+        # high, but no longer rising
+        ("entropy_growth", run(60, entropy__exact__mean=lambda s: 0.2 if s <= 5 else 0.7)),
+        # both accuracies rise
+        (
+            "response_shortening",
+            run(40, train__accuracy__mean=ramp(0.3, 0.5, 30), train__accuracy_nontruncated__mean=ramp(0.6, 0.7, 30)),
+        ),
+        # still rising one point in 25 steps; flat in the second stage only; flat at the top
+        ("early_plateau", run(90, train__accuracy__mean=ramp(0.3, 0.6, 90))),
+        ("early_plateau", run(140, (1, 41), train__accuracy__mean=ramp(0.3, 0.6, 40))),
+        ("early_plateau", run(90, train__accuracy__mean=ramp(0.3, 0.97, 30))),
+        ("groups_rejected", run(40, groups__rejected__ratio=flat(0.6))),
+        # on-policy: the ratio is exactly 1, nothing can be clipped
+        ("clip_never_acts", run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(1))),
+        ("clip_never_acts", run(30, learner__clip_ratio=flat(0.001), learner__sgd_steps=flat(4))),
+        ("clip_share_high", run(30, learner__clip_ratio=flat(0.02), learner__sgd_steps=flat(4))),
+        ("sampler_gap", run(30, learner__sampler_gap_mean=flat(0.05))),
+        (
+            "entropy_estimators_disagree",
+            run(30, entropy__exact__mean=flat(0.3), entropy__sampled__mean=noisy(flat(0.3), 0.05)),
+        ),
+        # longer and better
+        ("length_explosion", run(40, length__mean=ramp(10, 40, 30), train__accuracy__mean=ramp(0.4, 0.8, 30))),
+        # lengths jump at the stage change, not within the stage
+        (
+            "length_explosion",
+            run(40, (1, 21), length__mean=lambda s: 30 if s < 21 else 100, train__accuracy__mean=flat(0.5)),
+        ),
+        ("truncation_stuck", run(50, train__truncation__ratio=ramp(0.6, 0.25, 50))),
+        ("truncation_stuck", run(50, train__truncation__ratio=flat(0.2))),
+    ],
+)
+def test_each_rule_is_quiet_on_a_run_that_looks_alike(rule: str, rows: list[StepMetrics]) -> None:
+    assert rule not in names(rows)
+
+
+def test_rejected_groups_say_whether_too_easy_or_too_hard() -> None:
+    easy, hard = (
+        check_run(run(20, groups__rejected__ratio=flat(0.9), train__accuracy__mean=flat(level)))[0].message
+        for level in (0.97, 0.02)
+    )
+    assert "too easy" in easy
+    assert "too hard" in hard
+
+
+def test_a_finding_comes_back_only_after_a_quiet_spell() -> None:
+    def gap(step: int) -> float:
+        return 0.5 if step in range(10, 20) or step in range(24, 30) or step in range(60, 70) else 0.0
+
+    steps = [finding.step for finding in check_run(run(80, learner__sampler_gap_mean=gap))]
+    assert len(steps) == 2, "10-19 and 24-29 are one episode, 60-69 is another"
+    assert steps[0] < 20
+    assert steps[1] >= 60
+
+
+@pytest.mark.parametrize("cut", [1, 12, 33, 47])
+def test_a_restored_monitor_tells_the_same(cut: int) -> None:
+    rows = [
+        StepMetrics(step=a.step, stage=a.stage, values={**a.values, **b.values})
+        for a, b in zip(SICK["length_explosion"], SICK["truncation_stuck"][:40], strict=True)
+    ] + run(20, learner__sampler_gap_mean=flat(0.5))
+    whole = check_run(rows)
+    first = HealthMonitor()
+    told = [finding for row in rows[:cut] for finding in first.observe(row)]
+    second = HealthMonitor()
+    second.restore(json.loads(json.dumps(first.state())))
+    told += [finding for row in rows[cut:] for finding in second.observe(row)]
+    assert told == whole
+    assert len(whole) >= 2
+
+
+def test_missing_and_non_finite_metrics_keep_the_rules_quiet() -> None:
+    rows = [
+        StepMetrics(
+            step=i, stage=0, values={"train/accuracy/mean": None, "entropy/exact/mean": math.nan, "length/mean": "x"}
+        )
+        for i in range(1, 60)
+    ]
+    assert check_run(rows) == []
+    assert check_run([StepMetrics(step=i, stage=0, values={}) for i in range(1, 60)]) == []
+
+
+def test_sampled_entropy_stands_in_for_the_exact_one() -> None:
+    rows = run(60, entropy__sampled__mean=ramp(0.4, 0.02, 40), train__accuracy__mean=flat(0.5))
+    assert "entropy_collapse" in names(rows)
+
+
+def test_a_finding_is_a_line_of_the_event_log() -> None:
+    finding = check_run(SICK["sampler_gap"])[0]
+    event = json.loads(json.dumps(finding.as_event()))
+    assert event["kind"] == "health"
+    assert (event["rule"], event["severity"], event["step"]) == ("sampler_gap", "warning", finding.step)
+
+
+def test_health_needs_no_torch() -> None:
+    code = "import sys, magicrl.training.health, magicrl.training.observer; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
