@@ -1,0 +1,164 @@
+"""The stateful prompt sampler: which problems the next training step gets.
+
+Every epoch visits each remaining problem once, in an order that is a function of (seed, epoch) alone. A problem that is
+removed is skipped from then on; the order of the others stays what it was, so that removing never reshuffles.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from magicrl.data.fingerprint import fingerprint
+from magicrl.records import Problem
+
+
+class PromptSampler:
+    """Draws problems without end, epoch after epoch; its whole state is a small JSON object.
+
+    A draw of n may cross the border of an epoch, so a problem can stand twice in one batch: a group is a draw,
+    not a prompt.
+
+    Example:
+        >>> problems = [Problem(id=str(i), prompt="", golds=("0",), verifier="exact", source="doc") for i in range(3)]
+        >>> sampler = PromptSampler(problems, seed=0)
+        >>> sorted(p.id for p in sampler.next(3)), sampler.epoch
+        (['0', '1', '2'], 0)
+    """
+
+    def __init__(self, problems: Sequence[Problem], seed: int) -> None:
+        """
+        Args:
+            problems: the training set, ids unique.
+            seed: fixes the order of every epoch.
+
+        Raises:
+            ValueError: no problems, a doubled id, or a negative seed.
+        """
+        if not problems:
+            raise ValueError("the prompt sampler got no problems; check [data.train] and what its filters removed")
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
+        self._problems = tuple(problems)
+        self._index = {p.id: i for i, p in enumerate(self._problems)}
+        if len(self._index) < len(self._problems):
+            doubled = next(p.id for i, p in enumerate(self._problems) if self._index[p.id] != i)
+            raise ValueError(f"problem id {doubled!r} stands twice in the training set; ids must be unique")
+        self._seed = seed
+        self._removed: set[str] = set()
+        self._fingerprint = fingerprint(self._problems)
+        self._start_epoch(0)
+
+    def _start_epoch(self, epoch: int, position: int = 0) -> None:
+        self._epoch = epoch
+        self._position = position
+        self._order = self._permutation(epoch)
+
+    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
+        return rng.permutation(len(self._problems))
+
+    @property
+    def epoch(self) -> int:
+        """Number of complete passes before the present one (an epoch ends when the next draw needs another)."""
+        return self._epoch
+
+    @property
+    def position(self) -> int:
+        """Place in the present epoch's order, removed problems counted."""
+        return self._position
+
+    @property
+    def fingerprint(self) -> str:
+        """Checksum of the training set, before any removal."""
+        return self._fingerprint
+
+    @property
+    def removed(self) -> frozenset[str]:
+        return frozenset(self._removed)
+
+    @property
+    def remaining(self) -> tuple[Problem, ...]:
+        """The problems still drawn from, in the order of the training set."""
+        return tuple(p for p in self._problems if p.id not in self._removed)
+
+    def __len__(self) -> int:
+        """Number of problems still drawn from."""
+        return len(self._problems) - len(self._removed)
+
+    def next(self, n: int) -> list[Problem]:
+        """The next ``n`` problems.
+
+        Raises:
+            ValueError: n is below 1.
+        """
+        if n < 1:
+            raise ValueError(f"a draw takes at least one problem, got n = {n}")
+        assert len(self) > 0, "remove() and restore() leave at least one problem"
+        drawn: list[Problem] = []
+        while len(drawn) < n:
+            if self._position == len(self._problems):
+                self._start_epoch(self._epoch + 1)
+            problem = self._problems[self._order[self._position]]
+            self._position += 1
+            if problem.id not in self._removed:
+                drawn.append(problem)
+        return drawn
+
+    def remove(self, ids: Iterable[str]) -> int:
+        """Never draw these problems again (section 3, the online filter); how many were still there.
+
+        Raises:
+            ValueError: an unknown id, or nothing would be left; the sampler is then unchanged.
+        """
+        wanted = set(ids)
+        unknown = sorted(wanted - self._index.keys())
+        if unknown:
+            raise ValueError(f"cannot remove problem {unknown[0]!r}: no such id in the training set")
+        new = wanted - self._removed
+        if len(new) == len(self):
+            raise ValueError(
+                f"removing {len(new)} problems would leave none of {len(self._problems)}: every remaining one is "
+                "to go (solved?); add harder problems or set data.online_filter = false"
+            )
+        self._removed |= new
+        return len(new)
+
+    def state(self) -> dict[str, Any]:
+        """Everything needed to go on, as JSON values."""
+        return {
+            "seed": self._seed,
+            "epoch": self._epoch,
+            "position": self._position,
+            "removed": sorted(self._removed),
+            "fingerprint": self._fingerprint,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``: the next draws are the ones that would have followed it.
+
+        Raises:
+            ValueError: the state belongs to another training set or is damaged; the sampler is then unchanged.
+        """
+        missing = sorted({"seed", "epoch", "position", "removed", "fingerprint"} - state.keys())
+        if missing:
+            raise ValueError(f"the saved sampler state lacks {missing[0]!r}; the checkpoint is damaged")
+        if state["fingerprint"] != self._fingerprint:
+            raise ValueError(
+                "the saved sampler state belongs to another training set "
+                f"(checksum {str(state['fingerprint'])[:12]}, here {self._fingerprint[:12]}); "
+                "resume with the same data, or start a new run"
+            )
+        removed = set(state["removed"])
+        epoch, position = int(state["epoch"]), int(state["position"])
+        if not removed < self._index.keys() or epoch < 0 or not 0 <= position <= len(self._problems):
+            raise ValueError(
+                f"the saved sampler state does not fit its training set (epoch {epoch}, position {position}, "
+                f"{len(removed)} removed of {len(self._problems)}); the checkpoint is damaged"
+            )
+        self._seed = int(state["seed"])
+        self._removed = removed
+        self._start_epoch(epoch, position)
