@@ -1,0 +1,277 @@
+"""Load any Hugging Face causal LM for magicrl, and write model folders that plain transformers reads.
+
+A loaded policy uses magicrl's attention (see ``attention.py``), runs in evaluation mode (no dropout, so that the
+sampler and the learner are one distribution) and never executes code from the model folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as hf_logging
+
+from magicrl.config.schema import DType
+from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.prompts import end_of_turn_token
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedModel:
+    """A policy and what the other rooms need to know of it.
+
+    Attributes:
+        model: the causal LM, in evaluation mode, on its device, with magicrl's attention.
+        tokenizer: its tokenizer.
+        end_tokens: every token that ends a response: the generation config's (or config's) ``eos_token_id``, one or
+            several, the tokenizer's, and the chat template's end of turn.
+        max_context: most tokens of prompt and response together.
+        valid_vocab: rows of the output head that stand for a token; rows from here on only pad the matrix to a
+            round size and must be masked wherever logits are used.
+        folder: where it was loaded from (folder or hub name).
+        licence: what its model card or licence file says, if anything.
+    """
+
+    model: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    end_tokens: frozenset[int]
+    max_context: int
+    valid_vocab: int
+    folder: str
+    licence: str | None = None
+
+
+def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
+    """The device of a recipe's ``run.device``; ``auto`` is the GPU where there is one.
+
+    Raises:
+        ValueError: ``cuda`` was asked for and torch sees none.
+    """
+    available = torch.cuda.is_available()
+    if name == "cuda" and not available:
+        raise ValueError("run.device is 'cuda' but torch sees no CUDA device; use device = 'cpu' or 'auto'")
+    return torch.device("cuda" if name != "cpu" and available else "cpu")
+
+
+def resolve_dtype(name: DType | torch.dtype) -> torch.dtype:
+    """``"float32"`` or ``"bfloat16"`` as torch knows it."""
+    return name if isinstance(name, torch.dtype) else _DTYPES[name]
+
+
+def load_policy(
+    folder_or_name: str | Path,
+    *,
+    dtype: DType | torch.dtype = "float32",
+    device: torch.device | str = "cpu",
+) -> LoadedModel:
+    """Load a causal LM with its tokenizer from a folder, or from the hub when it is a hub name.
+
+    The end tokens found are written into the model's generation config, so that a later ``save_policy`` gives a
+    folder whose ``generate`` stops where magicrl stops.
+
+    Args:
+        folder_or_name: a folder in Hugging Face format, or ``owner/name``.
+        dtype: precision of the weights in memory.
+        device: where the weights go.
+
+    Raises:
+        ValueError: nothing there, no ``config.json``, no tokenizer, weights missing, no end token, or no stated
+            context length. The message names the folder and what to do.
+    """
+    register_attention()
+    source = str(folder_or_name)
+    _check_source(source)
+    tokenizer = _load_tokenizer(source)
+    with quiet_bars():
+        model = _load_model(source, resolve_dtype(dtype))
+    model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
+    model.eval()
+    return describe_policy(model, tokenizer, folder=source)
+
+
+def describe_policy(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, folder: str, licence: str | None = None
+) -> LoadedModel:
+    """The record of a model that is already in memory (its attention is left as it is).
+
+    Raises:
+        ValueError: it has no end token or states no context length.
+    """
+    ends = _end_tokens(model, tokenizer, folder)
+    model.generation_config.eos_token_id = cast(Any, sorted(ends))
+    head = model.get_output_embeddings()
+    assert head is not None, "a causal LM has an output head"
+    rows = int(head.weight.shape[0])
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer,
+        end_tokens=ends,
+        max_context=_max_context(model, folder),
+        valid_vocab=min(rows, max(tokenizer.get_vocab().values()) + 1),
+        folder=folder,
+        licence=licence or read_licence(Path(folder)),
+    )
+
+
+def save_policy(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    folder: Path,
+    *,
+    extra_files: Mapping[str, str] | None = None,
+) -> Path:
+    """Write a model folder (safetensors, config, generation config, tokenizer, chat template), whole or not at all.
+
+    It is written beside its destination and renamed. A model folder already there is replaced; any other folder
+    that holds files is not touched.
+
+    Args:
+        model: weights are written in the precision they have.
+        tokenizer: saved with its chat template.
+        folder: the destination.
+        extra_files: further text files of the folder (a model card, the record of how it was made) by name.
+
+    Raises:
+        ValueError: the destination holds something else than a model.
+    """
+    folder = Path(folder)
+    if folder.exists() and not (folder / "config.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ValueError(f"{folder} exists and is not a model folder; choose another output or remove it")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
+    shutil.rmtree(partial, ignore_errors=True)
+    _write_model(model, tokenizer, partial)
+    for name, text in (extra_files or {}).items():
+        (partial / name).write_text(text, encoding="utf-8")
+    _put_in_place(partial, folder)
+    return folder
+
+
+def read_licence(folder: Path) -> str | None:
+    """The licence that a model card's front matter names, else the first line of a LICENSE file, else None."""
+    card = folder / "README.md"
+    if card.is_file():
+        found = re.search(r"^license:\s*[\"']?([^\"'\n]+)", card.read_text(encoding="utf-8", errors="replace"), re.M)
+        if found:
+            return found.group(1).strip()
+    for name in ("LICENSE", "LICENSE.txt", "LICENSE.md"):
+        if (folder / name).is_file():
+            lines = (folder / name).read_text(encoding="utf-8", errors="replace").splitlines()
+            return next((line.strip() for line in lines if line.strip()), None)
+    return None
+
+
+@contextmanager
+def quiet_bars() -> Generator[None]:
+    """Silence transformers' progress bars for a moment: they would tear magicrl's own display."""
+    shown = hf_logging.is_progress_bar_enabled()
+    hf_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            hf_logging.enable_progress_bar()
+
+
+def _check_source(source: str) -> None:
+    folder = Path(source)
+    if not folder.exists():
+        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and not source.startswith("."):
+            return  # may be a hub name; the hub client decides
+        raise ValueError(f"model folder {source} does not exist; check start.model (or make it with `magicrl sft`)")
+    if not (folder / "config.json").is_file():
+        raise ValueError(f"model folder {source} has no config.json; give the folder that save_pretrained wrote")
+    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+        raise ValueError(
+            f"model folder {source} has no tokenizer (looked for {', '.join(_TOKENIZER_FILES)}); "
+            "save the model's tokenizer into it: tokenizer.save_pretrained(folder)"
+        )
+
+
+def _hub_error(source: str, error: Exception) -> ValueError:
+    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return ValueError(
+        f"cannot load model {source!r}: {reason}. Give the path of a model folder, or a hub name with network access"
+    )
+
+
+def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+    try:
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(source, trust_remote_code=False))
+    except OSError as error:
+        raise _hub_error(source, error) from error
+
+
+def _load_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source,
+            config=config,
+            dtype=dtype,
+            attn_implementation=ATTENTION_NAME,
+            trust_remote_code=False,
+            use_safetensors=True,  # pickled weights can run code
+            output_loading_info=True,
+        )
+    except OSError as error:
+        raise _hub_error(source, error) from error
+    model, info = cast("tuple[PreTrainedModel, Mapping[str, Any]]", loaded)
+    if info["missing_keys"]:
+        missing = sorted(info["missing_keys"])
+        raise ValueError(
+            f"model {source} lacks {len(missing)} weights, e.g. {missing[0]}; "
+            "they would be random: check that the folder is a complete causal LM"
+        )
+    return model
+
+
+def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
+    stated = getattr(model.generation_config, "eos_token_id", None)
+    if stated is None:
+        stated = getattr(model.config.get_text_config(), "eos_token_id", None)
+    ends: set[int] = set()
+    if stated is not None:
+        ends.update(int(token) for token in (cast("list[int]", stated) if isinstance(stated, list) else [stated]))
+    for token in (tokenizer.eos_token_id, end_of_turn_token(tokenizer)):
+        if token is not None:
+            ends.add(int(cast(int, token)))
+    if not ends:
+        raise ValueError(
+            f"model {folder} states no end token, so no response could ever end; "
+            "set eos_token_id in its generation_config.json"
+        )
+    return frozenset(ends)
+
+
+def _max_context(model: PreTrainedModel, folder: str) -> int:
+    length = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if not isinstance(length, int):
+        raise ValueError(f"model {folder} states no context length; set max_position_embeddings in its config.json")
+    return length
+
+
+def _write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
+    with quiet_bars():
+        model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _put_in_place(partial: Path, folder: Path) -> None:
+    """Rename ``partial`` to ``folder``; a former folder is moved aside first, since a rename cannot replace it."""
+    former = folder.with_name(f".{folder.name}.former-{os.getpid()}")
+    if folder.exists():
+        folder.rename(former)
+    partial.rename(folder)
+    shutil.rmtree(former, ignore_errors=True)

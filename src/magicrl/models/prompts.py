@@ -1,0 +1,137 @@
+"""Text to tokens and back, the same way in training, evaluation and supervised training."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+from transformers import PreTrainedTokenizerBase
+
+from magicrl.records import Problem, TokenArray, frozen_tokens
+
+# Stands for a text while a chat template is rendered, to see what the template puts around it.
+_MARK = "magicrlmark"
+
+
+class PromptEncoder:
+    """Encodes prompts and responses for one tokenizer.
+
+    A tokenizer with a chat template gets the prompt as one user message followed by the template's generation
+    prompt; one without gets the text alone, after the begin-of-text token where the tokenizer puts one. The text of a
+    problem or of a response is always plain text: the name of a control token inside it (``<|im_end|>``) is spelled
+    out and cannot end a turn.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
+        """
+        Args:
+            tokenizer: the model's.
+            max_prompt_tokens: most tokens of an encoded prompt, template included.
+
+        Raises:
+            ValueError: the tokenizer has no end token.
+        """
+        self._tokenizer = tokenizer
+        self._max_prompt_tokens = max_prompt_tokens
+        self._special = tuple(str(token) for token in tokenizer.all_special_tokens)
+        turn = end_of_turn_token(tokenizer)
+        end = turn if turn is not None else cast("int | None", tokenizer.eos_token_id)
+        if end is None:
+            raise ValueError("the tokenizer has no end token; set eos_token in its tokenizer_config.json")
+        self._end_token = end
+        self._around = _chat_frame(tokenizer)
+        # A tokenizer may also append an end token to every text; a prompt must not have that.
+        automatic = cast("list[int]", tokenizer("")["input_ids"])
+        self._begin = [token for token in automatic[:1] if token == tokenizer.bos_token_id and token != end]
+
+    @property
+    def end_token(self) -> int:
+        """The token that a taught response ends with: the chat template's end of turn, else ``eos_token``."""
+        return self._end_token
+
+    def encode(self, problem: Problem) -> TokenArray:
+        """The prompt as the model sees it, ``[P]``.
+
+        Raises:
+            ValueError: longer than ``max_prompt_tokens``, empty, or with a symbol the vocabulary lacks (names the
+                problem).
+        """
+        tokens = self._prompt_tokens(problem.prompt)
+        self._check_known(tokens, problem.prompt, f"problem {problem.id!r}")
+        if not tokens:
+            raise ValueError(f"problem {problem.id!r} has an empty prompt")
+        if len(tokens) > self._max_prompt_tokens:
+            raise ValueError(
+                f"problem {problem.id!r}: its prompt has {len(tokens)} tokens, more than max_prompt_tokens = "
+                f"{self._max_prompt_tokens}; raise the limit, shorten it, or set data.overlong_prompts = 'drop'"
+            )
+        return frozen_tokens(tokens)
+
+    def encode_response(self, text: str) -> TokenArray:
+        """A whole response as the model should have produced it, ``[T]``: the text, then the end token.
+
+        Raises:
+            ValueError: the vocabulary lacks a symbol of it.
+        """
+        tokens = self._plain(text)
+        self._check_known(tokens, text, "response")
+        return frozen_tokens([*tokens, self._end_token])
+
+    def decode(self, tokens: TokenArray | Sequence[int]) -> str:
+        """The text of response tokens, control tokens left out."""
+        ids = [int(token) for token in tokens]
+        text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return cast(str, text)
+
+    def _prompt_tokens(self, text: str) -> list[int]:
+        if self._around is None:
+            return [*self._begin, *self._plain(text)] if text.strip() else []
+        if any(token in text for token in self._special):
+            before, after = self._around
+            return [*self._with_controls(before), *self._plain(text), *self._with_controls(after)]
+        return self._with_controls(_render(self._tokenizer, [("user", text)], generation_prompt=True))
+
+    def _plain(self, text: str) -> list[int]:
+        """Tokens of ``text``, names of control tokens spelled out as ordinary characters."""
+        encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
+        return cast("list[int]", encoded["input_ids"])
+
+    def _with_controls(self, text: str) -> list[int]:
+        """Tokens of a rendered template, whose control tokens are meant; it names a begin-of-text token itself."""
+        return cast("list[int]", self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _check_known(self, tokens: Sequence[int], text: str, what: str) -> None:
+        unknown = cast("int | None", self._tokenizer.unk_token_id)
+        if unknown is None or unknown not in tokens or str(self._tokenizer.unk_token) in text:
+            return
+        vocabulary = self._tokenizer.get_vocab()
+        strange = [word for word in text.split() if word not in vocabulary]
+        raise ValueError(f"{what}: the tokenizer does not know {strange[:5]!r}; use a model made for this family")
+
+
+def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
+    """The control token that the chat template puts after an assistant's message; None without one.
+
+    It is what a chat model ends a response with, and need not be ``eos_token``: base models that ship a template
+    have another ``eos_token``.
+    """
+    if not tokenizer.chat_template:
+        return None
+    rendered = _render(tokenizer, [("user", "?"), ("assistant", _MARK)], generation_prompt=False)
+    after = rendered.rpartition(_MARK)[2]
+    tokens = cast("list[int]", tokenizer(after, add_special_tokens=False)["input_ids"])
+    return tokens[0] if tokens and tokens[0] in tokenizer.all_special_ids else None
+
+
+def _chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:
+    """What the template puts before and after a user's message (the generation prompt included)."""
+    if not tokenizer.chat_template:
+        return None
+    before, _, after = _render(tokenizer, [("user", _MARK)], generation_prompt=True).partition(_MARK)
+    return before, after
+
+
+def _render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]], *, generation_prompt: bool) -> str:
+    messages = [{"role": role, "content": text} for role, text in turns]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+    return cast(str, text)

@@ -1,0 +1,70 @@
+"""The tiny reasoner: size, seeding, tokenizer round trips, no custom code in its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from magicrl.config.schema import TinyModelConfig
+from magicrl.models.loading import load_policy, save_policy
+from magicrl.models.tiny import make_tiny, make_tokenizer
+
+SYMBOLS = ("L", "S1", "S2", ":", ",", "0", "1", "2")
+
+
+def test_default_size_and_tied_embeddings() -> None:
+    model, tokenizer = make_tiny(TinyModelConfig(), SYMBOLS, seed=0)
+    # embeddings once (tied), two layers of attention, MLP and two norms, the last norm
+    layer = 4 * 64 * 64 + 3 * 64 * 176 + 2 * 64
+    assert sum(p.numel() for p in model.parameters()) == len(tokenizer) * 64 + 2 * layer + 64
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert len(tokenizer) == len(SYMBOLS) + 2
+
+
+def test_seed_decides_the_weights_and_leaves_the_global_generator_alone() -> None:
+    torch.manual_seed(5)
+    expected = torch.rand(3)
+    torch.manual_seed(5)
+    first = make_tiny(TinyModelConfig(), SYMBOLS, seed=1)[0].state_dict()
+    assert torch.equal(torch.rand(3), expected)
+    again = make_tiny(TinyModelConfig(), SYMBOLS, seed=1)[0].state_dict()
+    other = make_tiny(TinyModelConfig(), SYMBOLS, seed=2)[0].state_dict()
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["model.embed_tokens.weight"], other["model.embed_tokens.weight"])
+
+
+def test_tokens_are_symbols_and_decode_joins_them_by_single_spaces() -> None:
+    tokenizer = make_tokenizer(SYMBOLS, 32)
+    ids = tokenizer("L 1 2 :  S2 ,\n0")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["L", "1", "2", ":", "S2", ",", "0"]
+    assert tokenizer.decode(ids) == "L 1 2 : S2 , 0"
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == "L 1 2 : S2 , 0"
+
+
+@pytest.mark.parametrize("symbol", ["a b", "", "<end>", "L"])
+def test_unusable_symbols_are_refused(symbol: str) -> None:
+    with pytest.raises(ValueError, match="symbol"):
+        make_tokenizer(["L", symbol], 32)
+
+
+def test_heads_must_divide_the_width() -> None:
+    with pytest.raises(ValueError, match="multiple of heads 3"):
+        make_tiny(TinyModelConfig(heads=3), SYMBOLS, seed=0)
+
+
+def test_folder_is_plain_hugging_face(tmp_path: Path) -> None:
+    model, tokenizer = make_tiny(TinyModelConfig(max_context=32), SYMBOLS, seed=3)
+    folder = save_policy(model, tokenizer, tmp_path / "tiny")
+    assert not list(folder.glob("*.py"))
+    plain = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=False)
+    state = plain.state_dict()
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+    read = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    assert read("L 0 1")["input_ids"] == tokenizer("L 0 1")["input_ids"]
+    assert read.decode(read("L , :")["input_ids"]) == "L , :"
+    loaded = load_policy(folder)
+    assert loaded.end_tokens == frozenset({tokenizer.eos_token_id})
+    assert (loaded.max_context, loaded.valid_vocab) == (32, len(SYMBOLS) + 2)
