@@ -1,0 +1,353 @@
+"""The rollout engine inside the trainer's process: continuous batching over a slot cache, exact and repeatable.
+
+One turn of the loop: give free rows to waiting samples (the prompt of a group is computed once), decode one token
+for every row, retire the rows that ended. Rows are filled in issue order, and what happens next depends on requests
+and tokens only, never on time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from magicrl.models.slot_cache import (
+    DecodeAttention,
+    PrefillAttention,
+    PromptRun,
+    PromptState,
+    SlotCache,
+    probe_cache_shape,
+)
+from magicrl.records import Completion, FinishReason, RolloutGroup, RolloutRequest, frozen_floats, frozen_tokens
+from magicrl.rollout.rows import GroupProgress, RowTable
+from magicrl.rollout.sampling import sample_tokens
+from magicrl.rollout.weights import copy_weights
+
+_PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
+_REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: fewer, larger forwards
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Kept:
+    """The prompt of a group whose later samples wait for rows: its cache and the logits after it."""
+
+    state: PromptState
+    logits: Tensor
+
+
+class InProcessEngine:
+    """A `magicrl.rollout.protocol.RolloutEngine` on one device.
+
+    Tokens are a function of weights, prompt, temperature and (seed, draw, sample, position). In float32 another
+    ``max_rows`` gives the same tokens but for near-ties, since matrix products of another size round differently.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        end_tokens: frozenset[int],
+        decode: Callable[[Sequence[int]], str],
+        valid_vocab: int,
+        max_context: int,
+        max_rows: int,
+        memory_limit_mb: int,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """
+        Args:
+            model: an HF causal LM of the engine's own, loaded with ``attn_implementation="magicrl"``.
+            end_tokens: a response ends with any of these; the token is kept.
+            decode: response tokens to text, special tokens left out.
+            valid_vocab: logits from here on are padding and never sampled.
+            max_context: most prompt + response tokens of a sequence.
+            max_rows: most sequences that decode at once.
+            memory_limit_mb: upper limit of the key/value cache in MiB; fewer rows are used when they do not fit.
+            device: where the model is.
+
+        Raises:
+            ValueError: an end token lies outside the vocabulary, or a count is not positive.
+        """
+        if max_rows < 1 or max_context < 2 or valid_vocab < 1:
+            raise ValueError(f"not a usable engine: {max_rows=}, {max_context=}, {valid_vocab=}")
+        outside = sorted(t for t in end_tokens if not 0 <= t < valid_vocab)
+        if outside:
+            raise ValueError(f"end tokens {outside} lie outside the vocabulary of {valid_vocab} tokens")
+        self._model = model.eval()
+        self._decode = decode
+        self._valid_vocab = valid_vocab
+        self._max_context = max_context
+        self._max_rows = max_rows
+        self._memory_limit_mb = memory_limit_mb
+        self._device = torch.device(device)
+        self._ends = np.zeros(valid_vocab, dtype=np.bool_)
+        self._ends[sorted(end_tokens)] = True
+        self._shape = probe_cache_shape(model, self._device)
+        self._version = -1
+        self._orders = 0
+        self._queue: deque[GroupProgress] = deque()  # groups with samples that have not started
+        self._open: dict[int, GroupProgress] = {}  # every unfinished group by issue order
+        self._kept: _Kept | None = None  # of the queue's first group, when it has started in part
+        self._cache: SlotCache | None = None
+        self._rows = RowTable(0, 0)
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    @property
+    def max_context(self) -> int:
+        return self._max_context
+
+    @property
+    def rows(self) -> int:
+        """Rows of the present cache: at most ``max_rows``; 0 before the first generation."""
+        return self._cache.rows if self._cache is not None else 0
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Queue requests; all or, on an error, none of them.
+
+        Raises:
+            ValueError: an empty prompt; a token outside the vocabulary; prompt + ``max_tokens`` over ``max_context``
+                or over the memory limit.
+        """
+        for request in requests:
+            self._check(request)
+        for request in requests:
+            group = GroupProgress(order=self._orders, request=request)
+            self._orders += 1
+            self._queue.append(group)
+            self._open[group.order] = group
+
+    def finished(self) -> Iterator[RolloutGroup]:
+        """Generate until nothing is queued, yielding each group as its last member ends."""
+        while self._open:
+            done = self._turn()
+            for group in sorted(done, key=lambda g: g.order):
+                del self._open[group.order]
+                completions = tuple(group.done[index] for index in range(group.request.group_size))
+                yield RolloutGroup(request=group.request, completions=completions)
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Copy ``weights`` in. Sequences in flight go on under the new ones and keep their older version number."""
+        copy_weights(self._model, weights)
+        self._version = version
+
+    def interrupt(self) -> list[RolloutRequest]:
+        """Stop generating, drop partial work and return the unfinished requests in issue order."""
+        unfinished = [self._open[order].request for order in sorted(self._open)]
+        self._queue.clear()
+        self._open.clear()
+        self._kept = None
+        self._rows.remove(range(self._rows.active))
+        return unfinished
+
+    def close(self) -> None:
+        """Drop all work and free the cache."""
+        self.interrupt()
+        self._cache = None
+        self._rows = RowTable(0, 0)
+
+    def _check(self, request: RolloutRequest) -> None:
+        prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
+        name = f"problem {request.problem.id!r}"
+        if prompt == 0:
+            raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
+        if prompt + limit > self._max_context:
+            raise ValueError(
+                f"{name}: prompt of {prompt} tokens + max_tokens {limit} exceeds the context of {self._max_context} "
+                "tokens; lower max_tokens (T) or drop the problem"
+            )
+        if request.group_size < 1 or request.draw < 0 or request.sampling.seed < 0:
+            raise ValueError(
+                f"{name}: group_size must be positive, draw and seed not negative; got "
+                f"{request.group_size}, {request.draw}, {request.sampling.seed}"
+            )
+        low, high = int(request.prompt_tokens.min()), int(request.prompt_tokens.max())
+        if low < 0 or high >= self._valid_vocab:
+            raise ValueError(f"{name}: prompt tokens {low}..{high} leave the vocabulary of {self._valid_vocab}")
+        if not self._fitting_rows(prompt + limit):
+            need = (prompt + limit) * self._shape.bytes_per_token / 2**20
+            raise ValueError(
+                f"{name}: prompt of {prompt} tokens + max_tokens {limit} needs {need:.1f} MiB of cache, "
+                f"rollout.memory_limit_mb is {self._memory_limit_mb}; raise it or lower max_tokens"
+            )
+
+    def _fitting_rows(self, capacity: int) -> int:
+        return min(self._max_rows, (self._memory_limit_mb << 20) // (capacity * self._shape.bytes_per_token))
+
+    @torch.inference_mode()
+    def _turn(self) -> list[GroupProgress]:
+        """Fill rows, decode a token for each, retire; the groups that completed."""
+        done = self._admit()
+        if self._rows.active:
+            done += self._decode_step()
+        return done
+
+    # filling rows
+
+    def _admit(self) -> list[GroupProgress]:
+        """Start waiting samples in issue order, as many as there are rows; the groups that ended at once."""
+        if not self._queue:
+            return []
+        cache = self._fit_cache()
+        first, starting = self._rows.active, list[tuple[GroupProgress, int]]()
+        logits: list[Tensor] = []
+        if self._kept is not None:
+            logits.append(self._resume_group(cache, self._kept))
+        free, few = cache.rows - self._rows.active, max(1, cache.rows // _REFILL_SHARE)
+        if self._queue and self._kept is None and (free >= few or not self._rows.active):
+            while self._queue and free and self._needs(self._queue[0]) <= cache.capacity:
+                group = self._queue[0]
+                samples = min(group.waiting, free)
+                starting.append((group, samples))
+                free -= samples
+                if samples < group.waiting:
+                    break
+                self._queue.popleft()
+            logits += self._prefill(cache, starting)
+        if self._rows.active == first:
+            return []
+        return self._sample(slice(first, self._rows.active), torch.cat(logits))
+
+    @staticmethod
+    def _needs(group: GroupProgress) -> int:
+        return len(group.request.prompt_tokens) + group.request.sampling.max_tokens
+
+    def _fit_cache(self) -> SlotCache:
+        """The cache, made anew between generations when the queue needs longer rows or could have more of them.
+
+        A longer request than the present rows waits until these have drained.
+        """
+        if self._cache is not None and self._rows.active:
+            return self._cache
+        need = max(self._needs(group) for group in self._queue)
+        rows = self._fitting_rows(need)
+        if self._cache is None or need > self._cache.capacity or rows > self._cache.rows:
+            self._cache = None  # freed before the next one is allocated
+            self._cache = SlotCache(self._shape, rows, need, self._device)
+            self._rows = RowTable(rows, need)
+        return self._cache
+
+    def _resume_group(self, cache: SlotCache, kept: _Kept) -> Tensor:
+        """Start further samples of the first group, whose prompt was computed before; ``[samples, V]`` logits."""
+        group, first = self._queue[0], self._rows.active
+        samples = min(group.waiting, cache.rows - first)
+        if samples:
+            cache.restore(kept.state, slice(first, first + samples))
+            self._rows.start(group, samples)
+        if not group.waiting:
+            self._queue.popleft()
+            self._kept = None
+        return kept.logits.expand(samples, -1)
+
+    def _prefill(self, cache: SlotCache, starting: Sequence[tuple[GroupProgress, int]]) -> list[Tensor]:
+        """Compute prompts once a group and start their samples; logits ``[samples, V]`` a group, in row order."""
+        logits: dict[int, Tensor] = {}
+        rows: dict[int, int] = {}
+        now, row = time.perf_counter(), self._rows.active
+        for group, samples in starting:
+            group.began, group.version = now, self._version
+            rows[group.order] = row
+            row += samples
+        for pack in _packs([group for group, _ in starting]):
+            outputs = self._forward_prompts(cache, pack, rows)
+            logits.update({group.order: outputs[index : index + 1] for index, group in enumerate(pack)})
+        for group, samples in starting:
+            first, length = rows[group.order], len(group.request.prompt_tokens)
+            if samples > 1:
+                cache.repeat(first, slice(first + 1, first + samples), length)
+            self._rows.start(group, samples)
+            if group.waiting:
+                state = cache.keep(first, length)
+                self._kept = _Kept(state=state, logits=logits[group.order].clone())
+        return [logits[group.order].expand(samples, -1) for group, samples in starting]
+
+    def _forward_prompts(self, cache: SlotCache, pack: Sequence[GroupProgress], rows: Mapping[int, int]) -> Tensor:
+        """Run packed prompts (sorted by length), filing each in its row; ``[prompts, V]`` logits after each."""
+        lengths = [len(group.request.prompt_tokens) for group in pack]
+        runs: list[PromptRun] = []
+        start = 0
+        for length in sorted(set(lengths)):
+            members = tuple(rows[g.order] for g, n in zip(pack, lengths, strict=True) if n == length)
+            runs.append(PromptRun(start=start, length=length, rows=members))
+            start += length * len(members)
+        tokens = np.concatenate([group.request.prompt_tokens for group in pack]).astype(np.int64)
+        positions = np.concatenate([np.arange(length) for length in lengths])
+        last = torch.from_numpy(np.cumsum(lengths) - 1).to(self._device)
+        return self._forward(tokens, positions, PrefillAttention(cache, runs), logits_to_keep=last)
+
+    # decoding
+
+    def _decode_step(self) -> list[GroupProgress]:
+        assert self._cache is not None
+        lengths = self._rows.column("length")
+        context = DecodeAttention(
+            self._cache, torch.from_numpy(lengths.copy()).to(self._device), int(lengths.min()), int(lengths.max())
+        )
+        logits = self._forward(self._rows.column("last"), lengths, context)
+        lengths += 1
+        return self._sample(slice(0, self._rows.active), logits)
+
+    def _forward(self, tokens: NDArray[Any], positions: NDArray[Any], context: Any, **options: Any) -> Tensor:
+        """Logits ``[tokens, V]`` of one forward of packed tokens."""
+        ids, places = (torch.from_numpy(np.array(a))[None].to(self._device) for a in (tokens, positions))
+        output = self._model(input_ids=ids, position_ids=places, use_cache=False, attention_context=context, **options)
+        return output.logits[0]
+
+    def _sample(self, rows: slice, logits: Tensor) -> list[GroupProgress]:
+        """Give each of ``rows`` its next token and retire those that end; the groups that completed."""
+        table = self._rows
+        sampled = sample_tokens(logits, table.column("temperature", rows), table.next_uniforms(rows), self._valid_vocab)
+        tokens, logprobs = sampled.tokens.cpu().numpy(), sampled.logprobs.cpu().numpy()
+        if not np.isfinite(logprobs).all():
+            raise FloatingPointError(
+                f"the model's logits are not finite (policy version {self._version}); its weights are broken"
+            )
+        full = table.record(rows, tokens, logprobs, sampled.entropies.cpu().numpy())
+        ended = self._ends[tokens]
+        over = np.flatnonzero(full | ended)
+        if not len(over):
+            return []
+        done = [self._complete(rows.start + int(index), stopped=bool(ended[index])) for index in over]
+        assert self._cache is not None
+        for move in table.remove([rows.start + int(index) for index in over]):
+            self._cache.move(*move)
+        return [group for group in done if group is not None]
+
+    def _complete(self, row: int, *, stopped: bool) -> GroupProgress | None:
+        """File the completion of ``row``; its group, if that was the last one missing."""
+        group, sample, tokens, logprobs, entropies = self._rows.output(row)
+        group.done[sample] = Completion(
+            tokens=frozen_tokens(tokens),
+            text=self._decode(tokens.tolist()),
+            sampler_logprobs=frozen_floats(logprobs),
+            sampler_entropies=frozen_floats(entropies),
+            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
+            policy_version=group.version,
+            seconds=time.perf_counter() - group.began,
+        )
+        return group if group.complete else None
+
+
+def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
+    """Groups sorted by prompt length (ties in issue order), cut into packs of at most ``_PREFILL_TOKENS``."""
+    pack: list[GroupProgress] = []
+    tokens = 0
+    for group in sorted(groups, key=lambda g: len(g.request.prompt_tokens)):
+        length = len(group.request.prompt_tokens)
+        if pack and tokens + length > _PREFILL_TOKENS:
+            yield pack
+            pack, tokens = [], 0
+        pack.append(group)
+        tokens += length
+    if pack:
+        yield pack

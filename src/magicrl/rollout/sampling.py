@@ -1,0 +1,122 @@
+"""Draw tokens from logits, with their exact log-probabilities and the distribution's entropy.
+
+Inverse transform sampling: the token is the first whose cumulative probability exceeds a given uniform
+number. Over a large vocabulary a whole cumulative sum would cost more than the softmax itself, so the
+search has two levels: sums of blocks first, then the cumulative sum inside the one block that is hit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_BLOCK = 256
+_CHUNK_ELEMENTS = 1 << 18  # logits handled at once: the passes over them then stay in the cache
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampledTokens:
+    """One token a row.
+
+    Attributes:
+        tokens: ``[R]`` int64.
+        logprobs: ``[R]`` natural log-probability of the token at tau (at 1 where tau is 0).
+        entropies: ``[R]`` entropy in nats of the whole distribution, at the same temperature.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    entropies: Tensor
+
+
+def sample_tokens(
+    logits: Tensor, temperature: NDArray[np.float64], uniforms: NDArray[np.float64], valid_vocab: int
+) -> SampledTokens:
+    """Sample one token for each row of ``logits``.
+
+    Args:
+        logits: ``[R, V]`` of any float type; computed in float32, float64 if they are float64.
+        temperature: ``[R]`` tau; 0 takes the most likely token and reports its log-prob at tau = 1.
+        uniforms: ``[R]`` numbers in [0, 1), one a row.
+        valid_vocab: tokens from here on are padding and have probability 0.
+    """
+    dtype = torch.float64 if logits.dtype == torch.float64 else torch.float32
+    greedy = temperature == 0.0
+    tau = np.where(greedy, 1.0, temperature)
+    scale = None if bool((tau == 1.0).all()) else torch.from_numpy(1.0 / tau).to(logits.device, dtype)[:, None]
+    points = torch.from_numpy(uniforms).to(logits.device)
+    picks = torch.from_numpy(greedy).to(logits.device) if greedy.any() else None
+    rows = max(1, _CHUNK_ELEMENTS // valid_vocab) if logits.device.type == "cpu" else len(logits)
+    parts = [
+        _sample_chunk(
+            logits[start : start + rows, :valid_vocab].to(dtype),
+            None if scale is None else scale[start : start + rows],
+            points[start : start + rows],
+            None if picks is None else picks[start : start + rows],
+        )
+        for start in range(0, len(logits), rows)
+    ]
+    tokens, logprobs, entropies = parts[0] if len(parts) == 1 else (torch.cat(p) for p in zip(*parts, strict=True))
+    return SampledTokens(tokens=tokens, logprobs=logprobs, entropies=entropies)
+
+
+def _sample_chunk(
+    logits: Tensor, scale: Tensor | None, points: Tensor, greedy: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Tokens, log-probs and entropies of ``[r, V]`` logits in working precision."""
+    if scale is not None:
+        logits = logits * scale
+    shifted = logits - logits.amax(-1, keepdim=True)
+    weights = shifted.exp()  # unnormalised probabilities, the largest is 1
+    blocks = _block_sums(weights)
+    total = blocks.sum(-1)
+    products = shifted.mul_(weights)
+    moment = products.sum(-1)
+    if bool(moment.isnan().any()):  # logits of -inf: weight 0, nothing towards the entropy
+        moment = torch.where(weights > 0, products, 0.0).sum(-1)
+    tokens = _search(weights, blocks, points * total)
+    if greedy is not None:
+        tokens = torch.where(greedy, logits.argmax(-1), tokens)
+    log_total = total.log()
+    chosen = weights.gather(-1, tokens[:, None])[:, 0].log()
+    return tokens, chosen - log_total.to(chosen.dtype), (log_total - moment / total).to(chosen.dtype)
+
+
+def _block_sums(weights: Tensor) -> Tensor:
+    """``[r, blocks]`` float64 sums of ``_BLOCK`` neighbours each."""
+    rows, vocab = weights.shape
+    whole = vocab // _BLOCK * _BLOCK
+    sums = weights[:, :whole].unflatten(1, (-1, _BLOCK)).sum(-1) if whole else weights.new_empty(rows, 0)
+    if whole < vocab:
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=-1)
+    return sums.double()
+
+
+def _search(weights: Tensor, blocks: Tensor, target: Tensor) -> Tensor:
+    """First token whose cumulative weight exceeds ``target``; never one of weight 0."""
+    vocab = weights.shape[1]
+    if blocks.shape[1] == 1:
+        return _first_above(weights.double().cumsum(-1), target)
+    cumulative = blocks.cumsum(-1)
+    block = _first_above(cumulative, target)[:, None]
+    rest = target - (cumulative.gather(-1, block) - blocks.gather(-1, block))[:, 0]
+    columns = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
+    inside = weights.gather(-1, columns.clamp(max=vocab - 1)).double()
+    inside = inside.masked_fill(columns >= vocab, 0.0) if vocab % _BLOCK else inside
+    return block[:, 0] * _BLOCK + _first_above(inside.cumsum(-1), rest)
+
+
+def _first_above(cumulative: Tensor, target: Tensor) -> Tensor:
+    """First index with ``cumulative > target``.
+
+    There the cumulative sum has just risen, so the entry itself is positive. Rounding can leave ``target``
+    at or above the last sum; then the last index at which the sum rose is taken, the target being cut to just below.
+    """
+    last = cumulative[:, -1]
+    below = torch.minimum(target.clamp(min=0.0), torch.nextafter(last, torch.zeros_like(last)))
+    index = torch.searchsorted(cumulative, below[:, None], right=True)[:, 0]
+    return index.clamp_(max=cumulative.shape[1] - 1)  # out of range for NaN only, which the caller reports

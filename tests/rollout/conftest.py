@@ -1,0 +1,116 @@
+"""Tiny models of several architectures, twice: with magicrl's attention for the engine, with transformers' own as reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+
+from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.rollout.in_process import InProcessEngine
+
+VOCAB = 40
+SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+CONFIGS: dict[str, Any] = {
+    "llama": LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False),
+    "llama-tied": LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True),
+    "qwen2-bias": Qwen2Config(**SIZES, num_attention_heads=4, num_key_value_heads=1, tie_word_embeddings=True),
+    "qwen3-qknorm": Qwen3Config(
+        **SIZES, num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False
+    ),
+}
+
+
+def reference_model(kind: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> Any:
+    """A random model with transformers' own attention; large weights, so that distributions are far from uniform.
+
+    Its "eager" attention takes the softmax in float32 even in a float64 model; "sdpa" does not.
+    """
+    torch.manual_seed(seed)
+    model = AutoModelForCausalLM.from_config(deepcopy(CONFIGS[kind]), attn_implementation="sdpa")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or name.endswith("bias"):
+                parameter.normal_(0.0, 0.2)
+            else:
+                parameter.uniform_(0.5, 1.5)
+    return model.to(dtype).eval()
+
+
+def engine_for(
+    reference: Any,
+    *,
+    end_tokens: frozenset[int] = frozenset(),
+    max_rows: int = 8,
+    memory_limit_mb: int = 64,
+    valid_vocab: int = VOCAB,
+    max_context: int = 128,
+) -> InProcessEngine:
+    """An engine with the reference's weights, given at construction (version -1)."""
+    register_attention()
+    model = AutoModelForCausalLM.from_config(deepcopy(reference.config), attn_implementation=ATTENTION_NAME)
+    model = model.to(reference.dtype)
+    model.load_state_dict(reference.state_dict())
+    return InProcessEngine(
+        model,
+        end_tokens=end_tokens,
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        valid_vocab=valid_vocab,
+        max_context=max_context,
+        max_rows=max_rows,
+        memory_limit_mb=memory_limit_mb,
+    )
+
+
+def request_for(
+    draw: int, prompt: Sequence[int], *, group_size: int = 4, temperature: float = 1.0, limit: int = 12, seed: int = 7
+) -> RolloutRequest:
+    return RolloutRequest(
+        draw=draw,
+        problem=Problem(id=f"p{draw}", prompt="", golds=("1",), verifier="exact", source="test"),
+        prompt_tokens=frozen_tokens(prompt),
+        group_size=group_size,
+        sampling=SamplingParams(temperature=temperature, max_tokens=limit, seed=seed),
+    )
+
+
+def mixed_requests(count: int = 6, **options: Any) -> list[RolloutRequest]:
+    """Prompts of different and of equal lengths."""
+    generator = torch.Generator().manual_seed(3)
+    lengths = [5, 3, 5, 9, 1, 3, 7, 5, 2, 4][:count]
+    prompts = [torch.randint(0, VOCAB, (n,), generator=generator).tolist() for n in lengths]
+    return [request_for(draw, prompt, **options) for draw, prompt in enumerate(prompts)]
+
+
+@pytest.fixture
+def make_reference() -> Callable[..., Any]:
+    return reference_model
+
+
+@pytest.fixture
+def make_engine() -> Callable[..., InProcessEngine]:
+    return engine_for
+
+
+@pytest.fixture
+def make_request() -> Callable[..., RolloutRequest]:
+    return request_for
+
+
+@pytest.fixture
+def make_requests() -> Callable[..., list[RolloutRequest]]:
+    return mixed_requests
