@@ -110,3 +110,19 @@ def test_unknown_symbols_are_an_error_that_shows_them() -> None:
 def test_decode_leaves_control_tokens_out() -> None:
     encoder = PromptEncoder(make_tokenizer(["a", "b"], 16), 8)
     assert encoder.decode([2, 3, 1, 0]) == "a b"
+
+
+def test_word_lookup_agrees_with_the_tokenizer_and_control_words_are_unknown() -> None:
+    tokenizer = make_tokenizer(["a", "b", "S3"], 16)
+    encoder = PromptEncoder(tokenizer, 8)
+    assert encoder.encode(problem(" a  S3\tb ")).tolist() == tokenizer("a S3 b")["input_ids"]
+    with pytest.raises(ValueError, match=r"does not know \['<pad>'\]"):
+        encoder.encode_response("a <pad>")
+    with pytest.raises(ValueError, match="response: the tokenizer does not know"):
+        encoder.encode_response("a <end> b")
+
+
+def test_fits() -> None:
+    encoder = PromptEncoder(make_tokenizer(["a"], 16), 2)
+    assert encoder.fits(problem("a a"))
+    assert not encoder.fits(problem("a a a"))

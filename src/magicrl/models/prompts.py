@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerBase
 
 from magicrl.records import Problem, TokenArray, frozen_tokens
@@ -40,6 +42,7 @@ class PromptEncoder:
             raise ValueError("the tokenizer has no end token; set eos_token in its tokenizer_config.json")
         self._end_token = end
         self._around = _chat_frame(tokenizer)
+        self._symbols = _whole_words(tokenizer)
         # A tokenizer may also append an end token to every text; a prompt must not have that.
         automatic = cast("list[int]", tokenizer("")["input_ids"])
         self._begin = [token for token in automatic[:1] if token == tokenizer.bos_token_id and token != end]
@@ -67,6 +70,10 @@ class PromptEncoder:
             )
         return frozen_tokens(tokens)
 
+    def fits(self, problem: Problem) -> bool:
+        """Whether the encoded prompt is within ``max_prompt_tokens``."""
+        return len(self._prompt_tokens(problem.prompt)) <= self._max_prompt_tokens
+
     def encode_response(self, text: str) -> TokenArray:
         """A whole response as the model should have produced it, ``[T]``: the text, then the end token.
 
@@ -93,6 +100,9 @@ class PromptEncoder:
 
     def _plain(self, text: str) -> list[int]:
         """Tokens of ``text``, names of control tokens spelled out as ordinary characters."""
+        if self._symbols is not None:
+            unknown = cast(int, self._tokenizer.unk_token_id)
+            return [self._symbols.get(word, unknown) for word in text.split()]
         encoded = self._tokenizer(text, add_special_tokens=False, split_special_tokens=True)
         return cast("list[int]", encoded["input_ids"])
 
@@ -102,10 +112,14 @@ class PromptEncoder:
 
     def _check_known(self, tokens: Sequence[int], text: str, what: str) -> None:
         unknown = cast("int | None", self._tokenizer.unk_token_id)
-        if unknown is None or unknown not in tokens or str(self._tokenizer.unk_token) in text:
+        if (
+            unknown is None
+            or unknown not in tokens
+            or (self._symbols is None and str(self._tokenizer.unk_token) in text)
+        ):
             return
         vocabulary = self._tokenizer.get_vocab()
-        strange = [word for word in text.split() if word not in vocabulary]
+        strange = [word for word in text.split() if vocabulary.get(word, unknown) == unknown]
         raise ValueError(f"{what}: the tokenizer does not know {strange[:5]!r}; use a model made for this family")
 
 
@@ -121,6 +135,22 @@ def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     after = rendered.rpartition(_MARK)[2]
     tokens = cast("list[int]", tokenizer(after, add_special_tokens=False)["input_ids"])
     return tokens[0] if tokens and tokens[0] in tokenizer.all_special_ids else None
+
+
+def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[str, int] | None:
+    """The vocabulary of a tokenizer whose tokens are whole words, None for any other.
+
+    Looking words up is ten times faster than calling such a tokenizer, which matters for the tiny models: a
+    supervised start encodes 100,000 demonstrations in its minute. Control tokens are left out: no text can name one.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    model, split = getattr(backend, "model", None), getattr(backend, "pre_tokenizer", None)
+    if not isinstance(model, WordLevel) or not isinstance(split, WhitespaceSplit) or tokenizer.unk_token_id is None:
+        return None
+    if cast(Any, backend).normalizer is not None:
+        return None
+    control = set(tokenizer.all_special_ids)
+    return {word: token for word, token in tokenizer.get_vocab().items() if token not in control}
 
 
 def _chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:
