@@ -1,0 +1,318 @@
+"""Every policy loss as one row of one table: a per-token surrogate, a reducer, a ratio level.
+
+Tokens are packed: all arrays are 1-D over the response tokens of a micro-batch, and ``sample_index`` says
+which response a token belongs to. A response is never split over two micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from magicrl.algorithms.corrections import Correction, correction_weights
+from magicrl.algorithms.kl import k3
+from magicrl.algorithms.loss_metrics import LossMetrics
+from magicrl.algorithms.reducers import Reducer
+
+MAX_LOG_RATIO = 20.0
+"""log rho is held within +-20: e^20 is no ratio of two versions of one policy, and exp must not overflow."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossInputs:
+    """A micro-batch as the loss sees it; every tensor is ``[tokens]``.
+
+    Attributes:
+        logprobs: policy in training, with gradient. float32 or float64.
+        advantages: of the token's response.
+        loss_mask: bool; False tokens have no part in anything.
+        sample_index: row number of the token's response in this micro-batch, 0 and up.
+        old_logprobs: the learner's before the step's first update; None with one SGD step a training step,
+            where rho is exactly 1.
+        sampler_logprobs: what the engine reported; None where there was no engine (supervised training).
+        ref_logprobs: the frozen reference's; None without one.
+        entropy: of the policy's full distribution at the token, with gradient if alpha > 0; None if not computed.
+        group_index: group of the token's response, for losses that compare within a group.
+        policy_version: version of the weights that sampled the token.
+    """
+
+    logprobs: Tensor
+    advantages: Tensor
+    loss_mask: Tensor
+    sample_index: Tensor
+    old_logprobs: Tensor | None = None
+    sampler_logprobs: Tensor | None = None
+    ref_logprobs: Tensor | None = None
+    entropy: Tensor | None = None
+    group_index: Tensor | None = None
+    policy_version: Tensor | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossOutputs:
+    """What the loss of one micro-batch gives.
+
+    Attributes:
+        loss: 0-d with gradient: this micro-batch's additive share of the mini-batch's loss.
+        policy: ``[tokens]`` surrogate before weights, with gradient; larger is better.
+        clipped: ``[tokens]`` bool.
+        ratio: ``[tokens]`` rho (the response's for sequence-level rows), without gradient.
+        kl: ``[tokens]`` k3, or None without a reference.
+        correction: ``[tokens]`` sampler-correction weights.
+        metrics: sums that add over micro-batches.
+    """
+
+    loss: Tensor
+    policy: Tensor
+    clipped: Tensor
+    ratio: Tensor
+    kl: Tensor | None
+    correction: Tensor
+    metrics: LossMetrics
+
+
+class Surrogate(NamedTuple):
+    """Per-token objective (to be maximised) and where the clip acted, both ``[tokens]``."""
+
+    values: Tensor
+    clipped: Tensor
+
+
+class SurrogateInputs(NamedTuple):
+    """What a surrogate may read: ``[tokens]`` tensors and the clip pair."""
+
+    ratio: Tensor
+    logprobs: Tensor
+    advantages: Tensor
+    clip_low: float
+    clip_high: float
+
+
+def _nothing_clipped(s: SurrogateInputs) -> Tensor:
+    return torch.zeros_like(s.ratio, dtype=torch.bool)
+
+
+def policy_gradient(s: SurrogateInputs) -> Surrogate:
+    """rho * A: the vanilla policy gradient; its gradient at theta_k is that of A * log pi."""
+    return Surrogate(s.ratio * s.advantages, _nothing_clipped(s))
+
+
+def clipped_ratio(s: SurrogateInputs) -> Surrogate:
+    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); clipped = the tokens whose gradient that zeroes."""
+    bounded = s.ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
+    values = torch.minimum(s.ratio * s.advantages, bounded * s.advantages)
+    too_high = (s.advantages > 0) & (s.ratio > 1 + s.clip_high)
+    too_low = (s.advantages < 0) & (s.ratio < 1 - s.clip_low)
+    return Surrogate(values, too_high | too_low)
+
+
+def clipped_weight(s: SurrogateInputs) -> Surrogate:
+    """stop_gradient(clip(rho)) * A * log pi (CISPO): every token keeps a gradient, its weight is bounded."""
+    weight = s.ratio.detach().clamp(1 - s.clip_low, 1 + s.clip_high)
+    return Surrogate(weight * s.advantages * s.logprobs, weight != s.ratio.detach())
+
+
+def log_likelihood(s: SurrogateInputs) -> Surrogate:
+    """log pi: supervised training is the row without ratio, clip or advantage."""
+    return Surrogate(s.logprobs, _nothing_clipped(s))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossRow:
+    """One method.
+
+    Attributes:
+        surrogate: the per-token objective.
+        reducer: how tokens weigh, see ``response_weights``.
+        ratio_level: ``token``, or ``sequence`` for the geometric mean of a response's ratios.
+        clip: the method's usual (eps_low, eps_high); None where nothing is clipped. A recipe states its own.
+        normalise_std: whether its advantages are divided by the group's standard deviation.
+    """
+
+    surrogate: Callable[[SurrogateInputs], Surrogate]
+    reducer: Reducer
+    ratio_level: Literal["token", "sequence"] = "token"
+    clip: tuple[float, float] | None = None
+    normalise_std: bool = True
+
+
+LOSSES: Mapping[str, LossRow] = MappingProxyType(
+    {
+        "pg": LossRow(surrogate=policy_gradient, reducer="sequence_sum"),
+        "ppo": LossRow(surrogate=clipped_ratio, reducer="sequence_sum", clip=(0.2, 0.2)),
+        "grpo": LossRow(surrogate=clipped_ratio, reducer="response_mean", clip=(0.2, 0.2)),
+        "magic": LossRow(surrogate=clipped_ratio, reducer="global_tokens", clip=(0.2, 0.2)),
+        "dapo": LossRow(surrogate=clipped_ratio, reducer="global_tokens", clip=(0.2, 0.28)),
+        "dr_grpo": LossRow(surrogate=clipped_ratio, reducer="constant", clip=(0.2, 0.2), normalise_std=False),
+        "gspo": LossRow(surrogate=clipped_ratio, reducer="response_mean", ratio_level="sequence", clip=(3e-4, 4e-4)),
+        "cispo": LossRow(surrogate=clipped_weight, reducer="global_tokens", clip=(1.0, 4.0)),
+        "nll": LossRow(surrogate=log_likelihood, reducer="global_tokens"),
+    }
+)
+"""Loss rows by the name a recipe gives (``nll`` is supervised training's)."""
+
+
+def loss_terms(
+    row: LossRow,
+    inputs: LossInputs,
+    token_weights: Tensor,
+    *,
+    alpha: float = 0.0,
+    beta: float = 0.0,
+    policy_weight: float = 1.0,
+    clip_low: float = 0.2,
+    clip_high: float = 0.2,
+    correction: Correction = "none",
+    correction_cap: float = 2.0,
+) -> LossOutputs:
+    """A micro-batch's share of Eq. 3.1: sum of w * [-(policy_weight * policy + alpha * H) + beta * k3].
+
+    All three terms take the same weights, so a response whose advantage is 0 (a masked one) still
+    counts in the denominator and in the entropy and KL terms.
+
+    Args:
+        row: a row of ``LOSSES``.
+        inputs: the micro-batch.
+        token_weights: ``[tokens]`` weights of the whole mini-batch's reducer: ``response_weights`` of this
+            micro-batch's responses, indexed by ``sample_index``.
+        alpha: entropy coefficient; with 0 the entropy is only measured and its gradient never computed.
+        beta: KL coefficient; with 0 the KL is only measured.
+        policy_weight: factor on the policy term.
+        clip_low: eps_low.
+        clip_high: eps_high.
+        correction: sampler correction of the policy term.
+        correction_cap: its cap.
+
+    Raises:
+        ValueError: a term is asked for whose inputs are missing.
+    """
+    _check(inputs, alpha=alpha, beta=beta, correction=correction)
+    mask = inputs.loss_mask
+    # A select, not a product: whatever stands at a token without loss (even inf) must not reach the sum.
+    logprobs = torch.where(mask, inputs.logprobs, 0.0)
+    old = logprobs.detach() if inputs.old_logprobs is None else torch.where(mask, inputs.old_logprobs, 0.0)
+    sampler = old if inputs.sampler_logprobs is None else torch.where(mask, inputs.sampler_logprobs, 0.0)
+    weights = torch.where(mask, token_weights, 0.0).to(logprobs.dtype)
+
+    log_ratio = (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if row.ratio_level == "sequence":
+        log_ratio = _response_mean(log_ratio, mask, inputs.sample_index)
+    ratio = log_ratio.exp()
+    advantages = inputs.advantages.to(logprobs.dtype)
+    surrogate = row.surrogate(SurrogateInputs(ratio, logprobs, advantages, clip_low, clip_high))
+    corrected = correction_weights(old, sampler, correction, correction_cap)
+
+    policy_loss = -policy_weight * (weights * corrected * surrogate.values).sum()
+    loss = policy_loss
+    entropy = None if inputs.entropy is None else torch.where(mask, inputs.entropy, 0.0)
+    if alpha and entropy is not None:
+        loss = loss - alpha * (weights * entropy).sum()
+    kl = None if inputs.ref_logprobs is None else k3(logprobs, torch.where(mask, inputs.ref_logprobs, 0.0))
+    if beta and kl is not None:
+        loss = loss + beta * (weights * kl).sum()
+
+    clipped = surrogate.clipped & mask
+    return LossOutputs(
+        loss=loss,
+        policy=surrogate.values,
+        clipped=clipped,
+        ratio=ratio.detach(),
+        kl=None if kl is None else kl.detach(),
+        correction=corrected,
+        metrics=_measure(
+            mask,
+            loss=loss,
+            policy_loss=policy_loss,
+            clipped=clipped,
+            ratio=ratio,
+            entropy=entropy,
+            kl=kl,
+            log_gap=old - sampler,
+            correction=corrected,
+            changed=torch.zeros_like(mask) if correction == "none" else corrected != (old - sampler).exp(),
+        ),
+    )
+
+
+def _check(inputs: LossInputs, *, alpha: float, beta: float, correction: Correction) -> None:
+    tokens = inputs.logprobs.shape
+    for name in (
+        "advantages",
+        "loss_mask",
+        "sample_index",
+        "old_logprobs",
+        "sampler_logprobs",
+        "ref_logprobs",
+        "entropy",
+    ):
+        value = getattr(inputs, name)
+        assert value is None or value.shape == tokens, f"{name} has shape {tuple(value.shape)}, not {tuple(tokens)}"
+    assert inputs.logprobs.dtype in (torch.float32, torch.float64), f"log-probs must not be {inputs.logprobs.dtype}"
+    if alpha and inputs.entropy is None:
+        raise ValueError(f"alpha = {alpha} needs the policy's entropies")
+    if beta and inputs.ref_logprobs is None:
+        raise ValueError(f"beta = {beta} needs the reference's log-probs")
+    if correction != "none" and inputs.sampler_logprobs is None:
+        raise ValueError(f"correction {correction!r} needs the sampler's log-probs")
+
+
+def _response_mean(values: Tensor, mask: Tensor, sample_index: Tensor) -> Tensor:
+    """Each token gets the mean of ``values`` over the loss tokens of its response."""
+    # There are at most as many responses as tokens: no need to ask the device how many.
+    zeros = torch.zeros_like(values)
+    totals = zeros.index_add(0, sample_index, torch.where(mask, values, 0.0))
+    counts = zeros.detach().index_add(0, sample_index, mask.to(values.dtype))
+    return (totals / counts.clamp(min=1))[sample_index]
+
+
+@torch.no_grad()
+def _measure(
+    mask: Tensor,
+    *,
+    loss: Tensor,
+    policy_loss: Tensor,
+    clipped: Tensor,
+    ratio: Tensor,
+    entropy: Tensor | None,
+    kl: Tensor | None,
+    log_gap: Tensor,
+    correction: Tensor,
+    changed: Tensor,
+) -> LossMetrics:
+    """Sums and extremes over the loss tokens, in float64 so that their order does not show."""
+
+    def total(values: Tensor | None) -> Tensor:
+        if values is None:
+            return torch.zeros((), dtype=torch.float64, device=mask.device)
+        return torch.where(mask, values.to(torch.float64), 0.0).sum()
+
+    def extreme(values: Tensor, nothing: float) -> Tensor:
+        return torch.where(mask, values.to(torch.float64), nothing)
+
+    edge = torch.zeros(1, dtype=torch.float64, device=mask.device)
+    gap = log_gap.abs()
+    return LossMetrics(
+        sums={
+            "loss": loss.to(torch.float64),
+            "policy_loss": policy_loss.to(torch.float64),
+            "tokens": mask.sum().to(torch.float64),
+            "clipped": total(clipped),
+            "ratio": total(ratio),
+            "entropy": total(entropy),
+            "kl": total(kl),
+            "sampler_gap": total(gap),
+            "sampler_kl": total(log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap),
+            "correction": total(correction),
+            "corrected": total(changed),
+        },
+        maxima={
+            "ratio": torch.cat([edge, extreme(ratio, 0.0)]).max(),
+            "sampler_gap": torch.cat([edge, extreme(gap, 0.0)]).max(),
+        },
+        minima={"ratio": torch.cat([edge + torch.inf, extreme(ratio, torch.inf)]).min()},
+    )
