@@ -1,6 +1,6 @@
 """Generated task families. Importing this package registers those that ship."""
 
-from magicrl.data.families import running_sum
+from magicrl.data.families import running_sum, word_problems
 from magicrl.data.families.base import (
     FamilyOptions,
     OptionValue,
@@ -22,4 +22,5 @@ __all__ = [
     "register_family",
     "running_sum",
     "unique_problems",
+    "word_problems",
 ]
