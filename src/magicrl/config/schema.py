@@ -176,6 +176,8 @@ class AlgorithmConfig(Section):
     clip_low: float = Field(default=0.2, gt=0)
     clip_high: float = Field(default=0.2, gt=0)
     reject_zero_advantage: bool = True
+    stop_after_empty_steps: int = Field(default=20, ge=1)
+    """Steps in a row whose groups were all rejected before the run stops with an error."""
     refill: Literal["none", "until_full"] = "none"
     refill_rounds: int = Field(default=4, ge=1)
     """Most further sampling rounds a step may take to refill."""

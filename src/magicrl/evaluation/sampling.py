@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,15 +17,7 @@ from numpy.typing import NDArray
 from magicrl.evaluation.statistics import Estimate, pass_at_k, share
 from magicrl.records import Outcome, Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, Verdict
 from magicrl.rollout.protocol import RolloutEngine
-
-
-class Judge(Protocol):
-    """Where responses are judged while others are still generated (a ``VerifierPool`` is one)."""
-
-    def submit(self, problem: Problem, responses: Sequence[str]) -> object: ...
-
-    def result(self, ticket: object) -> tuple[Verdict, ...]: ...
-
+from magicrl.verifiers.base import VerifierService
 
 Encode = Callable[[Problem], TokenArray]
 Progress = Callable[[int, int], None]
@@ -50,18 +42,31 @@ class JudgedGroup:
         return np.array([v.outcome is not Outcome.NOT_JUDGED for v in self.verdicts], dtype=np.bool_)
 
 
-def generate_and_judge(
-    engine: RolloutEngine, judge: Judge, requests: Sequence[RolloutRequest], progress: Progress | None = None
-) -> list[JudgedGroup]:
-    """Sample every request and judge every response while others generate; groups come back in draw order."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingGroup:
+    """A finished group whose verdicts may still be under way."""
+
+    group: RolloutGroup
+    ticket: Any
+
+
+def generate(
+    engine: RolloutEngine, judge: VerifierService, requests: Sequence[RolloutRequest], progress: Progress | None = None
+) -> list[PendingGroup]:
+    """Sample every request, handing each group to the judge as it finishes; groups come back in draw order."""
     engine.submit(requests)
-    waiting: list[tuple[RolloutGroup, object]] = []
+    pending: list[PendingGroup] = []
     for group in engine.finished():
-        waiting.append((group, judge.submit(group.request.problem, [c.text for c in group.completions])))
+        ticket = judge.submit(group.request.problem, [c.text for c in group.completions])
+        pending.append(PendingGroup(group=group, ticket=ticket))
         if progress:
-            progress(len(waiting), len(requests))
-    waiting.sort(key=lambda item: item[0].request.draw)
-    return [JudgedGroup(group=group, verdicts=judge.result(ticket)) for group, ticket in waiting]
+            progress(len(pending), len(requests))
+    return sorted(pending, key=lambda item: item.group.request.draw)
+
+
+def verdicts_of(judge: VerifierService, pending: Sequence[PendingGroup]) -> list[JudgedGroup]:
+    """Wait for the verdicts that are still under way."""
+    return [JudgedGroup(group=item.group, verdicts=judge.result(item.ticket)) for item in pending]
 
 
 def evaluation_seed(run_seed: int, name: str) -> int:
@@ -71,7 +76,7 @@ def evaluation_seed(run_seed: int, name: str) -> int:
 
 def sample_problems(
     engine: RolloutEngine,
-    judge: Judge,
+    judge: VerifierService,
     problems: Sequence[Problem],
     encode: Encode,
     *,
@@ -87,7 +92,7 @@ def sample_problems(
         RolloutRequest(draw=i, problem=p, prompt_tokens=encode(p), group_size=samples, sampling=sampling)
         for i, p in enumerate(problems)
     ]
-    return generate_and_judge(engine, judge, requests, progress)
+    return verdicts_of(judge, generate(engine, judge, requests, progress))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,0 +1,150 @@
+"""The ``magicrl`` command. Heavy rooms are imported inside the commands, so that ``--help`` is instant."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+
+app = App(
+    name="magicrl",
+    help="Reinforcement-learning post-training of reasoning models: the MAGIC recipe.",
+    version_flags=["--version"],
+)
+verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
+app.command(verify_app)
+
+Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
+
+
+@app.command
+def train(
+    recipe: Path,
+    /,
+    *,
+    set_: Overrides = None,
+    output: Path | None = None,
+    resume: bool = False,
+) -> int:
+    """Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.
+
+    Example: magicrl train recipes/quickstart.toml --set run.seed=1 --output runs/seed-1
+
+    Parameters
+    ----------
+    recipe
+        The recipe (TOML).
+    set_
+        Override a setting: --set optimizer.learning_rate=1e-5 (repeatable). --set model=FOLDER and
+        --set data=FILE stand for a start model and training problems of your own.
+    output
+        The run folder; default: run.output of the recipe, else runs/<run.name>.
+    resume
+        Continue the run in the output folder from its last checkpoint (starts anew where there is none).
+    """
+    from magicrl.cli.train import run_training
+
+    return run_training(recipe, set_ or [], output, resume=resume)
+
+
+@app.command
+def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) -> int:
+    """Make a start model by supervised training on demonstrations of generated tasks.
+
+    Example: magicrl sft recipes/quickstart-sft.toml --output runs/models/tiny
+
+    Parameters
+    ----------
+    recipe
+        The supervised recipe (TOML).
+    set_
+        Override a setting: --set run.seed=1 (repeatable).
+    output
+        The model folder; default: run.output of the recipe, else runs/models/<run.name>.
+    """
+    from magicrl.cli.train import run_supervised
+
+    return run_supervised(recipe, set_ or [], output)
+
+
+@app.command
+def report(run: Path, /, *, output: Path | None = None) -> int:
+    """Write a run's report: one self-contained HTML page.
+
+    Example: magicrl report runs/quickstart
+
+    Parameters
+    ----------
+    run
+        The run folder.
+    output
+        The page; default: report.html in the run folder.
+    """
+    from magicrl.reporting.report import write_report
+
+    Console().print(f"report: {write_report(run, output)}")
+    return 0
+
+
+@verify_app.command
+def math(
+    *,
+    input: Path,
+    output: Path,
+    reasoning: Literal["auto", "required", "none"] = "auto",
+    extract: Literal["lenient", "box"] = "lenient",
+    time_limit: float = 10.0,
+    workers: int | None = None,
+) -> int:
+    """Judge mathematical answers: lines {"id"?, "gold", "response"} -> {"id", "correct", "status", ...}.
+
+    Example: magicrl verify math --input answers.jsonl --output verdicts.jsonl
+
+    Parameters
+    ----------
+    input
+        JSON Lines; gold is a text or a list of accepted texts.
+    output
+        JSON Lines, one verdict a line, same order.
+    reasoning
+        auto: reasoning opened and never closed is no answer; required: no </think>, no answer; none: ignore tags.
+    extract
+        lenient also takes an answer without a box.
+    time_limit
+        Seconds one item may take before its worker is killed.
+    workers
+        Worker processes; default: the cores this process may use.
+    """
+    from magicrl.verifiers.batch import verify_math_file
+
+    summary = verify_math_file(
+        input,
+        output,
+        reasoning=reasoning,
+        extract=extract,
+        time_limit=time_limit,
+        workers=workers or len(os.sched_getaffinity(0)),
+    )
+    Console().print(f"{summary.total} judged, {summary.correct} correct -> {output}")
+    return 0
+
+
+def main() -> None:
+    """Entry point: exit 0 done, 1 failed, 2 wrong usage; every error says what to do."""
+    errors = Console(stderr=True, highlight=False)
+    try:
+        status = app(result_action="return_value")
+    except KeyboardInterrupt:
+        errors.print("interrupted; continue with --resume", markup=False)
+        sys.exit(130)
+    except (ValueError, FloatingPointError, RuntimeError, OSError) as error:
+        # Every expected failure is one of these and explains itself; a traceback would bury the sentence.
+        if os.environ.get("MAGICRL_TRACEBACK"):
+            raise
+        errors.print(f"magicrl: {error}", markup=False, soft_wrap=True)
+        sys.exit(2 if type(error).__name__ == "RecipeError" else 1)
+    sys.exit(status or 0)

@@ -1,0 +1,52 @@
+"""``magicrl train`` and ``magicrl sft``: recipes to runs, with a live display, a summary and the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from magicrl.cli.live import LiveDisplay
+from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.reporting.report import write_report
+from magicrl.reporting.summary import print_summary
+
+
+def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *, resume: bool) -> int:
+    """Load the recipe, say how long it takes, train, report. Returns the exit status."""
+    console = Console()
+    config = load_train_recipe(recipe, overrides)
+    folder = output or Path(config.run.output or f"runs/{config.run.name}")
+    if config.run.expected_minutes:
+        console.print(
+            f"{config.run.name}: about {config.run.expected_minutes:g} minutes on two CPU cores; "
+            f"everything is kept in {folder}"
+        )
+    # torch takes seconds to import: not before the recipe is known to be right
+    from magicrl.training.session import train
+
+    most_steps = sum(stage.max_steps for stage in config.stages)
+    with LiveDisplay(console=console, title=config.run.name, max_steps=most_steps) as display:
+        train(config, recipe.parent, folder, display, resume=resume)
+    page = write_report(folder)
+    print_summary(folder, console)
+    console.print(f"report: {page}")
+    return 0
+
+
+def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) -> int:
+    """Load the supervised recipe, train, say where the model is. Returns the exit status."""
+    console = Console()
+    config = load_sft_recipe(recipe, overrides)
+    folder = output or Path(config.run.output or f"runs/models/{config.run.name}")
+    from magicrl.training.sft import run_sft
+
+    started = time.perf_counter()
+    with LiveDisplay(console=console, title=config.run.name, max_steps=None) as display:
+        result = run_sft(
+            config, folder, on_step=lambda info: display.progress("supervised start", info.step, info.total)
+        )
+    console.print(f"model: {result.folder} ({time.perf_counter() - started:.0f} s)")
+    return 0

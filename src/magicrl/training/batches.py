@@ -1,0 +1,84 @@
+"""From scored groups to what the learner reads: advantages, samples, mini-batches."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from magicrl.algorithms.advantages import AdvantageMask, scored_advantages
+from magicrl.algorithms.rejection import MinibatchMode, split_minibatches
+from magicrl.records import FloatArray, ScoredGroup, TrainBatch, TrainSample
+
+
+def train_samples(
+    groups: Sequence[ScoredGroup], *, mask: AdvantageMask, normalise_std: bool = True
+) -> list[TrainSample]:
+    """The counted responses of surviving groups with their advantages (Eq. 2.5).
+
+    ``group_index`` is the group's place in ``groups``. A response that could not be judged has left its
+    group: it is neither in the mean nor in the loss.
+    """
+    advantages = scored_advantages(groups, mask=mask, normalise_std=normalise_std)
+    return [
+        _sample(group, i, j, float(advantages[i][j]))
+        for i, group in enumerate(groups)
+        for j in range(len(group.rewards))
+        if group.counted[j]
+    ]
+
+
+def _sample(scored: ScoredGroup, group_index: int, sample_index: int, advantage: float) -> TrainSample:
+    completion = scored.group.completions[sample_index]
+    return TrainSample(
+        prompt_tokens=scored.group.request.prompt_tokens,
+        tokens=completion.tokens,
+        advantage=advantage,
+        group_index=group_index,
+        sample_index=sample_index,
+        sampler_logprobs=completion.sampler_logprobs,
+        policy_version=completion.policy_version,
+    )
+
+
+def with_old_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:
+    """The same samples with the learner's log-probs from before the step's first update."""
+    pairs = zip(samples, logprobs, strict=True)
+    return [dataclasses.replace(sample, old_logprobs=array) for sample, array in pairs]
+
+
+def with_ref_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:
+    """The same samples with the reference model's log-probs."""
+    pairs = zip(samples, logprobs, strict=True)
+    return [dataclasses.replace(sample, ref_logprobs=array) for sample, array in pairs]
+
+
+def minibatches(
+    samples: Sequence[TrainSample],
+    *,
+    parts: int,
+    prompts_per_part: int,
+    mode: MinibatchMode,
+    reuse: int,
+    seed: Sequence[int],
+) -> Iterator[TrainBatch]:
+    """The step's SGD batches: N_reuse passes, each split anew by groups.
+
+    Args:
+        samples: of all surviving groups.
+        parts: D_R / D_T.
+        prompts_per_part: D_T.
+        mode: ``keep_n_sgd`` keeps the number of SGD steps, ``keep_d_t`` the groups of each (as the released code).
+        reuse: N_reuse.
+        seed: (run seed, step); the split of pass p is a function of it and p alone.
+    """
+    by_group: dict[int, list[TrainSample]] = {}
+    for sample in samples:
+        by_group.setdefault(sample.group_index, []).append(sample)
+    groups = list(by_group.values())
+    for turn in range(reuse):
+        rng = np.random.Generator(np.random.PCG64([*seed, turn]))
+        chosen = split_minibatches(len(groups), num_parts=parts, prompts_per_part=prompts_per_part, mode=mode, rng=rng)
+        for part in chosen:
+            yield TrainBatch.of([sample for index in part for sample in groups[index]])

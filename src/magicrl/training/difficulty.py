@@ -1,0 +1,105 @@
+"""The offline difficulty filter: sample every training problem N times, drop those that are 0/N or N/N."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
+from magicrl.config.schema import DifficultyFilterConfig
+from magicrl.evaluation.sampling import Encode, evaluation_seed, sample_problems
+from magicrl.records import Problem
+from magicrl.rollout.protocol import RolloutEngine
+from magicrl.training.recorder import write_atomically
+from magicrl.verifiers.base import VerifierService
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DifficultyFilter:
+    """Applies the filter once a run; its table is kept in ``difficulty.json`` and read again on a resume.
+
+    Attributes:
+        config: N, temperature, limit.
+        max_tokens: T of the samples.
+        seed: the run seed.
+        path: where the counts are kept.
+    """
+
+    config: DifficultyFilterConfig
+    max_tokens: int
+    seed: int
+    path: Path
+
+    def apply(
+        self,
+        problems: Sequence[Problem],
+        engine: RolloutEngine,
+        judge: VerifierService,
+        encode: Encode,
+        progress: Callable[[int, int], None],
+    ) -> FilterResult:
+        """Which problems stay. Raises ``ValueError`` when none does."""
+        counts = self._read() or self._measure(problems, engine, judge, encode, progress)
+        return offline_filter(counts)
+
+    def _read(self) -> dict[str, PassCount] | None:
+        if not self.path.exists():
+            return None
+        document = json.loads(self.path.read_text())
+        return {key: PassCount(correct=c, counted=n) for key, (c, n) in document["counts"].items()}
+
+    def _measure(
+        self,
+        problems: Sequence[Problem],
+        engine: RolloutEngine,
+        judge: VerifierService,
+        encode: Encode,
+        progress: Callable[[int, int], None],
+    ) -> dict[str, PassCount]:
+        groups = sample_problems(
+            engine,
+            judge,
+            problems,
+            encode,
+            samples=self.config.samples,
+            temperature=self.config.temperature,
+            max_tokens=self.config.max_tokens or self.max_tokens,
+            seed=evaluation_seed(self.seed, "difficulty"),
+            progress=progress,
+        )
+        counts = {
+            g.group.request.problem.id: PassCount(
+                correct=int((g.correct & g.counted).sum()), counted=int(g.counted.sum())
+            )
+            for g in groups
+        }
+        document = {
+            "samples": self.config.samples,
+            "temperature": self.config.temperature,
+            "table": filter_table(problems, counts),
+            "counts": {key: [c.correct, c.counted] for key, c in counts.items()},
+        }
+        write_atomically(self.path, json.dumps(document, indent=1))
+        return counts
+
+
+def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -> list[dict[str, Any]]:
+    """Per level: how many problems were never (0/N), always (N/N) and sometimes solved (kept)."""
+    levels = sorted({p.level for p in problems}, key=lambda level: math.inf if level is None else level)
+    rows: list[dict[str, Any]] = []
+    for level in levels:
+        found = [counts[p.id] for p in problems if p.level == level and p.id in counts]
+        rows.append(
+            {
+                "level": level,
+                "problems": len(found),
+                "never": sum(c.all_wrong for c in found),
+                "always": sum(c.all_correct for c in found),
+                "kept": sum(not c.all_wrong and not c.all_correct and c.counted > 0 for c in found),
+            }
+        )
+    return rows

@@ -1,0 +1,138 @@
+"""The test before and after training: every test set at every temperature, pass@k, and samples to read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from magicrl.config.schema import EvaluationConfig
+from magicrl.evaluation.sampling import (
+    Encode,
+    JudgedGroup,
+    Score,
+    evaluation_seed,
+    sample_problems,
+    score,
+)
+from magicrl.records import Problem
+from magicrl.rollout.protocol import RolloutEngine
+from magicrl.verifiers.base import VerifierService
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Exam:
+    """What a test needs beside an engine with weights.
+
+    Attributes:
+        problems: test sets by name.
+        config: temperatures, samples, ks.
+        max_tokens: T of the test.
+        seed: the run seed; each (set, temperature) has a seed of its own, the same before and after.
+        shown: problems whose responses are kept for reading.
+    """
+
+    problems: Mapping[str, Sequence[Problem]]
+    config: EvaluationConfig
+    max_tokens: int
+    seed: int
+    shown: int
+
+    def run(
+        self,
+        name: str,
+        engine: RolloutEngine,
+        judge: VerifierService,
+        encode: Encode,
+        progress: Callable[[str, int, int], None],
+        *,
+        start: bool,
+    ) -> list[dict[str, Any]]:
+        """One document a test set (a file of ``evaluations/``). ``start`` adds the start model's larger pass@k."""
+        return [
+            self._one_set(name, label, problems, engine, judge, encode, progress, start=start)
+            for label, problems in self.problems.items()
+        ]
+
+    def _one_set(
+        self,
+        name: str,
+        label: str,
+        problems: Sequence[Problem],
+        engine: RolloutEngine,
+        judge: VerifierService,
+        encode: Encode,
+        progress: Callable[[str, int, int], None],
+        *,
+        start: bool,
+    ) -> dict[str, Any]:
+        scores: dict[str, dict[str, Any]] = {}
+        read: dict[str, list[dict[str, Any]]] = {}
+        for temperature in self.config.temperatures:
+            ks = self._ks(temperature, start=start)
+            groups = sample_problems(
+                engine,
+                judge,
+                problems,
+                encode,
+                samples=max([self._samples(temperature), *ks]),
+                temperature=temperature,
+                max_tokens=self.max_tokens,
+                seed=evaluation_seed(self.seed, f"test/{label}/{temperature}"),
+                progress=lambda i, n, t=temperature: progress(f"test {name} {label} at {t:g}", i, n),
+            )
+            scores[str(float(temperature))] = score_document(score(groups, ks))
+            for group in groups[: self.shown]:
+                read.setdefault(group.group.request.problem.id, []).append(_shown(group, temperature))
+        by_id = {p.id: p for p in problems}
+        return {
+            "name": name,
+            "set": label,
+            "policy_version": engine.policy_version,
+            "max_tokens": self.max_tokens,
+            "temperatures": scores,
+            "samples": [
+                {"problem_id": key, "prompt": by_id[key].prompt, "gold": ", ".join(by_id[key].golds), "responses": rows}
+                for key, rows in read.items()
+            ],
+        }
+
+    def _samples(self, temperature: float) -> int:
+        """Greedy decoding has one response a problem."""
+        return 1 if temperature == 0 else self.config.samples
+
+    def _ks(self, temperature: float, *, start: bool) -> tuple[int, ...]:
+        if temperature != 1.0:
+            return ()
+        larger = (self.config.start_pass_at,) if start and self.config.start_pass_at else ()
+        return tuple(sorted({*self.config.pass_at, *larger}))
+
+
+def score_document(result: Score) -> dict[str, Any]:
+    """A score as JSON, with the per-problem shares so that two models can be compared pairwise."""
+    return {
+        "accuracy": result.accuracy.as_dict(),
+        "problems": result.accuracy.problems,
+        "samples": result.samples,
+        "pass_at": {str(k): estimate.as_dict() for k, estimate in result.pass_at.items()},
+        "length_mean": result.length_mean,
+        "truncation": result.truncation,
+        "entropy": result.entropy,
+        "boxed_and_stopped": result.boxed_and_stopped,
+        "per_problem": [None if math.isnan(s) else round(s, 6) for s in result.per_problem],
+    }
+
+
+def _shown(judged: JudgedGroup, temperature: float) -> dict[str, Any]:
+    completion, verdict = judged.group.completions[0], judged.verdicts[0]
+    return {
+        "temperature": temperature,
+        "text": completion.text,
+        "outcome": "wrong" if completion.truncated else verdict.outcome.value,
+        "status": "truncated" if completion.truncated else verdict.status,
+        "decided_by": verdict.decided_by,
+        "extracted": verdict.extracted,
+        "finish_reason": completion.finish_reason.value,
+        "tokens": len(completion),
+    }

@@ -1,0 +1,260 @@
+"""The MAGIC loop: multi-stage, on-policy by default, rejection of zero-advantage groups, adaptive entropy control.
+
+``Trainer.step`` is the algorithm in the recipe's own words. Everything it calls is behind a protocol, so
+there is one loop, whatever generates, judges and learns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from magicrl.algorithms.entropy import EntropyEstimate, measure_entropy
+from magicrl.algorithms.entropy_control import AdaptiveEntropyController, EntropyController
+from magicrl.algorithms.losses import LOSSES
+from magicrl.algorithms.rejection import Rejection, reject_zero_advantage, select_refill
+from magicrl.algorithms.rewards import score_group
+from magicrl.config.schema import StageConfig, TrainConfig
+from magicrl.data.sampler import PromptSampler
+from magicrl.evaluation.sampling import generate, verdicts_of
+from magicrl.records import (
+    FloatArray,
+    Problem,
+    RolloutRequest,
+    SamplingParams,
+    ScoredGroup,
+    StepMetrics,
+    TokenArray,
+    TrainSample,
+)
+from magicrl.rollout.protocol import RolloutEngine
+from magicrl.training.batches import minibatches, train_samples, with_old_logprobs, with_ref_logprobs
+from magicrl.training.clock import StepClock
+from magicrl.training.metrics import Values, finite, merge_updates, rollout_metrics
+from magicrl.training.protocols import Controls, Learner, UpdateMetrics
+from magicrl.verifiers.base import VerifierService
+
+
+class Reference(Protocol):
+    """A frozen model that scores samples."""
+
+    def logprobs(
+        self, samples: Sequence[TrainSample], temperature: float
+    ) -> tuple[list[FloatArray], list[FloatArray]]: ...
+
+
+class TrainingStopped(RuntimeError):
+    """Training cannot go on; the text names the cause and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Parts:
+    """What the loop drives: the two engines, the judge, and the small state machines."""
+
+    engine: RolloutEngine
+    learner: Learner
+    judge: VerifierService
+    encode: Callable[[Problem], TokenArray]
+    sampler: PromptSampler
+    controller: EntropyController
+    reference: Reference | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepResult:
+    """One step's metrics and its whole buffer (before rejection, in draw order)."""
+
+    metrics: StepMetrics
+    groups: tuple[ScoredGroup, ...]
+    clock: StepClock
+
+
+class Trainer:
+    """Runs training steps. State is the step count and the draw count; the rest is the parts' own."""
+
+    def __init__(self, config: TrainConfig, parts: Parts, progress: Callable[[str, int, int], None]) -> None:
+        self._config = config
+        self._parts = parts
+        self._progress = progress
+        self.steps_done = 0
+        self._draws = 0
+        self._empty_steps = 0
+
+    def step(self, stage: StageConfig, stage_index: int) -> StepResult:
+        """One training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
+        clock = StepClock()
+        parts = self._parts
+        groups, refilled = self._collect(stage, clock)  # D_R prompts, M responses each, at tau, cut at T
+        entropy = self._measured_entropy(groups)  # of the whole buffer, before rejection
+        alpha = parts.controller.coefficient(entropy.mean)
+        rejection = reject_zero_advantage(groups, self._config.algorithm.advantage_mask)
+        kept = self._surviving(groups, rejection, stage)  # the groups to learn from, in the order they were issued
+        samples = self._prepare(kept, stage, clock)  # advantages, old and reference log-probs
+        updates = self._learn(samples, stage, alpha, clock)  # N_SGD = D_R/D_T * N_reuse
+        parts.controller.observe(entropy.mean)
+        parts.engine.load_weights(parts.learner.weights(), parts.learner.version)
+        self.steps_done += 1
+        values: Values = {
+            **rollout_metrics(groups),
+            **self._entropy_metrics(groups, alpha),
+            "groups/rejected/ratio": rejection.rejected / len(groups),
+            "groups/rejected/all_correct": rejection.all_correct,
+            "groups/rejected/all_wrong": rejection.all_wrong,
+            "groups/refilled": refilled,
+            "groups/trained": len(kept),
+            "groups/all_rejected": int(not kept),
+            **merge_updates(updates),
+            "stage/max_tokens": stage.max_tokens,
+        }
+        self._check_progress(bool(kept))
+        self._check_sampler_gap(values)
+        times = clock.times()
+        values |= {f"time/{part}": seconds for part, seconds in times.items()}
+        values["time/verify_waited"] = sum(end - begin for name, begin, end in clock.spans if name == "other/verify")
+        values["tokens/per_second"] = int(values["tokens/sampled"] or 0) / max(times["step"], 1e-9)
+        metrics = StepMetrics(step=self.steps_done, stage=stage_index, values=finite(values))
+        return StepResult(metrics=metrics, groups=tuple(groups), clock=clock)
+
+    def _collect(self, stage: StageConfig, clock: StepClock) -> tuple[list[ScoredGroup], int]:
+        """The step's buffer, and how many of its groups were sampled to refill rejected ones."""
+        algorithm = self._config.algorithm
+        groups = self._sample(stage, stage.rollout_batch, clock)
+        for _ in range(algorithm.refill_rounds if algorithm.refill == "until_full" else 0):
+            missing = stage.rollout_batch - len(reject_zero_advantage(groups, algorithm.advantage_mask).kept)
+            if missing <= 0:
+                break
+            groups += self._sample(stage, missing, clock)
+        return groups, len(groups) - stage.rollout_batch
+
+    def _sample(self, stage: StageConfig, prompts: int, clock: StepClock) -> list[ScoredGroup]:
+        """``prompts`` scored groups in draw order; verification hides behind generation."""
+        sampling = SamplingParams(
+            temperature=self._config.rollout.temperature, max_tokens=stage.max_tokens, seed=self._config.run.seed
+        )
+        requests = [
+            RolloutRequest(
+                draw=self._draws + i,
+                problem=problem,
+                prompt_tokens=self._parts.encode(problem),
+                group_size=stage.group_size,
+                sampling=sampling,
+            )
+            for i, problem in enumerate(self._parts.sampler.next(prompts))
+        ]
+        self._draws += prompts
+        with clock.measure("rollout"):
+            pending = generate(
+                self._parts.engine, self._parts.judge, requests, lambda i, n: self._progress("rollout", i, n)
+            )
+        with clock.measure("other", "verify"):
+            judged = verdicts_of(self._parts.judge, pending)
+        return [score_group(item.group, item.verdicts) for item in judged]
+
+    def _surviving(self, groups: Sequence[ScoredGroup], rejection: Rejection, stage: StageConfig) -> list[ScoredGroup]:
+        """Groups to learn from: at most D_R, in issue order (finish order would favour short responses)."""
+        algorithm = self._config.algorithm
+        if not algorithm.reject_zero_advantage:
+            return [g for g in groups if g.counted.any()][: stage.rollout_batch]
+        if algorithm.refill == "until_full":
+            return [groups[i] for i in select_refill(groups, stage.rollout_batch, algorithm.advantage_mask)]
+        return [groups[i] for i in rejection.kept]
+
+    def _prepare(self, kept: Sequence[ScoredGroup], stage: StageConfig, clock: StepClock) -> list[TrainSample]:
+        algorithm, tau = self._config.algorithm, self._config.rollout.temperature
+        samples = train_samples(kept, mask=algorithm.advantage_mask, normalise_std=LOSSES[algorithm.loss].normalise_std)
+        if samples and stage.num_minibatches * algorithm.reuse > 1:
+            # Taken once, before the first update. With one SGD step they would equal the loss's own
+            # log-probs, rho would be exactly 1, and the forward pass is saved.
+            with clock.measure("other", "old_logprobs"):
+                samples = with_old_logprobs(samples, self._parts.learner.logprobs(samples, tau)[0])
+        if samples and self._parts.reference is not None:
+            with clock.measure("other", "ref_logprobs"):
+                samples = with_ref_logprobs(samples, self._parts.reference.logprobs(samples, tau)[0])
+        return samples
+
+    def _learn(
+        self, samples: Sequence[TrainSample], stage: StageConfig, alpha: float, clock: StepClock
+    ) -> list[UpdateMetrics]:
+        algorithm, learner = self._config.algorithm, self._parts.learner
+        total = stage.num_minibatches * algorithm.reuse
+        updates: list[UpdateMetrics] = []
+        batches = minibatches(
+            samples,
+            parts=stage.num_minibatches,
+            prompts_per_part=stage.mini_batch or stage.rollout_batch,
+            mode=algorithm.minibatch,
+            reuse=algorithm.reuse,
+            seed=(self._config.run.seed, self.steps_done),
+        )
+        for batch in batches:
+            controls = Controls(
+                alpha=alpha,
+                clip_low=algorithm.clip_low,
+                clip_high=algorithm.clip_high,
+                temperature=self._config.rollout.temperature,
+                learning_rate=self._learning_rate(),
+            )
+            with clock.measure("train"):
+                updates.append(learner.update(batch, controls))
+            self._progress("train", len(updates), total)
+        return updates
+
+    def _learning_rate(self) -> float:
+        optimizer = self._config.optimizer
+        if optimizer.warmup_steps == 0:
+            return optimizer.learning_rate
+        return optimizer.learning_rate * min(1.0, (self._parts.learner.version + 1) / optimizer.warmup_steps)
+
+    def _measured_entropy(self, groups: Sequence[ScoredGroup]) -> EntropyEstimate:
+        """e_k over all response tokens of the buffer, before rejection: over survivors it would be biased."""
+        completions = [c for g in groups for c in g.group.completions]
+        estimate = measure_entropy(completions, self._config.entropy.estimator)
+        if estimate is None:
+            raise TrainingStopped(
+                "the rollout engine does not report entropies; set entropy.estimator = 'sampled' for this engine"
+            )
+        return estimate
+
+    def _entropy_metrics(self, groups: Sequence[ScoredGroup], alpha: float) -> Values:
+        completions = [c for g in groups for c in g.group.completions]
+        values: Values = {"entropy/alpha": alpha}
+        for estimator in ("sampled", "exact"):
+            estimate = measure_entropy(completions, estimator)
+            if estimate is not None:
+                values[f"entropy/{estimator}/mean"] = estimate.mean
+                values[f"entropy/{estimator}/standard_error"] = estimate.standard_error
+        controller = self._parts.controller
+        if isinstance(controller, AdaptiveEntropyController):
+            values |= {"entropy/c": controller.c, "entropy/target": controller.target}
+        return values
+
+    def _check_progress(self, learned: bool) -> None:
+        self._empty_steps = 0 if learned else self._empty_steps + 1
+        limit = self._config.algorithm.stop_after_empty_steps
+        if self._empty_steps >= limit:
+            raise TrainingStopped(
+                f"every group of {limit} steps in a row was rejected: all answers of each group were right or all "
+                "wrong, so there is nothing to learn. Use problems that the model solves sometimes "
+                "([data.difficulty_filter]), a larger group_size, or algorithm.refill = 'until_full'"
+            )
+
+    def _check_sampler_gap(self, values: Mapping[str, Any]) -> None:
+        gap = values.get("learner/sampler_gap_mean")
+        rollout = self._config.rollout
+        if gap is not None and rollout.weight_lag == 0 and rollout.engine != "replay" and gap > rollout.max_sampler_gap:
+            raise TrainingStopped(
+                f"the rollout engine and the learner disagree by {gap:.3f} nats a token on average (limit "
+                f"rollout.max_sampler_gap = {rollout.max_sampler_gap}): the engine serves other weights than the "
+                "learner's. Check the engine's weight update; nothing of this step was kept in a checkpoint"
+            )
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state of the loop itself."""
+        return {"steps_done": self.steps_done, "draws": self._draws, "empty_steps": self._empty_steps}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``."""
+        self.steps_done = int(state["steps_done"])
+        self._draws = int(state["draws"])
+        self._empty_steps = int(state["empty_steps"])

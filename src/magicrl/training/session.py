@@ -1,0 +1,347 @@
+"""A whole training run: start model, filter, test before, the loop over stages, test after, saved model.
+
+``train`` is what ``magicrl train`` calls. Everything that has state is in the checkpoints, so that a
+run that was stopped anywhere goes on where its last checkpoint stands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter
+from magicrl.config.schema import StageConfig, TrainConfig
+from magicrl.data.sampler import PromptSampler
+from magicrl.evaluation.sampling import evaluation_seed, sample_problems, score
+from magicrl.records import Problem, StepMetrics
+from magicrl.rollout.protocol import Stateful
+from magicrl.rollout.recording import write_rollouts
+from magicrl.training.assemble import Built, build, entropy_controller, set_threads, start_model_folder
+from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
+from magicrl.training.difficulty import DifficultyFilter
+from magicrl.training.exam import Exam
+from magicrl.training.health import HealthMonitor
+from magicrl.training.loop import Parts, StepResult, Trainer
+from magicrl.training.observer import RunObserver
+from magicrl.training.recorder import RunFolder
+from magicrl.training.stages import StageSchedule
+from magicrl.verifiers.pool import VerifierPool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Best:
+    """The best validated step so far."""
+
+    step: int
+    accuracy: float
+
+
+def train(config: TrainConfig, recipe_folder: Path, output: Path, observer: RunObserver, *, resume: bool) -> Path:
+    """Run a recipe to its end and return the run folder.
+
+    Args:
+        config: the resolved recipe.
+        recipe_folder: relative paths in the recipe start here.
+        output: the run folder.
+        observer: told what happens.
+        resume: continue the run in ``output`` from its last checkpoint, if there is one.
+
+    Raises:
+        ValueError: a setting, a file or the data is unusable.
+        TrainingStopped: training cannot go on.
+        FloatingPointError: a loss or gradient was not finite.
+    """
+    folder = RunFolder(output, config, resume=resume)
+    threads = set_threads(config)
+    start = start_model_folder(config.start, recipe_folder, output.parent / "models", observer.progress)
+    with VerifierPool.from_config(config.verifier) as judge:
+        built = build(config, recipe_folder, start)
+        folder.start(config, {**built.facts(), "threads": threads})
+        try:
+            Session(config, folder, observer, built, judge).run()
+        except BaseException as error:
+            stopped = isinstance(error, KeyboardInterrupt)
+            folder.finish("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
+            raise
+        finally:
+            built.engine.close()
+    return output
+
+
+class Session:
+    """One run: the order in which its parts act, and its whole state."""
+
+    def __init__(
+        self, config: TrainConfig, folder: RunFolder, observer: RunObserver, built: Built, judge: VerifierPool
+    ) -> None:
+        self._config = config
+        self._folder = folder
+        self._observer = observer
+        self._judge = judge
+        self._data = built.data
+        self._encode = built.encoder.encode
+        self._learner = built.learner
+        self._engine = built.engine
+        self._schedule = StageSchedule(config.stages)
+        self._controller = entropy_controller(config.entropy)
+        self._monitor = HealthMonitor()
+        self._visits = VisitRecord()
+        self._solved = 0
+        self._best: Best | None = None
+        self._steps_done = 0
+        self._test_tokens = config.evaluation.max_tokens or config.stages[-1].max_tokens
+        self._engine.load_weights(self._learner.weights(), self._learner.version)
+        self._kept = self._filtered_training_set()
+        self._sampler = PromptSampler(self._kept, seed=config.run.seed)
+        self._trainer = Trainer(
+            config,
+            Parts(
+                engine=self._engine,
+                learner=self._learner,
+                judge=judge,
+                encode=self._encode,
+                sampler=self._sampler,
+                controller=self._controller,
+                reference=built.reference,
+            ),
+            observer.progress,
+        )
+
+    def run(self) -> None:
+        """Test, train through every stage, test again, save the model."""
+        checkpoint = load_latest(self._folder.checkpoints)
+        self._folder.rewind(checkpoint.step if checkpoint else 0)
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self._warn_of_another_environment()
+        self._examine("before", start=True)
+        if self._steps_done == 0:
+            self._announce_stage()
+        while (stage := self._schedule.stage) is not None:
+            self._one_step(stage)
+        self._examine("after", start=False)
+        self._learner.save_hf(self._folder.model)
+        self._folder.finish("finished", steps=self._steps_done)
+
+    def _one_step(self, stage: StageConfig) -> None:
+        index = self._schedule.index
+        result = self._trainer.step(stage, index)
+        self._steps_done = self._trainer.steps_done
+        for group in result.groups:
+            self._visits.observe(group)
+        values = {**result.metrics.values, **self._unfiltered(result.metrics), **self._validate(result.metrics.step)}
+        metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
+        self._record(metrics, result)
+        self._observe_progress(metrics)
+        ended = self._schedule.finish_step()
+        if ended is not None:
+            self._event("stage_end", f"stage {ended.stage} ended after {ended.steps} steps: {ended.reason}")
+            if self._schedule.stage is not None:
+                self._filter_solved()
+                self._announce_stage()
+        due = self._steps_done % self._config.checkpoint.every == 0
+        if due or ended is not None:
+            self._save()
+
+    def _observe_progress(self, metrics: StepMetrics) -> None:
+        values = metrics.values
+        truncation = values.get("train/truncation/ratio")
+        if isinstance(truncation, float):
+            self._schedule.observe_truncation(truncation)
+        measured = values.get("validation/accuracy/mean")
+        if isinstance(measured, float):
+            error = values.get("validation/accuracy/standard_error")
+            self._schedule.observe_accuracy(measured, error if isinstance(error, float) else None)
+        elif not self._validates():
+            accuracy = values.get("train/accuracy_unfiltered/mean")
+            error = values.get("train/accuracy/standard_error")
+            if isinstance(accuracy, float):
+                self._schedule.observe_accuracy(accuracy, error if isinstance(error, float) else None)
+
+    def _record(self, metrics: StepMetrics, result: StepResult) -> None:
+        self._folder.step(metrics)
+        result.clock.append_timeline(self._folder.timeline, metrics.step)
+        every = self._config.logging.rollouts_every
+        if every and metrics.step % every == 0:
+            write_rollouts(self._folder.rollouts / f"step-{metrics.step:06d}.parquet", metrics.step, result.groups)
+        self._observer.step(metrics)
+        for finding in self._monitor.observe(metrics):
+            self._tell(finding.as_event())
+
+    def _unfiltered(self, metrics: StepMetrics) -> dict[str, float]:
+        """Training accuracy as if the online filter had removed nothing."""
+        accuracy = metrics.values.get("train/accuracy/mean")
+        if not isinstance(accuracy, float):
+            return {}
+        left = len(self._sampler.remaining)
+        return {"train/accuracy_unfiltered/mean": accuracy_over_all(accuracy, left, removed_correct=self._solved)}
+
+    def _validates(self) -> bool:
+        return bool(self._config.evaluation.every and self._data.validation)
+
+    def _validate(self, step: int) -> dict[str, float]:
+        """Accuracy on the validation set with the weights after this step; {} where none is due."""
+        if not self._validates() or step % self._config.evaluation.every:
+            return {}
+        evaluation = self._config.evaluation
+        stage = self._schedule.stage
+        assert stage is not None, "validated inside a stage"
+        groups = sample_problems(
+            self._engine,
+            self._judge,
+            self._data.validation,
+            self._encode,
+            samples=1 if evaluation.validation_temperature == 0 else evaluation.validation_samples,
+            temperature=evaluation.validation_temperature,
+            max_tokens=self._test_tokens,
+            seed=evaluation_seed(self._config.run.seed, f"validation/{step}"),
+            progress=lambda i, n: self._observer.progress("validation", i, n),
+        )
+        result = score(groups)
+        if self._best is None or result.accuracy.mean > self._best.accuracy:
+            self._best = Best(step=step, accuracy=result.accuracy.mean)
+        values = {
+            "validation/accuracy/mean": result.accuracy.mean,
+            "validation/accuracy/standard_error": result.accuracy.standard_error,
+            "validation/length/mean": result.length_mean,
+            "validation/truncation/ratio": result.truncation,
+        }
+        return values if result.entropy is None else {**values, "validation/entropy/mean": result.entropy}
+
+    def _filter_solved(self) -> None:
+        """The online filter at a stage change."""
+        if not self._config.data.online_filter:
+            self._visits.clear()
+            return
+        remaining = [p.id for p in self._sampler.remaining]
+        result = online_filter(self._visits.last_visits(), remaining)
+        self._sampler.remove(result.removed)
+        self._solved += len(result.removed)
+        self._visits.clear()
+        self._event(
+            "filter",
+            f"online filter removed {len(result.removed)} solved prompts of {len(remaining)}",
+            removed=len(result.removed),
+            kept=len(result.kept),
+        )
+
+    def _filtered_training_set(self) -> tuple[Problem, ...]:
+        """The training problems that the offline filter keeps (all of them without one)."""
+        settings = self._config.data.difficulty_filter
+        if settings is None:
+            return self._data.train
+        difficulty = DifficultyFilter(
+            config=settings,
+            max_tokens=self._config.stages[0].max_tokens,
+            seed=self._config.run.seed,
+            path=self._folder.path / "difficulty.json",
+        )
+        result = difficulty.apply(
+            self._data.train,
+            self._engine,
+            self._judge,
+            self._encode,
+            lambda i, n: self._observer.progress("difficulty filter", i, n),
+        )
+        self._event(
+            "filter",
+            f"difficulty filter (N = {settings.samples}) kept {len(result.kept)} of {len(self._data.train)} problems: "
+            f"{result.all_wrong} never solved, {result.all_correct} always, {result.not_judged} not judged",
+            kept=len(result.kept),
+            all_wrong=result.all_wrong,
+            all_correct=result.all_correct,
+        )
+        kept = set(result.kept)
+        return tuple(p for p in self._data.train if p.id in kept)
+
+    def _examine(self, name: str, *, start: bool) -> None:
+        """The test with the learner's present weights; skipped where its result is already there."""
+        missing = {k: v for k, v in self._data.test.items() if self._folder.read_evaluation(_file(name, k)) is None}
+        if not missing:
+            return
+        exam = Exam(
+            problems=missing,
+            config=self._config.evaluation,
+            max_tokens=self._test_tokens,
+            seed=self._config.run.seed,
+            shown=self._config.logging.samples,
+        )
+        documents = exam.run(name, self._engine, self._judge, self._encode, self._observer.progress, start=start)
+        for document in documents:
+            self._folder.write_evaluation(_file(name, document["set"]), document)
+            by_temperature = ", ".join(
+                f"{scores['accuracy']['mean']:.3f} at {float(tau):g}"
+                for tau, scores in document["temperatures"].items()
+            )
+            self._event("evaluation", f"test {name} training, set {document['set']}: accuracy {by_temperature}")
+
+    def _save(self) -> None:
+        learner_tensors, learner_rest = split_state("learner", self._learner.state())
+        engine_state = self._engine.state() if isinstance(self._engine, Stateful) else {}
+        engine_tensors, engine_rest = split_state("engine", engine_state)
+        state: dict[str, Any] = {
+            "learner": learner_rest,
+            "engine": engine_rest,
+            "trainer": self._trainer.state(),
+            "schedule": self._schedule.state(),
+            "controller": self._controller.state(),
+            "sampler": self._sampler.state(),
+            "visits": self._visits.state(),
+            "health": self._monitor.state(),
+            "solved": self._solved,
+            "best": [self._best.step, self._best.accuracy] if self._best else None,
+        }
+        keep_best = self._best is not None and self._config.checkpoint.keep_best
+        save_checkpoint(
+            self._folder.checkpoints,
+            Checkpoint(step=self._steps_done, tensors={**learner_tensors, **engine_tensors}, state=state),
+            keep_last=self._config.checkpoint.keep_last,
+            keep=frozenset({self._best.step}) if keep_best and self._best else frozenset(),
+        )
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        state = checkpoint.state
+        self._learner.restore(join_state("learner", checkpoint.tensors, state["learner"]))
+        self._engine.load_weights(self._learner.weights(), self._learner.version)
+        if isinstance(self._engine, Stateful):
+            self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
+        self._trainer.restore(state["trainer"])
+        self._steps_done = self._trainer.steps_done
+        self._schedule.restore(state["schedule"])
+        self._controller.restore(state["controller"])
+        self._sampler.restore(state["sampler"])
+        self._visits.restore(state["visits"])
+        self._monitor.restore(state["health"])
+        self._solved = int(state["solved"])
+        best = state["best"]
+        self._best = Best(step=int(best[0]), accuracy=float(best[1])) if best else None
+        self._tell({"kind": "resume", "step": checkpoint.step, "message": f"resumed from {checkpoint.folder}"})
+
+    def _announce_stage(self) -> None:
+        stage = self._schedule.stage
+        assert stage is not None, "a stage begins"
+        self._event(
+            "stage_start",
+            f"stage {self._schedule.index}: T = {stage.max_tokens}, D_R = {stage.rollout_batch}, "
+            f"D_T = {stage.mini_batch or stage.rollout_batch}, M = {stage.group_size}, at most {stage.max_steps} steps",
+            max_tokens=stage.max_tokens,
+        )
+
+    def _warn_of_another_environment(self) -> None:
+        changes = self._folder.environment_changes()
+        if changes:
+            self._event("warning", "resumed in another environment, not bit-identical: " + "; ".join(changes))
+
+    def _event(self, kind: str, message: str, **data: object) -> None:
+        place = {"step": self._steps_done, "stage": self._schedule.index}
+        self._tell({"kind": kind, **place, "message": message, **data})
+
+    def _tell(self, event: Mapping[str, object]) -> None:
+        self._folder.event(event)
+        self._observer.event(event)
+
+
+def _file(name: str, label: str) -> str:
+    return f"{name}-{label}"
