@@ -1,1 +1,5 @@
-"""The maths verifier: the four steps of the recipe on Math-Verify."""
+"""The maths verifier: the recipe's four steps on Math-Verify, cheap exact comparisons first.
+
+`judge.MathsVerifier` runs inside worker processes; importing this package alone loads neither sympy nor
+Math-Verify.
+"""

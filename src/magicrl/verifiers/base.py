@@ -1,0 +1,162 @@
+"""What a verifier is, the words its verdicts use, and the registry by which a problem names one.
+
+A verifier states a fact about one answer; rewards are made elsewhere, so that training and evaluation
+share one judge. Blame is decided by the status alone: whatever an answer exhausts by itself (CPU seconds,
+memory, depth) is wrong, because hanging the judge must not pay; only what is not the answer's doing (a
+lost worker, a gold that cannot be read) is not judged.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from magicrl.records import Outcome, Problem, Verdict
+
+Reasoning = Literal["auto", "required", "none"]
+Extract = Literal["lenient", "box"]
+Progress = Callable[[str], None]
+"""Called by an isolated verifier with the phase it enters (``gold``, ``answer``), so that blame can be laid."""
+
+OUTCOME_OF_STATUS: MappingProxyType[str, Outcome] = MappingProxyType(
+    {
+        "matched": Outcome.CORRECT,
+        "mismatch": Outcome.WRONG,
+        "no_answer": Outcome.WRONG,
+        "unparsable": Outcome.WRONG,
+        "timeout": Outcome.WRONG,
+        "memory": Outcome.WRONG,
+        "crash": Outcome.WRONG,
+        "gold_unparsable": Outcome.NOT_JUDGED,
+        "worker_lost": Outcome.NOT_JUDGED,
+    }
+)
+"""Every status of the built-in verifiers and its outcome."""
+
+MAX_EXTRACTED = 1000
+"""Characters of the extracted answer that a verdict keeps."""
+
+
+def make_verdict(
+    status: str, *, reason: str = "", decided_by: str = "", extracted: str | None = None, seconds: float = 0.0
+) -> Verdict:
+    """The verdict of this status, its outcome taken from `OUTCOME_OF_STATUS`."""
+    if extracted is not None and len(extracted) > MAX_EXTRACTED:
+        extracted = extracted[:MAX_EXTRACTED] + "..."
+    return Verdict(
+        outcome=OUTCOME_OF_STATUS[status],
+        status=status,
+        reason=reason,
+        decided_by=decided_by,
+        extracted=extracted,
+        seconds=seconds,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class JudgeOptions:
+    """How the answer is found in a response.
+
+    Attributes:
+        reasoning: ``auto``: a ``<think>`` that is never closed means no answer, no tag at all means that
+            the whole text is the answer; ``required``: no ``</think>``, no answer; ``none``: tags mean nothing.
+        extract: ``box``: only a ``\\boxed{}`` counts; ``lenient``: an answer without a box counts too.
+    """
+
+    reasoning: Reasoning = "auto"
+    extract: Extract = "lenient"
+
+    def __post_init__(self) -> None:
+        if self.reasoning not in ("auto", "required", "none"):
+            raise ValueError(f"reasoning must be auto, required or none, got {self.reasoning!r}")
+        if self.extract not in ("lenient", "box"):
+            raise ValueError(f"extract must be lenient or box, got {self.extract!r}")
+
+
+class Verifier(Protocol):
+    """Judges one response. Pure: the verdict depends on the two arguments and the options alone."""
+
+    def judge(self, golds: Sequence[str], response: str) -> Verdict:
+        """Whether ``response`` gives any of ``golds``."""
+        ...
+
+
+class IsolatedVerifier(Verifier, Protocol):
+    """A verifier that reads hostile text with heavy machinery and therefore lives in a killable process."""
+
+    def distrust(self, golds: Sequence[str]) -> None:
+        """Never parse these golds again: doing so exhausted a worker. Plain string equality still counts."""
+        ...
+
+
+class VerifierService(Protocol):
+    """What the training loop sees: submit while the engine generates, collect afterwards."""
+
+    def submit(self, problem: Problem, responses: Sequence[str]) -> Any:
+        """Queue one problem's responses; returns a ticket at once."""
+        ...
+
+    def result(self, ticket: Any) -> tuple[Verdict, ...]:
+        """The verdicts of a ticket in the order of its responses; waits for them."""
+        ...
+
+    def close(self) -> None:
+        """Stop every worker. Safe to call twice."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifierSpec:
+    """A registered verifier: either judged in the calling process or in worker processes.
+
+    Attributes:
+        name: what ``Problem.verifier`` says.
+        in_process: makes a verifier for the calling process, or None.
+        isolated: makes a verifier inside a worker process, or None. Exactly one of the two is given.
+        warm_up: a (gold, response) pair judged once when a worker starts, so that no item pays for loading.
+    """
+
+    name: str
+    in_process: Callable[[JudgeOptions], Verifier] | None = None
+    isolated: Callable[[JudgeOptions, Progress], IsolatedVerifier] | None = None
+    warm_up: tuple[str, str] = ("1", "\\boxed{1}")
+
+    def __post_init__(self) -> None:
+        assert (self.in_process is None) != (self.isolated is None), self.name
+
+
+def _exact(options: JudgeOptions) -> Verifier:
+    from magicrl.verifiers.exact import ExactVerifier
+
+    return ExactVerifier(options)
+
+
+def _maths(options: JudgeOptions, progress: Progress) -> IsolatedVerifier:
+    # imported in the worker only: the calling process never loads sympy
+    from magicrl.verifiers.maths.judge import MathsVerifier
+
+    return MathsVerifier(options, progress)
+
+
+_SPECS: dict[str, VerifierSpec] = {
+    "exact": VerifierSpec(name="exact", in_process=_exact),
+    "maths": VerifierSpec(
+        name="maths", isolated=_maths, warm_up=(r"\frac{\sqrt{2}}{2}", r"\boxed{\frac{1}{\sqrt{2}}}")
+    ),
+}
+
+
+def verifier_spec(name: str) -> VerifierSpec:
+    """The verifier of this name.
+
+    Raises:
+        ValueError: unknown name (says the nearest known one).
+    """
+    if name not in _SPECS:
+        near = difflib.get_close_matches(name, _SPECS, n=1, cutoff=0.4)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"unknown verifier {name!r}{hint} Known: {', '.join(sorted(_SPECS))}")
+    return _SPECS[name]

@@ -1,0 +1,144 @@
+r"""One spelling for each answer: what LaTeX and Unicode let one write in several ways without changing meaning.
+
+Only notation is touched, never mathematics: nothing is dropped that carries a value, a unit or an order.
+Every pass is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_SYMBOLS = {
+    "−": "-",
+    "–": "-",
+    "×": r"\times ",
+    "·": r"\cdot ",
+    "÷": r"\div ",
+    "±": r"\pm ",
+    "π": r"\pi ",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\ne ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∈": r"\in ",
+    "∅": r"\emptyset ",
+    "°": r"^\circ ",
+    "²": "^{2}",
+    "³": "^{3}",
+    "。": ".",
+    "，": ",",
+}
+_UNUSUAL = re.compile(r"[^\x20-\x7e]")
+_TOKENS = re.compile(
+    r"(?P<newline>\\\\)"
+    r"|(?P<sized>\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z]))"
+    r"|(?P<frac>\\[dtc]frac(?![A-Za-z]))"
+    r"|(?P<style>\\(?:display|text)style(?![A-Za-z]))"
+    r"|(?P<nothing>\\!)"
+    r"|(?P<space>\\[,;:> ]|~|\\q?quad(?![A-Za-z]))"
+    r"|(?P<comma>\{,\})"
+    r"|(?P<le>\\(?:leqslant|leq)(?![A-Za-z]))"
+    r"|(?P<ge>\\(?:geqslant|geq)(?![A-Za-z]))"
+    r"|(?P<empty>\\varnothing(?![A-Za-z]))"
+    r"|\\."
+)
+_REPLACEMENT = {
+    "newline": r"\\",
+    "sized": "",
+    "frac": r"\frac",
+    "style": "",
+    "nothing": "",
+    "space": " ",
+    "comma": ",",
+    "le": r"\le",
+    "ge": r"\ge",
+    "empty": r"\emptyset",
+}
+_SPACES = re.compile(r"\s+")
+_LOOSE = re.compile(r" ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z])")
+_SINGLE = re.compile(r"([\^_])\{(\w|\\[A-Za-z]+(?=\}(?![A-Za-z])))\}")
+_DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
+_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
+
+
+def plain_characters(text: str) -> str:
+    """Ordinary characters for unusual ones: any script's digits, full-width forms, common symbols.
+
+    Invisible and control characters vanish, all white space becomes a space.
+    """
+    return _UNUSUAL.sub(_plain_character, text)
+
+
+def _plain_character(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in _SYMBOLS:
+        return _SYMBOLS[char]
+    if char.isspace():
+        return " "
+    if char.isdecimal():
+        return str(unicodedata.decimal(char))
+    if 0xFF01 <= ord(char) <= 0xFF5E:
+        return chr(ord(char) - 0xFEE0)
+    return "" if unicodedata.category(char) in ("Cc", "Cf") else char
+
+
+def canonical(text: str) -> str:
+    r"""The spelling that answers are compared in.
+
+    Math delimiters, sizing, spacing commands, redundant outer braces, a final full stop and a ``\text{}`` around
+    the whole go; spaces stay only where they can matter, so that ``1 000`` and ``1000`` remain different.
+
+    Example:
+        >>> canonical(r"$\left( -\infty ,\, 5 \right]$.")
+        '(-\\infty,5]'
+    """
+    text = plain_characters(text)
+    text = _TOKENS.sub(_token, text)
+    text = _SPACES.sub(" ", text).strip()
+    for _ in range(10):  # wrappers may nest; ten layers are more than anyone writes
+        bare = _unwrap(text)
+        if bare == text:
+            break
+        text = bare
+    text = _LOOSE.sub(lambda m: m[1] or "", text)
+    return _SINGLE.sub(r"\1\2", text)
+
+
+def _token(match: re.Match[str]) -> str:
+    return match[0] if match.lastgroup is None else _REPLACEMENT[match.lastgroup]
+
+
+def _unwrap(text: str) -> str:
+    text = text.strip()
+    if text.endswith(".") and not text.endswith(".."):
+        text = text[:-1].rstrip()
+    for opening, closing in _DELIMITERS:
+        inside = text[len(opening) : -len(closing)]
+        if len(text) > len(opening) + len(closing) and text.startswith(opening) and text.endswith(closing):
+            if opening in inside or closing in inside:
+                break  # "$a$ and $b$" is not one formula
+            return inside.strip()
+    words = _WORDS.fullmatch(text)
+    return words[1].strip() if words else strip_outer_braces(text)
+
+
+def strip_outer_braces(text: str) -> str:
+    """``{{42}}`` is ``42``; ``{1}{2}`` stays. One pass, however deep the nest."""
+    if not text.startswith("{"):
+        return text
+    partner: dict[int, int] = {}
+    stack: list[int] = []
+    for token in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        if token[0] == "{":
+            stack.append(token.start())
+        elif token[0] == "}":
+            if not stack:
+                return text
+            partner[stack.pop()] = token.start()
+    depth = 0
+    while partner.get(depth) == len(text) - 1 - depth and len(text) > 2 * depth + 1:
+        depth += 1
+    return text[depth : len(text) - depth].strip()

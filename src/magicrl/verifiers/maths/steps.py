@@ -1,0 +1,53 @@
+"""The comparison steps, cheapest first. A step says equal, different, or that it cannot tell.
+
+A later kind of comparison (intervals, units, lists) is one more row of `CHEAP_STEPS`, before Math-Verify.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from magicrl.verifiers.maths.rational import approximates, plain_number
+
+Step = Callable[[str, str], bool | None]
+"""(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
+
+_LETTERS = re.compile(r"[A-Za-z]+")
+
+
+def same_string(gold: str, answer: str) -> bool | None:
+    """Equal spelling. Right even where Math-Verify can parse neither side."""
+    return True if gold == answer and gold else None
+
+
+def same_rational(gold: str, answer: str) -> bool | None:
+    """Two plain numbers are compared exactly, and that is final unless a separator leaves room for doubt.
+
+    Only a fraction that no decimal can say may be given as one, see `approximates`.
+    """
+    left, right = plain_number(gold), plain_number(answer)
+    if left is None or right is None:
+        return None
+    if left.value == right.value or approximates(right, left.value) or approximates(left, right.value):
+        return True
+    return None if left.grouped or right.grouped else False
+
+
+def same_word(gold: str, answer: str) -> bool | None:
+    """Two bare words: case does not matter from three letters on, other letters are another answer.
+
+    Words of the same letters in another order stay open: ``ab`` and ``ba`` may be products.
+    """
+    if not (_LETTERS.fullmatch(gold) and _LETTERS.fullmatch(answer)):
+        return None
+    if len(gold) >= 3 and gold.casefold() == answer.casefold():
+        return True
+    return None if sorted(gold.casefold()) == sorted(answer.casefold()) else False
+
+
+CHEAP_STEPS: tuple[tuple[str, Step], ...] = (
+    ("string", same_string),
+    ("rational", same_rational),
+    ("word", same_word),
+)

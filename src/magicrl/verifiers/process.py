@@ -1,0 +1,221 @@
+"""One worker process as the pool sees it: start, ask, kill.
+
+An answer is given so many seconds of the worker's own CPU time, so that a busy machine does not change a
+verdict. A much longer wall-clock limit catches a worker that was stopped from outside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import magicrl
+from magicrl.verifiers.wire import MAX_REPLY_BYTES, Decoder, ProtocolError, encode
+
+START_SECONDS = 120.0
+_CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
+"""Deaths that an answer can bring about by its depth or size; any other signal came from outside."""
+_MIN_STALL_SECONDS = 60.0
+_STALL_FACTOR = 20.0
+_MIN_WAIT_SECONDS = 0.01
+
+
+class WorkerStartError(RuntimeError):
+    """A worker process could not be started; says what it wrote on standard error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """A reply came. Its content is not validated yet."""
+
+    message: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Exhausted:
+    """The item used up a limit: ``kind`` is ``timeout`` or ``crash``, ``phase`` what was being read."""
+
+    kind: str
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The worker ended for a reason that is not the item's doing."""
+
+    reason: str
+
+
+Outcome = Answered | Exhausted | Lost
+
+
+class WorkerProcess:
+    """A warm worker. One thread at a time may ``ask``; any thread may ``kill``."""
+
+    def __init__(self, settings: Mapping[str, Any]) -> None:
+        """Start and warm up; returns when the worker is ready.
+
+        Raises:
+            WorkerStartError: the process ended or said nothing within `START_SECONDS`.
+        """
+        self._cpu_limit = float(settings["cpu_limit"])
+        self._stall_limit = max(_MIN_STALL_SECONDS, _STALL_FACTOR * self._cpu_limit)
+        self._decoder = Decoder(MAX_REPLY_BYTES)
+        self._retired = False
+        with tempfile.TemporaryFile() as errors:
+            self._child = _spawn(errors.fileno())
+            try:
+                self._send(encode(settings), START_SECONDS)
+                message = self._receive(START_SECONDS)
+            except (OSError, EOFError, ProtocolError):
+                message = None
+            if message != {"ready": True}:
+                self.kill()
+                errors.seek(0)
+                said = errors.read()[-2000:].decode("utf-8", "replace").strip()
+                raise WorkerStartError(f"verifier worker did not start: {said or 'no output'}")
+        self._usage = psutil.Process(self._child.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    @property
+    def usable(self) -> bool:
+        return not self._retired and self._child.poll() is None
+
+    def ask(self, request: Mapping[str, Any]) -> Outcome:
+        """Send one request and wait for its reply. After anything but `Answered` the worker is gone."""
+        phase = ""
+        end = time.monotonic() + self._stall_limit
+        try:
+            self._send(encode(request), self._stall_limit)
+            start = self._cpu_seconds()
+            while True:
+                left = self._cpu_limit - (self._cpu_seconds() - start)
+                if left <= 0:
+                    self.kill()
+                    return Exhausted("timeout", phase)
+                if time.monotonic() > end:
+                    self.kill()
+                    return Lost(f"worker did not run for {self._stall_limit:.0f} s of wall-clock time")
+                # one thread: its CPU time cannot reach the limit sooner than this
+                message = self._receive(max(_MIN_WAIT_SECONDS, min(left, end - time.monotonic())))
+                if message is None:
+                    continue
+                if message.get("item") != request["item"]:
+                    self.kill()
+                    return Lost("worker answered another item")
+                if "phase" not in message:
+                    self._retired = message.get("retire") is not False
+                    return Answered(message)
+                # each phase has the whole limit, so that a slow gold is not the answer's fault
+                phase, start = str(message["phase"])[:20], self._cpu_seconds()
+        except ProtocolError as error:
+            self.kill()
+            return Lost(f"worker sent no valid message: {error}")
+        except (OSError, EOFError):
+            return self._post_mortem(phase)
+
+    def interrupt(self) -> None:
+        """Kill the process group; a thread inside ``ask`` then finds a lost worker. For other threads."""
+        if self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._child.pid, signal.SIGKILL)
+
+    def kill(self) -> None:
+        """End the worker and everything it started, now, and free its pipes."""
+        self.interrupt()
+        self._child.wait()
+        for pipe in (self._child.stdin, self._child.stdout):
+            assert pipe is not None
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+    def _post_mortem(self, phase: str) -> Outcome:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout=5)
+        code = self._child.poll()
+        self.kill()
+        if code == -signal.SIGXCPU:
+            return Exhausted("timeout", phase)
+        if code is not None and -code in _CRASHES:
+            return Exhausted("crash", phase)
+        cause = (
+            "closed its pipe" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited ({code})"
+        )
+        return Lost(f"worker {cause}")
+
+    def _cpu_seconds(self) -> float:
+        try:
+            times = self._usage.cpu_times()
+        except psutil.Error as error:
+            raise EOFError from error
+        return times.user + times.system
+
+    def _send(self, data: bytes, seconds: float) -> None:
+        """Write everything, or raise: a stopped reader must not block the pool for ever."""
+        assert self._child.stdin is not None
+        fd = self._child.stdin.fileno()
+        view, end = memoryview(data), time.monotonic() + seconds
+        while view:
+            if not _ready(fd, select.POLLOUT, end - time.monotonic()):
+                raise EOFError
+            with contextlib.suppress(BlockingIOError):
+                view = view[os.write(fd, view) :]
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        """The next message, or None when none came in time. Raises EOFError at the end of the stream."""
+        assert self._child.stdout is not None
+        fd, end = self._child.stdout.fileno(), time.monotonic() + seconds
+        while (message := self._decoder.next()) is None:
+            if not _ready(fd, select.POLLIN, end - time.monotonic()):
+                return None
+            data = os.read(fd, 1 << 16)
+            if not data:
+                raise EOFError
+            self._decoder.feed(data)
+        return message
+
+
+def _ready(fd: int, event: int, seconds: float) -> bool:
+    poll = select.poll()  # not select(): descriptors above 1023 are common in long runs
+    poll.register(fd, event)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _spawn(errors: int) -> subprocess.Popen[bytes]:
+    """A fresh interpreter (never a fork: the parent may hold torch's threads) in its own session."""
+    root = str(Path(magicrl.__file__).resolve().parents[1])
+    inherited = os.environ.get("PYTHONPATH")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([root, inherited] if inherited else [root]),
+        "PYTHONHASHSEED": "0",  # sympy orders some terms by hash
+        "OMP_NUM_THREADS": "1",
+        "OPENBLAS_NUM_THREADS": "1",
+    }
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "magicrl.verifiers.worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=errors,
+        env=environment,
+        start_new_session=True,
+        bufsize=0,
+    )
+    assert child.stdin is not None
+    os.set_blocking(child.stdin.fileno(), False)
+    return child

@@ -1,0 +1,142 @@
+"""Notation, exact numbers and the order of the comparison steps."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import pytest
+
+from magicrl.verifiers.maths.notation import canonical, strip_outer_braces
+from magicrl.verifiers.maths.rational import plain_number
+from magicrl.verifiers.maths.steps import same_rational, same_string, same_word
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (r"\left( -\infty ,\, 5 \right]", r"(-\infty,5]"),
+        (r"$\dfrac{1}{2}$.", r"\frac{1}{2}"),
+        (r"\(x+1\)", "x + 1"),
+        (r"\[ 5 \]", "5"),
+        (r"\text{yes}", "yes"),
+        (r"{{{42}}}", "42"),
+        ("x^{2}", "x^2"),
+        (r"90^{\circ}", "90°"),
+        (r"90^{\circ}", r"90^\circ"),
+        (r"1{,}234", "1,234"),
+        ("٥", "5"),
+        ("５", "5"),
+        ("5\u200b", "5"),
+        ("5\x00", "5"),
+        ("−3", "-3"),
+        ("2 \\pi r", "2\\pi r"),
+        (r"x \leqslant 3", "x ≤ 3"),
+        (r"\varnothing", r"\emptyset"),
+        (r"\sin ^2 t", r"\sin^{2} t"),
+    ],
+)
+def test_spellings_of_one_answer(one: str, other: str) -> None:
+    assert canonical(one) == canonical(other)
+    assert same_string(canonical(one), canonical(other)) is True
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("1 000", "1000"),
+        ("1 1/2", "11/2"),
+        (r"\sin x", r"\sinx"),
+        (r"\frac{1}{2}", r"\frac{12}{}"),
+        ("(1,2)", "[1,2]"),
+        ("A", "a"),
+        ("5²", "52"),
+        ("x_1", "x^1"),
+        (r"e^{\alpha}b", r"e^{\alpha b}"),
+        ("{1}{2}", "1}{2"),
+        (r"\{1\}", "1"),
+        ("$1$ and $2$", "1$ and $2"),
+    ],
+)
+def test_different_answers_stay_different(one: str, other: str) -> None:
+    assert canonical(one) != canonical(other)
+
+
+def test_deep_nests_are_unwrapped_in_one_pass() -> None:
+    nest = "{" * 200_000 + "42" + "}" * 200_000
+    assert strip_outer_braces(nest) == "42"
+    assert canonical(nest) == "42"
+    assert canonical("{" * 200_000) == "{" * 200_000
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("5", Fraction(5)),
+        ("025", Fraction(25)),
+        ("-0.125", Fraction(-1, 8)),
+        (".5", Fraction(1, 2)),
+        ("5.", Fraction(5)),
+        ("1,234.5", Fraction(2469, 2)),
+        ("1 234", Fraction(1234)),
+        (r"1\,234", Fraction(1234)),
+        ("1,234,5", None),
+        ("12,34", None),
+        ("1/3", Fraction(1, 3)),
+        (r"-\frac{2}{6}", Fraction(-1, 3)),
+        (r"\frac{-2}{6}", Fraction(-1, 3)),
+        (r"\frac12", Fraction(1, 2)),
+        (r"1\frac{1}{2}", Fraction(3, 2)),
+        (r"-1\frac{1}{2}", Fraction(-3, 2)),
+        ("1 1/2", Fraction(3, 2)),
+        (r"2\frac{3}{2}", None),  # improper: a product or a slip
+        ("1/0", None),
+        (r"3 \times 10^{8}", Fraction(300_000_000)),
+        ("1e-3", Fraction(1, 1000)),
+        ("1e99999999", None),
+        (r"10^{10^{10}}", None),
+        ("9" * 2000, None),
+        ("x", None),
+        (r"\pi", None),
+    ],
+)
+def test_plain_number(text: str, expected: Fraction | None) -> None:
+    number = plain_number(canonical(text))
+    assert (None if number is None else number.value) == expected
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("0.5", "1/2", True),
+        ("0.1", "0.10000001", False),
+        ("100000000000", "99999999999", False),
+        ("0.00000001", "0", False),
+        ("1,234", "1,235", None),  # could be two lists: left to a later step
+        (r"\frac{1}{12}", "0.0833333333", True),  # cannot be said in decimals
+        (r"\frac{1}{12}", "0.083333", False),  # five significant digits are too few
+        (r"\frac{1}{3}", "0.333334", False),
+        (r"\frac{2}{3}", "0.666667", True),  # rounded
+        (r"\frac{2}{3}", "0.666666", True),  # cut
+        (r"\frac{2}{3}", "0.666668", False),
+        (r"\frac{1}{2}", "0.5000001", False),
+        ("0.333333", r"\frac{1}{3}", True),
+        ("5", "x", None),
+    ],
+)
+def test_same_rational(gold: str, answer: str, expected: bool | None) -> None:
+    assert same_rational(canonical(gold), canonical(answer)) is expected
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "expected"),
+    [
+        ("yes", "Yes", True),
+        ("yes", "no", False),
+        ("A", "B", False),
+        ("A", "a", None),
+        ("ab", "ba", None),
+        ("a", "1", None),
+    ],
+)
+def test_same_word(gold: str, answer: str, expected: bool | None) -> None:
+    assert same_word(gold, answer) is expected
