@@ -1,0 +1,389 @@
+"""Supervised start: the model that a run begins with, made from a recorded recipe.
+
+A recipe has phases, each with its demonstrations and learning rate (steps: ``supervised.py``). Every phase begins with
+fresh optimizer moments: those of the phase before belong to other data and another rate.
+
+Randomness is a function of (seed, phase, step), so that a run killed at any instant goes on from its last checkpoint
+to the same weights, bit for bit on the same machine, versions and thread count.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import shutil
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from magicrl.config.loader import config_hash, to_toml
+from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig
+from magicrl.data.families import TaskFamily, make_family
+from magicrl.models.gguf import prepare_gguf_package
+from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device, save_policy
+from magicrl.models.prompts import PromptEncoder
+from magicrl.models.tiny import make_tiny
+from magicrl.records import Problem, TrainSample
+from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
+from magicrl.training.learner import LocalLearner
+from magicrl.training.supervised import SupervisedStep, phase_schedule, supervised_sample, supervised_steps
+
+RECORD = "sft.json"
+SCHEMA_VERSION = 1
+_PACKAGES = ("magicrl", "torch", "transformers", "tokenizers", "numpy")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SftProgress:
+    """One supervised step, as it is reported while it happens.
+
+    Attributes:
+        step: steps done of the whole recipe, 1 after the first.
+        total: steps of the whole recipe.
+        phase: number of the phase, from 0.
+        loss: mean nats per response token of this step's batch, before its update.
+        tokens_per_second: prompt and response tokens learned a second since this process began the phase.
+        seconds_left: at that rate and the batches' mean size.
+    """
+
+    step: int
+    total: int
+    phase: int
+    loss: float
+    tokens_per_second: float
+    seconds_left: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SftResult:
+    """A supervised model.
+
+    Attributes:
+        folder: the model folder; its ``sft.json`` is the record of how it was made.
+        reused: it was there already, made by the same recipe.
+        losses: loss curve of each phase, one value a step.
+        tokens: prompt and response tokens learned from.
+        seconds: wall-clock seconds of training (of all processes, where it was resumed).
+    """
+
+    folder: Path
+    reused: bool
+    losses: tuple[tuple[float, ...], ...]
+    tokens: int
+    seconds: float
+
+
+@dataclass(kw_only=True, slots=True)
+class _Journal:
+    """What a run has done so far; lives in its checkpoints and ends in ``sft.json``."""
+
+    losses: list[list[float]] = field(default_factory=list[list[float]])
+    tokens: int = 0
+    seconds: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        return sum(len(phase) for phase in self.losses)
+
+    def state(self) -> dict[str, Any]:
+        return {"losses": self.losses, "tokens": self.tokens, "seconds": self.seconds}
+
+
+def recipe_hash(config: SftConfig) -> str:
+    """Identifies what decides the weights: everything but the run's name, output, device and thread count."""
+    return config_hash(config.model_copy(update={"run": RunConfig(seed=config.run.seed)}))
+
+
+def run_sft(
+    config: SftConfig,
+    output: Path,
+    on_step: Callable[[SftProgress], None] | None = None,
+    *,
+    checkpoint_seconds: float = 120.0,
+) -> SftResult:
+    """Make the recipe's model in ``output``: a model folder with ``sft.json``, whole or not at all.
+
+    A model that the same recipe made there is reused. Unfinished work lies beside it in ``<output>.partial``, from
+    where an interrupted run goes on.
+
+    Args:
+        config: the recipe.
+        output: the model folder to write.
+        on_step: progress.
+        checkpoint_seconds: wall-clock time between checkpoints; when they are written changes no result.
+
+    Raises:
+        ValueError: the output holds another recipe's model or something else; an unknown family; a demonstration
+            longer than the model's context; a missing start model.
+    """
+    found = _finished(config, output)
+    if found is not None:
+        return found
+    partial = output.with_name(f"{output.name}.partial")
+    _check_partial(config, partial)
+    with _threads(config.run.threads):
+        policy = _start_policy(config, output)
+        journal = _train(config, policy, partial, on_step, checkpoint_seconds)
+    record = _record(config, journal, policy)
+    save_policy(
+        policy.model,
+        policy.tokenizer,
+        output,
+        extra_files={RECORD: json.dumps(record, indent=1), "recipe.toml": to_toml(config), **_card(config, policy)},
+    )
+    shutil.rmtree(partial, ignore_errors=True)
+    return _result(output, record, reused=False)
+
+
+def _finished(config: SftConfig, output: Path) -> SftResult | None:
+    """The model that is in ``output``, None if there is nothing."""
+    if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        return None
+    record_file = output / RECORD
+    if not record_file.is_file():
+        raise ValueError(f"{output} exists and was not made by `magicrl sft`; pass another --output or delete it")
+    record = json.loads(record_file.read_text(encoding="utf-8"))
+    _check_hash(config, output, str(record.get("recipe_hash")))
+    return _result(output, record, reused=True)
+
+
+def _check_partial(config: SftConfig, partial: Path) -> None:
+    """Claim the folder of unfinished work for this recipe."""
+    claim = partial / "recipe_hash"
+    if claim.is_file():
+        _check_hash(config, partial, claim.read_text(encoding="utf-8").strip())
+        return
+    partial.mkdir(parents=True, exist_ok=True)
+    claim.write_text(recipe_hash(config), encoding="utf-8")
+
+
+def _check_hash(config: SftConfig, folder: Path, found: str) -> None:
+    wanted = recipe_hash(config)
+    if found != wanted:
+        raise ValueError(
+            f"{folder} belongs to another supervised recipe (hash {found}, this one is {wanted}); "
+            "pass another --output or delete that folder"
+        )
+
+
+def _start_policy(config: SftConfig, output: Path) -> LoadedModel:
+    """The float32 model that training starts from."""
+    device = resolve_device(config.run.device)
+    if config.model.tiny is not None:
+        model, tokenizer = make_tiny(config.model.tiny, _vocabulary(config.phases), config.run.seed)
+        model.to(device)  # pyright: ignore[reportArgumentType]
+        return describe_policy(model, tokenizer, folder="tiny")
+    if config.model.gguf_package is not None:
+        folder = prepare_gguf_package(config.model.gguf_package, output.with_name(config.model.gguf_package))
+        return load_policy(folder, dtype="float32", device=device)
+    assert config.model.folder is not None, "the schema asks for one"
+    return load_policy(config.model.folder, dtype="float32", device=device)
+
+
+def _vocabulary(phases: Sequence[SftPhaseConfig]) -> list[str]:
+    """Every symbol of the phases' families, each once, in order of appearance."""
+    symbols: dict[str, None] = {}
+    for phase in phases:
+        vocabulary = make_family(phase.family, phase.options).vocabulary
+        if vocabulary is None:
+            raise ValueError(
+                f"family {phase.family!r} is natural language and has no fixed vocabulary, which model.tiny needs; "
+                "use model.folder or model.gguf_package"
+            )
+        symbols.update(dict.fromkeys(vocabulary))
+    return list(symbols)
+
+
+def _train(
+    config: SftConfig,
+    policy: LoadedModel,
+    partial: Path,
+    on_step: Callable[[SftProgress], None] | None,
+    checkpoint_seconds: float,
+) -> _Journal:
+    """All phases, from the last checkpoint where there is one; ``policy.model`` ends with the trained weights."""
+    journal, restored = _resume(partial)
+    for number in range(max(0, len(journal.losses) - 1), len(config.phases)):
+        learner = _learner(config, policy)
+        if restored is not None:
+            learner.restore(restored)
+            restored = None
+        else:
+            journal.losses.append([])
+        watch = _Watch(config, journal, learner, partial, on_step, checkpoint_seconds)
+        first = len(journal.losses[-1])
+        phase = config.phases[number]
+        supervised_steps(
+            learner,
+            _batches(config, number, policy, first),
+            phase_schedule(phase.learning_rate, steps=phase.steps, warmup_steps=phase.warmup_steps, decay=phase.decay),
+            first=first,
+            on_step=watch,
+        )
+        # The next phase's learner is a new one, so the weights go back into the model.
+        policy.model.load_state_dict(dict(learner.weights()), strict=False)
+    return journal
+
+
+def _learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
+    return LocalLearner(
+        policy.model,
+        tokenizer=policy.tokenizer,
+        valid_vocab=policy.valid_vocab,
+        loss="nll",
+        optimizer=config.optimizer,
+        model_config=config.training,
+    )
+
+
+def _batches(config: SftConfig, number: int, policy: LoadedModel, first: int) -> Iterator[list[TrainSample]]:
+    """The batches of a phase from step ``first`` on, the same whatever ``first`` was."""
+    phase = config.phases[number]
+    family = make_family(phase.family, phase.options)
+    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
+    seed = int(np.random.SeedSequence([config.run.seed, number]).generate_state(1)[0])
+    stream = family.stream(seed=seed, split="train", levels=phase.levels)
+    problems = islice(stream, first * phase.batch_size, None)
+    for step in range(first, phase.steps):
+        rng = np.random.default_rng([config.run.seed, number, step])
+        drawn = list(islice(problems, phase.batch_size))
+        yield [_demonstration(family, problem, rng, encoder, policy, i) for i, problem in enumerate(drawn)]
+
+
+def _demonstration(
+    family: TaskFamily,
+    problem: Problem,
+    rng: np.random.Generator,
+    encoder: PromptEncoder,
+    policy: LoadedModel,
+    index: int,
+) -> TrainSample:
+    sample = supervised_sample(
+        encoder.encode(problem), encoder.encode_response(family.demonstration(problem, rng)), index
+    )
+    if len(sample) > policy.max_context:
+        raise ValueError(
+            f"problem {problem.id!r} and its demonstration have {len(sample)} tokens, more than the context of "
+            f"{policy.folder} ({policy.max_context}); raise model.tiny.max_context or shorten the demonstrations"
+        )
+    return sample
+
+
+class _Watch:
+    """Counts, reports and checkpoints a phase's steps."""
+
+    def __init__(
+        self,
+        config: SftConfig,
+        journal: _Journal,
+        learner: LocalLearner,
+        partial: Path,
+        on_step: Callable[[SftProgress], None] | None,
+        checkpoint_seconds: float,
+    ) -> None:
+        self._journal = journal
+        self._learner = learner
+        self._partial = partial
+        self._on_step = on_step
+        self._every = checkpoint_seconds
+        self._total = sum(phase.steps for phase in config.phases)
+        self._began = self._last = self._saved = time.monotonic()
+        self._tokens = self._steps = 0
+
+    def __call__(self, step: SupervisedStep) -> None:
+        now = time.monotonic()
+        journal = self._journal
+        journal.losses[-1].append(step.loss)
+        journal.tokens += step.tokens
+        journal.seconds += now - self._last
+        self._last = now
+        self._tokens += step.tokens
+        self._steps += 1
+        if self._on_step is not None:
+            self._on_step(self._progress(step, max(now - self._began, 1e-9)))
+        if now - self._saved >= self._every:
+            self._save()
+            self._saved = self._last = time.monotonic()
+
+    def _progress(self, step: SupervisedStep, elapsed: float) -> SftProgress:
+        done = self._journal.steps
+        return SftProgress(
+            step=done,
+            total=self._total,
+            phase=len(self._journal.losses) - 1,
+            loss=step.loss,
+            tokens_per_second=self._tokens / elapsed,
+            seconds_left=(self._total - done) * elapsed / self._steps,
+        )
+
+    def _save(self) -> None:
+        tensors, rest = split_state("learner", self._learner.state())
+        state = {"learner": rest, "journal": self._journal.state()}
+        save_checkpoint(self._partial, Checkpoint(step=self._journal.steps, tensors=tensors, state=state), keep_last=1)
+
+
+def _resume(partial: Path) -> tuple[_Journal, dict[str, Any] | None]:
+    """What an interrupted run had done and its learner's state; a fresh journal and None without one."""
+    checkpoint = load_latest(partial)
+    if checkpoint is None:
+        return _Journal(), None
+    learner = join_state("learner", checkpoint.tensors, checkpoint.state["learner"])
+    return _Journal(**checkpoint.state["journal"]), learner
+
+
+def _record(config: SftConfig, journal: _Journal, policy: LoadedModel) -> dict[str, Any]:
+    """What ``sft.json`` says: enough to make the model again and to see how it went."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "recipe_hash": recipe_hash(config),
+        "recipe": config.model_dump(mode="json"),
+        "started_from": policy.folder,
+        "losses": journal.losses,
+        "tokens": journal.tokens,
+        "seconds": round(journal.seconds, 1),
+        "threads": torch.get_num_threads(),
+        "versions": {
+            "python": platform.python_version(),
+            **{name: importlib.metadata.version(name) for name in _PACKAGES},
+        },
+    }
+
+
+def _card(config: SftConfig, policy: LoadedModel) -> dict[str, str]:
+    """A model card that passes the start model's licence on."""
+    licence = policy.licence or ("apache-2.0" if config.model.tiny is not None else "unknown")
+    families = ", ".join(dict.fromkeys(phase.family for phase in config.phases))
+    text = (
+        f"---\nlicense: {licence}\n---\n\n# {config.run.name}\n\nMade by `magicrl sft` from {policy.folder} with "
+        f"demonstrations of {families}. `recipe.toml` is the whole recipe, `{RECORD}` what happened.\n"
+    )
+    return {"README.md": text}
+
+
+def _result(folder: Path, record: dict[str, Any], *, reused: bool) -> SftResult:
+    return SftResult(
+        folder=folder,
+        reused=reused,
+        losses=tuple(tuple(float(x) for x in phase) for phase in record["losses"]),
+        tokens=int(record["tokens"]),
+        seconds=float(record["seconds"]),
+    )
+
+
+@contextmanager
+def _threads(wanted: int | None) -> Generator[None]:
+    """Use the recipe's number of torch threads, if it names one, and then the former number again."""
+    former = torch.get_num_threads()
+    torch.set_num_threads(wanted or former)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(former)
