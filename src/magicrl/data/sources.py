@@ -1,0 +1,156 @@
+"""Sources of a recipe as problems: generated families, local files, hub data sets."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from magicrl.config.schema import SourceConfig
+from magicrl.data.families import make_family, unique_problems
+from magicrl.data.fingerprint import fingerprint
+from magicrl.data.readers import Row, read_file, read_hub
+from magicrl.data.schemas import Quarantined, is_released, problem_by_fields, problem_released
+from magicrl.records import Problem
+
+__all__ = ["LoadedSource", "SetAside", "fingerprint", "load_mixture", "load_problems", "load_source"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SetAside:
+    """A record that was not used, where it stands and why."""
+
+    where: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedSource:
+    """What a source gave.
+
+    Attributes:
+        problems: in the source's order, ids unique.
+        set_aside: well-formed records that this version cannot use (code problems of the released mixture).
+    """
+
+    problems: tuple[Problem, ...]
+    set_aside: tuple[SetAside, ...] = ()
+
+
+def load_problems(source: SourceConfig, *, base_folder: Path) -> list[Problem]:
+    """The problems of one source; records that were set aside are counted in a warning.
+
+    Args:
+        source: family, path or hub, from the recipe.
+        base_folder: where relative paths start (the recipe's folder).
+
+    Raises:
+        ValueError: naming the file, line or row, field and remedy.
+    """
+    loaded = load_source(source, base_folder=base_folder)
+    for reason, count in Counter(item.reason for item in loaded.set_aside).items():
+        _log.warning("%s: %d records set aside: %s", source.path or source.hub, count, reason)
+    return list(loaded.problems)
+
+
+def load_mixture(sources: Sequence[SourceConfig], *, base_folder: Path) -> list[Problem]:
+    """All sources one after the other. A source listed twice weighs twice: a repeated id gets ``#2``, ``#3``, ...
+
+    Raises:
+        ValueError: as ``load_problems``.
+    """
+    seen: Counter[str] = Counter()
+    mixture: list[Problem] = []
+    for source in sources:
+        for problem in load_problems(source, base_folder=base_folder):
+            seen[problem.id] += 1
+            times = seen[problem.id]
+            mixture.append(problem if times == 1 else replace(problem, id=f"{problem.id}#{times}"))
+    return mixture
+
+
+def load_source(source: SourceConfig, *, base_folder: Path) -> LoadedSource:
+    """As ``load_problems``, with the records that were set aside."""
+    loaded = _generated(source) if source.family is not None else _recorded(source, base_folder)
+    if source.template == "{prompt}":
+        return loaded
+    wrapped = (replace(p, prompt=source.template.replace("{prompt}", p.prompt)) for p in loaded.problems)
+    return replace(loaded, problems=tuple(wrapped))
+
+
+def _generated(source: SourceConfig) -> LoadedSource:
+    assert source.family is not None, "the caller chose"
+    assert source.count is not None, "the schema wants a family's count"
+    family = make_family(source.family, source.options)
+    problems = unique_problems(family, seed=source.seed, split=source.split, count=source.count, levels=source.levels)
+    if source.verifier is not None:
+        problems = [replace(p, verifier=source.verifier) for p in problems]
+    return LoadedSource(problems=tuple(problems))
+
+
+def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:
+    """A file or hub data set."""
+    rows, name, stem = _rows(source, base_folder)
+    if source.levels is not None and (source.fields.level is None or source.format == "released"):
+        raise ValueError(f"{name}: levels = {list(source.levels)} needs fields.level, the column that holds the level")
+    problems: dict[str, Problem] = {}
+    places: dict[str, str] = {}
+    aside: list[SetAside] = []
+    for row in rows:
+        try:
+            problem = _problem(row, source, stem)
+        except Quarantined as reason:
+            aside.append(SetAside(where=row.where, reason=str(reason)))
+            continue
+        if problem.id in places:
+            raise ValueError(
+                f"{row.where}: id {problem.id!r} stood already in {places[problem.id]}; ids must be unique"
+            )
+        places[problem.id] = row.where
+        if source.levels is None or problem.level in source.levels:
+            problems[problem.id] = problem
+        if source.count is not None and len(problems) == source.count:
+            break
+    if not problems:
+        raise ValueError(f"{name}: no problems{_why_none(source, len(places), aside)}")
+    return LoadedSource(problems=tuple(problems.values()), set_aside=tuple(aside))
+
+
+def _why_none(source: SourceConfig, read: int, aside: Sequence[SetAside]) -> str:
+    if read:
+        return f"; none of its {read} records has a level among {list(source.levels or ())}"
+    if aside:
+        return f"; all {len(aside)} records were set aside: {aside[0].reason}"
+    return "; it holds no records"
+
+
+def _rows(source: SourceConfig, base_folder: Path) -> tuple[Iterator[Row], str, str]:
+    """The records, the source's name for errors, and the stem of default ids."""
+    if source.path is not None:
+        if source.options:
+            raise ValueError(f"{source.path}: options are for families and hub data sets, got {sorted(source.options)}")
+        path = base_folder / Path(source.path).expanduser()
+        return read_file(path), str(path), path.stem
+    assert source.hub is not None, "the schema checks that one is given"
+    unknown = sorted(set(source.options) - {"subset", "revision"})
+    if unknown:
+        raise ValueError(f"hub data set {source.hub!r}: unknown option {unknown[0]!r}; known: subset, revision")
+    subset, revision = (source.options.get(key) for key in ("subset", "revision"))
+    rows = read_hub(
+        source.hub,
+        split=source.split,
+        subset=None if subset is None else str(subset),
+        revision=None if revision is None else str(revision),
+    )
+    return rows, source.hub, Path(source.hub).name
+
+
+def _problem(row: Row, source: SourceConfig, stem: str) -> Problem:
+    verifier = source.verifier or "maths"
+    if source.format == "released" or (source.format == "auto" and is_released(row)):
+        return problem_released(row, stem=stem, verifier=verifier)
+    return problem_by_fields(row, source.fields, stem=stem, verifier=verifier)
