@@ -11,7 +11,7 @@ import pytest
 
 from magicrl.data.families import make_family, unique_problems
 from magicrl.data.families.word_chains import evaluate, expression
-from magicrl.data.families.word_problems import INSTRUCTION, WordOptions, WordProblems, instance_split
+from magicrl.data.families.word_problems import INSTRUCTION, WordProblems, instance_split
 from magicrl.data.families.word_stories import PEOPLE, load_stories
 from magicrl.records import Problem
 
@@ -23,6 +23,10 @@ BOX = re.compile(r"\\boxed\{(\d+)\}")
 
 def problems(split: str, count: int = 200, seed: int = 0, **options: float | int | str) -> list[Problem]:
     return unique_problems(make_family("word_problems", options), seed=seed, split=split, count=count)
+
+
+def family_with(**options: float | int | str) -> WordProblems:
+    return WordProblems.from_options(options)
 
 
 def python_value(text: str) -> float:
@@ -62,7 +66,7 @@ def test_steps_and_expressions_worked_by_hand() -> None:
 
 
 def test_faithful_demonstrations_compute_the_gold_and_state_only_true_equations() -> None:
-    family = WordProblems(WordOptions(**FAITHFUL, checks=1.0, plain=1.0))
+    family = family_with(**FAITHFUL, checks=1.0, plain=1.0)
     rng = np.random.default_rng(3)
     seen = 0
     for problem in problems("train"):
@@ -75,7 +79,7 @@ def test_faithful_demonstrations_compute_the_gold_and_state_only_true_equations(
 
 
 def test_every_phrasing_of_a_faithful_step_shows_its_result_before_the_box() -> None:
-    family = WordProblems(WordOptions(**FAITHFUL, decompositions=0.0))
+    family = family_with(**FAITHFUL, decompositions=0.0)
     rng = np.random.default_rng(4)
     for problem in problems("train", count=150):
         text = family.demonstration(problem, rng)
@@ -86,7 +90,7 @@ def test_every_phrasing_of_a_faithful_step_shows_its_result_before_the_box() -> 
 
 def test_shares_of_strategies_slips_and_repairs() -> None:
     options = {"direct": 0.2, "partial": 0.3, "slips": 0.25, "repairs": 0.15}
-    family = WordProblems(WordOptions(**options))
+    family = family_with(**options)
     rng = np.random.default_rng(5)
     chains = [
         (p, family.chain(p, rng))
@@ -116,10 +120,10 @@ def test_a_slip_makes_the_answer_wrong_and_nothing_else_does() -> None:
 def test_direct_answers_have_no_working_and_partial_ones_stop_early() -> None:
     rng = np.random.default_rng(7)
     for problem in problems("train", count=100):
-        direct = WordProblems(WordOptions(direct=1.0, partial=0.0)).demonstration(problem, rng)
+        direct = family_with(direct=1.0, partial=0.0).demonstration(problem, rng)
         assert not EQUATION.search(direct)
         assert re.findall(r"\d+", direct) == list(problem.golds)
-    family = WordProblems(WordOptions(direct=0.0, partial=1.0))
+    family = family_with(direct=0.0, partial=1.0)
     for problem in unique_problems(family, seed=1, split="train", count=100, levels=[2, 3]):
         chain = family.chain(problem, rng)
         values = [str(step.value) for step in evaluate(problem.extra["steps"]) or []]
