@@ -109,7 +109,7 @@ def _read_csv(path: Path) -> Iterator[Row]:
                     raise ValueError(f"{where}: the line has more or fewer cells than the {named} named in the first")
                 yield _as_row(record, index, where)
         except csv.Error as error:
-            raise ValueError(f"{path}, line {table.line_num}: broken CSV ({error})") from error
+            raise ValueError(f"{path}: broken CSV after line {table.line_num} ({error})") from error
 
 
 def _read_parquet(path: Path) -> Iterator[Row]:

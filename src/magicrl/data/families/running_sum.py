@@ -22,8 +22,9 @@ Either way the last token stays the running total, so that rambling costs tokens
 * ``first``   runs of filler: entropy control, KL;
 * ``ladder``  the better strategies are rare (2.9 % and 0.15 %), no rambling: temperature, clip-higher, off-policy.
 
-``phase`` presets of the supervised start: ``skill`` (half of the demonstrations go beyond two operands, no
-rambling, plain digits in every place, so that the modular step is learned), then ``habits`` (the variant's own).
+``phase`` presets of the supervised start: ``skill`` (half of the demonstrations go beyond two operands, no rambling,
+so that the modular step is learned; problems keep all levels, since zeros late in a sum let a model learn to copy
+the operand before it must add it), then ``habits`` (the variant's own).
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class RunningSumOptions(FamilyOptions):
     def levels(self) -> Shares:
         if self.level_shares is not None:
             return parse_shares(self.level_shares)
-        return {self.operands: 1.0} if self.phase == "skill" else self.preset.levels
+        return _LEVELS if self.phase == "skill" else self.preset.levels
 
     def rambling(self) -> tuple[Ramble, float]:
         """Kind of rambling and the share of the demonstrations that have it."""

@@ -1,0 +1,353 @@
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from magicrl.config.schema import FieldMapping, SourceConfig
+from magicrl.data.sources import fingerprint, load_mixture, load_problems, load_source
+from magicrl.records import Problem
+
+
+def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(r) + "\n" for r in records), encoding="utf-8")
+    return path
+
+
+def load(folder: Path, name: str, **options: Any) -> list[Problem]:
+    return load_problems(SourceConfig(path=name, **options), base_folder=folder)
+
+
+def released(gold: str, *, prompt: str = "What is 2 + 3?", ability: str = "math", role: str = "user") -> dict[str, Any]:
+    return {
+        "data_source": "train-math-numina",
+        "prompt": [{"role": role, "content": prompt}],
+        "ability": ability,
+        "reward_model": {"ground_truth": gold, "style": "rule"},
+        "extra_info": {"index": 7, "model_difficulty": {"m": 3}},
+    }
+
+
+TWO = [{"problem": "1+1?", "answer": "2", "note": "a"}, {"problem": "1+2?", "answer": "3", "note": "b"}]
+
+
+# ---- every kind of file -------------------------------------------------------------------------
+
+
+def test_jsonl_gives_problems_with_default_ids_and_extra_fields(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "sums.jsonl", TWO)
+    path.write_text(path.read_text().replace("\n", "\n\n"))  # blank lines are no records
+    assert load(tmp_path, "sums.jsonl") == [
+        Problem(id="sums-0", prompt="1+1?", golds=("2",), verifier="maths", source="sums", extra={"note": "a"}),
+        Problem(id="sums-1", prompt="1+2?", golds=("3",), verifier="maths", source="sums", extra={"note": "b"}),
+    ]
+
+
+def test_json_csv_and_parquet_give_the_same_problems(tmp_path: Path) -> None:
+    write_lines(tmp_path / "sums.jsonl", TWO)
+    (tmp_path / "sums.json").write_text(json.dumps(TWO))
+    (tmp_path / "sums.csv").write_text("problem,answer,note\n1+1?,2,a\n1+2?,3,b\n")
+    pq.write_table(pa.Table.from_pylist(TWO), tmp_path / "sums.parquet")
+    expected = load(tmp_path, "sums.jsonl")
+    for kind in ("json", "csv", "parquet"):
+        assert load(tmp_path, f"sums.{kind}") == expected
+
+
+def test_absolute_paths_do_not_move(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "sums.jsonl", TWO)
+    assert len(load(Path("/nowhere"), str(path))) == 2
+
+
+def test_hub_sets_load_through_datasets(tmp_path: Path) -> None:
+    folder = tmp_path / "sums"
+    folder.mkdir()
+    write_lines(folder / "train.jsonl", TWO)
+    write_lines(folder / "test.jsonl", TWO[:1])
+    source = SourceConfig(hub=str(folder), split="test")
+    assert [p.id for p in load_problems(source, base_folder=tmp_path)] == ["sums-0"]
+    with pytest.raises(ValueError, match="unknown option 'nam'; known: subset, revision"):
+        load_problems(SourceConfig(hub=str(folder), options={"nam": "x"}), base_folder=tmp_path)
+    with pytest.raises(ValueError, match=r"split 'dev'.*Check name, split and options\.subset"):
+        load_problems(SourceConfig(hub=str(folder), split="dev"), base_folder=tmp_path)
+
+
+# ---- field mapping ------------------------------------------------------------------------------
+
+
+def test_mapping_reaches_into_nested_records(tmp_path: Path) -> None:
+    record = {"q": {"text": "1+1?"}, "gold.value": 2, "meta": {"uid": 17, "level": "Level 5"}}
+    write_lines(tmp_path / "n.jsonl", [record])
+    fields = FieldMapping(prompt="q.text", answer="gold.value", id="meta.uid", level="meta.level")
+    (problem,) = load(tmp_path, "n.jsonl", fields=fields)
+    assert (problem.id, problem.prompt, problem.golds, problem.level) == ("17", "1+1?", ("2",), 5)
+    assert problem.extra == {"q": {"text": "1+1?"}, "meta": {"uid": 17, "level": "Level 5"}}
+
+
+@pytest.mark.parametrize(
+    ("answer", "golds"),
+    [
+        ("42", ("42",)),
+        (42, ("42",)),
+        (51.0, ("51",)),
+        (0.25, ("0.25",)),
+        (["1/2", 0.5], ("1/2", "0.5")),
+        ("He eats 3.\nThen 2.\n#### 1,005\n", ("1,005",)),
+        ("#### is no mark\nhere", ("#### is no mark\nhere",)),
+    ],
+)
+def test_answers_of_every_type(tmp_path: Path, answer: Any, golds: tuple[str, ...]) -> None:
+    write_lines(tmp_path / "a.jsonl", [{"problem": "?", "answer": answer}])
+    assert load(tmp_path, "a.jsonl")[0].golds == golds
+
+
+def test_template_wraps_prompts_and_leaves_their_braces_alone(tmp_path: Path) -> None:
+    write_lines(tmp_path / "t.jsonl", [{"problem": r"\frac{1}{2}", "answer": "x"}])
+    (problem,) = load(tmp_path, "t.jsonl", template=r"Q: {prompt} Answer in \boxed{}.")
+    assert problem.prompt == r"Q: \frac{1}{2} Answer in \boxed{}."
+
+
+def test_count_and_levels_choose(tmp_path: Path) -> None:
+    write_lines(tmp_path / "l.jsonl", [{"problem": "?", "answer": i, "level": i % 3} for i in range(9)])
+    fields = FieldMapping(level="level")
+    assert [p.id for p in load(tmp_path, "l.jsonl", count=2)] == ["l-0", "l-1"]
+    chosen = load(tmp_path, "l.jsonl", fields=fields, levels=(1, 2), count=3)
+    assert [(p.id, p.level) for p in chosen] == [("l-1", 1), ("l-2", 2), ("l-4", 1)]
+    with pytest.raises(ValueError, match=r"none of its 9 records has a level among \[7\]"):
+        load(tmp_path, "l.jsonl", fields=fields, levels=(7,))
+    with pytest.raises(ValueError, match=r"levels = \[1\] needs fields.level"):
+        load(tmp_path, "l.jsonl", levels=(1,))
+
+
+def test_the_verifier_can_be_chosen(tmp_path: Path) -> None:
+    write_lines(tmp_path / "v.jsonl", TWO)
+    assert {p.verifier for p in load(tmp_path, "v.jsonl", verifier="exact")} == {"exact"}
+
+
+# ---- the released schema ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("ground_truth", "golds"),
+    [
+        (json.dumps(["\\frac{3}{2}"]), ("\\frac{3}{2}",)),
+        (json.dumps(["a", "b"]), ("a", "b")),
+        (json.dumps("7"), ("7",)),
+        ("204", ("204",)),
+        ("045", ("045",)),  # no JSON: the text itself, its zero kept
+        ("336^\\circ", ("336^\\circ",)),
+        ("[1, 2]", ("[1, 2]",)),  # an interval, not two golds
+        ("1.50", ("1.50",)),
+    ],
+)
+def test_released_golds(tmp_path: Path, ground_truth: str, golds: tuple[str, ...]) -> None:
+    pq.write_table(pa.Table.from_pylist([released(ground_truth)]), tmp_path / "or1.parquet")
+    (problem,) = load(tmp_path, "or1.parquet", format="released")
+    assert problem.golds == golds
+    assert (problem.id, problem.prompt, problem.source) == ("or1-0", "What is 2 + 3?", "train-math-numina")
+    assert problem.extra["extra_info"] == {"index": 7, "model_difficulty": {"m": 3}}
+
+
+def test_format_auto_knows_the_released_schema_by_its_columns(tmp_path: Path) -> None:
+    pq.write_table(pa.Table.from_pylist([released('["5"]')]), tmp_path / "or1.parquet")
+    assert load(tmp_path, "or1.parquet")[0].golds == ("5",)
+
+
+def test_code_rows_are_set_aside_with_their_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    tests = json.dumps({"inputs": ["1"], "outputs": ["2"]})
+    rows = [released('["5"]'), released(tests), released('{"assert_case": ["assert True"]}', ability="code")]
+    write_lines(tmp_path / "mix.jsonl", rows)
+    loaded = load_source(SourceConfig(path="mix.jsonl"), base_folder=tmp_path)
+    assert [p.id for p in loaded.problems] == ["mix-0"]
+    assert [item.where.rpartition(", ")[2] for item in loaded.set_aside] == ["line 2", "line 3"]
+    with caplog.at_level(logging.WARNING):
+        load(tmp_path, "mix.jsonl")
+    assert "2 records set aside: a code problem" in caplog.text
+    write_lines(tmp_path / "code.jsonl", rows[1:])
+    with pytest.raises(ValueError, match=r"code\.jsonl: no problems; all 2 records were set aside: a code problem"):
+        load(tmp_path, "code.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"reward_model": None}, r"'reward_model.ground_truth': nothing named 'ground_truth' inside NoneType"),
+        ({"reward_model": {"style": "rule"}}, r"no field 'reward_model.ground_truth'"),
+        ({"reward_model": {"ground_truth": "[]"}}, r"'reward_model.ground_truth' is an empty list"),
+        ({"reward_model": {"ground_truth": '[""]'}}, r"'reward_model.ground_truth' holds an empty answer"),
+        ({"prompt": "text"}, r"'prompt' must be a list with one"),
+        ({"prompt": [{"role": "system", "content": "x"}]}, r"role must be 'user', got 'system'"),
+        ({"prompt": [{"role": "user", "content": " "}]}, r"content must be text"),
+    ],
+)
+def test_released_errors_name_line_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    write_lines(tmp_path / "r.jsonl", [released("5"), {**released("5"), **change}])
+    with pytest.raises(ValueError, match=r"r\.jsonl, line 2: .*" + message):
+        load(tmp_path, "r.jsonl", format="released")
+
+
+def test_released_format_on_other_files_says_so(tmp_path: Path) -> None:
+    write_lines(tmp_path / "s.jsonl", TWO)
+    with pytest.raises(ValueError, match=r"no field 'prompt'; the nearest is 'problem'.*format = \"fields\""):
+        load(tmp_path, "s.jsonl", format="released")
+
+
+# ---- what a newcomer gets wrong -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (
+            {"question": "?", "answer": "1"},
+            r"no field 'problem'.*It has: question, answer\. Remedy: set fields\.prompt",
+        ),
+        ({"Problem": "?", "answer": "1"}, r"no field 'problem'; the nearest is 'Problem'"),
+        ({"problem": 3, "answer": "1"}, r"field 'problem' must be text, got int \('3'\)"),
+        ({"problem": "  ", "answer": "1"}, r"field 'problem' is empty"),
+        ({"problem": "?", "answer": ""}, r"field 'answer' holds an empty answer"),
+        ({"problem": "?", "answer": None}, r"field 'answer' must be text, a number or a list of them, got NoneType"),
+        ({"problem": "?", "answer": True}, r"got bool"),
+        ({"problem": "?", "answer": float("nan")}, r"holds nan"),
+        ({"problem": "?", "answer": []}, r"field 'answer' is an empty list"),
+        ({"problem": "?", "answer": "#### "}, r"field 'answer' holds an empty answer"),
+        ({"problem": "?", "answer": {"x": 1}}, r"got dict"),
+    ],
+)
+def test_bad_records_are_named_by_line_and_field(tmp_path: Path, record: dict[str, Any], message: str) -> None:
+    write_lines(tmp_path / "bad.jsonl", [TWO[0], record])
+    with pytest.raises(ValueError, match=r"bad\.jsonl, line 2: .*" + message):
+        load(tmp_path, "bad.jsonl")
+
+
+@pytest.mark.parametrize("value", ["hard", True, None])
+def test_bad_levels_and_ids_are_named(tmp_path: Path, value: Any) -> None:
+    write_lines(tmp_path / "b.jsonl", [{"problem": "?", "answer": 1, "level": value}])
+    with pytest.raises(ValueError, match=r"line 1: field 'level' must be an integer level"):
+        load(tmp_path, "b.jsonl", fields=FieldMapping(level="level"))
+    if value != "hard":
+        with pytest.raises(ValueError, match=r"line 1: field 'level' must be a non-empty text or integer id"):
+            load(tmp_path, "b.jsonl", fields=FieldMapping(id="level"))
+
+
+def test_double_ids_name_both_places(tmp_path: Path) -> None:
+    write_lines(tmp_path / "d.jsonl", [{**r, "id": "same"} for r in TWO])
+    with pytest.raises(ValueError, match=r"line 2: id 'same' stood already in .*d\.jsonl, line 1"):
+        load(tmp_path, "d.jsonl", fields=FieldMapping(id="id"))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("x.jsonl", '{"problem": "?", "answer": 1}\n{"problem": \n', r"x\.jsonl, line 2: broken JSON at column"),
+        ("x.jsonl", "[1, 2]\n", r"x\.jsonl, line 1: expected an object with named fields, got list"),
+        ("x.jsonl", "", r"x\.jsonl: the file is empty"),
+        ("x.jsonl", "\n\n", r"x\.jsonl: no problems; it holds no records"),
+        ("x.json", "[", r"x\.json, line 1: broken JSON"),
+        ("x.json", "{}", r"x\.json: expected a list of objects, got dict"),
+        ("x.json", "[]", r"x\.json: no problems"),
+        ("x.json", '[{"problem": "?", "answer": 1}, 3]', r"x\.json, row 2: expected an object"),
+        ("x.csv", "problem,answer\n?,1\n?,1,2\n", r"x\.csv, line 3: the line has more or fewer cells than the 2"),
+        ("x.csv", "problem,answer\n?\n", r"x\.csv, line 2: the line has more or fewer cells"),
+        ("x.csv", 'problem,answer\n"?"z,1\n', r"x\.csv: broken CSV after line 1"),
+        ("x.parquet", "text", r"x\.parquet: not a readable parquet file"),
+        ("x.txt", "text", r"x\.txt: unknown kind of file '\.txt'; supported: \.jsonl, \.json, \.csv, \.parquet"),
+    ],
+)
+def test_broken_files_are_named(tmp_path: Path, name: str, text: str, message: str) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=message):
+        load(tmp_path, name)
+
+
+def test_missing_files_say_what_is_there(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no data files"):
+        load(tmp_path, "a.jsonl")
+    write_lines(tmp_path / "train.jsonl", TWO)
+    with pytest.raises(ValueError, match=r"a\.jsonl: no such file; in .* there are: train\.jsonl"):
+        load(tmp_path, "a.jsonl")
+    with pytest.raises(ValueError, match=r"the folder .*sub does not exist \(relative paths start at"):
+        load(tmp_path, "sub/a.jsonl")
+    (tmp_path / "dir.jsonl").mkdir()
+    with pytest.raises(ValueError, match="not a file"):
+        load(tmp_path, "dir.jsonl")
+    (tmp_path / "latin.jsonl").write_bytes('{"problem": "é"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.jsonl: not UTF-8 text at byte 13"):
+        load(tmp_path, "latin.jsonl")
+    with pytest.raises(ValueError, match=r"options are for families and hub data sets, got \['name'\]"):
+        load(tmp_path, "train.jsonl", options={"name": "x"})
+
+
+# ---- families, mixtures, provenance -------------------------------------------------------------
+
+
+def test_families_load_by_name_with_their_options(tmp_path: Path) -> None:
+    source = SourceConfig(family="running_sum", options={"variant": "ladder"}, count=20, levels=(5,), seed=3)
+    problems = load_problems(source, base_folder=tmp_path)
+    assert len(problems) == 20
+    assert {(p.level, p.verifier, p.source) for p in problems} == {(5, "exact", "running_sum")}
+    assert problems == load_problems(source, base_folder=tmp_path)
+    other = source.model_copy(update={"verifier": "maths", "template": "Add: {prompt}"})
+    first = load_problems(other, base_folder=tmp_path)[0]
+    assert (first.verifier, first.prompt) == ("maths", f"Add: {problems[0].prompt}")
+
+
+def test_a_source_listed_twice_weighs_twice(tmp_path: Path) -> None:
+    write_lines(tmp_path / "s.jsonl", TWO)
+    source = SourceConfig(path="s.jsonl")
+    mixture = load_mixture([source, source, source], base_folder=tmp_path)
+    assert [p.id for p in mixture] == ["s-0", "s-1", "s-0#2", "s-1#2", "s-0#3", "s-1#3"]
+    assert mixture[4].prompt == mixture[0].prompt
+
+
+def test_fingerprint_sees_every_field_that_matters_and_the_order(tmp_path: Path) -> None:
+    write_lines(tmp_path / "s.jsonl", TWO)
+    problems = load(tmp_path, "s.jsonl")
+    base = fingerprint(problems)
+    assert base == fingerprint(load(tmp_path, "s.jsonl"))
+    assert base == "5421f24e8f6e1fd021617571970d5d9f9f9f7f4f5dcbeb3ffc12e5875ff2e897"
+    p = problems[0]
+    changed = [
+        Problem(id="other", prompt=p.prompt, golds=p.golds, verifier=p.verifier, source=p.source),
+        Problem(id=p.id, prompt="other", golds=p.golds, verifier=p.verifier, source=p.source),
+        Problem(id=p.id, prompt=p.prompt, golds=("9",), verifier=p.verifier, source=p.source),
+        Problem(id=p.id, prompt=p.prompt, golds=p.golds, verifier="exact", source=p.source),
+        Problem(id=p.id, prompt=p.prompt, golds=p.golds, verifier=p.verifier, source="other"),
+        Problem(id=p.id, prompt=p.prompt, golds=p.golds, verifier=p.verifier, source=p.source, level=2),
+    ]
+    prints = {fingerprint([c, problems[1]]) for c in changed} | {fingerprint(problems[::-1]), fingerprint([p])}
+    assert len(prints | {base}) == 9
+    plain = Problem(id=p.id, prompt=p.prompt, golds=p.golds, verifier=p.verifier, source=p.source)
+    assert fingerprint([plain, problems[1]]) == base
+
+
+# ---- real sets, where they are present ----------------------------------------------------------
+
+
+def test_the_released_evaluation_files_load_as_they_are(shared_data: Path) -> None:
+    sets = shared_data / "math" / "sets"
+    for year in ("aime24", "aime25"):
+        problems = load(sets, f"{year}/{year}.parquet")
+        assert len(problems) == 30
+        assert problems[0].source == f"test-math-{year}"
+        plain = load(sets, f"{year}/simple_{year}.jsonl", fields=FieldMapping(id="id"))
+        assert [p.golds for p in plain] == [p.golds for p in problems]
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "count", "first"),
+    [
+        ("gsm8k/simple_gsm8k_test.jsonl", FieldMapping(id="id"), 1319, "18"),
+        ("gsm8k/train.jsonl", FieldMapping(prompt="question"), 7473, "72"),
+        ("svamp/simple_svamp.jsonl", FieldMapping(id="id"), 1000, "51"),
+        ("svamp/SVAMP.json", FieldMapping(prompt="Question", answer="Answer", id="ID"), 1000, "51"),
+    ],
+)
+def test_word_problem_sets_load(shared_data: Path, name: str, fields: FieldMapping, count: int, first: str) -> None:
+    problems = load(shared_data / "math" / "sets", name, fields=fields)
+    assert (len(problems), problems[0].golds) == (count, (first,))
+    assert all(len(p.golds[0]) < 20 for p in problems)
