@@ -1,0 +1,252 @@
+"""Sequences of different lengths in one row of tokens, without padding.
+
+A micro-batch is ``[1, tokens]``: the sequences one after the other, positions restarting at each. Every
+linear layer works on real tokens only; ``PackedContext`` keeps attention inside each sequence.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from magicrl.records import TrainSample
+
+MAX_ATTENTION_PADDING = 0.15
+"""Most padding a bucket of the attention may hold, as a share of its tokens."""
+
+
+def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
+    """Split samples into micro-batches of at most ``token_budget`` tokens.
+
+    Samples of similar length share a micro-batch (their attention then needs little padding), and among
+    all splits of that kind into the fewest micro-batches the one whose largest is smallest is taken. A
+    sample is never split; one that exceeds the budget goes alone. The plan depends on its arguments only.
+
+    Args:
+        lengths: tokens of each sample, prompt included.
+        token_budget: most tokens of a micro-batch.
+
+    Returns:
+        Micro-batches, longest samples first, each an ascending list of indices into ``lengths``.
+
+    Example:
+        >>> plan_micro_batches([5, 3, 9, 2, 3], token_budget=8)
+        [[2], [0], [1, 3, 4]]
+    """
+    if token_budget < 1:
+        raise ValueError(f"token_budget must be >= 1, got {token_budget}")
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    alone = [[i] for i in order if lengths[i] > token_budget]
+    rest = order[len(alone) :]
+    if not rest:
+        return alone
+    best = _fill(rest, lengths, token_budget)
+    low, high = lengths[rest[0]], token_budget  # smallest capacity that needs no further micro-batch
+    while low < high:
+        middle = (low + high) // 2
+        trial = _fill(rest, lengths, middle)
+        if len(trial) <= len(best):
+            best, high = trial, middle
+        else:
+            low = middle + 1
+    return alone + [sorted(part) for part in best]
+
+
+def _fill(order: Sequence[int], lengths: Sequence[int], capacity: int) -> list[list[int]]:
+    """Consecutive samples of ``order``, each part filled as far as it goes."""
+    parts: list[list[int]] = []
+    used = capacity
+    for index in order:
+        if used + lengths[index] > capacity:
+            parts.append([])
+            used = 0
+        parts[-1].append(index)
+        used += lengths[index]
+    return parts
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """One micro-batch as the model reads it.
+
+    A sample's last token is not among the inputs: nothing is predicted from it. With N input tokens and R
+    response tokens over all samples:
+
+    Attributes:
+        input_ids: ``[1, N]`` int64.
+        position_ids: ``[1, N]`` int64, restarting at 0 in each sequence.
+        lengths: input tokens of each sequence (prompt + response - 1); their sum is N.
+        predict_index: ``[R]`` int64, the input positions whose next token is a response token.
+        targets: ``[R]`` int64, those response tokens, sample after sample.
+        response_lengths: response tokens of each sequence; their sum is R.
+
+    Example: prompts of 2 and 1 tokens, responses of 1 and 2: lengths (2, 2), predict_index [1, 2, 3].
+    """
+
+    input_ids: Tensor
+    position_ids: Tensor
+    lengths: tuple[int, ...]
+    predict_index: Tensor
+    targets: Tensor
+    response_lengths: tuple[int, ...]
+
+    @staticmethod
+    def of(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> PackedBatch:
+        """Pack the samples in their order.
+
+        Raises:
+            ValueError: a prompt or a response is empty.
+        """
+        for sample in samples:
+            if not len(sample.prompt_tokens) or not len(sample.tokens):
+                raise ValueError(
+                    f"sample {sample.sample_index} of group {sample.group_index} has {len(sample.prompt_tokens)} "
+                    f"prompt and {len(sample.tokens)} response tokens; the learner needs at least one of each"
+                )
+        responses = np.array([len(s.tokens) for s in samples])
+        lengths = np.array([len(s) for s in samples]) - 1
+        starts = np.cumsum(lengths) - lengths
+        pieces = [piece for s in samples for piece in (s.prompt_tokens, s.tokens[:-1])]
+        first_predicted = starts + lengths - responses
+        arrays = (
+            np.concatenate(pieces)[None],
+            (np.arange(lengths.sum()) - np.repeat(starts, lengths))[None],
+            _ranges(first_predicted, responses),
+            np.concatenate([s.tokens for s in samples]),
+        )
+        tensors = [torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays]
+        return PackedBatch(
+            input_ids=tensors[0],
+            position_ids=tensors[1],
+            lengths=tuple(lengths.tolist()),
+            predict_index=tensors[2],
+            targets=tensors[3],
+            response_lengths=tuple(responses.tolist()),
+        )
+
+
+def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+    """``[s, s+1, ..., s+c-1]`` for each start and count, one after the other."""
+    offsets = np.cumsum(counts) - counts
+    return np.repeat(starts - offsets, counts) + np.arange(counts.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class _Bucket:
+    """Sequences attended to together: ``rows`` of them, right-padded to ``width`` tokens."""
+
+    rows: int
+    width: int
+
+
+def _buckets(lengths: Sequence[int]) -> list[list[int]]:
+    """Sequences by falling length, cut where padding would exceed its limit."""
+    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    parts: list[list[int]] = []
+    padding = 0
+    for index in order:
+        width = lengths[parts[-1][0]] if parts else 0
+        waste = width - lengths[index]
+        if not parts or padding + waste > MAX_ATTENTION_PADDING * width * (len(parts[-1]) + 1):
+            parts.append([])
+            padding = waste = 0
+        parts[-1].append(index)
+        padding += waste
+    return parts
+
+
+class PackedContext:
+    """Causal attention inside each packed sequence; an ``AttentionContext``.
+
+    Sequences of similar length are gathered into right-padded buckets, one call of
+    ``scaled_dot_product_attention`` each. Under causal attention padding on the right is seen by padding
+    only, so no mask is needed and values and gradients are those of each sequence alone.
+
+    Args:
+        lengths: tokens of each sequence, in their order in the row.
+        device: where the row lives.
+        on_key_value: called as ``(layer, key, value)`` with each layer's ``[1, kv_heads, tokens, head_dim]``
+            before it is attended to (an engine fills its cache with them).
+
+    Example: ``model.model(input_ids=..., position_ids=..., use_cache=False, attention_context=context)``.
+    """
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        device: torch.device | str = "cpu",
+        on_key_value: Callable[[int, Tensor, Tensor], None] | None = None,
+    ) -> None:
+        if not lengths or min(lengths) < 1:
+            raise ValueError(f"packed sequences need at least one token each, got lengths {list(lengths)}")
+        self.longest = max(lengths)
+        self._on_key_value = on_key_value
+        parts = _buckets(lengths)
+        self._buckets = [_Bucket(len(part), lengths[part[0]]) for part in parts]
+        sizes = np.array(lengths)
+        starts = np.cumsum(sizes) - sizes
+        members = np.array([index for part in parts for index in part])
+        widths = np.repeat([b.width for b in self._buckets], [b.rows for b in self._buckets])
+        slots = np.cumsum(widths) - widths  # where each sequence begins in the padded layout
+        self._in_place = bool((widths == sizes[members]).all() and (slots == starts[members]).all())
+        # padded slots read their sequence's last token: finite numbers that nothing real ever sees
+        spread = _ranges(np.zeros_like(widths), widths)
+        source = np.repeat(starts[members], widths) + np.minimum(spread, np.repeat(sizes[members] - 1, widths))
+        place = np.empty(int(sizes.sum()), dtype=np.int64)
+        place[_ranges(starts[members], sizes[members])] = _ranges(slots, sizes[members])
+        self._source = torch.from_numpy(source).to(device)
+        self._place = torch.from_numpy(place).to(device)
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See ``AttentionContext.attend``."""
+        if self._on_key_value is not None:
+            self._on_key_value(layer, key, value)
+        padded = [self._pad(x[0].transpose(0, 1)) for x in (query, key, value)]
+        grouped = query.shape[1] != key.shape[1]
+        outputs: list[Tensor] = []
+        sizes = [b.rows * b.width for b in self._buckets]
+        for bucket, *parts in zip(self._buckets, *(x.split(sizes) for x in padded), strict=True):
+            q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)).transpose(1, 2) for x in parts)
+            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+            outputs.append(out.transpose(1, 2).flatten(0, 1))
+        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+        if not self._in_place:
+            joined = cast(Tensor, _Reorder.apply(joined, self._place, self._source, True))
+        return joined[None]
+
+    def _pad(self, x: Tensor) -> Tensor:
+        """``[tokens, heads, head_dim]`` -> ``[padded tokens, heads, head_dim]``."""
+        if self._in_place:
+            return x
+        return cast(Tensor, _Reorder.apply(x, self._source, self._place, False))
+
+
+class _Reorder(torch.autograd.Function):
+    """Rows of ``x`` in another order; the backward pass is a copy too, where ``index_select`` would add.
+
+    Between the packed and the padded layout every real token has exactly one place in each, so the gradient
+    of one direction is the other direction, with nothing in the padding: padded queries get no gradient
+    and pass none to the keys that they saw.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, index: Tensor, inverse: Tensor, to_packed: bool) -> Tensor:
+        ctx.save_for_backward(index, inverse)
+        ctx.to_packed = to_packed
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        index, inverse = ctx.saved_tensors
+        (grad,) = grads
+        if ctx.to_packed:
+            padded = grad.new_zeros(len(inverse), *grad.shape[1:])
+            return padded.index_copy_(0, index, grad), None, None, None
+        return grad.index_select(0, inverse), None, None, None

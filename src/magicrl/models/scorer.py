@@ -1,0 +1,154 @@
+"""Log-probabilities and entropies of given responses under a model: what learner and reference share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.head import HeadOptions, logprobs_and_entropies
+from magicrl.models.packing import PackedBatch, PackedContext, plan_micro_batches
+from magicrl.records import FloatArray, TrainSample, frozen_floats
+
+_PROBED_WORDS = 64
+
+
+class PolicyScorer:
+    """A causal LM, called on packed micro-batches, with the fused head in place of its own.
+
+    The model is switched to magicrl's attention and to evaluation mode (no dropout: rho compares two log-probs
+    of one distribution). Parameters keep their dtype and device.
+
+    Args:
+        model: any HF causal LM with a decoder and a linear output head.
+        valid_vocab: rows of the head that are words; None means all.
+        micro_batch_tokens: most tokens of one forward pass in ``score``.
+        head_chunk_tokens: rows of logits that exist at once.
+        gradient_checkpointing: keep only each layer's input for the backward pass and compute the rest again.
+
+    Raises:
+        ValueError: the model's logits are not its head applied to its last hidden state (up to a constant
+            factor and a soft cap that its config states), or are not finite.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        valid_vocab: int | None = None,
+        micro_batch_tokens: int = 16384,
+        head_chunk_tokens: int = 1024,
+        gradient_checkpointing: bool = False,
+    ) -> None:
+        register_attention()
+        model.set_attn_implementation(ATTENTION_NAME)
+        model.eval()
+        self.model = model
+        self._budget = micro_batch_tokens
+        self._backbone = cast(torch.nn.Module, model.get_decoder())
+        self._options = _head_options(model, valid_vocab, head_chunk_tokens)
+        if gradient_checkpointing:
+            _checkpoint_layers(model)
+        self._check_head()
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def plan(self, samples: Sequence[TrainSample]) -> list[list[int]]:
+        """Micro-batches of at most ``micro_batch_tokens`` tokens, as indices into ``samples``."""
+        return plan_micro_batches([len(sample) for sample in samples], self._budget)
+
+    def forward(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+        """Log-probs and entropies of the batch's response tokens, ``[R]`` each, with gradient where enabled.
+
+        Args:
+            batch: a packed micro-batch on the model's device.
+            temperature: tau.
+        """
+        context = PackedContext(batch.lengths, self.device)
+        hidden = self._hidden(batch.input_ids, batch.position_ids, context)
+        # the head, a fifth of a small model's work, sees response positions only
+        return self._head(hidden.index_select(0, batch.predict_index), batch.targets, temperature)
+
+    def score(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Log-probs and entropies of every response token, ``[T]`` a sample in the order given, without gradient.
+
+        Args:
+            samples: prompts and responses; nothing else of them is read.
+            temperature: tau.
+        """
+        found: dict[int, tuple[FloatArray, FloatArray]] = {}
+        for part in self.plan(samples):
+            batch = PackedBatch.of([samples[i] for i in part], self.device)
+            with torch.no_grad():
+                arrays = self.forward(batch, temperature)
+            split = [array.float().cpu().split(batch.response_lengths) for array in arrays]
+            for i, logprobs, entropies in zip(part, *split, strict=True):
+                found[i] = frozen_floats(logprobs.numpy()), frozen_floats(entropies.numpy())
+        ordered = [found[i] for i in range(len(samples))]
+        return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
+
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: PackedContext) -> Tensor:
+        """``[N, d]`` last hidden states."""
+        output = self._backbone(
+            input_ids=input_ids, position_ids=position_ids, use_cache=False, attention_context=context
+        )
+        return cast(Tensor, output.last_hidden_state)[0]
+
+    def _head(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+        head = cast(torch.nn.Linear, self.model.get_output_embeddings())
+        options = replace(self._options, temperature=temperature)
+        return logprobs_and_entropies(hidden, head.weight, targets, options, head.bias)
+
+    @torch.no_grad()
+    def _check_head(self) -> None:
+        """Compare with the model's own logits once: a head that does more than a product must not go unnoticed."""
+        vocab = self._options.valid_vocab or cast(int, self.model.config.get_text_config().vocab_size)
+        words = torch.arange(min(vocab, _PROBED_WORDS), device=self.device)
+        positions = torch.arange(2, device=self.device)[None]
+        context = PackedContext([2], self.device)
+        hidden = self._hidden(words[:2].expand(1, 2), positions, context)[-1:]
+        ours, _ = self._head(hidden.expand(len(words), -1), words, 1.0)
+        output = self.model(
+            input_ids=words[:2].expand(1, 2), position_ids=positions, use_cache=False, attention_context=context
+        )
+        theirs = output.logits[0, -1, :vocab].to(ours.dtype).log_softmax(0)[: len(words)]
+        if not bool(theirs.isfinite().all()):
+            raise ValueError(f"the weights of this {type(self.model).__name__} give logits that are not finite")
+        spread = float((theirs - theirs.mean()).norm())
+        if float((ours - theirs).norm()) > 0.05 * spread + 1e-6 * float(theirs.norm()):
+            raise ValueError(
+                f"the logits of {type(self.model).__name__} are not its output head applied to its last hidden state; "
+                "magicrl cannot train this architecture"
+            )
+
+
+def _head_options(model: PreTrainedModel, valid_vocab: int | None, chunk_tokens: int) -> HeadOptions:
+    """Constant factors and the soft cap that some architectures put on their logits, from the config."""
+    config: Any = model.config.get_text_config()
+    scale = float(getattr(config, "logit_scale", None) or 1.0) / float(getattr(config, "logits_scaling", None) or 1.0)
+    return HeadOptions(
+        valid_vocab=valid_vocab,
+        chunk_tokens=chunk_tokens,
+        scale=scale,
+        softcap=getattr(config, "final_logit_softcapping", None),
+    )
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    """Turn on gradient checkpointing, which transformers honours in training mode only, and nothing else of it."""
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ValueError(
+            f"{type(model).__name__} has no gradient checkpointing; set model.gradient_checkpointing=false"
+        )
+    for layer in layers:
+        layer.training = True  # this layer's flag alone: its dropout modules stay in evaluation mode

@@ -1,0 +1,73 @@
+"""Low-rank adapters by PEFT: an option of the learner, imported only where it is used."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from magicrl.config.schema import LoraConfig
+
+_ADAPTER = "default"
+_SEED = 0
+
+
+class LoraAdapters:
+    """Adapters injected into ``model``: the model's own weights are frozen, the adapters' are trained.
+
+    B starts at 0, so the policy starts as the model itself. A starts from a fixed seed.
+
+    Raises:
+        ValueError: peft is not installed, or the output head or embedding would be adapted.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: LoraConfig) -> None:
+        try:
+            import peft
+        except ImportError as error:
+            raise ValueError("model.lora needs PEFT; install it with: pip install 'magicrl[lora]'") from error
+        settings = peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=cast(int, config.alpha),
+            target_modules=list(config.target_modules),
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        with torch.random.fork_rng():
+            torch.manual_seed(_SEED)
+            # the learner decides about precision: adapters have float32 masters like any other weight
+            self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
+        self.model = cast(PreTrainedModel, self._peft.get_base_model())
+        self._layers: dict[str, Any] = {
+            name: module for name, module in self.model.named_modules() if hasattr(module, "lora_A")
+        }
+        for part in (self.model.get_output_embeddings(), self.model.get_input_embeddings()):
+            if part in self._layers.values():
+                raise ValueError(
+                    f"model.lora.target_modules {list(config.target_modules)} holds the output head or the embedding; "
+                    "only layers of the decoder can be adapted"
+                )
+
+    @torch.no_grad()
+    def merged_weights(self) -> dict[str, Tensor]:
+        """The model's weights with the adapters added in float32, by the names it had without adapters."""
+        weights: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if ".lora_" not in name:
+                weights[name.replace(".base_layer.", ".")] = parameter.detach()
+        for name, layer in self._layers.items():
+            base = weights[f"{name}.weight"]
+            wide = torch.promote_types(base.dtype, torch.float32)
+            delta = layer.get_delta_weight(_ADAPTER).to(wide)
+            weights[f"{name}.weight"] = (base.to(wide) + delta).to(base.dtype)
+        return weights
+
+    def merged_model(self) -> PreTrainedModel:
+        """A copy of the model without adapters, their effect merged into its weights."""
+        plain = cast(PreTrainedModel, copy.deepcopy(self._peft).unload())
+        plain.load_state_dict(self.merged_weights(), strict=False)
+        return plain
