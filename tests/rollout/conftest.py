@@ -1,4 +1,4 @@
-"""Tiny models of several architectures, twice: with magicrl's attention for the engine, with transformers' own as reference."""
+"""Tiny models of several architectures: one with magicrl's attention for the engine, one with transformers' own."""
 
 from __future__ import annotations
 

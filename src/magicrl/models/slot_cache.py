@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 _CLEAN_TOKENS = 64  # the cache is cleaned in steps of so many tokens
 
 

@@ -53,3 +53,16 @@ class RolloutEngine(Protocol):
     def close(self) -> None:
         """Free what the engine holds. Safe to call twice."""
         ...
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """An engine whose next tokens depend on more than its last ``load_weights`` (lagged weights, for one)."""
+
+    def state(self) -> Mapping[str, Any]:
+        """Tensors and JSON scalars by name, for the checkpoint."""
+        ...
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``; called after ``load_weights``."""
+        ...

@@ -1,0 +1,111 @@
+"""Stale weights on purpose: an engine that samples with the policy of ``lag`` updates ago.
+
+Asynchronous training samples with weights that are some updates old. Here the same staleness is had in one
+process and repeatably, so that off-policy studies need no cluster.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from torch import Tensor
+
+from magicrl.records import RolloutGroup, RolloutRequest
+from magicrl.rollout.protocol import RolloutEngine
+
+
+class LaggedEngine:
+    """Hands the weights of ``lag`` calls of ``load_weights`` ago to the engine that it wraps.
+
+    Until there are that many, the oldest are served. ``policy_version`` and the completions tell the version
+    that samples, not the newest.
+    """
+
+    def __init__(self, engine: RolloutEngine, *, lag: int) -> None:
+        """
+        Raises:
+            ValueError: ``lag`` is negative.
+        """
+        if lag < 0:
+            raise ValueError(f"rollout.weight_lag must be >= 0, got {lag}")
+        self._engine = engine
+        self._history: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 1)
+
+    @property
+    def policy_version(self) -> int:
+        return self._engine.policy_version
+
+    @property
+    def max_context(self) -> int:
+        return self._engine.max_context
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """See `RolloutEngine.submit`."""
+        self._engine.submit(requests)
+
+    def finished(self) -> Iterator[RolloutGroup]:
+        """See `RolloutEngine.finished`."""
+        return self._engine.finished()
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Keep a copy of ``weights`` and serve those of ``lag`` versions before.
+
+        The newest version given once more replaces itself.
+        """
+        if self._history and self._history[-1][0] == version:
+            self._history.pop()
+        self._history.append((version, {name: tensor.detach().clone() for name, tensor in weights.items()}))
+        self._serve(0)
+
+    @contextmanager
+    def newest(self) -> Generator[None]:
+        """Within it the newest weights are served: what an evaluation of the present policy needs."""
+        self._serve(-1)
+        try:
+            yield
+        finally:
+            self._serve(0)
+
+    def interrupt(self) -> list[RolloutRequest]:
+        """See `RolloutEngine.interrupt`."""
+        return self._engine.interrupt()
+
+    def close(self) -> None:
+        """See `RolloutEngine.close`."""
+        self._engine.close()
+
+    def state(self) -> Mapping[str, Any]:
+        """The kept weights, as ``<age index>/<parameter>``, and their versions, oldest first."""
+        tensors = {f"{i}/{name}": t for i, (_, kept) in enumerate(self._history) for name, t in kept.items()}
+        return {"versions": [version for version, _ in self._history], **tensors}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of `state`: the weights that sampled next will sample next.
+
+        Raises:
+            ValueError: the state is of another lag.
+        """
+        versions = [int(version) for version in state["versions"]]
+        if len(versions) > (self._history.maxlen or 0):
+            raise ValueError(
+                f"the state keeps {len(versions)} weights, rollout.weight_lag + 1 is {self._history.maxlen}"
+            )
+        self._history.clear()
+        for index, version in enumerate(versions):
+            head = f"{index}/"
+            kept = {k.removeprefix(head): v.clone() for k, v in state.items() if k.startswith(head)}
+            self._history.append((version, kept))
+        self._serve(0)
+
+    def _serve(self, index: int) -> None:
+        if self._history:
+            version, weights = self._history[index]
+            self._engine.load_weights(weights, version)
+
+
+def newest_weights(engine: RolloutEngine) -> AbstractContextManager[None]:
+    """Within this context ``engine`` samples with the newest weights; tests and validation measure those."""
+    return engine.newest() if isinstance(engine, LaggedEngine) else nullcontext()

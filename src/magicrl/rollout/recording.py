@@ -1,0 +1,178 @@
+"""Rollouts as parquet files: a row a response, in draw and sample order, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParams,
+    ScoredGroup,
+    frozen_floats,
+    frozen_tokens,
+)
+
+SCHEMA = pa.schema(
+    [
+        pa.field("step", pa.int64(), nullable=False),
+        pa.field("draw", pa.int64(), nullable=False),
+        pa.field("sample", pa.int32(), nullable=False),
+        pa.field("problem_id", pa.string(), nullable=False),
+        pa.field("source", pa.string(), nullable=False),
+        pa.field("level", pa.int32()),
+        pa.field("temperature", pa.float64(), nullable=False),
+        pa.field("max_tokens", pa.int32(), nullable=False),
+        pa.field("seed", pa.int64(), nullable=False),
+        pa.field("prompt_tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("tokens", pa.list_(pa.int32()), nullable=False),
+        pa.field("sampler_logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("sampler_entropies", pa.list_(pa.float32())),
+        pa.field("finish_reason", pa.string(), nullable=False),
+        pa.field("text", pa.string(), nullable=False),
+        pa.field("policy_version", pa.int64(), nullable=False),
+        pa.field("seconds", pa.float64(), nullable=False),
+        pa.field("outcome", pa.string()),
+        pa.field("status", pa.string()),
+        pa.field("reason", pa.string()),
+        pa.field("decided_by", pa.string()),
+        pa.field("extracted", pa.string()),
+        pa.field("reward", pa.float32()),
+        pa.field("counted", pa.bool_()),
+    ]
+)
+_VERDICT = ("outcome", "status", "reason", "decided_by", "extracted", "reward", "counted")
+
+
+def write_rollouts(path: Path, step: int, scored_groups: Sequence[ScoredGroup]) -> None:
+    """Write the rollouts of one step with their verdicts; ``path`` holds the old or the new file, never a part."""
+    rows = [row for group in scored_groups for row in _rows(step, group)]
+    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    writing = path.with_name(f".{path.name}.writing")
+    with writing.open("wb") as file:
+        pq.write_table(table, file, compression="zstd")
+        file.flush()
+        os.fsync(file.fileno())
+    writing.replace(path)
+
+
+def read_rollouts(folder: Path) -> list[RolloutGroup]:
+    """The groups recorded in ``folder/*.parquet``, in draw order; verdicts are left aside.
+
+    Of a problem only its id, source and level are recorded; prompt text and golds are empty.
+
+    Raises:
+        ValueError: no such folder or no file in it, a file that is no recording, a draw that stands twice.
+    """
+    files = sorted(folder.glob("*.parquet")) if folder.is_dir() else []
+    if not files:
+        raise ValueError(f"{folder} holds no recorded rollouts (*.parquet); give a run's rollouts folder")
+    groups: dict[int, RolloutGroup] = {}
+    for path in files:
+        for group in _read(path):
+            draw = group.request.draw
+            if draw in groups:
+                raise ValueError(f"{path}: draw {draw} was recorded before; keep the files of one run only")
+            groups[draw] = group
+    return [groups[draw] for draw in sorted(groups)]
+
+
+def _rows(step: int, scored: ScoredGroup) -> Iterator[dict[str, Any]]:
+    request = scored.group.request
+    common = {
+        "step": step,
+        "draw": request.draw,
+        "problem_id": request.problem.id,
+        "source": request.problem.source,
+        "level": request.problem.level,
+        "temperature": request.sampling.temperature,
+        "max_tokens": request.sampling.max_tokens,
+        "seed": request.sampling.seed,
+        "prompt_tokens": request.prompt_tokens,
+    }
+    for sample, (completion, verdict) in enumerate(zip(scored.group.completions, scored.verdicts, strict=True)):
+        yield common | {
+            "sample": sample,
+            "tokens": completion.tokens,
+            "sampler_logprobs": completion.sampler_logprobs,
+            "sampler_entropies": completion.sampler_entropies,
+            "finish_reason": completion.finish_reason.value,
+            "text": completion.text,
+            "policy_version": completion.policy_version,
+            "seconds": completion.seconds,
+            "outcome": verdict.outcome.value,
+            "status": verdict.status,
+            "reason": verdict.reason,
+            "decided_by": verdict.decided_by,
+            "extracted": verdict.extracted,
+            "reward": float(scored.rewards[sample]),
+            "counted": bool(scored.counted[sample]),
+        }
+
+
+def _read(path: Path) -> Iterator[RolloutGroup]:
+    wanted = [name for name in SCHEMA.names if name not in _VERDICT]
+    try:
+        table = pq.read_table(path, columns=wanted)
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path} is no parquet file of rollouts: {error}") from error
+    missing = [name for name in wanted if name not in table.column_names]
+    if missing:
+        raise ValueError(f"{path} lacks the columns {', '.join(missing)}; it is no recording of rollouts")
+    columns = {name: _column(table, name) for name in wanted}
+    draws = np.asarray(columns["draw"], dtype=np.int64)
+    starts = [0, *(np.flatnonzero(np.diff(draws)) + 1).tolist(), len(draws)] if len(draws) else [0]
+    for start, end in pairwise(starts):
+        samples = [columns["sample"][row] for row in range(start, end)]
+        if samples != list(range(end - start)):
+            raise ValueError(f"{path}: draw {draws[start]} holds the samples {samples}, expected 0, 1, 2, ...")
+        yield _group(columns, range(start, end))
+
+
+def _column(table: pa.Table, name: str) -> Sequence[Any]:
+    """Lists as numpy views of the file's buffers, other values as Python objects."""
+    column = table.column(name).combine_chunks()
+    if not pa.types.is_list(column.type):
+        return column.to_pylist()
+    offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+    present = column.is_valid().to_pylist()
+    return [values[offsets[i] : offsets[i + 1]] if present[i] else None for i in range(len(column))]
+
+
+def _group(columns: Mapping[str, Sequence[Any]], rows: range) -> RolloutGroup:
+    first = {name: values[rows.start] for name, values in columns.items()}
+    request = RolloutRequest(
+        draw=first["draw"],
+        problem=Problem(
+            id=first["problem_id"], prompt="", golds=(), verifier="", source=first["source"], level=first["level"]
+        ),
+        prompt_tokens=frozen_tokens(first["prompt_tokens"]),
+        group_size=len(rows),
+        sampling=SamplingParams(temperature=first["temperature"], max_tokens=first["max_tokens"], seed=first["seed"]),
+    )
+    return RolloutGroup(request=request, completions=tuple(_completion(columns, row) for row in rows))
+
+
+def _completion(columns: Mapping[str, Sequence[Any]], row: int) -> Completion:
+    entropies = columns["sampler_entropies"][row]
+    return Completion(
+        tokens=frozen_tokens(columns["tokens"][row]),
+        text=columns["text"][row],
+        sampler_logprobs=frozen_floats(columns["sampler_logprobs"][row]),
+        sampler_entropies=None if entropies is None else frozen_floats(entropies),
+        finish_reason=FinishReason(columns["finish_reason"][row]),
+        policy_version=columns["policy_version"][row],
+        seconds=columns["seconds"][row],
+    )

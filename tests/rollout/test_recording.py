@@ -1,0 +1,198 @@
+"""Recorded rollouts come back as they were, and replay serves them only to the run that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParams,
+    ScoredGroup,
+    Verdict,
+    frozen_floats,
+    frozen_tokens,
+)
+from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.recording import read_rollouts, write_rollouts
+from magicrl.rollout.replay import ReplayEngine
+
+Make = Callable[..., Any]
+
+
+def scored_group(draw: int, lengths: tuple[int, ...] = (3, 1, 5), *, entropies: bool = True) -> ScoredGroup:
+    request = RolloutRequest(
+        draw=draw,
+        problem=Problem(id=f"p{draw}", prompt="what?", golds=("4",), verifier="exact", source="sums", level=2),
+        prompt_tokens=frozen_tokens([7, draw]),
+        group_size=len(lengths),
+        sampling=SamplingParams(temperature=0.6, max_tokens=5, seed=9),
+    )
+    completions = tuple(
+        Completion(
+            tokens=frozen_tokens(np.arange(n) + draw),
+            text=f"réponse {n}",
+            sampler_logprobs=frozen_floats(-np.arange(n) / 7),
+            sampler_entropies=frozen_floats(np.arange(n) / 3) if entropies else None,
+            finish_reason=FinishReason.LENGTH if n == 5 else FinishReason.STOP,
+            policy_version=draw * 10 + n,
+            seconds=n / 4,
+        )
+        for n in lengths
+    )
+    verdicts = tuple(
+        Verdict(outcome=Outcome.CORRECT, status="matched", reason="same", decided_by="string", extracted="4")
+        if n != 1
+        else Verdict(outcome=Outcome.NOT_JUDGED, status="worker_died")
+        for n in lengths
+    )
+    counted = np.array([v.outcome is not Outcome.NOT_JUDGED for v in verdicts])
+    rewards = frozen_floats([float(v.correct and not c.truncated) for v, c in zip(verdicts, completions, strict=True)])
+    group = RolloutGroup(request=request, completions=completions)
+    return ScoredGroup(group=group, verdicts=verdicts, rewards=rewards, counted=counted)
+
+
+def same(left: RolloutGroup, right: RolloutGroup) -> bool:
+    if len(left.completions) != len(right.completions):
+        return False
+    for a, b in zip(left.completions, right.completions, strict=True):
+        for name in ("text", "finish_reason", "policy_version", "seconds"):
+            if getattr(a, name) != getattr(b, name):
+                return False
+        for name in ("tokens", "sampler_logprobs", "sampler_entropies"):
+            x, y = getattr(a, name), getattr(b, name)
+            if (x is None) != (y is None) or (x is not None and (x.dtype != y.dtype or x.tobytes() != y.tobytes())):
+                return False
+    return True
+
+
+def test_what_was_written_is_read(tmp_path: Path) -> None:
+    """Two steps, groups of different sizes, one without entropies; files are read in draw order."""
+    first, second = scored_group(4), scored_group(2, (5, 5), entropies=False)
+    third = scored_group(11, (2, 0, 4))
+    write_rollouts(tmp_path / "step-000002.parquet", 2, [third])
+    write_rollouts(tmp_path / "step-000001.parquet", 1, [second, first])
+    groups = read_rollouts(tmp_path)
+    assert [g.request.draw for g in groups] == [2, 4, 11]
+    for group, scored in zip(groups, (second, first, third), strict=True):
+        assert same(group, scored.group)
+        assert group.request.sampling == scored.group.request.sampling
+        assert group.request.prompt_tokens.tolist() == scored.group.request.prompt_tokens.tolist()
+        assert (group.request.problem.id, group.request.problem.level) == (scored.group.request.problem.id, 2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000001.parquet", "step-000002.parquet"]
+
+
+def test_verdicts_and_rewards_are_recorded(tmp_path: Path) -> None:
+    write_rollouts(tmp_path / "a.parquet", 3, [scored_group(4)])
+    rows = pq.read_table(tmp_path / "a.parquet").to_pylist()
+    assert [(r["step"], r["draw"], r["sample"]) for r in rows] == [(3, 4, 0), (3, 4, 1), (3, 4, 2)]
+    assert [r["outcome"] for r in rows] == ["correct", "not_judged", "correct"]
+    assert [r["reward"] for r in rows] == [1.0, 0.0, 0.0]
+    assert [r["counted"] for r in rows] == [True, False, True]
+    assert [r["extracted"] for r in rows] == ["4", None, "4"]
+    assert rows[0]["decided_by"] == "string"
+    assert rows[2]["finish_reason"] == "length"
+
+
+def test_a_step_may_hold_nothing(tmp_path: Path) -> None:
+    write_rollouts(tmp_path / "a.parquet", 1, [])
+    write_rollouts(tmp_path / "b.parquet", 2, [scored_group(0)])
+    assert len(read_rollouts(tmp_path)) == 1
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.parquet"
+    write_rollouts(path, 1, [scored_group(0)])
+
+    def broken(*_: Any, **__: Any) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(pq, "write_table", broken)
+    with pytest.raises(OSError, match="disk full"):
+        write_rollouts(path, 1, [scored_group(1)])
+    assert [g.request.draw for g in read_rollouts(tmp_path)] == [0]
+
+
+def test_unreadable_recordings_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no recorded rollouts"):
+        read_rollouts(tmp_path / "absent")
+    (tmp_path / "a.parquet").write_bytes(b"PAR1 torn")
+    with pytest.raises(ValueError, match=r"a\.parquet is no parquet file"):
+        read_rollouts(tmp_path)
+    pq.write_table(pa.table({"step": [1]}), tmp_path / "a.parquet")
+    with pytest.raises(ValueError, match=r"a\.parquet"):
+        read_rollouts(tmp_path)
+    write_rollouts(tmp_path / "a.parquet", 1, [scored_group(5)])
+    write_rollouts(tmp_path / "b.parquet", 2, [scored_group(5)])
+    with pytest.raises(ValueError, match=r"b\.parquet: draw 5 was recorded before"):
+        read_rollouts(tmp_path)
+
+
+def test_replay_gives_the_recorded_groups(tmp_path: Path) -> None:
+    recorded = [scored_group(draw) for draw in range(3)]
+    write_rollouts(tmp_path / "a.parquet", 1, recorded)
+    engine = ReplayEngine(read_rollouts(tmp_path))
+    assert isinstance(engine, RolloutEngine)
+    assert engine.max_context == 7
+    engine.load_weights({}, 8)
+    assert engine.policy_version == 8
+    engine.submit([recorded[1].group.request, recorded[0].group.request])
+    groups = list(engine.finished())
+    assert [g.request for g in groups] == [recorded[1].group.request, recorded[0].group.request]
+    assert all(same(g, r.group) for g, r in zip(groups, (recorded[1], recorded[0]), strict=True))
+    engine.submit([recorded[2].group.request])
+    assert engine.interrupt() == [recorded[2].group.request]
+    assert list(engine.finished()) == []
+
+
+def test_replay_refuses_another_run() -> None:
+    group = scored_group(3).group
+    request = group.request
+    engine = ReplayEngine([group])
+    sampling = request.sampling
+    for changed, message in (
+        (replace(request, draw=4), "draw 4 .* was not recorded"),
+        (replace(request, problem=replace(request.problem, id="other")), "problem p3, asked for is other"),
+        (replace(request, prompt_tokens=frozen_tokens([1])), "prompt"),
+        (replace(request, group_size=2), "group size 3, asked for is 2"),
+        (replace(request, sampling=replace(sampling, temperature=1.0)), "temperature 0.6"),
+        (replace(request, sampling=replace(sampling, max_tokens=4)), "5 tokens, max_tokens is now 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.submit([request, changed])
+    assert list(engine.finished()) == []
+    with pytest.raises(ValueError, match="recorded twice"):
+        ReplayEngine([group, scored_group(3).group])
+    with pytest.raises(ValueError, match="no recorded rollouts"):
+        ReplayEngine([])
+
+
+def test_the_engines_own_rollouts_survive_the_round_trip(
+    tmp_path: Path, make_reference: Make, make_engine: Make, make_requests: Make
+) -> None:
+    engine = make_engine(make_reference("llama"), end_tokens=frozenset({2, 5}))
+    engine.submit(make_requests())
+    groups = sorted(engine.finished(), key=lambda g: g.request.draw)
+    scored = [
+        ScoredGroup(
+            group=g,
+            verdicts=tuple(Verdict(outcome=Outcome.WRONG, status="mismatch") for _ in g.completions),
+            rewards=frozen_floats(np.zeros(len(g.completions))),
+            counted=np.ones(len(g.completions), dtype=np.bool_),
+        )
+        for g in groups
+    ]
+    write_rollouts(tmp_path / "a.parquet", 1, scored)
+    assert all(same(a, b) for a, b in zip(read_rollouts(tmp_path), groups, strict=True))
