@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from magicrl.algorithms.entropy_control import EntropyController, make_controller
-from magicrl.config.loader import config_hash, load_sft_recipe
+from magicrl.config.loader import load_sft_recipe
 from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
 from magicrl.data.fingerprint import fingerprint
 from magicrl.data.sources import load_problems
@@ -26,7 +26,7 @@ from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.replay import ReplayEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.reference import ReferenceModel
-from magicrl.training.sft import run_sft
+from magicrl.training.sft import recipe_hash, run_sft
 
 Progress = Callable[[str, int, int], None]
 
@@ -115,7 +115,7 @@ def start_model_folder(start: StartConfig, recipe_folder: Path, models_root: Pat
         return local if local.exists() and not Path(start.model).exists() else start.model
     assert start.sft is not None, "the schema asks for exactly one"
     recipe = load_sft_recipe(recipe_folder / start.sft)
-    folder = models_root / f"{recipe.run.name}-{config_hash(recipe)}"
+    folder = models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
     result = run_sft(recipe, folder, on_step=lambda info: progress("supervised start", info.step, info.total))
     return result.folder
 

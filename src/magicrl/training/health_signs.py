@@ -57,6 +57,16 @@ def change(before: Sequence[float], after: Sequence[float]) -> tuple[float, floa
     return mean(after) - mean(before), math.sqrt(variance)
 
 
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    """Rise of the least-squares line over all of ``values`` (three or more), and its standard error."""
+    n = len(values)
+    centre, middle = mean(values), (n - 1) / 2
+    spread = n * (n * n - 1) / 12
+    slope = sum((i - middle) * (v - centre) for i, v in enumerate(values)) / spread
+    residual = sum((v - centre - slope * (i - middle)) ** 2 for i, v in enumerate(values))
+    return slope * (n - 1), math.sqrt(residual / (n - 2) / spread) * (n - 1)
+
+
 def this_stage(series: Series) -> Series:
     """The steps of the stage that the last step belongs to."""
     first = len(series)
@@ -124,16 +134,20 @@ def response_shortening(series: Series) -> str | None:
 
 
 def early_plateau(series: Series) -> str | None:
-    """First stage, steps 50 to 200: the last 25 steps no better than the 25 before, well below solved."""
+    """First stage, steps 60 to 200, well below solved: a line through the last 60 steps does not rise.
+
+    Its rise over those steps is below 3 points with 95 % confidence, so that noise alone stays quiet.
+    """
     in_first = series[0].stage == series[-1].stage
-    accuracy = tail(series, 50, ACCURACY)
-    if not in_first or len(accuracy) < 50 or len(series) > 2 * EARLY_STEPS:
+    window = 12 * RECENT
+    accuracy = tail(series, window, ACCURACY)
+    if not in_first or len(accuracy) < window or len(series) > 2 * EARLY_STEPS:
         return None
-    gain, error = change(accuracy[:25], accuracy[25:])
-    now = mean(accuracy[-25:])
-    if now >= 0.9 or gain >= 0.01 or gain + error >= 0.04:
+    rise, error = trend(accuracy)
+    if mean(accuracy[-RECENT:]) >= 0.9 or rise + 1.645 * error >= 0.03:
         return None
-    return f"train accuracy {percent(now)}, {100 * gain:+.1f} points in the last 25 steps of the first stage"
+    now = percent(mean(accuracy[-RECENT:]))
+    return f"train accuracy {now}, {100 * rise:+.1f} points over the last {window} steps of the first stage"
 
 
 def groups_rejected(series: Series) -> str | None:

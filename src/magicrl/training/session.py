@@ -16,6 +16,7 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.sampling import evaluation_seed, sample_problems, score
 from magicrl.records import Problem, StepMetrics
+from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import Stateful
 from magicrl.rollout.recording import write_rollouts
 from magicrl.training.assemble import Built, build, entropy_controller, set_threads, start_model_folder
@@ -188,17 +189,18 @@ class Session:
         evaluation = self._config.evaluation
         stage = self._schedule.stage
         assert stage is not None, "validated inside a stage"
-        groups = sample_problems(
-            self._engine,
-            self._judge,
-            self._data.validation,
-            self._encode,
-            samples=1 if evaluation.validation_temperature == 0 else evaluation.validation_samples,
-            temperature=evaluation.validation_temperature,
-            max_tokens=self._test_tokens,
-            seed=evaluation_seed(self._config.run.seed, f"validation/{step}"),
-            progress=lambda i, n: self._observer.progress("validation", i, n),
-        )
+        with newest_weights(self._engine):
+            groups = sample_problems(
+                self._engine,
+                self._judge,
+                self._data.validation,
+                self._encode,
+                samples=1 if evaluation.validation_temperature == 0 else evaluation.validation_samples,
+                temperature=evaluation.validation_temperature,
+                max_tokens=self._test_tokens,
+                seed=evaluation_seed(self._config.run.seed, f"validation/{step}"),
+                progress=lambda i, n: self._observer.progress("validation", i, n),
+            )
         result = score(groups)
         if self._best is None or result.accuracy.mean > self._best.accuracy:
             self._best = Best(step=step, accuracy=result.accuracy.mean)
@@ -268,7 +270,8 @@ class Session:
             seed=self._config.run.seed,
             shown=self._config.logging.samples,
         )
-        documents = exam.run(name, self._engine, self._judge, self._encode, self._observer.progress, start=start)
+        with newest_weights(self._engine):
+            documents = exam.run(name, self._engine, self._judge, self._encode, self._observer.progress, start=start)
         for document in documents:
             self._folder.write_evaluation(_file(name, document["set"]), document)
             by_temperature = ", ".join(

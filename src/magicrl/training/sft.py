@@ -28,7 +28,7 @@ from magicrl.config.loader import config_hash, to_toml
 from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig
 from magicrl.data.families import TaskFamily, make_family
 from magicrl.models.gguf import prepare_gguf_package
-from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device, save_policy
+from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.tiny import make_tiny
 from magicrl.records import Problem, TrainSample
@@ -131,15 +131,15 @@ def run_sft(
     _check_partial(config, partial)
     with _threads(config.run.threads):
         policy = _start_policy(config, output)
-        journal = _train(config, policy, partial, on_step, checkpoint_seconds)
-    record = _record(config, journal, policy)
-    save_policy(
-        policy.model,
-        policy.tokenizer,
-        output,
-        extra_files={RECORD: json.dumps(record, indent=1), "recipe.toml": to_toml(config), **_card(config, policy)},
-    )
-    shutil.rmtree(partial, ignore_errors=True)
+        journal, learner = _train(config, policy, partial, on_step, checkpoint_seconds)
+        record = _record(config, journal, policy)
+        model = partial / "model"
+        learner.save_hf(model)
+    (model / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    (model / "recipe.toml").write_text(to_toml(config), encoding="utf-8")
+    (model / "README.md").write_text(_card(config, policy), encoding="utf-8")
+    model.replace(output)
+    shutil.rmtree(partial)
     return _result(output, record, reused=False)
 
 
@@ -208,29 +208,26 @@ def _train(
     partial: Path,
     on_step: Callable[[SftProgress], None] | None,
     checkpoint_seconds: float,
-) -> _Journal:
-    """All phases, from the last checkpoint where there is one; ``policy.model`` ends with the trained weights."""
+) -> tuple[_Journal, LocalLearner]:
+    """All phases, from the last checkpoint where there is one."""
     journal, restored = _resume(partial)
+    learner = _learner(config, policy)
+    if restored is not None:
+        learner.restore(restored)
     for number in range(max(0, len(journal.losses) - 1), len(config.phases)):
-        learner = _learner(config, policy)
-        if restored is not None:
-            learner.restore(restored)
-            restored = None
-        else:
+        if number == len(journal.losses):
+            _forget_moments(learner)
             journal.losses.append([])
-        watch = _Watch(config, journal, learner, partial, on_step, checkpoint_seconds)
-        first = len(journal.losses[-1])
         phase = config.phases[number]
+        first = len(journal.losses[-1])
         supervised_steps(
             learner,
             _batches(config, number, policy, first),
             phase_schedule(phase.learning_rate, steps=phase.steps, warmup_steps=phase.warmup_steps, decay=phase.decay),
             first=first,
-            on_step=watch,
+            on_step=_Watch(config, journal, learner, partial, on_step, checkpoint_seconds),
         )
-        # The next phase's learner is a new one, so the weights go back into the model.
-        policy.model.load_state_dict(dict(learner.weights()), strict=False)
-    return journal
+    return journal, learner
 
 
 def _learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
@@ -242,6 +239,12 @@ def _learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
         optimizer=config.optimizer,
         model_config=config.training,
     )
+
+
+def _forget_moments(learner: LocalLearner) -> None:
+    """Begin anew with AdamW: weights stay, moments and their step count go."""
+    weights = {name: tensor for name, tensor in learner.state().items() if name.startswith("weights/")}
+    learner.restore({**weights, "meta": {"optimizer_steps": 0}})
 
 
 def _batches(config: SftConfig, number: int, policy: LoadedModel, first: int) -> Iterator[list[TrainSample]]:
@@ -357,15 +360,14 @@ def _record(config: SftConfig, journal: _Journal, policy: LoadedModel) -> dict[s
     }
 
 
-def _card(config: SftConfig, policy: LoadedModel) -> dict[str, str]:
+def _card(config: SftConfig, policy: LoadedModel) -> str:
     """A model card that passes the start model's licence on."""
     licence = policy.licence or ("apache-2.0" if config.model.tiny is not None else "unknown")
     families = ", ".join(dict.fromkeys(phase.family for phase in config.phases))
-    text = (
+    return (
         f"---\nlicense: {licence}\n---\n\n# {config.run.name}\n\nMade by `magicrl sft` from {policy.folder} with "
         f"demonstrations of {families}. `recipe.toml` is the whole recipe, `{RECORD}` what happened.\n"
     )
-    return {"README.md": text}
 
 
 def _result(folder: Path, record: dict[str, Any], *, reused: bool) -> SftResult:

@@ -73,7 +73,7 @@ class StageSchedule:
     def observe_truncation(self, ratio: float) -> None:
         """Take in the share of truncated responses of a training step."""
         if isinstance(self._test, TruncationRule):
-            self._converged |= self._test.observe(ratio)
+            self._converged |= self._test.observe(self._steps, ratio)
 
     def finish_step(self) -> StageEnd | None:
         """Count one training step; if it was the stage's last, move on and say why."""
@@ -83,8 +83,6 @@ class StageSchedule:
         early = self._converged and self._steps >= stage.min_steps
         if not early and self._steps < stage.max_steps:
             return None
-        # The last stage is not cut short by convergence to a longer T, since there is none: the rule
-        # still applies, and ends the run.
         reason = self._reason(stage) if early else f"max_steps = {stage.max_steps} reached"
         end = StageEnd(stage=self._index, steps=self._steps, reason=reason)
         self._index += 1

@@ -1,0 +1,116 @@
+"""A recipe small enough for seconds, and the start model that it needs, made once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magicrl.config.loader import load_sft_recipe
+from magicrl.training.sft import run_sft
+
+SFT = """
+[run]
+name = "toy-start"
+threads = 1
+
+[model.tiny]
+hidden_size = 32
+heads = 2
+layers = 1
+intermediate_size = 64
+max_context = 64
+
+[training]
+dtype = "float32"
+
+[optimizer]
+beta2 = 0.95
+
+[[phases]]
+family = "running_sum"
+options = { variant = "stages", recheck_continue = 0.5, max_tokens = 32 }
+steps = 40
+batch_size = 32
+learning_rate = 5e-3
+"""
+
+TRAIN = """
+[run]
+name = "toy"
+threads = 1
+
+[start]
+model = "MODEL"
+
+[model]
+dtype = "float32"
+
+[[data.train]]
+family = "running_sum"
+count = 60
+
+[[data.validation]]
+family = "running_sum"
+count = 6
+split = "validation"
+
+[data.test.held_out]
+family = "running_sum"
+count = 10
+split = "test"
+
+[rollout]
+max_rows = 32
+memory_limit_mb = 64
+
+[entropy]
+preset = "small"
+
+[optimizer]
+learning_rate = 1e-3
+
+[[stages]]
+max_tokens = 8
+rollout_batch = 8
+group_size = 4
+max_steps = 3
+transition = { rule = "fixed" }
+
+[[stages]]
+max_tokens = 24
+rollout_batch = 8
+group_size = 4
+max_steps = 3
+transition = { rule = "fixed" }
+
+[evaluation]
+every = 2
+validation_samples = 2
+temperatures = [0.0, 1.0]
+samples = 4
+pass_at = [4]
+
+[verifier]
+extract = "lenient"
+
+[checkpoint]
+every = 2
+"""
+
+
+@pytest.fixture(scope="session")
+def toy_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A start model after 40 supervised steps: bad, but it ends its responses and is sometimes right."""
+    folder = tmp_path_factory.mktemp("models")
+    recipe = folder / "sft.toml"
+    recipe.write_text(SFT)
+    return run_sft(load_sft_recipe(recipe), folder / "toy-start").folder
+
+
+@pytest.fixture
+def toy_recipe(tmp_path: Path, toy_model: Path) -> Path:
+    """The training recipe on that model."""
+    path = tmp_path / "toy.toml"
+    path.write_text(TRAIN.replace("MODEL", str(toy_model)))
+    return path

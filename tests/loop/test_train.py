@@ -1,0 +1,184 @@
+"""The whole run on a toy: what is written, that the numbers add up, and that a resumed run is the same run."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from magicrl.config.loader import load_train_recipe
+from magicrl.records import StepMetrics
+from magicrl.rollout.recording import read_rollouts
+from magicrl.training.loop import TrainingStopped
+from magicrl.training.observer import NullObserver
+from magicrl.training.session import train
+
+
+def run(recipe: Path, output: Path, *overrides: str, resume: bool = False) -> list[dict[str, Any]]:
+    config = load_train_recipe(recipe, overrides)
+    train(config, recipe.parent, output, NullObserver(), resume=resume)
+    return metrics_of(output)
+
+
+def metrics_of(output: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Metrics without what depends on the clock."""
+    clocked = ("time/", "tokens/per_second", "verify/seconds")
+    return [{**row, "values": {k: v for k, v in row["values"].items() if not k.startswith(clocked)}} for row in rows]
+
+
+def test_a_run_leaves_everything_and_its_numbers_add_up(toy_recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    rows = run(toy_recipe, output)
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["stage"] for row in rows] == [0, 0, 0, 1, 1, 1]
+    assert [row["values"]["stage/max_tokens"] for row in rows] == [8, 8, 8, 24, 24, 24]
+    for row in rows:
+        values = row["values"]
+        parts = values["time/rollout"] + values["time/train"] + values["time/other"]
+        assert parts == pytest.approx(values["time/step"], rel=0.01)
+        if values["learner/sgd_steps"]:
+            assert values["learner/ratio_mean"] == 1.0  # on-policy: rho is exactly 1
+            assert values["learner/ratio_max"] == 1.0
+            assert values["learner/sampler_gap_max"] < 1e-3
+        j = values["train/accuracy/mean"]
+        if values["train/accuracy_nontruncated/mean"] is not None:
+            identity = (1 - values["train/truncation/ratio"]) * values["train/accuracy_nontruncated/mean"]
+            assert j == pytest.approx(identity, abs=1e-6)  # J = E[p_nontrunc * r_nontrunc]
+    assert "validation/accuracy/mean" in rows[1]["values"]
+    status = json.loads((output / "run.json").read_text())
+    assert status["status"] == "finished"
+    assert status["data"]["train"]["problems"] == 60
+    for name in ("before-held_out", "after-held_out"):
+        evaluation = json.loads((output / "evaluations" / f"{name}.json").read_text())
+        assert set(evaluation["temperatures"]) == {"0.0", "1.0"}
+        assert evaluation["temperatures"]["1.0"]["pass_at"]["4"]["problems"] == 10
+    model = AutoModelForCausalLM.from_pretrained(output / "model")
+    assert sum(p.numel() for p in model.parameters()) > 0
+    groups = read_rollouts(output / "rollouts")
+    assert len(groups) == 48
+    assert sum(g.num_tokens for g in groups) == sum(row["values"]["tokens/sampled"] for row in rows)
+
+
+def test_the_policy_changes_and_the_start_model_does_not(toy_recipe: Path, toy_model: Path, tmp_path: Path) -> None:
+    before = load_file(toy_model / "model.safetensors")
+    run(toy_recipe, tmp_path / "run")
+    after = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert any(not torch.equal(before[name], after[name]) for name in before)
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(before.values(), load_file(toy_model / "model.safetensors").values(), strict=True)
+    )
+
+
+@pytest.mark.parametrize("keep", [2, 3, 4])
+def test_a_resumed_run_is_the_same_run(toy_recipe: Path, tmp_path: Path, keep: int) -> None:
+    whole = tmp_path / "whole"
+    rows = run(toy_recipe, whole, "checkpoint.keep_last=9", "algorithm.refill=until_full")
+    cut = tmp_path / "cut"
+    shutil.copytree(whole, cut)
+    for folder in (cut / "checkpoints").iterdir():
+        if int(folder.name.removeprefix("step-")) > keep:
+            shutil.rmtree(folder)
+    shutil.rmtree(cut / "model")
+    (cut / "evaluations" / "after-held_out.json").unlink()
+    again = run(toy_recipe, cut, "checkpoint.keep_last=9", "algorithm.refill=until_full", resume=True)
+    assert timeless(again) == timeless(rows)
+    expected = load_file(whole / "model" / "model.safetensors")
+    found = load_file(cut / "model" / "model.safetensors")
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_off_policy_with_reuse_makes_the_stated_number_of_updates(toy_recipe: Path, tmp_path: Path) -> None:
+    rows = run(
+        toy_recipe,
+        tmp_path / "run",
+        "stages.0.mini_batch=4",
+        "stages.1.mini_batch=4",
+        "algorithm.reuse=2",
+        "algorithm.reject_zero_advantage=false",
+    )
+    assert [row["values"]["learner/sgd_steps"] for row in rows] == [4] * 6
+    assert any(row["values"]["learner/ratio_max"] > 1.0 for row in rows)
+
+
+def test_the_reference_is_watched_without_changing_the_run(toy_recipe: Path, tmp_path: Path) -> None:
+    plain = run(toy_recipe, tmp_path / "plain")
+    watched = run(toy_recipe, tmp_path / "watched", "reference.mode=monitor")
+    key = "learner/grad_norm"
+    assert [r["values"].get(key) for r in plain] == [r["values"].get(key) for r in watched]
+    assert [r["values"].get("learner/kl") for r in watched if r["values"].get("learner/kl")], "KL was measured"
+
+
+def test_lagged_weights_sample_older_versions(toy_recipe: Path, tmp_path: Path) -> None:
+    run(toy_recipe, tmp_path / "run", "rollout.weight_lag=2", "algorithm.reject_zero_advantage=false")
+    versions = {
+        g.request.draw // 8: g.completions[0].policy_version for g in read_rollouts(tmp_path / "run" / "rollouts")
+    }
+    assert versions == {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 3}
+
+
+def test_nothing_to_learn_stops_with_a_remedy(toy_recipe: Path, tmp_path: Path) -> None:
+    # one response token can never be an answer that ended by itself: every group is all wrong
+    overrides = ["stages.0.max_tokens=1", "stages.0.max_steps=9", "algorithm.stop_after_empty_steps=2"]
+    with pytest.raises(TrainingStopped, match="every group of 2 steps in a row was rejected"):
+        run(toy_recipe, tmp_path / "run", *overrides)
+    rows = metrics_of(tmp_path / "run")
+    assert [row["values"]["learner/sgd_steps"] for row in rows] == [0]
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
+
+
+def test_a_run_is_not_overwritten_and_not_resumed_with_another_recipe(toy_recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    run(toy_recipe, output, "stages.1.max_steps=1", "stages.0.max_steps=1")
+    with pytest.raises(ValueError, match="already holds a run; add --resume"):
+        run(toy_recipe, output)
+    with pytest.raises(
+        ValueError, match=r"(?s)another configuration:.*was: learning_rate = 0\.001.*now: learning_rate = 0\.01"
+    ):
+        run(
+            toy_recipe,
+            output,
+            "stages.1.max_steps=1",
+            "stages.0.max_steps=1",
+            "optimizer.learning_rate=1e-2",
+            resume=True,
+        )
+
+
+def test_t_over_the_models_context_is_refused(toy_recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(
+        ValueError, match=r"stages\.1\.max_tokens = 60 .*context of .* \(64 tokens\); lower it to at most 53"
+    ):
+        run(toy_recipe, tmp_path / "run", "stages.1.max_tokens=60")
+
+
+def test_the_difficulty_filter_keeps_what_can_teach(toy_recipe: Path, tmp_path: Path) -> None:
+    run(
+        toy_recipe, tmp_path / "run", "data.difficulty_filter.samples=4", "stages.1.max_steps=1", "stages.0.max_steps=1"
+    )
+    document = json.loads((tmp_path / "run" / "difficulty.json").read_text())
+    kept = sum(row["kept"] for row in document["table"])
+    assert kept == sum(0 < c < n for c, n in document["counts"].values())
+    assert 0 < kept < 60
+
+
+def test_metrics_are_records(toy_recipe: Path, tmp_path: Path) -> None:
+    seen: list[StepMetrics] = []
+
+    class Watcher(NullObserver):
+        def step(self, metrics: StepMetrics) -> None:
+            seen.append(metrics)
+
+    config = load_train_recipe(toy_recipe, ["stages.1.max_steps=1", "stages.0.max_steps=1"])
+    train(config, toy_recipe.parent, tmp_path / "run", Watcher(), resume=False)
+    assert [m.step for m in seen] == [1, 2]

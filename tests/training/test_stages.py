@@ -1,0 +1,96 @@
+"""The stage schedule: when stages end, and that its state is complete."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from magicrl.config.schema import StageConfig, TransitionConfig
+from magicrl.training.stages import StageSchedule
+
+
+def stage(max_tokens: int, **changes: object) -> StageConfig:
+    settings = {"max_tokens": max_tokens, "rollout_batch": 4, "group_size": 2, "max_steps": 200, **changes}
+    return StageConfig.model_validate(settings)
+
+
+CONVERGED = TransitionConfig(rule="converged", horizon=20, delta=0.05, window=20)
+
+
+def flat_until_switch(schedule: StageSchedule, seed: int, limit: int = 200) -> int:
+    rng = np.random.default_rng(seed)
+    for step in range(limit):
+        schedule.observe_accuracy(0.8 + 0.02 * rng.standard_normal(), 0.02)
+        if schedule.finish_step():
+            return step + 1
+    return limit
+
+
+def test_fixed_stages_end_at_their_steps() -> None:
+    fixed = TransitionConfig(rule="fixed")
+    schedule = StageSchedule([stage(8, max_steps=2, transition=fixed), stage(16, max_steps=1, transition=fixed)])
+    assert schedule.most_steps_left() == 3
+    assert schedule.finish_step() is None
+    end = schedule.finish_step()
+    assert end is not None
+    assert (end.stage, end.steps, end.reason) == (0, 2, "max_steps = 2 reached")
+    assert schedule.stage is not None
+    assert schedule.stage.max_tokens == 16
+    assert schedule.is_last
+    assert schedule.finish_step() is not None
+    assert schedule.stage is None
+    assert schedule.most_steps_left() == 0
+
+
+def test_a_flat_curve_ends_the_stage_early_and_says_why() -> None:
+    schedule = StageSchedule([stage(8, transition=CONVERGED), stage(16)])
+    assert flat_until_switch(schedule, seed=0) <= 60
+    assert schedule.index == 1
+
+
+def test_min_steps_hold_a_converged_stage() -> None:
+    schedule = StageSchedule([stage(8, min_steps=90, transition=CONVERGED), stage(16)])
+    assert flat_until_switch(schedule, seed=0) == 90
+
+
+def test_a_rising_curve_stays() -> None:
+    schedule = StageSchedule([stage(8, transition=CONVERGED), stage(16)])
+    rng = np.random.default_rng(0)
+    for step in range(100):
+        schedule.observe_accuracy(0.2 + 0.005 * step + 0.02 * rng.standard_normal(), 0.02)
+        assert schedule.finish_step() is None
+
+
+def test_the_truncation_rule_reads_truncation() -> None:
+    rule = TransitionConfig(rule="truncation", window=5, truncation_below=0.1)
+    schedule = StageSchedule([stage(8, transition=rule), stage(16)])
+    ends = []
+    for ratio in [0.5, 0.05, 0.05, 0.2, *[0.05] * 5]:
+        schedule.observe_truncation(ratio)
+        schedule.observe_accuracy(0.5, 0.01)
+        ends.append(schedule.finish_step())
+    assert [end is not None for end in ends] == [False] * 8 + [True]
+    assert ends[-1] is not None
+    assert "below 0.1 for 5 steps" in ends[-1].reason
+
+
+@pytest.mark.parametrize("cut", [1, 10, 19])
+def test_a_restored_schedule_switches_at_the_same_step(cut: int) -> None:
+    stages = [stage(8, transition=CONVERGED), stage(16)]
+    curve = 0.8 + 0.02 * np.random.default_rng(3).standard_normal(100)
+
+    def drive(schedule: StageSchedule, values: np.ndarray) -> int:
+        for i, value in enumerate(values):
+            schedule.observe_accuracy(float(value), 0.02)
+            if schedule.finish_step():
+                return i + 1
+        return -1
+
+    whole = drive(StageSchedule(stages), curve)
+    first = StageSchedule(stages)
+    assert drive(first, curve[:cut]) == -1
+    second = StageSchedule(stages)
+    second.restore(json.loads(json.dumps(first.state())))
+    assert drive(second, curve[cut:]) == whole - cut
