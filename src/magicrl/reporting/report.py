@@ -1,0 +1,115 @@
+"""One self-contained HTML page from a run folder: no server, no network, no third-party script."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from magicrl.reporting import wording
+from magicrl.reporting.blocks import Block, run_blocks
+from magicrl.reporting.run_folder import RecordedRun, read_run
+from magicrl.reporting.summary import training_seconds
+
+MOST_CHARACTERS = 20_000
+"""Of one response on the page; the evaluation's file has it whole."""
+
+
+def write_report(run_folder: Path, output: Path | None = None) -> Path:
+    """Write the report of ``run_folder`` to ``output`` (default: its ``report.html``) and return that path.
+
+    A run that is not finished has a report too, of what there is.
+
+    Raises:
+        RunFolderError: no run folder, or a corrupt file in it.
+        ValueError: the page cannot be written.
+    """
+    run = read_run(run_folder)
+    page = render_page(run.name, _facts(run), run_blocks(run))
+    target = output or run_folder / "report.html"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        writing = target.with_name(f".{target.name}.writing")
+        writing.write_bytes(page.encode("utf-8", "replace"))  # no lone surrogate of a hostile text stops a report
+        writing.replace(target)
+    except OSError as error:
+        raise ValueError(f"{target}: the report cannot be written: {error}; choose another output") from None
+    return target
+
+
+def render_page(title: str, facts: Sequence[tuple[str, str]], blocks: Sequence[Block]) -> str:
+    """A page of ``blocks`` under ``title`` with a line of (label, value) ``facts``.
+
+    Everything but our own drawings is escaped; besides, the page's content policy allows no script but
+    ours (by its hash) and no request at all.
+    """
+    environment = Environment(
+        loader=PackageLoader("magicrl.reporting"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        percent=wording.percent,
+        points=wording.points,
+        number=wording.number,
+        duration=wording.duration,
+        temperature=wording.temperature,
+        visible=wording.visible,
+        shortened=shortened,
+    )
+    script = _asset("page.js")
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    hover: dict[str, Any] = {key: value for block in blocks for key, value in block.hover.items()}
+    return environment.get_template("page.html.j2").render(
+        title=title,
+        facts=facts,
+        blocks=blocks,
+        style=Markup(_asset("page.css")),
+        script=Markup(script),
+        script_hash=digest,
+        hover=Markup(_script_json(hover)),
+    )
+
+
+def shortened(text: str) -> str:
+    """``text`` up to a length that a page can show, with a note on what is left out."""
+    if len(text) <= MOST_CHARACTERS:
+        return text
+    return f"{text[:MOST_CHARACTERS]}\n[… {len(text) - MOST_CHARACTERS} more characters in the evaluation's file]"
+
+
+def _facts(run: RecordedRun) -> list[tuple[str, str]]:
+    environments = run.run.get("environments") or [{}]
+    started, ended = (
+        str(environments[0].get("started") or run.run.get("started") or ""),
+        str(run.run.get("ended") or ""),
+    )
+    facts = [
+        ("status", run.status),
+        ("training steps", str(len(run.metrics))),
+        ("time in training steps", wording.duration(training_seconds(run))),
+        ("seed", str(run.run.get("seed", "–"))),
+        ("started", wording.moment(started)),
+        ("ended", wording.moment(ended)),
+        ("machine", str(environments[0].get("machine") or run.run.get("machine") or "")),
+    ]
+    return [(label, value) for label, value in facts if value]
+
+
+def _asset(name: str) -> str:
+    return files("magicrl.reporting").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _script_json(value: Any) -> str:
+    """JSON that cannot close the script element it stands in."""
+    text = json.dumps(value, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,263 @@
+"""Reading a run folder: typed, whole or with an error that names the file and the line."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from magicrl.records import StepMetrics
+
+SCHEMA_VERSION = 1
+
+
+class RunFolderError(ValueError):
+    """A run folder that cannot be read; the text names the file, the place in it and the remedy."""
+
+
+class _Document(BaseModel):
+    """A part of an evaluation file. Further keys are left alone: newer versions may write more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+class Interval(_Document):
+    """A share (or a difference of shares) with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class TemperatureScore(_Document):
+    """The test at one temperature. ``entropy`` in nats per token, ``length_mean`` in tokens."""
+
+    accuracy: Interval
+    problems: int
+    samples: int
+    length_mean: float | None = None
+    truncation: float | None = None
+    entropy: float | None = None
+    boxed: float | None = None
+    pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
+
+
+class SampledResponse(_Document):
+    """One recorded response with its verdict."""
+
+    temperature: float
+    text: str
+    outcome: str
+    status: str = ""
+    decided_by: str = ""
+    extracted: str | None = None
+    finish_reason: str = ""
+    tokens: int | None = None
+
+
+class EvaluatedSample(_Document):
+    """One test problem with some of its responses."""
+
+    problem_id: str
+    prompt: str
+    gold: str | tuple[str, ...]
+    responses: tuple[SampledResponse, ...]
+
+
+class Evaluation(_Document):
+    """One file of ``evaluations/``: a test set, before or after training."""
+
+    name: str
+    set_name: str = Field(alias="set", default="test")
+    model: str = ""
+    temperatures: dict[float, TemperatureScore]
+    samples: tuple[EvaluatedSample, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageSpan:
+    """The steps of one stage: first and last training step, and T (None if it was not recorded)."""
+
+    stage: int
+    first_step: int
+    last_step: int
+    max_tokens: int | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordedRun:
+    """A run as its folder tells it.
+
+    Attributes:
+        path: the folder.
+        run: ``run.json``.
+        config_text: ``config.toml`` as written; empty if there is none.
+        config: the same, parsed.
+        metrics: one a training step, in order.
+        events: one an event, in order.
+        evaluations: the tests.
+    """
+
+    path: Path
+    run: Mapping[str, Any]
+    config_text: str
+    config: Mapping[str, Any]
+    metrics: tuple[StepMetrics, ...]
+    events: tuple[Mapping[str, Any], ...]
+    evaluations: tuple[Evaluation, ...]
+
+    @property
+    def name(self) -> str:
+        """The recipe's name for the run, else the folder's."""
+        return str(self.run.get("name") or self.path.resolve().name)
+
+    @property
+    def status(self) -> str:
+        return str(self.run.get("status", "unknown"))
+
+    @property
+    def sets(self) -> tuple[str, ...]:
+        """Names of the test sets, in the order of their files."""
+        return tuple(dict.fromkeys(e.set_name for e in self.evaluations if e.name in ("before", "after")))
+
+    def evaluation(self, name: str, set_name: str) -> Evaluation | None:
+        """The test ``before`` or ``after`` on a set."""
+        return next((e for e in self.evaluations if (e.name, e.set_name) == (name, set_name)), None)
+
+    def points(self, *keys: str) -> tuple[tuple[float, float], ...]:
+        """(step, value) of the first of ``keys`` that a step has; steps without any are left out."""
+        found: list[tuple[float, float]] = []
+        for row in self.metrics:
+            value = next((v for v in (row.values.get(k) for k in keys) if isinstance(v, (int, float))), None)
+            if value is not None and value == value and abs(value) != float("inf"):
+                found.append((float(row.step), float(value)))
+        return tuple(found)
+
+    @property
+    def stages(self) -> tuple[StageSpan, ...]:
+        """The stages that the recorded steps went through."""
+        spans: list[StageSpan] = []
+        for row in self.metrics:
+            limit = row.values.get("stage/max_tokens")
+            limit = int(limit) if isinstance(limit, (int, float)) else None
+            if spans and spans[-1].stage == row.stage:
+                last = spans.pop()
+                spans.append(
+                    StageSpan(
+                        stage=last.stage,
+                        first_step=last.first_step,
+                        last_step=row.step,
+                        max_tokens=last.max_tokens if limit is None else limit,
+                    )
+                )
+            else:
+                spans.append(StageSpan(stage=row.stage, first_step=row.step, last_step=row.step, max_tokens=limit))
+        return tuple(spans)
+
+
+def read_run(folder: Path) -> RecordedRun:
+    """Read the run folder at ``folder``, finished or not.
+
+    ``run.json`` must be there; what a young run has not written yet is empty.
+
+    Raises:
+        RunFolderError: no run folder, or a file in it that is corrupt.
+    """
+    if not folder.is_dir():
+        raise RunFolderError(f"{folder}: no such folder; give the run folder that `magicrl train` wrote")
+    if not (folder / "run.json").is_file():
+        raise RunFolderError(f"{folder}: no run folder (run.json is missing); `magicrl train` writes it as it starts")
+    run = _read_object(folder / "run.json")
+    version = run.get("schema_version", SCHEMA_VERSION)
+    if not isinstance(version, int) or version > SCHEMA_VERSION:
+        raise RunFolderError(
+            f"{folder / 'run.json'}: schema_version {version!r} is newer than this magicrl reads ({SCHEMA_VERSION}); "
+            "update magicrl"
+        )
+    config_text, config = _read_config(folder / "config.toml")
+    return RecordedRun(
+        path=folder,
+        run=run,
+        config_text=config_text,
+        config=config,
+        metrics=_read_metrics(folder / "metrics.jsonl"),
+        events=tuple(row for _, row in _read_lines(folder / "events.jsonl")),
+        evaluations=tuple(_read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))),
+    )
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RunFolderError(f"{path}: cannot be read: {error}") from None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        document: object = json.loads(_read_text(path))
+    except json.JSONDecodeError as error:
+        raise RunFolderError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
+    if not isinstance(document, dict):
+        raise RunFolderError(f"{path}: expected a JSON object, found {type(document).__name__}")
+    return cast("dict[str, Any]", document)
+
+
+def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
+    if not path.exists():
+        return "", {}
+    text = _read_text(path)
+    try:
+        return text, tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RunFolderError(f"{path}: not valid TOML: {error}") from None
+
+
+def _read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Line numbers and objects of a JSON Lines file. A last line torn by a kill is left out."""
+    if not path.exists():
+        return []
+    rows: list[tuple[int, dict[str, Any]]] = []
+    text = _read_text(path)
+    lines = text.split("\n")
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            row: object = json.loads(line)
+        except json.JSONDecodeError as error:
+            if number == len(lines):  # no line end after it: the writer was killed in the middle
+                break
+            raise RunFolderError(f"{path}:{number}: not valid JSON: {error.msg}; mend or remove the line") from None
+        if not isinstance(row, dict):
+            raise RunFolderError(f"{path}:{number}: expected a JSON object, found {type(row).__name__}")
+        rows.append((number, cast("dict[str, Any]", row)))
+    return rows
+
+
+def _read_metrics(path: Path) -> tuple[StepMetrics, ...]:
+    """The steps in order; where a resumed run recorded a step again, what it recorded last."""
+    rows: list[StepMetrics] = []
+    for number, row in _read_lines(path):
+        step, stage, values = row.get("step"), row.get("stage"), row.get("values")
+        if not isinstance(step, int) or not isinstance(stage, int) or not isinstance(values, dict):
+            raise RunFolderError(f"{path}:{number}: a line needs step and stage (whole numbers) and values (a table)")
+        while rows and rows[-1].step >= step:
+            rows.pop()
+        rows.append(StepMetrics(step=step, stage=stage, values=cast("dict[str, float | int | str | None]", values)))
+    return tuple(rows)
+
+
+def _read_evaluation(path: Path) -> Evaluation:
+    document = _read_object(path)
+    try:
+        return Evaluation.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise RunFolderError(f"{path}: {field}: {first['msg']}") from None

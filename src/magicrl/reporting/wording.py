@@ -1,0 +1,83 @@
+"""How numbers and foreign text are put into words, alike on the page, in figures and in the terminal."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, datetime
+
+_BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """``0.4567`` as ``45.7 %``; a dash for what was not measured."""
+    return "–" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def points(difference: float) -> str:
+    """``0.123`` as ``+12.3``: a difference of two shares in percentage points."""
+    return f"{100 * difference:+.1f}".replace("-", "−")
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A number with about ``digits`` significant figures, no exponent where it can be avoided."""
+    if value is None or not math.isfinite(value):
+        return "–"
+    if value == 0:
+        return "0"
+    size = abs(value)
+    if size >= 1e6 or size < 1e-4:
+        return f"{value:.{max(0, digits - 1)}e}"
+    if size >= 10**digits:
+        return f"{value:.0f}"
+    text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(size)))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
+def temperature(value: float) -> str:
+    """``0.0`` as ``0 (greedy)``, others as they are written in a recipe."""
+    return "0 (greedy)" if value == 0 else f"{value:g}"
+
+
+def duration(seconds: float | None) -> str:
+    """``3725`` as ``1 h 2 min``, ``75`` as ``1 min 15 s``, ``2.4`` as ``2.4 s``."""
+    if seconds is None or not math.isfinite(seconds):
+        return "–"
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def moment(iso: str) -> str:
+    """``2026-11-20T09:30:11+00:00`` as ``2026-11-20 09:30 UTC``; what is no ISO time, as it is."""
+    try:
+        return f"{datetime.fromisoformat(iso).astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+    except ValueError:
+        return iso
+
+
+def visible(text: str) -> str:
+    """Foreign text with everything that acts instead of showing made visible.
+
+    Control characters (terminal escapes, NUL) become their pictures, direction overrides and lone
+    surrogates become code points in angle brackets. Line ends and tabs stay. Escaping for HTML is the
+    template's work.
+    """
+    shown: list[str] = []
+    for character in text.replace("\r\n", "\n"):
+        code = ord(character)
+        if character in "\n\t":
+            shown.append(character)
+        elif code < 0x20:
+            shown.append(chr(0x2400 + code))
+        elif code == 0x7F:
+            shown.append("\u2421")
+        elif 0x80 <= code < 0xA0 or 0xD800 <= code < 0xE000 or character in _BIDI_CONTROLS:
+            shown.append(f"⟨U+{code:04X}⟩")
+        else:
+            shown.append(character)
+    return "".join(shown)

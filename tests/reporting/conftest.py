@@ -1,0 +1,127 @@
+"""A small recorded run on disk: two stages, tests before and after, hostile text in one response."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></pre>\x1b[31m\x00\u202eexe.gnp \ud800 {{ 7*7 }}"
+
+CONFIG = """[run]
+name = "small"
+
+[[stages]]
+max_tokens = 32
+rollout_batch = 8
+group_size = 4
+max_steps = 20
+
+[[stages]]
+max_tokens = 64
+rollout_batch = 8
+mini_batch = 4
+group_size = 4
+max_steps = 20
+"""
+
+
+def interval(mean: float) -> dict[str, float]:
+    return {"mean": mean, "low": max(0.0, mean - 0.03), "high": min(1.0, mean + 0.03)}
+
+
+def evaluation(name: str, accuracy: dict[float, float], text: str, outcome: str) -> dict[str, Any]:
+    scores: dict[str, Any] = {
+        str(t): {
+            "accuracy": interval(a),
+            "problems": 100,
+            "samples": 16 if t else 1,
+            "length_mean": 12.0,
+            "truncation": 0.01,
+            "entropy": 0.3,
+        }
+        for t, a in accuracy.items()
+    }
+    scores["1.0"]["pass_at"] = {"16": interval(0.9)}
+    response = {
+        "temperature": 1.0,
+        "text": text,
+        "outcome": outcome,
+        "status": "matched",
+        "decided_by": "string",
+        "extracted": "7",
+        "finish_reason": "stop",
+        "tokens": 5,
+    }
+    sample = {
+        "problem_id": "sum/1",
+        "prompt": "What is 3 + 4 <b>?</b>",
+        "gold": ["7", "seven"],
+        "responses": [response],
+    }
+    return {"name": name, "set": "test", "model": "m", "temperatures": scores, "samples": [sample]}
+
+
+def values(step: int) -> dict[str, Any]:
+    second = step > 20
+    return {
+        "train/accuracy/mean": 0.4 + 0.01 * step,
+        "train/accuracy_nontruncated/mean": 0.5 + 0.01 * step,
+        "train/truncation/ratio": 0.2 if step < 3 else 0.0,
+        "entropy/exact/mean": 0.5 - 0.005 * step,
+        "entropy/target": 0.2,
+        "entropy/alpha": 0.001 * step,
+        "entropy/c": 0.001 * step,
+        "length/mean": 10.0 + step / 4,
+        "groups/sampled": 8,
+        "groups/rejected/ratio": 0.25,
+        "learner/clip_ratio": None,
+        "learner/sgd_steps": 1,
+        "time/rollout": 1.0,
+        "time/train": 0.5,
+        "time/other": 0.25,
+        "time/step": 1.75,
+        "tokens/sampled": 320,
+        "stage/max_tokens": 64 if second else 32,
+    }
+
+
+def write_run(folder: Path) -> Path:
+    (folder / "evaluations").mkdir(parents=True)
+    (folder / "config.toml").write_text(CONFIG)
+    run = {
+        "schema_version": 1,
+        "name": "small",
+        "seed": 3,
+        "status": "finished",
+        "environments": [
+            {"started": "2026-01-02T03:04:05+00:00", "machine": "two cores", "versions": {"numpy": "2.1"}}
+        ],
+    }
+    (folder / "run.json").write_text(json.dumps(run))
+    rows = [{"step": s, "stage": int(s > 20), "values": values(s)} for s in range(1, 41)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    events = [
+        {"kind": "stage_end", "step": 20, "stage": 0, "message": "converged: bound 0.01"},
+        {"kind": "stage_start", "step": 21, "stage": 1, "message": "T 64", "removed": 5},
+    ]
+    (folder / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in events))
+    before = evaluation("before", {0.0: 0.40, 0.6: 0.47, 1.0: 0.46}, HOSTILE, "wrong")
+    after = evaluation("after", {0.0: 0.95, 0.6: 0.94, 1.0: 0.90}, "<think>3 + 4</think> 7", "correct")
+    (folder / "evaluations" / "before.json").write_text(json.dumps(before))
+    (folder / "evaluations" / "after.json").write_text(json.dumps(after))
+    return folder
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes the run into a folder of this name."""
+    return lambda name: write_run(tmp_path / name)
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")

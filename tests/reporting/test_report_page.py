@@ -1,0 +1,185 @@
+"""The page: self-contained, escaped, and there even when half of the run is missing."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from magicrl.reporting.report import MOST_CHARACTERS, shortened, write_report
+
+VOID = {"meta", "link", "img", "br", "input", "hr"}
+INSIDE_SVG = {"line", "path", "rect", "circle"}
+
+
+class Page(HTMLParser):
+    """The page's elements; checks that every element is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.stack: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.stack, f"</{tag}> closes nothing"
+        assert self.stack.pop() == tag
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+
+@pytest.fixture
+def page(run_folder: Path) -> str:
+    return write_report(run_folder).read_text(encoding="utf-8")
+
+
+def test_the_page_asks_for_nothing_from_anywhere(page: str) -> None:
+    parsed = Page(page)
+    for tag, attributes in parsed.elements:
+        for name in ("src", "href", "srcset", "action", "data"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:")), (tag, name, value)
+    assert "@import" not in page
+    assert "url(" not in page
+    assert "http" not in re.sub(r'http-equiv|xmlns="http://www.w3.org/2000/svg"', "", page)
+
+
+def test_what_a_model_wrote_stays_text(page: str) -> None:
+    parsed = Page(page)
+    assert parsed.count("script") == 2, "the values and the page's own script, nothing of a response"
+    assert parsed.count("img") == 0
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "{{ 7*7 }}" in page, "no second rendering"
+    assert "\x1b" not in page
+    assert "\x00" not in page
+    assert "\u202e" not in page
+    assert "⟨U+202E⟩" in page
+    assert "3 + 4 &lt;b&gt;?&lt;/b&gt;" in page
+
+
+def test_only_our_script_may_run(page: str) -> None:
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)
+    script = re.search(r"<script>(.*?)</script>", page, re.DOTALL)
+    assert policy is not None
+    assert script is not None
+    digest = base64.b64encode(hashlib.sha256(script.group(1).encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy.group(1).replace("&#39;", "'")
+    assert "default-src 'none'" in policy.group(1).replace("&#39;", "'")
+
+
+def test_the_headline_states_the_rise_against_the_start_s_best_temperature(page: str) -> None:
+    assert "46.0 % → 90.0 %" in page
+    assert "+43.0 points" in page
+    assert "over the start&#39;s best temperature (0.6: 47.0 %)" in page
+    assert "pass@16" in page
+
+
+def test_every_block_of_a_whole_run_is_there(page: str) -> None:
+    anchors = re.findall(r'<section id="(\w+)">', page)
+    assert anchors == [
+        "headline", "health", "learning", "time", "stages", "samples", "events", "configuration", "provenance",
+    ]  # fmt: skip
+    assert "stage 2: T = 64" in page
+    assert "target 0.2" in page
+    assert "converged: bound 0.01" in page
+    assert "numpy" in page
+
+
+def test_entropy_and_alpha_share_their_x_axis(page: str) -> None:
+    hover = re.search(r'id="hover">(.*?)</script>', page)
+    assert hover is not None
+    charts = json.loads(hover.group(1))
+    keys = ("low", "high", "left", "right")
+    assert [charts["entropy"][k] for k in keys] == [charts["alpha"][k] for k in keys]
+    assert charts["accuracy"]["series"][0]["points"]
+
+
+def test_figures_are_exported_as_svg_and_csv(page: str) -> None:
+    links = {a["download"]: a["href"] for t, a in Page(page).elements if t == "a" and a.get("download")}
+    assert {"accuracy.svg", "accuracy.csv", "entropy.svg", "alpha.csv", "step_time.csv"} <= set(links)
+    for name, link in links.items():
+        assert name is not None
+        assert link is not None
+        text = base64.b64decode(link.partition("base64,")[2]).decode()
+        if name.endswith(".svg"):
+            ElementTree.fromstring(text)
+    csv = base64.b64decode(str(links["step_time.csv"]).partition("base64,")[2]).decode().splitlines()
+    assert csv[0] == "step,rollout t_R,training t_T,other t_O"
+    assert csv[1] == "1,1.0,0.5,0.25"
+    assert len(csv) == 41
+
+
+def test_health_findings_come_with_their_remedies(run_folder: Path) -> None:
+    path = run_folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["values"]["learner/sampler_gap_mean"] = 0.4
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    told = {"kind": "health", "rule": "own <rule>", "severity": "warning", "step": 2, "message": "m", "remedy": "r"}
+    with (run_folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(told) + "\n")
+    page = write_report(run_folder).read_text()
+    assert "sampler gap" in page
+    assert "0.400 nats" in page
+    assert "rollout.dtype" in page
+    assert "own &lt;rule&gt;" in page
+
+
+def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"schema_version": 1, "status": "running", "name": "<young>"}')
+    page = write_report(tmp_path, tmp_path / "deep" / "page.html").read_text()
+    Page(page)
+    assert "&lt;young&gt;" in page
+    assert "No training step" in page
+
+
+@pytest.mark.parametrize("missing", ["events.jsonl", "metrics.jsonl", "config.toml", "evaluations/before.json"])
+def test_a_report_bears_with_a_missing_file(make_run: Callable[[str], Path], missing: str) -> None:
+    folder = make_run("part")
+    (folder / missing).unlink()
+    Page(write_report(folder).read_text())
+
+
+def test_a_report_bears_with_sparse_metrics(run_folder: Path) -> None:
+    rows = [
+        {"step": s, "stage": 0, "values": {"train/accuracy/mean": None, "entropy/sampled/mean": 0.3}} for s in (1, 2)
+    ]
+    (run_folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = write_report(run_folder).read_text()
+    assert 'data-chart="entropy"' in page
+    assert 'data-chart="accuracy"' not in page
+
+
+def test_an_unwritable_output_is_named(run_folder: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be written"):
+        write_report(run_folder, run_folder / "run.json" / "page.html")
+
+
+def test_long_responses_are_cut_on_the_page_and_say_so() -> None:
+    assert shortened("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
+    assert shortened("x" * (MOST_CHARACTERS + 7)).endswith("[… 7 more characters in the evaluation's file]")
+
+
+def test_reporting_needs_no_torch() -> None:
+    code = "import sys, magicrl.reporting.report, magicrl.reporting.summary; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

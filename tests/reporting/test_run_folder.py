@@ -1,0 +1,93 @@
+"""Reading run folders: whole ones, young ones, torn ones and broken ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from magicrl.reporting.run_folder import RunFolderError, read_run
+
+
+def test_a_whole_run_is_read(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    assert (run.name, run.status, len(run.metrics), len(run.events)) == ("small", "finished", 40, 2)
+    assert [(s.first_step, s.last_step, s.max_tokens) for s in run.stages] == [(1, 20, 32), (21, 40, 64)]
+    after = run.evaluation("after", "test")
+    assert after is not None
+    assert after.temperatures[1.0].accuracy.mean == 0.90
+    assert after.temperatures[1.0].pass_at[16].mean == 0.9
+    assert after.samples[0].gold == ("7", "seven")
+    assert run.sets == ("test",)
+
+
+def test_points_leave_out_what_is_missing_and_fall_back(run_folder: Path) -> None:
+    run = read_run(run_folder)
+    assert run.points("learner/clip_ratio") == ()
+    assert run.points("nowhere") == ()
+    assert run.points("nowhere", "length/mean")[3] == (4.0, 11.0)
+
+
+def test_a_run_that_has_only_begun_is_read(tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text('{"schema_version": 1, "status": "running"}')
+    run = read_run(tmp_path)
+    assert (run.metrics, run.events, run.evaluations, run.stages) == ((), (), (), ())
+    assert run.name == tmp_path.name
+
+
+def test_a_torn_last_line_is_left_out(run_folder: Path) -> None:
+    path = run_folder / "metrics.jsonl"
+    path.write_text(path.read_text() + '{"step": 41, "stage": 1, "val')
+    assert [row.step for row in read_run(run_folder).metrics][-1] == 40
+
+
+def test_a_broken_line_elsewhere_is_an_error_with_its_number(run_folder: Path) -> None:
+    path = run_folder / "metrics.jsonl"
+    lines = path.read_text().splitlines()
+    lines[6] = lines[6][:20]
+    path.write_text("\n".join(lines) + "\n")
+    with pytest.raises(RunFolderError, match=re.escape(f"{path}:7: not valid JSON")):
+        read_run(run_folder)
+
+
+def test_a_finished_line_that_is_broken_is_an_error_even_if_it_is_the_last(run_folder: Path) -> None:
+    path = run_folder / "events.jsonl"
+    path.write_text(path.read_text() + "{broken}\n")
+    with pytest.raises(RunFolderError, match=re.escape(f"{path}:3")):
+        read_run(run_folder)
+
+
+def test_steps_recorded_again_after_a_resume_replace_the_old_ones(run_folder: Path) -> None:
+    path = run_folder / "metrics.jsonl"
+    again = {"step": 31, "stage": 1, "values": {"train/accuracy/mean": 0.123}}
+    path.write_text(path.read_text() + json.dumps(again) + "\n")
+    metrics = read_run(run_folder).metrics
+    assert [row.step for row in metrics] == list(range(1, 32))
+    assert metrics[-1].values["train/accuracy/mean"] == 0.123
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("run.json", "{", "run.json:1: not valid JSON"),
+        ("run.json", "[]", "expected a JSON object, found list"),
+        ("run.json", '{"schema_version": 99}', "schema_version 99 is newer"),
+        ("config.toml", "a = ", "config.toml: not valid TOML"),
+        ("metrics.jsonl", '{"step": "x", "stage": 0, "values": {}}\n', "metrics.jsonl:1: a line needs step"),
+        ("evaluations/after.json", '{"name": "after"}', "after.json: temperatures: Field required"),
+        ("evaluations/after.json", '{"name": "after", "temperatures": {"hot": {}}}', "after.json: temperatures.hot"),
+    ],
+)
+def test_what_is_corrupt_is_named(run_folder: Path, file: str, text: str, message: str) -> None:
+    (run_folder / file).write_text(text)
+    with pytest.raises(RunFolderError, match=re.escape(message)):
+        read_run(run_folder)
+
+
+def test_no_run_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no such folder"):
+        read_run(tmp_path / "nowhere")
+    with pytest.raises(RunFolderError, match=r"run\.json is missing"):
+        read_run(tmp_path)
