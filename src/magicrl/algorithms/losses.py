@@ -298,8 +298,8 @@ def _measure(
     gap = log_gap.abs()
     return LossMetrics(
         sums={
-            "loss": loss.to(torch.float64),
-            "policy_loss": policy_loss.to(torch.float64),
+            "loss": loss.detach().to(torch.float64),
+            "policy_loss": policy_loss.detach().to(torch.float64),
             "tokens": mask.sum().to(torch.float64),
             "clipped": total(clipped),
             "ratio": total(ratio),

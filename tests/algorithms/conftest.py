@@ -1,0 +1,60 @@
+"""Makes the slow reference and the enumerable policy of ``benchmarks/`` importable, and builds records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from magicrl.algorithms.rewards import score_group
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParams,
+    ScoredGroup,
+    Verdict,
+    frozen_floats,
+    frozen_tokens,
+)
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+OUTCOMES = {"c": Outcome.CORRECT, "w": Outcome.WRONG, "n": Outcome.NOT_JUDGED}
+MakeGroup = Callable[..., ScoredGroup]
+
+
+@pytest.fixture
+def make_group() -> MakeGroup:
+    """``make_group("cwn", "..t", draw=3)``: a letter a completion (correct, wrong, not judged); ``t`` truncated,
+    ``a`` aborted, ``.`` ended."""
+    ends = {".": FinishReason.STOP, "t": FinishReason.LENGTH, "a": FinishReason.ABORTED}
+
+    def build(outcomes: str, finish: str | None = None, *, draw: int = 0, problem: str = "p") -> ScoredGroup:
+        completions = tuple(
+            Completion(
+                tokens=frozen_tokens([1, 2]),
+                text="",
+                sampler_logprobs=frozen_floats([-1.0, -2.0]),
+                sampler_entropies=None,
+                finish_reason=ends[end],
+                policy_version=0,
+            )
+            for end in (finish or "." * len(outcomes))
+        )
+        request = RolloutRequest(
+            draw=draw,
+            problem=Problem(id=problem, prompt="", golds=("",), verifier="exact", source="test"),
+            prompt_tokens=frozen_tokens([0]),
+            group_size=len(outcomes),
+            sampling=SamplingParams(temperature=1.0, max_tokens=8),
+        )
+        verdicts = [Verdict(outcome=OUTCOMES[letter], status="") for letter in outcomes]
+        return score_group(RolloutGroup(request=request, completions=completions), verdicts)
+
+    return build

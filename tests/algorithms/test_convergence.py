@@ -1,0 +1,188 @@
+"""The stage transition's error rates on synthetic curves with known truth, by simulation with fixed seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule, expected_gain, noise_limit
+from magicrl.algorithms.student import student_quantile
+
+HORIZON, DELTA, WINDOW = 20, 0.02, 20
+RUNS = 300
+LIMIT = noise_limit(horizon=HORIZON, delta=DELTA, window=WINDOW)
+
+
+def noise(rng: np.random.Generator, count: int, sigma: float, rho: float) -> np.ndarray:
+    """AR(1) noise of standard deviation ``sigma``."""
+    fresh = rng.normal(size=count) * sigma
+    out = np.empty(count)
+    out[0] = fresh[0]
+    for i in range(1, count):
+        out[i] = rho * out[i - 1] + math.sqrt(1 - rho**2) * fresh[i]
+    return out
+
+
+def switch_steps(curve, *, sigma: float, rho: float, steps: int, seed: int = 0) -> np.ndarray:
+    """The step at which each of ``RUNS`` runs switched; infinite if it never did."""
+    rng = np.random.default_rng(seed)
+    truth = curve(np.arange(steps, dtype=float))
+    found = np.full(RUNS, np.inf)
+    for run in range(RUNS):
+        test = ConvergenceTest(horizon=HORIZON, delta=DELTA, window=WINDOW)
+        for step, value in enumerate(truth + noise(rng, steps, sigma, rho)):
+            if test.observe(step, float(value)):
+                found[run] = step
+                break
+    return found
+
+
+def in_regime(rho: float, factor: float = 1.0) -> float:
+    return factor * noise_limit(horizon=HORIZON, delta=DELTA, window=WINDOW, correlation=rho)
+
+
+@pytest.mark.parametrize("factor", [1.0, 2.0, 4.0, 16.0])
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.6])
+def test_still_rising_at_two_delta_switches_wrongly_in_at_most_five_percent(rho, factor):
+    found = switch_steps(
+        lambda t: 0.1 + 2 * DELTA / HORIZON * t, sigma=in_regime(rho, factor), rho=rho, steps=12 * WINDOW
+    )
+    assert np.mean(np.isfinite(found)) <= 0.05
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.3, 0.6])
+def test_flat_switches_within_two_windows_in_at_least_ninety_percent(rho):
+    found = switch_steps(lambda t: 0.6 + 0 * t, sigma=in_regime(rho), rho=rho, steps=2 * WINDOW)
+    assert np.mean(np.isfinite(found)) >= 0.90
+
+
+@pytest.mark.parametrize("factor", [1.0, 4.0])
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_saturating_exponential_is_not_left_while_it_gains_two_delta(rho, factor):
+    tau = 60.0
+    found = switch_steps(
+        lambda t: 0.9 - 0.6 * np.exp(-t / tau), sigma=in_regime(rho, factor), rho=rho, steps=20 * WINDOW
+    )
+    gain_at_start = 0.6 * (1 - math.exp(-HORIZON / tau))
+    still_rising_until = tau * math.log(gain_at_start / (2 * DELTA))
+    assert np.mean(found < still_rising_until) <= 0.05
+    assert np.mean(np.isfinite(found)) >= 0.90  # and it is left in the end
+
+
+@pytest.mark.parametrize("rho", [0.0, 0.5])
+def test_a_rise_that_stops_is_left_soon_after_and_not_before(rho):
+    elbow = 100
+    found = switch_steps(lambda t: np.minimum(0.3 + 0.004 * t, 0.7), sigma=in_regime(rho), rho=rho, steps=14 * WINDOW)
+    assert np.mean(found < elbow) <= 0.05
+    # Two windows wholly after the elbow end within three of it.
+    assert np.mean(found < elbow + 3 * WINDOW) >= 0.90
+
+
+def test_too_much_noise_waits():
+    found = switch_steps(lambda t: 0.5 + 0 * t, sigma=in_regime(0.0, 30.0), rho=0.0, steps=4 * WINDOW)
+    assert not np.isfinite(found).any()
+
+
+def test_a_longer_window_stands_more_noise():
+    assert noise_limit(horizon=20, delta=0.02, window=43) > 0.044 > LIMIT
+
+
+def test_a_noiseless_flat_curve_switches_at_the_first_look_and_a_rising_one_never():
+    flat = ConvergenceTest(horizon=10, delta=0.01, window=5)
+    assert [flat.observe(step, 0.5) for step in range(6)] == [False] * 4 + [True, True]
+    rising = ConvergenceTest(horizon=10, delta=0.01, window=5)
+    assert not any(rising.observe(step, 0.0011 * step) for step in range(100))
+    falling = ConvergenceTest(horizon=10, delta=0.01, window=5)
+    assert any(falling.observe(step, 0.9 - 0.01 * step) for step in range(5))
+
+
+def test_known_sampling_error_widens_a_lucky_fit():
+    quiet = [0.5, 0.5, 0.5, 0.5]
+    assert expected_gain([0, 1, 2, 3], quiet, 10).standard_error == 0
+    # slope variance of four points is sigma^2 / 5
+    assert expected_gain([0, 1, 2, 3], quiet, 10, 0.1).standard_error == pytest.approx(10 * 0.1 / math.sqrt(5))
+    test = ConvergenceTest(horizon=10, delta=0.05, window=4)
+    assert not any(test.observe(step, 0.5, standard_error=0.1) for step in range(4))
+
+
+def test_trend_and_error_by_hand_for_independent_noise():
+    steps = list(range(8))
+    values = [0.1 * s + (0.05 if s % 2 else -0.05) for s in steps]  # alternating: rho is estimated below 0
+    found = expected_gain(steps, values, 20)
+    fit = stats.linregress(steps, values)
+    assert found.gain == pytest.approx(20 * fit.slope)
+    assert found.standard_error == pytest.approx(20 * fit.stderr)
+    assert found.degrees == pytest.approx(6)
+    assert found.upper_bound(0.05) == pytest.approx(20 * (fit.slope + stats.t.ppf(0.95, 6) * fit.stderr))
+
+
+def test_steps_count_not_observations():
+    values = [0.1, 0.2, 0.25, 0.4]
+    every, sparse = expected_gain([0, 1, 2, 3], values, 20), expected_gain([0, 5, 10, 15], values, 20)
+    assert every.gain == pytest.approx(5 * sparse.gain)
+    assert every.standard_error == pytest.approx(5 * sparse.standard_error)
+
+
+def test_correlated_noise_widens_the_error():
+    rng = np.random.default_rng(0)
+    rough = noise(rng, 200, 0.1, 0.0)
+    smooth = noise(rng, 200, 0.1, 0.7)
+    steps = list(range(200))
+    ratio = (
+        expected_gain(steps, smooth.tolist(), 1).standard_error / expected_gain(steps, rough.tolist(), 1).standard_error
+    )
+    assert ratio > 1.7  # sqrt(1.7 / 0.3) = 2.4 in theory
+
+
+def test_error_spending_never_exceeds_its_budget():
+    shares = [0.05 / (j * (j + 1)) for j in range(1, 10_000)]
+    assert sum(shares) < 0.05
+    rng = np.random.default_rng(1)
+    test = ConvergenceTest(horizon=20, delta=1e-6, window=4)
+    bounds = []
+    for step in range(40):
+        test.observe(step, float(rng.normal()))
+        if test.last_look is not None:
+            bounds.append(test.last_look.number)
+    assert bounds[-1] == 10
+
+
+def test_state_survives_json_and_goes_on_the_same():
+    rng = np.random.default_rng(2)
+    values = [float(v) for v in 0.6 + noise(rng, 80, 0.02, 0.3)]
+    whole, first, second = (ConvergenceTest(horizon=20, delta=0.02, window=20) for _ in range(3))
+    expected = [whole.observe(step, value) for step, value in enumerate(values)]
+    head = [first.observe(step, value) for step, value in enumerate(values[:33])]
+    second.restore(json.loads(json.dumps(first.state())))
+    assert head + [second.observe(33 + i, value) for i, value in enumerate(values[33:])] == expected
+    assert whole.converged
+    assert second.converged
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"), [({"window": 3}, "window"), ({"delta": 0.0}, "delta"), ({"confidence": 1.0}, "confidence")]
+)
+def test_settings_are_checked(changes, word):
+    with pytest.raises(ValueError, match=word):
+        ConvergenceTest(**{"horizon": 20, "delta": 0.02, "window": 20, **changes})
+
+
+def test_truncation_rule_needs_a_whole_window_below():
+    rule = TruncationRule(below=0.05, window=3)
+    assert [rule.observe(i, v) for i, v in enumerate([0.04, 0.04, 0.05, 0.0, 0.0])] == [False] * 5
+    resumed = TruncationRule(below=0.05, window=3)
+    resumed.restore(json.loads(json.dumps(rule.state())))
+    assert resumed.observe(5, 0.01)
+    with pytest.raises(ValueError, match=r"1\.5"):
+        TruncationRule(below=1.5, window=3)
+
+
+@pytest.mark.parametrize("degrees", [1.0, 2.5, 7.3, 60.0, 900.0])
+@pytest.mark.parametrize("probability", [0.02, 0.6, 0.95, 0.9958, 0.99999])
+def test_t_quantile_agrees_with_scipy(probability, degrees):
+    expected = float(stats.t.ppf(probability, degrees))
+    assert student_quantile(probability, degrees) == pytest.approx(expected, rel=1e-6)

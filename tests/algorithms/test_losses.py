@@ -1,0 +1,257 @@
+"""Hand-computed values of every row on one small mini-batch, and mutations that must change them.
+
+Two groups of two responses; logprobs are -1 everywhere. Ratios and advantages:
+    group 0: r0 A=+1 rho 1.5, 1.0, 0.5    r1 A=-1 rho 1.5, 0.5
+    group 1: r2 A=+2 rho 2.0              r3 A=-2 rho 0.9, 0.9
+min(rho A, clip(rho, 0.8, 1.2) A) sums to 2.7, -2.3, 2.4, -3.6 by response; 8 tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from magicrl.algorithms.corrections import correction_weights
+from magicrl.algorithms.kl import k3
+from magicrl.algorithms.loss_metrics import LossMetrics
+from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms, policy_gradient
+from magicrl.algorithms.reducers import response_weights
+
+RHO = [1.5, 1.0, 0.5, 1.5, 0.5, 2.0, 0.9, 0.9]
+ROW = [0, 0, 0, 1, 1, 2, 3, 3]
+LENGTHS = torch.tensor([3, 2, 1, 2])
+GROUPS = torch.tensor([0, 0, 1, 1])
+ADVANTAGES = torch.tensor([1.0, -1.0, 2.0, -2.0], dtype=torch.float64)
+
+
+def hand_case(**changes) -> LossInputs:
+    row = torch.tensor(ROW)
+    logprobs = torch.full((8,), -1.0, dtype=torch.float64, requires_grad=True)
+    inputs = LossInputs(
+        logprobs=logprobs,
+        old_logprobs=-1.0 - torch.tensor(RHO, dtype=torch.float64).log(),
+        ref_logprobs=torch.full((8,), -1.0 + math.log(2.0), dtype=torch.float64),
+        entropy=torch.full((8,), 0.5, dtype=torch.float64),
+        advantages=ADVANTAGES[row],
+        loss_mask=torch.ones(8, dtype=torch.bool),
+        sample_index=row,
+    )
+    return dataclasses.replace(inputs, **changes)
+
+
+def hand_loss(name, inputs=None, reducer=None, clip=(0.2, 0.2), row=None, **kwargs):
+    row = row or LOSSES[name]
+    weights = response_weights(reducer or row.reducer, LENGTHS, GROUPS, num_loss_tokens=8, max_tokens=4)
+    inputs = inputs or hand_case()
+    return loss_terms(row, inputs, weights[inputs.sample_index], clip_low=clip[0], clip_high=clip[1], **kwargs)
+
+
+EXPECTED = {
+    "pg": -((3.0 - 2.0) / 2 + (4.0 - 3.6) / 2) / 2,
+    "ppo": -((2.7 - 2.3) / 2 + (2.4 - 3.6) / 2) / 2,
+    "grpo": -((0.9 - 1.15) / 2 + (2.4 - 1.8) / 2) / 2,
+    "magic": 0.8 / 8,
+    "dapo": 0.56 / 8,  # 1.28 instead of 1.2 at the two clipped tokens: +0.08 and +0.16
+    "dr_grpo": 0.8 / (4 * 4),
+    "gspo": -((0.75 ** (1 / 3) - 0.75**0.5) / 2 + (2.4 - 1.8) / 2) / 2,
+    "cispo": -(-3.0 + 2.0 - 2.4 + 3.6) / 8,
+    "nll": 1.0,
+}
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_hand_computed_value(name):
+    clip = (0.2, 0.28) if name == "dapo" else (0.2, 0.2)
+    assert hand_loss(name, clip=clip).loss.item() == pytest.approx(EXPECTED[name], rel=1e-12)
+
+
+def test_the_table_holds_the_methods_the_recipes_may_name():
+    assert set(LOSSES) == {"pg", "ppo", "grpo", "magic", "dapo", "dr_grpo", "gspo", "cispo", "nll"}
+    assert LOSSES["dapo"].clip == (0.2, 0.28)
+    assert not LOSSES["dr_grpo"].normalise_std
+    assert all(row.normalise_std for name, row in LOSSES.items() if name != "dr_grpo")
+
+
+def test_entropy_and_kl_terms_take_the_same_weights_and_their_signs():
+    magic = hand_loss("magic").loss.item()
+    # H = 0.5 and k3 = 2 - ln 2 - 1 at every token, so their weighted means are these.
+    assert hand_loss("magic", alpha=0.1).loss.item() == pytest.approx(magic - 0.1 * 0.5, rel=1e-12)
+    assert hand_loss("magic", beta=0.1).loss.item() == pytest.approx(magic + 0.1 * (1 - math.log(2)), rel=1e-12)
+    # sequence_sum: 8 tokens of weight 1/4.
+    both = hand_loss("ppo", alpha=0.1, beta=0.1).loss.item()
+    assert both == pytest.approx(EXPECTED["ppo"] - 0.1 * 0.5 * 2 + 0.1 * (1 - math.log(2)) * 2, rel=1e-12)
+
+
+def test_policy_weight_scales_the_policy_term_only():
+    full = hand_loss("magic", alpha=0.1, policy_weight=0.5).loss.item()
+    assert full == pytest.approx(0.5 * EXPECTED["magic"] - 0.05, rel=1e-12)
+
+
+MUTATIONS = {
+    "sign of the advantage": lambda: hand_loss("magic", hand_case(advantages=-hand_case().advantages)),
+    "no clip": lambda: hand_loss("magic", row=dataclasses.replace(LOSSES["magic"], surrogate=policy_gradient)),
+    "upper clip": lambda: hand_loss("magic", clip=(0.2, 0.3)),
+    "lower clip": lambda: hand_loss("magic", clip=(0.3, 0.2)),
+    "inverted ratio": lambda: hand_loss("magic", hand_case(old_logprobs=-2.0 - hand_case().old_logprobs)),
+    "ratio forgotten": lambda: hand_loss("magic", hand_case(old_logprobs=None)),
+    "mask": lambda: hand_loss("magic", hand_case(loss_mask=torch.tensor([True] * 7 + [False]))),
+    "response mean": lambda: hand_loss("magic", reducer="response_mean"),
+    "sequence sum": lambda: hand_loss("magic", reducer="sequence_sum"),
+    "constant": lambda: hand_loss("magic", reducer="constant"),
+    "sequence ratio": lambda: hand_loss("magic", row=dataclasses.replace(LOSSES["magic"], ratio_level="sequence")),
+}
+
+
+@pytest.mark.parametrize("mutation", list(MUTATIONS))
+def test_each_mutation_changes_the_hand_computed_value(mutation):
+    assert abs(MUTATIONS[mutation]().loss.item() - EXPECTED["magic"]) > 1e-3
+
+
+def test_gradients_by_hand():
+    inputs = hand_case()
+    hand_loss("magic", inputs).loss.backward()
+    # d/dlogp of rho A is rho A where nothing clips, 0 where it does (tokens 0, 4 and 5).
+    expected = [0.0, 1.0, 0.5, -1.5, 0.0, 0.0, -1.8, -1.8]
+    assert (-8 * inputs.logprobs.grad).tolist() == pytest.approx(expected, rel=1e-12)
+
+
+def test_clipped_marks_the_tokens_whose_gradient_is_zero():
+    outputs = hand_loss("magic")
+    assert outputs.clipped.tolist() == [True, False, False, False, True, True, False, False]
+    assert outputs.metrics.values()["clip_ratio"] == pytest.approx(3 / 8)
+
+
+def test_cispo_keeps_a_gradient_at_every_token():
+    inputs = hand_case()
+    hand_loss("cispo", inputs).loss.backward()
+    weight = [1.2, 1.0, 0.8, -1.2, -0.8, 2.4, -1.8, -1.8]
+    assert (-8 * inputs.logprobs.grad).tolist() == pytest.approx(weight, rel=1e-12)
+
+
+def test_without_old_logprobs_the_ratio_is_exactly_one_and_the_gradient_is_that_of_a_log_pi():
+    inputs = hand_case(old_logprobs=None)
+    outputs = hand_loss("magic", inputs)
+    assert outputs.ratio.tolist() == [1.0] * 8
+    assert not outputs.clipped.any()
+    outputs.loss.backward()
+    assert (-8 * inputs.logprobs.grad).tolist() == inputs.advantages.tolist()
+
+
+def test_a_masked_response_stays_in_the_denominator_and_in_the_entropy_term():
+    advantages = hand_case().advantages.clone()
+    advantages[:3] = 0.0
+    outputs = hand_loss("magic", hand_case(advantages=advantages), alpha=0.1)
+    assert outputs.loss.item() == pytest.approx((2.3 - 2.4 + 3.6) / 8 - 0.1 * 0.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", list(LOSSES))
+def test_a_token_without_loss_reaches_nothing_whatever_it_holds(name):
+    inputs = hand_case()
+    junk = torch.tensor([-math.inf], dtype=torch.float64)
+    padded = LossInputs(
+        logprobs=torch.cat([inputs.logprobs, junk]),
+        old_logprobs=torch.cat([inputs.old_logprobs, torch.tensor([math.nan], dtype=torch.float64)]),
+        sampler_logprobs=torch.cat([inputs.old_logprobs, junk]),
+        ref_logprobs=torch.cat([inputs.ref_logprobs, -junk]),
+        entropy=torch.cat([inputs.entropy, -junk]),
+        advantages=torch.cat([inputs.advantages, torch.tensor([1.0], dtype=torch.float64)]),
+        loss_mask=torch.tensor([True] * 8 + [False]),
+        sample_index=torch.cat([inputs.sample_index, torch.tensor([3])]),
+    )
+    plain = hand_loss(name, inputs, alpha=0.1, beta=0.1)
+    (expected,) = torch.autograd.grad(plain.loss, inputs.logprobs)
+    outputs = hand_loss(name, padded, alpha=0.1, beta=0.1)
+    (found,) = torch.autograd.grad(outputs.loss, inputs.logprobs)
+    assert outputs.loss.item() == plain.loss.item()
+    assert torch.equal(found, expected)
+    assert outputs.metrics.values() == plain.metrics.values()
+
+
+def test_extreme_ratios_stay_finite():
+    inputs = hand_case(old_logprobs=torch.full((8,), -500.0, dtype=torch.float64))
+    outputs = hand_loss("pg", inputs, beta=0.1)
+    assert math.isfinite(outputs.loss.item())
+    ref = hand_case(ref_logprobs=torch.full((8,), 800.0, dtype=torch.float64))
+    assert math.isfinite(hand_loss("magic", ref, beta=0.1).loss.item())
+
+
+def test_metrics_hold_no_graph():
+    metrics = hand_loss("magic", alpha=0.1, beta=0.1).metrics
+    held = [*metrics.sums.values(), *metrics.maxima.values(), *metrics.minima.values()]
+    assert not any(value.requires_grad for value in held)
+
+
+def test_metrics_add_over_micro_batches():
+    inputs = hand_case(sampler_logprobs=torch.linspace(-1.3, -0.7, 8, dtype=torch.float64))
+    whole = hand_loss("magic", inputs, alpha=0.1, beta=0.1, correction="tis", correction_cap=1.3).metrics.values()
+    parts = []
+    for rows in ((0, 2), (1, 3)):
+        chosen = torch.tensor([r in rows for r in ROW])
+        share = LossInputs(
+            **{
+                f.name: None if (v := getattr(inputs, f.name)) is None else v[chosen]
+                for f in dataclasses.fields(inputs)
+            }
+        )
+        parts.append(hand_loss("magic", share, alpha=0.1, beta=0.1, correction="tis", correction_cap=1.3).metrics)
+    merged = LossMetrics.merge(parts).values()
+    assert merged == pytest.approx(whole, rel=1e-12)
+    assert whole["ratio_max"] == pytest.approx(2.0)
+    assert whole["ratio_min"] == pytest.approx(0.5)
+    assert whole["ratio_mean"] == pytest.approx(sum(RHO) / 8)
+    assert whole["entropy"] == pytest.approx(0.5)
+    assert whole["kl"] == pytest.approx(1 - math.log(2))
+    assert whole["tokens"] == 8
+    gaps = (inputs.old_logprobs - inputs.sampler_logprobs).abs()
+    assert whole["sampler_gap_mean"] == pytest.approx(float(gaps.mean()))
+    assert whole["sampler_gap_max"] == pytest.approx(float(gaps.max()))
+
+
+def test_missing_inputs_are_named():
+    with pytest.raises(ValueError, match="alpha"):
+        hand_loss("magic", hand_case(entropy=None), alpha=0.1)
+    with pytest.raises(ValueError, match="beta"):
+        hand_loss("magic", hand_case(ref_logprobs=None), beta=0.1)
+    with pytest.raises(ValueError, match="'tis'"):
+        hand_loss("magic", correction="tis")
+
+
+def test_k3_by_hand_and_never_negative():
+    logprobs = torch.tensor([-1.0, -1.0, -1.0], dtype=torch.float64)
+    ref = torch.tensor([-1.0, -1.0 + math.log(2), -1.0 - math.log(2)], dtype=torch.float64)
+    assert k3(logprobs, ref).tolist() == pytest.approx([0.0, 1 - math.log(2), math.log(2) - 0.5], rel=1e-12)
+    near = torch.tensor([-1e-4], dtype=torch.float32)
+    assert float(k3(torch.zeros(1), near)) == pytest.approx(0.5e-8, rel=1e-3)  # plain r - log r - 1 gives 0 here
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("none", [1.0, 1.0, 1.0]), ("tis", [0.5, 1.0, 2.0]), ("mis", [0.5, 1.0, 0.0])]
+)
+def test_sampler_corrections_by_hand(kind, expected):
+    sampler = torch.full((3,), -1.0, dtype=torch.float64)
+    old = sampler + torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64).log()
+    old.requires_grad_()
+    found = correction_weights(old, sampler, kind, 2.0)
+    assert found.tolist() == pytest.approx(expected, rel=1e-12)
+    assert not found.requires_grad
+
+
+def test_the_correction_multiplies_the_policy_term_only():
+    sampler = hand_case().old_logprobs - math.log(1.5)
+    inputs = hand_case(sampler_logprobs=sampler)
+    outputs = hand_loss("magic", inputs, alpha=0.1, beta=0.1, correction="tis")
+    rest = -0.1 * 0.5 + 0.1 * (1 - math.log(2))
+    assert outputs.loss.item() == pytest.approx(1.5 * EXPECTED["magic"] + rest, rel=1e-12)
+    masked = hand_loss("magic", inputs, alpha=0.1, beta=0.1, correction="mis", correction_cap=1.4)
+    assert masked.loss.item() == pytest.approx(rest, rel=1e-12)
+    assert masked.metrics.values()["corrected_ratio"] == 1.0
+
+
+def test_correction_errors():
+    with pytest.raises(ValueError, match="above 1"):
+        correction_weights(torch.zeros(1), torch.zeros(1), "tis", 1.0)
+    with pytest.raises(ValueError, match="'is'"):
+        correction_weights(torch.zeros(1), torch.zeros(1), "is", 2.0)  # pyright: ignore[reportArgumentType]
