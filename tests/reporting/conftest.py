@@ -42,6 +42,7 @@ def evaluation(name: str, accuracy: dict[float, float], text: str, outcome: str)
             "length_mean": 12.0,
             "truncation": 0.01,
             "entropy": 0.3,
+            "boxed_and_stopped": 0.875,
         }
         for t, a in accuracy.items()
     }
@@ -78,6 +79,8 @@ def values(step: int) -> dict[str, Any]:
         "length/mean": 10.0 + step / 4,
         "groups/sampled": 8,
         "groups/rejected/ratio": 0.25,
+        "groups/rejected/all_correct": 2,
+        "groups/rejected/all_wrong": 0,
         "learner/clip_ratio": None,
         "learner/sgd_steps": 1,
         "time/rollout": 1.0,

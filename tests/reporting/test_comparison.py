@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.reporting.comparison import comparisons, difference
-from magicrl.reporting.run_folder import Interval, read_run
+from magicrl.reporting.comparison import comparisons, difference, rise
+from magicrl.reporting.run_folder import Interval, TemperatureScore, read_run
 
 
 def test_difference_squares_and_adds_the_facing_halves() -> None:
@@ -45,6 +45,21 @@ def test_the_rise_is_stated_against_the_start_s_best_temperature(run_folder: Pat
     same = comparison.pairs[2].rise
     assert same is not None
     assert same.mean == pytest.approx(0.90 - 0.46)
+
+
+def test_the_rise_is_paired_by_problem_where_the_shares_are_told() -> None:
+    """Every problem gains exactly 0.2, so the paired interval has no width; the unpaired one is wide."""
+
+    def score(shares: tuple[float | None, ...]) -> TemperatureScore:
+        return TemperatureScore(
+            accuracy=Interval(mean=0.5, low=0.2, high=0.8), problems=3, samples=5, per_problem=shares
+        )
+
+    before, after = score((0.0, 0.4, 0.8, None)), score((0.2, 0.6, 1.0, 0.1))
+    paired = rise(before, after)
+    assert (paired.mean, paired.low, paired.high) == pytest.approx((0.2, 0.2, 0.2))
+    assert rise(before, score((0.2, 0.6, 1.0))) == difference(before.accuracy, after.accuracy), "other problems"
+    assert rise(score(()), score(())) == difference(before.accuracy, after.accuracy), "not told"
 
 
 def test_a_run_without_its_after_has_no_rise(run_folder: Path) -> None:

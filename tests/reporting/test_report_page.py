@@ -92,6 +92,7 @@ def test_the_headline_states_the_rise_against_the_start_s_best_temperature(page:
     assert "+43.0 points" in page
     assert "over the start&#39;s best temperature (0.6: 47.0 %)" in page
     assert "pass@16" in page
+    assert "87.5 % → 87.5 %" in page, "boxed"
 
 
 def test_every_block_of_a_whole_run_is_there(page: str) -> None:

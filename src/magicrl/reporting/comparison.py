@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from magicrl.evaluation.statistics import paired_difference
 from magicrl.reporting.run_folder import Evaluation, Interval, RecordedRun, TemperatureScore
 
 
@@ -21,7 +22,7 @@ class ScorePair:
         """After minus before at this temperature."""
         if self.before is None or self.after is None:
             return None
-        return difference(self.before.accuracy, self.after.accuracy)
+        return rise(self.before, self.after)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,7 +82,7 @@ class Comparison:
             after_temperature=after_temperature,
             before=best[1].accuracy,
             after=after,
-            change=difference(best[1].accuracy, after),
+            change=rise(best[1], self.after.temperatures[after_temperature]),
         )
 
     def pass_at(self, which: str) -> dict[int, tuple[float, Interval]]:
@@ -92,6 +93,19 @@ class Comparison:
             for t in sorted(evaluation.temperatures):
                 found.update({k: (t, value) for k, value in evaluation.temperatures[t].pass_at.items()})
         return dict(sorted(found.items()))
+
+
+def rise(before: TemperatureScore, after: TemperatureScore) -> Interval:
+    """``after - before`` with a 95 % interval: paired by problem where both files tell each problem's share."""
+    if len(before.per_problem) != len(after.per_problem):
+        return difference(before.accuracy, after.accuracy)
+    pairs = [
+        (a, b) for a, b in zip(after.per_problem, before.per_problem, strict=True) if a is not None and b is not None
+    ]
+    if len(pairs) < 2:
+        return difference(before.accuracy, after.accuracy)
+    paired = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
+    return Interval(mean=paired.mean, low=paired.low, high=paired.high)
 
 
 def difference(before: Interval, after: Interval) -> Interval:

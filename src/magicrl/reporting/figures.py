@@ -92,6 +92,8 @@ def _error_band(points: Points, errors: Points) -> Band:
 
 def _accuracy(run: RecordedRun) -> Chart:
     validation = run.points("validation/accuracy/mean")
+    train, unfiltered = run.points("train/accuracy/mean"), run.points("train/accuracy_unfiltered/mean")
+    differs = any(a != b for a, b in zip(train, unfiltered, strict=False))
     band = _error_band(validation, run.points("validation/accuracy/standard_error"))
     return Chart(
         key="accuracy",
@@ -104,6 +106,7 @@ def _accuracy(run: RecordedRun) -> Chart:
         series=(
             *_line(run, "train/accuracy_nontruncated/mean", "train, not truncated", 1),
             *_line(run, "train/accuracy/mean", "train", 0),
+            *(_smooth(run, unfiltered, "train, filtered prompts as solved", 5) if differs else ()),
             Series(label="validation", points=validation, color=2, band=band, dots=True),
         ),
     )
@@ -203,9 +206,20 @@ def _gap(run: RecordedRun) -> Chart:
     )
 
 
-def _groups(run: RecordedRun) -> Chart:
+_REJECTED = (
+    ("groups/rejected/all_correct", "rejected, all right", 2),
+    ("groups/rejected/all_wrong", "rejected, all wrong", 1),
+)
+
+
+def _shares(run: RecordedRun, key: str) -> Points:
+    """A count of groups as a share of those sampled."""
     sampled = dict(run.points("groups/sampled"))
-    refilled = tuple((x, y / sampled[x]) for x, y in run.points("groups/refilled") if sampled.get(x))
+    return tuple((x, y / sampled[x]) for x, y in run.points(key) if sampled.get(x))
+
+
+def _groups(run: RecordedRun) -> Chart:
+    refilled = _shares(run, "groups/refilled")
     return Chart(
         key="groups",
         title="Rejected and refilled groups",
@@ -215,7 +229,8 @@ def _groups(run: RecordedRun) -> Chart:
         note="Share of the sampled groups that were dropped since all their rewards are equal, or drawn to refill.",
         series=(
             *_line(run, "groups/rejected/ratio", "rejected", 0),
-            *(_smooth(run, refilled, "refilled", 2) if any(y for _, y in refilled) else ()),
+            *(s for key, label, color in _REJECTED for s in _smooth(run, _shares(run, key), label, color)),
+            *(_smooth(run, refilled, "refilled", 4) if any(y for _, y in refilled) else ()),
         ),
     )
 

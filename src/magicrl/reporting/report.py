@@ -100,6 +100,7 @@ def _facts(run: RecordedRun) -> list[tuple[str, str]]:
         ("seed", str(run.run.get("seed", "–"))),
         ("started", wording.moment(started)),
         ("ended", wording.moment(ended)),
+        ("error", str(run.run.get("error") or "")),
         ("machine", str(environments[0].get("machine") or run.run.get("machine") or "")),
     ]
     return [(label, value) for label, value in facts if value]

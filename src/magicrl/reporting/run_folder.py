@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from magicrl.records import StepMetrics
 
@@ -35,7 +35,11 @@ class Interval(_Document):
 
 
 class TemperatureScore(_Document):
-    """The test at one temperature. ``entropy`` in nats per token, ``length_mean`` in tokens."""
+    """The test at one temperature.
+
+    ``entropy`` in nats per token, ``length_mean`` in tokens; ``boxed``: the share that ended by itself and holds
+    a box; ``per_problem``: each problem's share of right responses, None where none was judged.
+    """
 
     accuracy: Interval
     problems: int
@@ -43,7 +47,8 @@ class TemperatureScore(_Document):
     length_mean: float | None = None
     truncation: float | None = None
     entropy: float | None = None
-    boxed: float | None = None
+    boxed: float | None = Field(default=None, validation_alias=AliasChoices("boxed", "boxed_and_stopped"))
+    per_problem: tuple[float | None, ...] = ()
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
 
 

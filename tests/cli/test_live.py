@@ -1,0 +1,192 @@
+"""The live display: what a person sees in a terminal, and the lines that a log gets."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from magicrl.cli.live import LiveDisplay, sparkline
+from magicrl.records import StepMetrics
+from magicrl.training.observer import NullObserver, RunObserver
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def metrics(step: int, stage: int = 0, **more: float | None) -> StepMetrics:
+    values: dict[str, Any] = {
+        "train/accuracy/mean": 0.25,
+        "entropy/exact/mean": 0.312,
+        "entropy/target": 0.2,
+        "entropy/alpha": 0.005,
+        "train/truncation/ratio": 0.12,
+        "length/mean": 24.06,
+        "groups/rejected/ratio": 0.3,
+        "tokens/per_second": 1234.5,
+        "time/step": 2.0,
+        "stage/max_tokens": 64,
+    }
+    values |= {key.replace("__", "/"): value for key, value in more.items()}
+    return StepMetrics(step=step, stage=stage, values=values)
+
+
+def display(**options: Any) -> tuple[LiveDisplay, io.StringIO, Clock]:
+    out, clock = io.StringIO(), Clock()
+    console = Console(file=out, width=100, force_terminal=options.pop("terminal", False))
+    return LiveDisplay(console=console, title="demo", clock=clock, **options), out, clock
+
+
+def test_both_observers_keep_the_protocol() -> None:
+    assert isinstance(display()[0], RunObserver)
+    assert isinstance(NullObserver(), RunObserver)
+
+
+def test_a_log_gets_the_first_step_and_then_one_line_each_interval() -> None:
+    shown, out, clock = display(max_steps=100, interval=5.0)
+    with shown:
+        for step in range(1, 13):
+            clock.now += 1.0
+            shown.step(metrics(step))
+    lines = out.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step 1", "step 6", "step 11"]
+    assert lines[0] == (
+        "step 1, stage 1, accuracy 0.250, entropy 0.312 (target 0.2), alpha 0.005, length 24.1, truncated 12 %, "
+        "rejected 30 %, tokens/s 1,234, left at most 3 min 18 s"
+    )
+
+
+def test_a_stage_s_first_step_and_validations_always_show() -> None:
+    shown, out, _ = display(interval=1e9)
+    shown.step(metrics(1))
+    shown.step(metrics(2))
+    shown.step(metrics(3, validation__accuracy__mean=0.5))
+    shown.step(metrics(4, stage=1))
+    shown.step(metrics(5, stage=1))
+    lines = out.getvalue().splitlines()
+    assert [line.split(",")[0] for line in lines] == ["step 1", "step 3", "step 4"]
+    assert "validation 0.500" in lines[1]
+
+
+def test_time_left_is_the_most_steps_left_times_the_recent_step_time() -> None:
+    shown, _, clock = display(max_steps=90, stage_steps=(40, 50))
+    assert shown.time_left == ""
+    shown.step(metrics(1))
+    assert (shown.most_steps_left, shown.time_left) == (89, "at most 2 min 58 s"), "the step said 2 s"
+    for step in range(2, 20):
+        clock.now += 3.0
+        shown.step(metrics(step))
+    assert shown.time_left == "at most 3 min 33 s", "71 steps of 3 s, the mean of the last ten"
+    clock.now += 3.0
+    shown.step(metrics(20, stage=1))
+    assert shown.most_steps_left == 49, "the first stage ended after 19 of its 40 steps"
+
+
+def test_time_left_without_stages_counts_from_the_whole() -> None:
+    shown, _, _ = display(max_steps=90)
+    shown.step(metrics(30, stage=1))
+    assert shown.most_steps_left == 60
+    endless, _, _ = display()
+    endless.step(metrics(30))
+    assert (endless.most_steps_left, endless.time_left) == (None, "")
+
+
+def test_a_resumed_run_bounds_what_it_cannot_know() -> None:
+    shown, _, _ = display(max_steps=90, stage_steps=(40, 50))
+    shown.step(metrics(60, stage=1))
+    assert shown.most_steps_left == 49, "where the stage began is unknown: an upper bound"
+
+
+def test_missing_metrics_are_left_out() -> None:
+    shown, out, _ = display()
+    shown.step(StepMetrics(step=1, stage=0, values={"train/accuracy/mean": None, "entropy/sampled/mean": 0.4}))
+    assert out.getvalue().strip() == "step 1, stage 1, entropy 0.400"
+
+
+def test_progress_breaks_a_long_silence_only() -> None:
+    shown, out, clock = display()
+    shown.progress("rollout", 1, 16)
+    for i in range(2, 17):
+        clock.now += 1.0
+        shown.progress("rollout", i, 16)
+    assert out.getvalue().splitlines() == ["rollout: 1 of 16", "rollout: 11 of 16"]
+
+
+def test_events_are_told_with_their_remedy_and_without_control_characters() -> None:
+    shown, out, _ = display()
+    shown.event({"kind": "stage_end", "step": 20, "message": "converged [bold]\x1b[31m"})
+    shown.event(
+        {"kind": "health", "severity": "critical", "rule": "entropy_collapse", "message": "0.01", "remedy": "warm up"}
+    )
+    assert out.getvalue().splitlines() == [
+        "[step 20] stage end: converged [bold]␛[31m",
+        "entropy collapse: 0.01",
+        "  remedy: warm up",
+    ]
+
+
+def test_the_panel_shows_the_run() -> None:
+    shown, _, clock = display(stage_steps=(40, 50))
+    shown.step(metrics(7, validation__accuracy__mean=0.5))
+    shown.progress("rollout", 4, 16)
+    clock.now += 75
+    out = io.StringIO()
+    Console(file=out, width=100).print(shown.panel())
+    text = out.getvalue()
+    for part in (
+        "demo · stage 1 (T = 64) · step 7 of at most 90",
+        "25.0 %",
+        "validation 50.0 % (step 7)",
+        "0.312 (target 0.2)",
+        "alpha 0.005",
+        "truncated 12 %",
+        "rejected 30 %",
+        "1,234",
+        "elapsed 1 min 15 s",
+        "left at most 2 min 46 s",
+        "rollout",
+        "4/16",
+    ):
+        assert part in text
+
+
+def test_a_terminal_gets_a_panel_that_ends_cleanly() -> None:
+    shown, out, _ = display(terminal=True, max_steps=10)
+    with shown:
+        shown.progress("rollout", 1, 4)
+        shown.step(metrics(1))
+        shown.event({"kind": "filter", "message": "kept 3"})
+    text = out.getvalue()
+    assert "step 1 of at most 10" in text
+    assert "kept 3" in text
+    assert text.endswith("\x1b[?25h"), "the cursor is shown again"
+
+
+def test_an_error_inside_leaves_the_terminal_usable() -> None:
+    shown, out, _ = display(terminal=True)
+    with pytest.raises(RuntimeError, match="boom"), shown:
+        raise RuntimeError("boom")
+    assert out.getvalue().endswith("\x1b[?25h")
+
+
+def test_sparkline_bins_the_whole_run_on_a_fixed_scale() -> None:
+    assert sparkline([], 8) == ""
+    assert sparkline([0.0, 0.5, 1.0], 8) == "▁▅█"
+    assert sparkline([0.0] * 10 + [1.0] * 10, 4) == "▁▁██"
+    assert sparkline([-1.0, 2.0], 4) == "▁█"
+
+
+def test_the_display_needs_no_torch() -> None:
+    code = "import sys, magicrl.cli.live; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
