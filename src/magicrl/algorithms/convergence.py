@@ -86,6 +86,7 @@ def expected_gain(
     slope = float(centred @ (y - y.mean()) / (centred @ centred))
     residuals = y - y.mean() - slope * centred
     power = float(residuals @ residuals)
+    # A perfect fit shows no correlation: what noise there is (the floor) is then taken as independent.
     measured = float(residuals[1:] @ residuals[:-1]) / power if power > 0 else -1.0
     unbiased = measured + (2 + 4 * measured) / count
     rho = math.ceil(min(max(unbiased, 0.0), MAX_AUTOCORRELATION) / _RHO_GRID - 1e-9) * _RHO_GRID

@@ -192,50 +192,60 @@ def loss_terms(
         ValueError: a term is asked for whose inputs are missing.
     """
     _check(inputs, alpha=alpha, beta=beta, correction=correction)
-    mask = inputs.loss_mask
-    # A select, not a product: whatever stands at a token without loss (even inf) must not reach the sum.
-    logprobs = torch.where(mask, inputs.logprobs, 0.0)
-    old = logprobs.detach() if inputs.old_logprobs is None else torch.where(mask, inputs.old_logprobs, 0.0)
-    sampler = old if inputs.sampler_logprobs is None else torch.where(mask, inputs.sampler_logprobs, 0.0)
-    weights = torch.where(mask, token_weights, 0.0).to(logprobs.dtype)
+    mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
+    weights = torch.where(mask, token_weights, 0.0).to(own.logprobs.dtype)
 
-    log_ratio = (logprobs - old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = (own.logprobs - own.old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if row.ratio_level == "sequence":
         log_ratio = _response_mean(log_ratio, mask, inputs.sample_index)
     ratio = log_ratio.exp()
-    advantages = inputs.advantages.to(logprobs.dtype)
-    surrogate = row.surrogate(SurrogateInputs(ratio, logprobs, advantages, clip_low, clip_high))
-    corrected = correction_weights(old, sampler, correction, correction_cap)
+    advantages = inputs.advantages.to(own.logprobs.dtype)
+    surrogate = row.surrogate(SurrogateInputs(ratio, own.logprobs, advantages, clip_low, clip_high))
+    corrected = correction_weights(own.old, own.sampler, correction, correction_cap)
 
     policy_loss = -policy_weight * (weights * corrected * surrogate.values).sum()
     loss = policy_loss
-    entropy = None if inputs.entropy is None else torch.where(mask, inputs.entropy, 0.0)
-    if alpha and entropy is not None:
-        loss = loss - alpha * (weights * entropy).sum()
-    kl = None if inputs.ref_logprobs is None else k3(logprobs, torch.where(mask, inputs.ref_logprobs, 0.0))
-    if beta and kl is not None:
-        loss = loss + beta * (weights * kl).sum()
+    if alpha and own.entropy is not None:
+        loss = loss - alpha * (weights * own.entropy).sum()
+    if beta and own.kl is not None:
+        loss = loss + beta * (weights * own.kl).sum()
 
     clipped = surrogate.clipped & mask
+    changed = (corrected != (own.old - own.sampler).exp()) & (correction != "none")
     return LossOutputs(
         loss=loss,
         policy=surrogate.values,
         clipped=clipped,
         ratio=ratio.detach(),
-        kl=None if kl is None else kl.detach(),
+        kl=None if own.kl is None else own.kl.detach(),
         correction=corrected,
-        metrics=_measure(
-            mask,
-            loss=loss,
-            policy_loss=policy_loss,
-            clipped=clipped,
-            ratio=ratio,
-            entropy=entropy,
-            kl=kl,
-            log_gap=old - sampler,
-            correction=corrected,
-            changed=torch.zeros_like(mask) if correction == "none" else corrected != (old - sampler).exp(),
-        ),
+        metrics=_measure(mask, own, (loss, policy_loss), clipped, ratio, corrected, changed),
+    )
+
+
+class _LossTokens(NamedTuple):
+    """The inputs with 0 at every token without loss; k3 in place of the reference's log-probs."""
+
+    logprobs: Tensor
+    old: Tensor
+    sampler: Tensor
+    entropy: Tensor | None
+    kl: Tensor | None
+
+
+def _loss_tokens_only(inputs: LossInputs) -> _LossTokens:
+    # A select, not a product: whatever stands at a token without loss (even inf) must not reach the sum.
+    def select(values: Tensor) -> Tensor:
+        return torch.where(inputs.loss_mask, values, 0.0)
+
+    logprobs = select(inputs.logprobs)
+    old = logprobs.detach() if inputs.old_logprobs is None else select(inputs.old_logprobs)
+    return _LossTokens(
+        logprobs=logprobs,
+        old=old,
+        sampler=old if inputs.sampler_logprobs is None else select(inputs.sampler_logprobs),
+        entropy=None if inputs.entropy is None else select(inputs.entropy),
+        kl=None if inputs.ref_logprobs is None else k3(logprobs, select(inputs.ref_logprobs)),
     )
 
 
@@ -273,14 +283,10 @@ def _response_mean(values: Tensor, mask: Tensor, sample_index: Tensor) -> Tensor
 @torch.no_grad()
 def _measure(
     mask: Tensor,
-    *,
-    loss: Tensor,
-    policy_loss: Tensor,
+    own: _LossTokens,
+    losses: tuple[Tensor, Tensor],
     clipped: Tensor,
     ratio: Tensor,
-    entropy: Tensor | None,
-    kl: Tensor | None,
-    log_gap: Tensor,
     correction: Tensor,
     changed: Tensor,
 ) -> LossMetrics:
@@ -291,28 +297,25 @@ def _measure(
             return torch.zeros((), dtype=torch.float64, device=mask.device)
         return torch.where(mask, values.to(torch.float64), 0.0).sum()
 
-    def extreme(values: Tensor, nothing: float) -> Tensor:
-        return torch.where(mask, values.to(torch.float64), nothing)
+    def known(values: Tensor, nothing: float) -> Tensor:
+        # One entry more than there are tokens, so that an empty micro-batch has extremes too.
+        return torch.nn.functional.pad(torch.where(mask, values.to(torch.float64), nothing), (0, 1), value=nothing)
 
-    edge = torch.zeros(1, dtype=torch.float64, device=mask.device)
-    gap = log_gap.abs()
+    log_gap = own.old - own.sampler
     return LossMetrics(
         sums={
-            "loss": loss.detach().to(torch.float64),
-            "policy_loss": policy_loss.detach().to(torch.float64),
+            "loss": losses[0].detach().to(torch.float64),
+            "policy_loss": losses[1].detach().to(torch.float64),
             "tokens": mask.sum().to(torch.float64),
             "clipped": total(clipped),
             "ratio": total(ratio),
-            "entropy": total(entropy),
-            "kl": total(kl),
-            "sampler_gap": total(gap),
+            "entropy": total(own.entropy),
+            "kl": total(own.kl),
+            "sampler_gap": total(log_gap.abs()),
             "sampler_kl": total(log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap),
             "correction": total(correction),
             "corrected": total(changed),
         },
-        maxima={
-            "ratio": torch.cat([edge, extreme(ratio, 0.0)]).max(),
-            "sampler_gap": torch.cat([edge, extreme(gap, 0.0)]).max(),
-        },
-        minima={"ratio": torch.cat([edge + torch.inf, extreme(ratio, torch.inf)]).min()},
+        maxima={"ratio": known(ratio, 0.0).max(), "sampler_gap": known(log_gap.abs(), 0.0).max()},
+        minima={"ratio": known(ratio, torch.inf).min()},
     )
