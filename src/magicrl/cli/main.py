@@ -119,13 +119,13 @@ def math(
     workers
         Worker processes; default: the cores this process may use.
     """
+    from magicrl.verifiers.base import JudgeOptions
     from magicrl.verifiers.batch import verify_math_file
 
     summary = verify_math_file(
         input,
         output,
-        reasoning=reasoning,
-        extract=extract,
+        options=JudgeOptions(reasoning=reasoning, extract=extract),
         time_limit=time_limit,
         workers=workers or len(os.sched_getaffinity(0)),
     )

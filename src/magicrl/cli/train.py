@@ -27,8 +27,8 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
     # torch takes seconds to import: not before the recipe is known to be right
     from magicrl.training.session import train
 
-    most_steps = sum(stage.max_steps for stage in config.stages)
-    with LiveDisplay(console=console, title=config.run.name, max_steps=most_steps) as display:
+    steps = [stage.max_steps for stage in config.stages]
+    with LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display:
         train(config, recipe.parent, folder, display, resume=resume)
     page = write_report(folder)
     print_summary(folder, console)
@@ -41,12 +41,14 @@ def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) 
     console = Console()
     config = load_sft_recipe(recipe, overrides)
     folder = output or Path(config.run.output or f"runs/models/{config.run.name}")
-    from magicrl.training.sft import run_sft
+    from magicrl.training.sft import SftProgress, run_sft
 
     started = time.perf_counter()
-    with LiveDisplay(console=console, title=config.run.name, max_steps=None) as display:
-        result = run_sft(
-            config, folder, on_step=lambda info: display.progress("supervised start", info.step, info.total)
-        )
+    with LiveDisplay(console=console, title=config.run.name) as display:
+
+        def show(info: SftProgress) -> None:
+            display.progress("supervised start", info.step, info.total)
+
+        result = run_sft(config, folder, on_step=show)
     console.print(f"model: {result.folder} ({time.perf_counter() - started:.0f} s)")
     return 0

@@ -173,8 +173,10 @@ class AlgorithmConfig(Section):
 
     loss: LossName = "magic"
     advantage_mask: Literal["none", "before", "after"] = "none"
-    clip_low: float = Field(default=0.2, gt=0)
-    clip_high: float = Field(default=0.2, gt=0)
+    clip_low: float | None = Field(default=None, gt=0)
+    """eps_low; default: the loss row's own (0.2 for magic, ppo, grpo)."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """eps_high; default: the loss row's own (0.2 for magic, ppo, grpo; 0.28 for dapo)."""
     reject_zero_advantage: bool = True
     stop_after_empty_steps: int = Field(default=20, ge=1)
     """Steps in a row whose groups were all rejected before the run stops with an error."""

@@ -36,6 +36,10 @@ from magicrl.training.protocols import Controls, Learner, UpdateMetrics
 from magicrl.verifiers.base import VerifierService
 
 
+NO_CLIP = 0.2
+"""Clip ratio handed to rows that do not clip; they ignore it."""
+
+
 class Reference(Protocol):
     """A frozen model that scores samples."""
 
@@ -178,6 +182,7 @@ class Trainer:
     ) -> list[UpdateMetrics]:
         algorithm, learner = self._config.algorithm, self._parts.learner
         total = stage.num_minibatches * algorithm.reuse
+        low, high = LOSSES[algorithm.loss].clip or (NO_CLIP, NO_CLIP)
         updates: list[UpdateMetrics] = []
         batches = minibatches(
             samples,
@@ -190,8 +195,8 @@ class Trainer:
         for batch in batches:
             controls = Controls(
                 alpha=alpha,
-                clip_low=algorithm.clip_low,
-                clip_high=algorithm.clip_high,
+                clip_low=low if algorithm.clip_low is None else algorithm.clip_low,
+                clip_high=high if algorithm.clip_high is None else algorithm.clip_high,
                 temperature=self._config.rollout.temperature,
                 learning_rate=self._learning_rate(),
             )
