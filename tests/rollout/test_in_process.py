@@ -92,7 +92,7 @@ def test_tokens_do_not_depend_on_the_batch_size(
     make_reference: Make, make_engine: Make, make_requests: Make, kind: str, dtype: torch.dtype
 ) -> None:
     model = make_reference(kind, dtype)
-    requests = make_requests(count=10, group_size=5, limit=20)
+    requests = make_requests(count=8, group_size=3, limit=20)
     ends = frozenset({1, 2, 3, 4})
     results = [tokens_of(drain(make_engine(model, end_tokens=ends, max_rows=n), requests)) for n in (1, 8, 64)]
     assert results[0] == results[1] == results[2]
@@ -281,6 +281,43 @@ def test_loaded_weights_are_the_ones_that_sample(make_reference: Make, make_engi
             assert engine.policy_version == 12
             engine.load_weights(old.state_dict(), 3)
         assert max(largest_errors(old, drain(engine, make_requests()), 1.0)) < 1e-4
+
+
+def test_bfloat16_weights_sample_near_their_float32_policy(
+    make_reference: Make, make_engine: Make, make_requests: Make
+) -> None:
+    """Mean distance of log-probs about 2^-8 of values near 3; float32 weights are cast on loading."""
+    model = make_reference("qwen3-qknorm", torch.float32)
+    engine = make_engine(make_reference("qwen3-qknorm", torch.bfloat16, seed=9))
+    engine.load_weights(model.state_dict(), 1)
+    groups = drain(engine, make_requests(count=10))
+    assert 1e-4 < max(largest_errors(model, groups, 1.0)) < 0.5
+    errors = [
+        np.abs(_logprobs(model, group.request, completion.tokens) - completion.sampler_logprobs).mean()
+        for group in groups
+        for completion in group.completions
+    ]
+    assert np.mean(errors) < 0.03
+
+
+def _logprobs(model: Any, request: RolloutRequest, tokens: Any) -> Any:
+    chosen = torch.from_numpy(tokens.astype(np.int64))
+    return reference_distribution(model, request, chosen.tolist(), 1.0, 40).gather(1, chosen[:, None])[:, 0].numpy()
+
+
+def test_a_sliding_window_is_refused_once_a_sequence_exceeds_it(
+    make_reference: Make, make_engine: Make, make_request: Make
+) -> None:
+    """Of 9 tokens, and not of many short rows: 40 rows of 6 tokens pass."""
+    model = make_reference("llama")
+    engine = make_engine(model, max_rows=40)
+    for layer in engine._model.model.layers:
+        attention = layer.self_attn
+        forward = attention.forward
+        attention.forward = lambda *args, forward=forward, **kwargs: forward(*args, sliding_window=8, **kwargs)
+    assert len(drain(engine, [make_request(0, [1, 2], group_size=40, limit=4)])[0].completions) == 40
+    with pytest.raises(ValueError, match="sliding-window"):
+        drain(engine, [make_request(0, [1, 2], limit=9)])
 
 
 def test_a_sequence_across_an_update_keeps_the_older_version(

@@ -144,7 +144,9 @@ class PrefillAttention:
     """Causal attention within each packed prompt; files its keys and values in the prompt's row."""
 
     def __init__(self, cache: SlotCache, runs: Sequence[PromptRun]) -> None:
-        cache.prepare(max(run.length for run in runs))
+        self.longest = max(run.length for run in runs)
+        """Tokens of the longest sequence: what a sliding window has to be compared with."""
+        cache.prepare(self.longest)
         self._cache = cache
         self._runs = [(run, list(run.rows)) for run in runs]
 
@@ -182,16 +184,17 @@ class DecodeAttention:
             longest: the greatest.
         """
         assert longest < cache.capacity, (longest, cache.capacity)
-        cache.prepare(longest + 1)
+        self.longest = longest + 1
+        """Tokens of the longest sequence, the new one included."""
+        cache.prepare(self.longest)
         self._cache = cache
         self._rows = len(lengths)
-        self._used = longest + 1
         self._same = shortest == longest
         self._lengths = lengths
         self._index = torch.arange(self._rows, device=lengths.device)
         self._mask: Tensor | None = None
         if not self._same:
-            seen = torch.arange(self._used, device=lengths.device) <= lengths[:, None]
+            seen = torch.arange(self.longest, device=lengths.device) <= lengths[:, None]
             mask = torch.zeros(seen.shape, dtype=cache.shape.dtype, device=lengths.device)
             self._mask = mask.masked_fill_(~seen, float("-inf"))[:, None, None, :]
 
@@ -206,7 +209,7 @@ class DecodeAttention:
     def _append(self, store: Tensor, new: Tensor) -> Tensor:
         """Write ``[1, kv_heads, n, dim]`` at each row's end; the part of the store in use."""
         if self._same:
-            store[: self._rows, :, self._used - 1] = new[0].transpose(0, 1)
+            store[: self._rows, :, self.longest - 1] = new[0].transpose(0, 1)
         else:
             store[self._index, :, self._lengths] = new[0].transpose(0, 1)
-        return store[: self._rows, :, : self._used]
+        return store[: self._rows, :, : self.longest]
