@@ -108,8 +108,8 @@ def test_a_good_run_has_no_finding() -> None:
         ("entropy_collapse", run(200, entropy__exact__mean=ramp(0.4, 0.02, 190), train__accuracy__mean=flat(0.6))),
         # an adaptive bonus that lifts a low start to its target
         ("entropy_growth", run(60, entropy__exact__mean=ramp(0.05, 0.2, 30), entropy__target=flat(0.2))),
-        # high, but no longer rising
-        ("entropy_growth", run(60, entropy__exact__mean=lambda s: 0.2 if s <= 5 else 0.7)),
+        # doubled long ago is told once, by then; falling or steady entropy never
+        ("entropy_growth", run(60, entropy__exact__mean=noisy(flat(0.7), 0.05), entropy__target=flat(0.1))),
         # both accuracies rise
         (
             "response_shortening",
@@ -142,6 +142,16 @@ def test_a_good_run_has_no_finding() -> None:
 )
 def test_each_rule_is_quiet_on_a_run_that_looks_alike(rule: str, rows: list[StepMetrics]) -> None:
     assert rule not in names(rows)
+
+
+def test_entropy_that_triples_within_ten_steps_and_stays_is_told() -> None:
+    findings = check_run(run(100, entropy__exact__mean=ramp(0.28, 0.9, 10), entropy__target=flat(0.1)))
+    assert [f.rule for f in findings] == ["entropy_growth"]
+    assert findings[0].step <= 12
+
+
+def test_a_first_stage_of_forty_flat_steps_is_a_plateau() -> None:
+    assert names(run(100, (1, 41), train__accuracy__mean=noisy(flat(0.1), 0.012))) == ["early_plateau"]
 
 
 def test_rejected_groups_say_whether_too_easy_or_too_hard() -> None:

@@ -224,7 +224,7 @@ def _stages(run: RecordedRun) -> Block | None:
     for span in run.stages:
         steps = [row for row in run.metrics if span.first_step <= row.step <= span.last_step]
         recipe = configured[span.stage] if 0 <= span.stage < len(configured) else {}
-        ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("stage") == span.stage), None)
+        ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("step") == span.last_step), None)
         rows.append(
             {
                 "span": span,

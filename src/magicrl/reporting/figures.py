@@ -29,7 +29,7 @@ def figure_groups(run: RecordedRun) -> tuple[FigureGroup, ...]:
                 (_accuracy(run), _truncation(run)),
                 (_entropy(run), _alpha(run)),
                 (_lengths(run),),
-                (_groups(run),),
+                (_rejected(run), _refilled(run)),
             ),
         ),
         FigureGroup(
@@ -206,32 +206,39 @@ def _gap(run: RecordedRun) -> Chart:
     )
 
 
-_REJECTED = (
-    ("groups/rejected/all_correct", "rejected, all right", 2),
-    ("groups/rejected/all_wrong", "rejected, all wrong", 1),
-)
-
-
 def _shares(run: RecordedRun, key: str) -> Points:
     """A count of groups as a share of those sampled."""
     sampled = dict(run.points("groups/sampled"))
     return tuple((x, y / sampled[x]) for x, y in run.points(key) if sampled.get(x))
 
 
-def _groups(run: RecordedRun) -> Chart:
-    refilled = _shares(run, "groups/refilled")
+def _rejected(run: RecordedRun) -> Chart:
+    wrong, right = _shares(run, "groups/rejected/all_wrong"), _shares(run, "groups/rejected/all_correct")
+    parts = (
+        Series(label="all answers wrong", points=wrong, color=1),
+        Series(label="all answers right", points=right, color=2),
+    )
+    whole = (Series(label="rejected", points=run.points("groups/rejected/ratio"), color=0),)
     return Chart(
-        key="groups",
-        title="Rejected and refilled groups",
+        key="rejected",
+        title="Rejected groups",
         unit="percent",
         y_low=0.0,
         y_high=1.0,
-        note="Share of the sampled groups that were dropped since all their rewards are equal, or drawn to refill.",
-        series=(
-            *_line(run, "groups/rejected/ratio", "rejected", 0),
-            *(s for key, label, color in _REJECTED for s in _smooth(run, _shares(run, key), label, color)),
-            *(_smooth(run, refilled, "refilled", 4) if any(y for _, y in refilled) else ()),
-        ),
+        stacked=True,
+        note="Share of the sampled groups that teach nothing, since all their rewards are equal.",
+        series=parts if wrong or right else whole,
+    )
+
+
+def _refilled(run: RecordedRun) -> Chart:
+    points = run.points("groups/refilled")
+    return Chart(
+        key="refilled",
+        title="Groups sampled to refill the batch",
+        y_low=0.0,
+        compact=True,
+        series=_smooth(run, points, "refilled", 4) if any(y for _, y in points) else (),
     )
 
 

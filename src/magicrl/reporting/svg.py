@@ -60,7 +60,8 @@ def frame_of(chart: Chart) -> tuple[Frame, list[float]]:
     low = min(ys) if chart.y_low is None else chart.y_low
     high = max(ys) if chart.y_high is None else chart.y_high
     if high - low < 1e-12:
-        low, high = (low, low + 1.0) if chart.y_low is not None else (low - 0.5, low + 0.5)
+        room = 0.01 if chart.unit == "percent" else 1.0
+        low, high = (low, low + room) if chart.y_low is not None else (low - room / 2, low + room / 2)
     ticks = nice_ticks(low, high, 3 if chart.compact else 5)
     x_low, x_high = chart.x_range or (min(xs), max(xs))
     if x_high <= x_low:
@@ -105,7 +106,8 @@ def tick_label(value: float, unit: Unit) -> str:
     """A value as the y axis writes it."""
     if unit == "percent":
         return f"{100 * value:g}%"
-    return number(value) + (" s" if unit == "seconds" else "")
+    text = number(value) if value == 0 or abs(value) >= 1e-4 else f"{value:g}"
+    return text + (" s" if unit == "seconds" else "")
 
 
 def describe(chart: Chart) -> str:

@@ -15,7 +15,8 @@ def percent(share: float | None, digits: int = 1) -> str:
 
 def points(difference: float) -> str:
     """``0.123`` as ``+12.3``: a difference of two shares in percentage points."""
-    return f"{100 * difference:+.1f}".replace("-", "−")
+    text = f"{100 * difference:+.1f}".replace("-", "−")
+    return "0.0" if text in ("+0.0", "−0.0") else text
 
 
 def number(value: float | None, digits: int = 3) -> str:

@@ -95,7 +95,7 @@ RULES: tuple[HealthRule, ...] = (
         keys=(*ENTROPY, "entropy/target"),
         check=entropy_growth,
         remedy="Lower the entropy coefficient (entropy.alpha, or entropy.step and entropy.maximum), or lower "
-        "algorithm.clip_high.",
+        "algorithm.clip_high. Where neither acts, lower optimizer.learning_rate and see whether any answer is right.",
     ),
     HealthRule(
         name="response_shortening",
