@@ -56,7 +56,12 @@ def _attention(
         )
     if dropout:
         raise ValueError(f"attention dropout must be 0 in magicrl, the model's config says {dropout}")
-    if kwargs.get("sliding_window") is not None and kwargs["sliding_window"] < query.shape[2]:
+    for quirk in ("softcap", "s_aux"):
+        if kwargs.get(quirk) is not None:
+            raise ValueError(f"attention with {quirk} ({type(module).__name__}) is not supported; use another model")
+    # a packed row is longer than any of its sequences, and within one no window may cut
+    longest = cast(int, getattr(context, "longest", query.shape[2]))
+    if kwargs.get("sliding_window") is not None and kwargs["sliding_window"] < longest:
         raise ValueError(
             f"sliding-window attention ({kwargs['sliding_window']} tokens) is not supported; "
             "use a model with full attention or set use_sliding_window=false in its config"

@@ -38,7 +38,7 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
 
     Example:
         >>> plan_micro_batches([5, 3, 9, 2, 3], token_budget=8)
-        [[2], [0], [1, 3, 4]]
+        [[2], [0, 1], [3, 4]]
     """
     if token_budget < 1:
         raise ValueError(f"token_budget must be >= 1, got {token_budget}")
@@ -187,6 +187,7 @@ class PackedContext:
         if not lengths or min(lengths) < 1:
             raise ValueError(f"packed sequences need at least one token each, got lengths {list(lengths)}")
         self.longest = max(lengths)
+        """Tokens of the longest sequence: what a sliding window has to be compared with."""
         self._on_key_value = on_key_value
         parts = _buckets(lengths)
         self._buckets = [_Bucket(len(part), lengths[part[0]]) for part in parts]
@@ -201,6 +202,8 @@ class PackedContext:
         source = np.repeat(starts[members], widths) + np.minimum(spread, np.repeat(sizes[members] - 1, widths))
         place = np.empty(int(sizes.sum()), dtype=np.int64)
         place[_ranges(starts[members], sizes[members])] = _ranges(slots, sizes[members])
+        self.padded_tokens = len(source)
+        """Tokens of all buckets, padding included."""
         self._source = torch.from_numpy(source).to(device)
         self._place = torch.from_numpy(place).to(device)
 

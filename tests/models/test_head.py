@@ -1,0 +1,160 @@
+"""The fused head against the plain formula on whole logits."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from magicrl.models.head import HeadOptions, logprobs_and_entropies
+
+
+def naive(
+    hidden: Tensor, weight: Tensor, targets: Tensor, options: HeadOptions, bias: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
+    logits = (hidden @ weight.T).to(wide)
+    if bias is not None:
+        logits = logits + bias.to(wide)
+    logits = logits * options.scale
+    if options.softcap is not None:
+        logits = options.softcap * torch.tanh(logits / options.softcap)
+    logits = logits / options.temperature
+    if options.valid_vocab is not None:
+        logits = torch.where(torch.arange(len(weight)) < options.valid_vocab, logits, -torch.inf)
+    logp = logits.log_softmax(-1)
+    plogp = logp.exp() * logp.masked_fill(logp == -torch.inf, 0.0)
+    return logp.gather(1, targets[:, None])[:, 0], -plogp.sum(-1)
+
+
+def inputs(tokens: int, vocab: int, width: int, dtype: torch.dtype, valid: int | None = None) -> tuple[Tensor, ...]:
+    generator = torch.Generator().manual_seed(tokens + vocab)
+    hidden = torch.randn(tokens, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    weight = torch.randn(vocab, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    targets = torch.randint(0, valid or vocab, (tokens,), generator=generator)
+    return hidden, weight, targets
+
+
+OPTIONS = [
+    HeadOptions(chunk_tokens=3),
+    HeadOptions(chunk_tokens=100, temperature=0.6),
+    HeadOptions(chunk_tokens=2, temperature=1.7, valid_vocab=9),
+    HeadOptions(chunk_tokens=4, scale=0.25, softcap=2.0, temperature=0.8),
+]
+
+
+def test_two_words_by_hand() -> None:
+    hidden, weight = torch.tensor([[1.0], [0.0]]), torch.tensor([[math.log(3.0)], [0.0]])
+    logprobs, entropies = logprobs_and_entropies(hidden, weight, torch.tensor([0, 1]), HeadOptions())
+    # first token: p = (3/4, 1/4); second: p = (1/2, 1/2)
+    assert logprobs.tolist() == pytest.approx([math.log(0.75), math.log(0.5)], rel=1e-6)
+    first = -0.75 * math.log(0.75) - 0.25 * math.log(0.25)
+    assert entropies.tolist() == pytest.approx([first, math.log(2.0)], rel=1e-6)
+    # tau = 1/2 squares the odds: p = (9/10, 1/10)
+    sharp, _ = logprobs_and_entropies(hidden, weight, torch.tensor([0, 1]), HeadOptions(temperature=0.5))
+    assert sharp[0].item() == pytest.approx(math.log(0.9), rel=1e-6)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("with_bias", [False, True])
+def test_gradients_by_finite_differences(options: HeadOptions, with_bias: bool) -> None:
+    hidden, weight, targets = inputs(7, 11, 4, torch.float64, options.valid_vocab)
+    bias = torch.linspace(-1, 1, 11, dtype=torch.float64).requires_grad_() if with_bias else None
+
+    def both(h: Tensor, w: Tensor, b: Tensor | None) -> tuple[Tensor, Tensor]:
+        return logprobs_and_entropies(h, w, targets, options, b)
+
+    assert torch.autograd.gradcheck(both, (hidden, weight, bias))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 2e-2)]
+)
+def test_values_and_gradients_equal_the_plain_formula(
+    options: HeadOptions, dtype: torch.dtype, tolerance: float
+) -> None:
+    hidden, weight, targets = inputs(50, 40, 16, dtype, options.valid_vocab)
+    mix = torch.linspace(-1, 2, 50)
+    found: list[list[Tensor]] = []
+    for function in (logprobs_and_entropies, naive):
+        logprobs, entropies = function(hidden, weight, targets, options)
+        (mix * logprobs + 0.3 * mix.flip(0) * entropies).sum().backward()
+        assert hidden.grad is not None
+        assert weight.grad is not None
+        found.append([logprobs.detach(), entropies.detach(), hidden.grad, weight.grad])
+        hidden.grad = weight.grad = None
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype
+        assert float((ours - theirs).norm()) <= tolerance * float(theirs.norm())
+
+
+def test_padded_rows_have_no_probability_and_no_gradient() -> None:
+    hidden, weight, targets = inputs(6, 12, 5, torch.float64, 9)
+    padded = HeadOptions(valid_vocab=9)
+    with torch.no_grad():
+        weight[9:] = 50.0  # would take all the probability, and all the entropy
+    logprobs, entropies = logprobs_and_entropies(hidden, weight, targets, padded)
+    bare = logprobs_and_entropies(hidden, weight[:9], targets, HeadOptions())
+    assert torch.equal(logprobs, bare[0])
+    assert torch.equal(entropies, bare[1])
+    (logprobs.sum() + entropies.sum()).backward()
+    assert weight.grad is not None
+    assert not weight.grad[9:].any()
+    assert weight.grad[:9].any()
+
+
+def test_all_logits_never_exist_at_once() -> None:
+    hidden, weight, targets = inputs(4096, 500, 8, torch.float32)
+
+    class Largest(TorchDispatchMode):
+        elements = 0
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if isinstance(out, Tensor):
+                self.elements = max(self.elements, out.untyped_storage().nbytes() // out.element_size())
+            return out
+
+    with Largest() as seen:
+        logprobs, entropies = logprobs_and_entropies(hidden, weight, targets, HeadOptions(chunk_tokens=64))
+        (logprobs.sum() + entropies.sum()).backward()
+    assert seen.elements < 4096 * 500 // 10
+
+
+def test_a_frozen_weight_gets_no_gradient() -> None:
+    hidden, weight, targets = inputs(5, 7, 3, torch.float32)
+    frozen = weight.detach()
+    logprobs, _ = logprobs_and_entropies(hidden, frozen, targets, HeadOptions())
+    logprobs.sum().backward()
+    assert hidden.grad is not None
+    assert frozen.grad is None
+
+
+def test_large_logits_stay_exact() -> None:
+    hidden = torch.tensor([[1.0]])
+    weight = torch.tensor([[300.0], [300.0], [-300.0]])
+    logprobs, entropies = logprobs_and_entropies(hidden, weight, torch.tensor([0]), HeadOptions())
+    assert logprobs.item() == pytest.approx(-math.log(2), rel=1e-6)
+    assert entropies.item() == pytest.approx(math.log(2), rel=1e-6)
+
+
+@pytest.mark.parametrize("token", [9, -1])
+def test_a_token_outside_the_vocabulary_is_named(token: int) -> None:
+    hidden, weight, _ = inputs(1, 12, 3, torch.float32)
+    with pytest.raises(ValueError, match=rf"token {token} lies outside the vocabulary of 9"):
+        logprobs_and_entropies(hidden, weight, torch.tensor([token]), HeadOptions(valid_vocab=9))
+
+
+def test_settings_out_of_range_are_named() -> None:
+    with pytest.raises(ValueError, match="temperature must be > 0"):
+        HeadOptions(temperature=0.0)
+    with pytest.raises(ValueError, match="chunk_tokens"):
+        HeadOptions(chunk_tokens=0)
+    hidden, weight, targets = inputs(2, 3, 2, torch.float32)
+    with pytest.raises(ValueError, match="valid_vocab is 4"):
+        logprobs_and_entropies(hidden, weight, targets, HeadOptions(valid_vocab=4))
