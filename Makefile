@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup quickstart smollm2 check test test-slow bench identities clean
+.PHONY: setup quickstart smollm2 check test test-slow identities study clean
 
 setup: $(VENV)/.installed
 
@@ -38,8 +38,8 @@ test-slow: setup
 identities: setup
 	$(BIN)/python benchmarks/identities.py
 
-bench: setup
-	$(BIN)/python benchmarks/step.py
+study: setup
+	$(BIN)/python benchmarks/quickstart_study.py
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache

@@ -138,7 +138,11 @@ class Session:
         self._observe_progress(metrics)
         ended = self._schedule.finish_step()
         if ended is not None:
-            self._event("stage_end", f"stage {ended.stage} ended after {ended.steps} steps: {ended.reason}")
+            self._event(
+                "stage_end",
+                f"stage {ended.stage + 1} ended after {ended.steps} steps: {ended.reason}",
+                stage=ended.stage,
+            )
             if self._schedule.stage is not None:
                 self._filter_solved()
                 self._announce_stage()
@@ -327,7 +331,7 @@ class Session:
         assert stage is not None, "a stage begins"
         self._event(
             "stage_start",
-            f"stage {self._schedule.index}: T = {stage.max_tokens}, D_R = {stage.rollout_batch}, "
+            f"stage {self._schedule.index + 1}: T = {stage.max_tokens}, D_R = {stage.rollout_batch}, "
             f"D_T = {stage.mini_batch or stage.rollout_batch}, M = {stage.group_size}, at most {stage.max_steps} steps",
             max_tokens=stage.max_tokens,
         )
@@ -338,8 +342,8 @@ class Session:
             self._event("warning", "resumed in another environment, not bit-identical: " + "; ".join(changes))
 
     def _event(self, kind: str, message: str, **data: object) -> None:
-        place = {"step": self._steps_done, "stage": self._schedule.index}
-        self._tell({"kind": kind, **place, "message": message, **data})
+        place: dict[str, object] = {"step": self._steps_done, "stage": self._schedule.index}
+        self._tell({"kind": kind, "message": message, **place, **data})
 
     def _tell(self, event: Mapping[str, object]) -> None:
         self._folder.event(event)
