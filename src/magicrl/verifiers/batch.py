@@ -79,7 +79,7 @@ def verify_math_file(
     for _ in _lines(input):
         pass
     start = time.perf_counter()
-    count = workers if workers is not None else len(os.sched_getaffinity(0))
+    count = workers if workers is not None else _usable_cores()
     statuses: Counter[str] = Counter()
     outcomes: Counter[Outcome] = Counter()
     part = output.with_name(output.name + ".part")
@@ -100,6 +100,12 @@ def verify_math_file(
         statuses=dict(statuses.most_common()),
         seconds=time.perf_counter() - start,
     )
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _judged(lines: Iterator[_Line], pool: VerifierPool, most: int, file: TextIO) -> Iterator[Verdict]:

@@ -110,6 +110,12 @@ class Feeder:
         if self._start_error is not None:
             raise self._start_error
 
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the present worker, None between workers."""
+        worker = self._worker
+        return None if worker is None else worker.pid
+
     def close(self) -> None:
         """Interrupt what is being judged; the thread ends at the next ``None`` in the queue."""
         self._closing.set()
@@ -125,7 +131,8 @@ class Feeder:
             self._ready_worker()
         except WorkerStartError as error:
             self._start_error = error
-        self._started.set()
+        finally:
+            self._started.set()
         while (item := self._items.get()) is not None:
             try:
                 self._serve(item)

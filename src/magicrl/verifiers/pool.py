@@ -127,6 +127,11 @@ class VerifierPool:
         for feeder in self._feeders:
             feeder.wait_until_started()
 
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that live now, for monitors."""
+        return tuple(pid for feeder in self._feeders if (pid := feeder.worker_pid) is not None)
+
     def close(self) -> None:
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
         with self._lock:

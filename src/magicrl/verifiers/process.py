@@ -74,19 +74,24 @@ class WorkerProcess:
         self._stall_limit = max(_MIN_STALL_SECONDS, _STALL_FACTOR * self._cpu_limit)
         self._decoder = Decoder(MAX_REPLY_BYTES)
         self._retired = False
-        with tempfile.TemporaryFile() as errors:
-            self._child = _spawn(errors.fileno())
-            try:
-                self._send(encode(settings), START_SECONDS)
-                message = self._receive(START_SECONDS)
-            except (OSError, EOFError, ProtocolError):
-                message = None
-            if message != {"ready": True}:
-                self.kill()
-                errors.seek(0)
-                said = errors.read()[-2000:].decode("utf-8", "replace").strip()
-                raise WorkerStartError(f"verifier worker did not start: {said or 'no output'}")
-        self._usage = psutil.Process(self._child.pid)
+        try:
+            with tempfile.TemporaryFile() as errors:
+                self._child = _spawn(errors.fileno())
+                self._usage = psutil.Process(self._child.pid)
+                if not self._greet(settings):
+                    self.kill()
+                    errors.seek(0)
+                    said = errors.read()[-2000:].decode("utf-8", "replace").strip()
+                    raise WorkerStartError(f"verifier worker did not start: {said or 'no output'}")
+        except (OSError, psutil.Error) as error:
+            raise WorkerStartError(f"verifier worker did not start: {error}") from error
+
+    def _greet(self, settings: Mapping[str, Any]) -> bool:
+        try:
+            self._send(encode(settings), START_SECONDS)
+            return self._receive(START_SECONDS) == {"ready": True}
+        except (OSError, EOFError, ProtocolError):
+            return False
 
     @property
     def pid(self) -> int:

@@ -53,7 +53,7 @@ class Decoder:
         del self._buffer[: _HEADER.size + length]
         try:
             message = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ProtocolError(f"not JSON: {error}") from error
         if not isinstance(message, dict):
             raise ProtocolError(f"not an object: {type(message).__name__}")

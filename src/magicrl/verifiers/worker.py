@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import psutil
+
 from magicrl.records import Verdict
 from magicrl.verifiers.base import IsolatedVerifier, JudgeOptions, verifier_spec
 from magicrl.verifiers.wire import Decoder, read_blocking, write_blocking
@@ -42,10 +44,7 @@ def main() -> None:
     _limit_process(hello["memory_limit_mb"])
     send({"ready": True})
     os.dup2(sink, 2)  # until here the pool keeps standard error, to tell why a start failed
-    for _ in range(MAX_ITEMS):
-        request = read_blocking(0, requests)
-        if request is None:
-            return
+    while (request := read_blocking(0, requests)) is not None:
         reply = desk.handle(request)
         send(reply)
         if reply["retire"]:
@@ -60,7 +59,7 @@ class _Desk:
         self._item = -1
         self._phase = ""
         self._cpu_limit: float = hello["cpu_limit"]
-        self._memory_kib: int = hello["memory_limit_mb"] * 1024
+        self._handled = 0
         options = JudgeOptions(reasoning=hello["reasoning"], extract=hello["extract"])
         self._verifiers: dict[str, IsolatedVerifier] = {}
         for name in hello["verifiers"]:
@@ -70,6 +69,8 @@ class _Desk:
             gold, response = spec.warm_up
             verifier.judge([gold], response)
             self._verifiers[name] = verifier
+        # resident memory now, not ru_maxrss: that one starts at the size of the parent process
+        self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
 
     def _progress(self, phase: str) -> None:
         self._phase = phase
@@ -93,8 +94,8 @@ class _Desk:
             message = self._failed("unparsable", "the answer is nested too deeply")
         except Exception as error:  # noqa: BLE001 - hostile text may raise anything; it must not end the worker
             message = self._failed("unparsable", f"the verifier raised {type(error).__name__}")
-        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        retire = retire or peak_kib > self._memory_kib // 2
+        self._handled += 1
+        retire = retire or self._handled >= MAX_ITEMS or psutil.Process().memory_info().rss > self._most_resident
         return {"item": self._item, **message, "retire": retire}
 
     def _failed(self, status: str, reason: str) -> dict[str, Any]:
@@ -113,10 +114,9 @@ def _fields(verdict: Verdict) -> dict[str, Any]:
 
 
 def _limit_process(memory_limit_mb: int) -> None:
-    """Address space: what the warm worker has now plus the limit. No files, no core dumps."""
-    with open("/proc/self/statm") as statm:
-        used = int(statm.read().split()[0]) * resource.getpagesize()
-    _lower(resource.RLIMIT_AS, used + memory_limit_mb * 2**20)
+    """Address space (Linux): what the warm worker has now plus the limit. No files, no core dumps."""
+    if sys.platform == "linux":
+        _lower(resource.RLIMIT_AS, psutil.Process().memory_info().vms + memory_limit_mb * 2**20)
     _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_CORE, 0)
 

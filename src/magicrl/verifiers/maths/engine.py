@@ -18,6 +18,9 @@ logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
 
 Expression = sympy.Basic | sympy.MatrixBase
 
+_UNFINISHED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit)
+"""Slow to evaluate without being out of reach."""
+
 _BLANKS = re.compile(r"[ \t]{2,}")
 _DIGITS = 50
 _EXACT_TOLERANCE = 1e-30
@@ -47,6 +50,15 @@ def parse_prose(text: str) -> tuple[list[Any], str | None]:
 def _parse(text: str) -> list[Any]:
     found = math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return [item for item in found if not isinstance(item, str)]
+
+
+def evaluates(parsed: list[Any]) -> bool:
+    """Whether numbers among the expressions can be computed at all; a gold like 10^{10^{10^{10}}} cannot.
+
+    Called for golds, in the phase where an exhausted worker is the gold's fault and not the answer's.
+    """
+    numbers = [item for item in parsed if isinstance(item, sympy.Expr) and not item.has(*_UNFINISHED)]
+    return all(number.evalf(15) is not sympy.nan for number in numbers if number.is_number)
 
 
 def equivalent(gold: list[Any], answer: list[Any]) -> bool:

@@ -101,7 +101,8 @@ class MathsVerifier:
 
     def _parse_gold(self, gold: str) -> list[Any]:
         if gold not in self._golds:
-            self._remember(gold, engine.parse_formula(canonical(gold)))
+            parsed = engine.parse_formula(canonical(gold))
+            self._remember(gold, parsed if engine.evaluates(parsed) else [])
         return self._golds[gold]
 
     def _remember(self, gold: str, parsed: list[Any]) -> None:

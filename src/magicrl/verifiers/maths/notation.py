@@ -58,7 +58,7 @@ _REPLACEMENT = {
     "empty": r"\emptyset",
 }
 _SPACES = re.compile(r"\s+")
-_LOOSE = re.compile(r" ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z])")
+_LOOSE = re.compile(r" ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z](?![A-Za-z]))")
 _SINGLE = re.compile(r"([\^_])\{(\w|\\[A-Za-z]+(?=\}(?![A-Za-z])))\}")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")

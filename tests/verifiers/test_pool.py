@@ -1,0 +1,255 @@
+"""The pool under everything that answers and operating systems do to it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from magicrl.config.schema import VerifierConfig
+from magicrl.records import Outcome, Problem
+from magicrl.verifiers import JudgeOptions, VerifierPool
+from magicrl.verifiers.feeder import verdict_from
+from magicrl.verifiers.process import Lost, WorkerProcess, WorkerStartError
+
+HANG = r"\boxed{9!!!!!!}"
+
+
+def problem(*golds: str, verifier: str = "maths") -> Problem:
+    return Problem(id="p", prompt="?", golds=golds, verifier=verifier, source="test")
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[VerifierPool]:
+    with VerifierPool(time_limit=1.5, workers=1) as shared:
+        shared.warm_up()
+        yield shared
+
+
+@pytest.mark.parametrize(
+    ("golds", "response", "status", "decided_by"),
+    [
+        (["5"], r"\boxed{5}", "matched", "string"),
+        (["5"], r"\boxed{6}", "mismatch", "rational"),
+        (["5", "6"], r"\boxed{6}", "matched", "string"),
+        (["0.5"], r"\boxed{\frac{1}{2}}", "matched", "rational"),
+        ([r"\frac{\sqrt{2}}{2}"], r"\boxed{\frac{1}{\sqrt{2}}}", "matched", "math_verify"),
+        (["x+1", "x+2"], r"\boxed{2+x}", "matched", "math_verify"),
+        (["x+1"], r"\boxed{1-x}", "mismatch", "math_verify"),
+        # Math-Verify parses neither side of this pair: strings must come first
+        ([r"1-\frac{1}{\mathrm{e}}"], r"\boxed{1 - \frac{1}{\mathrm{e}}}", "matched", "string"),
+        ([r"1-\frac{1}{\mathrm{e}}"], r"\boxed{1 + \frac{1}{\mathrm{e}}}", "gold_unparsable", "math_verify"),
+        # both round to 0.000000
+        ([r"\frac{1}{2004!}"], r"\boxed{\frac{1}{2006!}}", "mismatch", "math_verify"),
+        ([r"\frac{1}{2004!}"], r"\boxed{\frac{2005}{2005!}}", "matched", "math_verify"),
+        ([r"\frac{1}{2^{99}}"], r"\boxed{0}", "mismatch", "math_verify"),
+        (["42"], "so it is 43. No, the answer is 42.", "matched", "math_verify"),
+        (["42"], r"<think>\boxed{42}", "no_answer", "extraction"),
+        (["42"], r"<think>\boxed{41}</think>\boxed{42}", "matched", "string"),
+        (["42"], r"<think>\boxed{42}</think>\boxed{41}", "mismatch", "rational"),
+        (["42"], r"\boxed{ }", "no_answer", "extraction"),
+        (["42"], r"\boxed{?}", "unparsable", "math_verify"),
+        (["42"], r"\boxed{43} Wait. \boxed{42}", "matched", "string"),
+        (["42"], "\\boxed{" + "(" * 3000 + "1" + ")" * 3000 + "}", "unparsable", "math_verify"),
+        (["42"], "\\boxed{" + "{" * 100_000 + "42" + "}" * 100_000 + "}", "matched", "string"),
+        (["42"], "\\boxed{" + "x" * 1_000_000 + "}", "unparsable", "math_verify"),
+        (["3"], "the answer is" + " " * 200_000 + "4", "mismatch", "rational"),
+        (["3"], "\ud800 \x00 \\boxed{3}", "matched", "string"),
+    ],
+)
+def test_maths_verdicts(pool: VerifierPool, golds: list[str], response: str, status: str, decided_by: str) -> None:
+    (verdict,) = pool.judge(problem(*golds), [response])
+    assert (verdict.status, verdict.decided_by) == (status, decided_by)
+    expected = {"matched": Outcome.CORRECT, "gold_unparsable": Outcome.NOT_JUDGED}.get(status, Outcome.WRONG)
+    assert verdict.outcome is expected
+
+
+def test_an_answer_that_hangs_is_wrong_and_its_neighbours_are_unharmed(pool: VerifierPool) -> None:
+    before = pool.worker_pids
+    verdicts = pool.judge(problem("3"), [r"\boxed{3}", HANG, r"\boxed{3}", r"\boxed{4}"])
+    assert [v.status for v in verdicts] == ["matched", "timeout", "matched", "mismatch"]
+    assert verdicts[1].outcome is Outcome.WRONG
+    assert pool.worker_pids != before
+
+
+def test_a_gold_that_hangs_is_nobody_s_fault_and_costs_its_time_once(pool: VerifierPool) -> None:
+    bomb = problem("9!!!!!!")
+    (first,) = pool.judge(bomb, [r"\boxed{x+3}"])
+    assert (first.outcome, first.status) == (Outcome.NOT_JUDGED, "gold_unparsable")
+    pool.judge(problem("1"), [r"\boxed{1}"])
+    before = pool.worker_pids
+    others = pool.judge(bomb, [r"\boxed{x+4}", HANG])
+    assert [v.status for v in others] == ["gold_unparsable", "matched"]  # equal strings still count
+    assert pool.worker_pids == before  # no worker was spent on it again
+
+
+def test_a_worker_killed_from_outside_loses_nothing(pool: VerifierPool) -> None:
+    pool.warm_up()
+    pool.judge(problem("1"), [r"\boxed{1}"])
+    (pid,) = pool.worker_pids
+    os.kill(pid, signal.SIGSTOP)  # it will hold the first item when it dies
+    ticket = pool.submit(problem("7"), [r"\boxed{7}", r"\boxed{8}", r"\boxed{\sqrt{49}}"])
+    time.sleep(0.2)
+    assert not ticket.done
+    os.kill(pid, signal.SIGKILL)
+    assert [v.status for v in pool.result(ticket)] == ["matched", "mismatch", "matched"]
+    assert pool.worker_pids != (pid,)
+
+
+def test_an_idle_worker_killed_from_outside_is_replaced(pool: VerifierPool) -> None:
+    pool.judge(problem("1"), [r"\boxed{1}"])
+    (pid,) = pool.worker_pids
+    os.kill(pid, signal.SIGKILL)
+    assert pool.judge(problem("7"), [r"\boxed{7}"])[0].correct
+
+
+def test_a_worker_killed_twice_means_not_judged() -> None:
+    with VerifierPool(time_limit=600.0) as pool:
+        ticket = pool.submit(problem("7"), [HANG, r"\boxed{7}"])
+        seen: set[int] = set()
+        for _ in range(2):
+            wait_for(lambda: bool(set(pool.worker_pids) - seen))
+            (pid,) = set(pool.worker_pids) - seen
+            seen.add(pid)
+            time.sleep(0.2)
+            os.kill(pid, signal.SIGKILL)
+        lost, other = pool.result(ticket)
+    assert (lost.outcome, lost.status) == (Outcome.NOT_JUDGED, "worker_lost")
+    assert "signal 9" in lost.reason
+    assert other.correct
+
+
+def test_memory_belongs_to_the_answer() -> None:
+    with VerifierPool(time_limit=4.0, memory_limit_mb=256) as small:
+        verdicts = small.judge(problem("3"), [r"\boxed{2^{10^{10}}}", r"\boxed{3}"])
+    assert verdicts[0].outcome is Outcome.WRONG
+    assert verdicts[1].correct
+
+
+def test_a_large_calling_process_does_not_wear_out_its_workers() -> None:
+    ballast = bytearray(os.urandom(2**20)) * 256  # the peak memory of a child's parent is inherited on Linux
+    with VerifierPool(memory_limit_mb=256) as small:
+        small.warm_up()
+        before = small.worker_pids
+        small.judge(problem("x+1"), [r"\boxed{1+x}", r"\boxed{2+x}"])
+        assert small.worker_pids == before
+    assert len(ballast) == 2**28
+
+
+def test_many_items_from_two_threads_are_never_mixed_up() -> None:
+    found: dict[int, list[tuple[str, ...]]] = {}
+
+    def use(pool: VerifierPool, name: int) -> None:
+        tickets = [
+            pool.submit(problem(str(1000 * name + k)), [rf"\boxed{{{1000 * name + k + d}}}" for d in (-1, 0, 1)])
+            for k in range(60)
+        ]
+        found[name] = [tuple(str(v.extracted) for v in pool.result(t) if v.correct) for t in reversed(tickets)]
+
+    with VerifierPool(workers=2) as pool:
+        threads = [threading.Thread(target=use, args=(pool, name)) for name in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    for name in (1, 2):
+        assert found[name] == [(str(1000 * name + k),) for k in reversed(range(60))]
+
+
+def test_close_ends_workers_and_fails_what_waits() -> None:
+    pool = VerifierPool(time_limit=600.0)
+    ticket = pool.submit(problem("7"), [HANG, r"\boxed{7}"])
+    wait_for(lambda: len(pool.worker_pids) == 1)
+    (pid,) = pool.worker_pids
+    pool.close()
+    pool.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.result(ticket)
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(problem("7"), ["7"])
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_exact_problems_need_no_worker_and_options_come_from_the_recipe() -> None:
+    config = VerifierConfig(reasoning="required", extract="lenient", workers=1)
+    with VerifierPool.from_config(config) as pool:
+        verdicts = pool.judge(problem("3", verifier="exact"), ["a 3", "a </think> 3"])
+        assert [v.status for v in verdicts] == ["no_answer", "matched"]
+        assert pool.worker_pids == ()
+        assert pool.judge(problem("3", verifier="exact"), []) == ()
+
+
+def test_errors_name_the_remedy() -> None:
+    with VerifierPool() as pool:
+        with pytest.raises(ValueError, match="did you mean 'maths'"):
+            pool.submit(problem("3", verifier="math"), ["3"])
+        with pytest.raises(ValueError, match="no gold answer"):
+            pool.submit(problem(), ["3"])
+    with pytest.raises(ValueError, match="reasoning must be"):
+        JudgeOptions(reasoning="maybe")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="workers"):
+        VerifierPool(workers=0)
+
+
+@pytest.mark.parametrize("program", ["/bin/false", "/nowhere/python"])
+def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    monkeypatch.setattr(sys, "executable", program)
+    with VerifierPool() as pool:
+        with pytest.raises(WorkerStartError, match="did not start"):
+            pool.warm_up()
+        (verdict,) = pool.judge(problem("3"), [r"\boxed{3}"])
+    assert (verdict.outcome, verdict.status) == (Outcome.NOT_JUDGED, "worker_lost")
+
+
+def test_a_stopped_worker_does_not_hang_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magicrl.verifiers.process._MIN_STALL_SECONDS", 0.3)
+    monkeypatch.setattr("magicrl.verifiers.process._STALL_FACTOR", 0.0)
+    settings = {
+        "verifiers": ["maths"],
+        "reasoning": "auto",
+        "extract": "box",
+        "cpu_limit": 5.0,
+        "memory_limit_mb": 1024,
+    }
+    worker = WorkerProcess(settings)
+    os.kill(worker.pid, signal.SIGSTOP)
+    request = {"item": 0, "verifier": "maths", "golds": ["3"], "response": "x" * 10**6, "distrust": False}
+    assert isinstance(worker.ask(request), Lost)
+    assert not worker.usable
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"status": "correct"},
+        {"status": ["matched"]},
+        {"reason": None},
+        {"decided_by": 3},
+        {"extracted": "x" * 2000},
+        {"extracted": 5},
+    ],
+)
+def test_replies_are_validated(change: dict[str, object]) -> None:
+    good: dict[str, object] = {"status": "matched", "reason": "", "decided_by": "string", "extracted": "3"}
+    assert verdict_from(good, 0.1).correct
+    assert verdict_from(good | change, 0.1).status == "worker_lost"
+
+
+def test_the_calling_process_loads_neither_torch_nor_sympy() -> None:
+    code = "import sys, magicrl.verifiers.batch; print(sorted({'torch', 'sympy', 'transformers'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

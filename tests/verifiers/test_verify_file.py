@@ -1,0 +1,79 @@
+"""JSON Lines in, JSON Lines out: order, one line each, errors that name the place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.verifiers import JudgeOptions
+from magicrl.verifiers.batch import verify_math_file
+
+
+def write(path: Path, rows: list[Any]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "gold": "5", "response": r"\boxed{5}"},
+        {"gold": ["6", "1/2"], "response": "<think>x</think>\\boxed{0.5}"},
+        {"id": 7, "gold": "2", "response": "\\boxed{9!!!!!!}"},
+        {"id": None, "gold": "2", "response": "it is 2"},
+        {"id": "z", "gold": "π/2", "response": "\\boxed{\\frac{\\pi}{2}}"},
+    ]
+    source = write(tmp_path / "in.jsonl", rows)
+    source.write_text(source.read_text(encoding="utf-8") + "\n", encoding="utf-8")  # a blank line is no answer
+    output = tmp_path / "out.jsonl"
+    summary = verify_math_file(source, output, workers=2, time_limit=1.0)
+    found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+    assert [row["id"] for row in found] == ["a", 2, 7, None, "z"]
+    assert [row["correct"] for row in found] == [True, True, False, True, True]
+    assert [row["status"] for row in found] == ["matched", "matched", "timeout", "matched", "matched"]
+    assert list(found[0]) == ["id", "correct", "status", "extracted", "decided_by", "seconds"]
+    assert found[1]["extracted"] == "0.5"
+    assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (5, 4, 1, 0)
+    assert not (tmp_path / "out.jsonl.part").exists()
+
+
+def test_options_reach_the_workers(tmp_path: Path) -> None:
+    rows = [{"gold": "2", "response": "it is 2"}, {"gold": "2", "response": r"a</think>\boxed{2}"}]
+    source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
+    options = JudgeOptions(reasoning="required", extract="box")
+    assert verify_math_file(source, output, options=options, workers=1).correct == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not JSON"),
+        ("[1]", "expected an object, got list"),
+        ('{"response": "x"}', "field 'gold' is missing"),
+        ('{"gold": "x"}', "field 'response' is missing"),
+        ('{"gold": [], "response": "x"}', "field 'gold' must be a string or a list"),
+        ('{"gold": 5, "response": "x"}', "field 'gold' must be a string or a list of strings, got 5"),
+        ('{"gold": ["5", 6], "response": "x"}', "field 'gold' must hold strings that are not empty, got 6"),
+        ('{"gold": " ", "response": "x"}', "field 'gold' must hold strings that are not empty"),
+        ('{"gold": "5", "response": null}', "field 'response' must be a string, got None"),
+        ("[" * 100_000, "not JSON"),
+    ],
+)
+def test_a_malformed_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, message: str) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"gold": "5", "response": "5"}\n' + line + "\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"in\.jsonl:2: ") as caught:
+        verify_math_file(source, output)
+    assert message in str(caught.value)
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_bytes_that_are_no_text_and_an_output_that_is_the_input(tmp_path: Path) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_bytes(b'{"gold": "5", "response": "\xff"}\n')
+    with pytest.raises(ValueError, match=r"in\.jsonl:1: not UTF-8 at byte"):
+        verify_math_file(source, tmp_path / "out.jsonl")
+    with pytest.raises(ValueError, match="is the input file"):
+        verify_math_file(source, source)
