@@ -47,6 +47,10 @@ class RunData:
     test: dict[str, tuple[Problem, ...]]
     dropped_overlong: int
 
+    def verifiers(self) -> set[str]:
+        """Names of the verifiers that the problems call for."""
+        return {p.verifier for problems in (self.train, self.validation, *self.test.values()) for p in problems}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Built:

@@ -28,6 +28,7 @@ from magicrl.training.loop import Parts, StepResult, Trainer
 from magicrl.training.observer import RunObserver
 from magicrl.training.recorder import RunFolder
 from magicrl.training.stages import StageSchedule
+from magicrl.verifiers.base import verifier_spec
 from magicrl.verifiers.pool import VerifierPool
 
 
@@ -59,6 +60,8 @@ def train(config: TrainConfig, recipe_folder: Path, output: Path, observer: RunO
     start = start_model_folder(config.start, recipe_folder, output.parent / "models", observer.progress)
     with VerifierPool.from_config(config.verifier) as judge:
         built = build(config, recipe_folder, start)
+        if any(verifier_spec(name).isolated for name in built.data.verifiers()):
+            judge.warm_up()  # a broken installation is found now, not after the first rollout
         folder.start(config, {**built.facts(), "threads": threads})
         try:
             Session(config, folder, observer, built, judge).run()
