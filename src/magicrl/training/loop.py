@@ -35,7 +35,6 @@ from magicrl.training.metrics import Values, finite, merge_updates, rollout_metr
 from magicrl.training.protocols import Controls, Learner, UpdateMetrics
 from magicrl.verifiers.base import VerifierService
 
-
 NO_CLIP = 0.2
 """Clip ratio handed to rows that do not clip; they ignore it."""
 
