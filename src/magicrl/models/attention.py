@@ -20,7 +20,11 @@ ATTENTION_NAME = "magicrl"
 
 
 class AttentionContext(Protocol):
-    """What attention means in the present forward pass."""
+    """What attention means in the present forward pass.
+
+    A context may have an attribute ``longest``, the most tokens that any query sees; without it a sliding window is
+    compared with the tokens of the whole row.
+    """
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """Attend within this layer.
