@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
 
 import numpy as np
 import pytest
@@ -191,6 +191,18 @@ def test_tail_rambling_is_after_the_last_block_only_and_independent_of_the_strat
     lengths = np.array([len(r) + 1 for _, r in made])
     assert 42 < lengths.mean() < 48
     assert 0.36 < (lengths > 48).mean() < 0.45
+
+
+def test_filler_before_rechecks_keeps_the_cap_and_the_last_token() -> None:
+    fillers = rechecks = 0
+    for problem, response in demonstrations(1500, recheck_filler=0.6, recheck_continue=0.95):
+        check_blocks(problem, response)
+        assert len(response) <= 108
+        fillers += sum(word in FILLERS for word in response)
+        rechecks += response.count("?")
+        for word, following in pairwise(response):
+            assert word not in FILLERS or following == "?"
+    assert abs(fillers / rechecks - 0.6) < 0.02
 
 
 def test_runs_of_filler_are_closed_by_the_restated_total() -> None:

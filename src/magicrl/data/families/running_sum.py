@@ -115,6 +115,8 @@ class RunningSumOptions(FamilyOptions):
     """``run``: chance that a run goes on by another filler word."""
     recheck_continue: float = Field(default=0.97, ge=0, lt=1)
     """``tail``: chance that another re-check follows."""
+    recheck_filler: float = Field(default=0.0, ge=0, le=1)
+    """``tail``: chance of a filler word before a re-check (``hm ? t``); raises the entropy of rambling."""
     max_tokens: int = Field(default=108, ge=2)
     """Rambling never makes a demonstration longer than this many tokens (end token not counted)."""
 
@@ -299,7 +301,16 @@ class RunningSum:
     def _rechecks(self, total: int, rng: np.random.Generator, left: int) -> list[str]:
         """One re-check and more, at most ``left`` tokens."""
         number = min(int(rng.geometric(1 - self.options.recheck_continue)), left // 2)
-        return [RESTATE, str(total)] * max(0, number)
+        if not self.options.recheck_filler:
+            return [RESTATE, str(total)] * max(0, number)
+        out: list[str] = []
+        for _ in range(number):
+            filler = rng.random() < self.options.recheck_filler
+            words = [FILLERS[int(rng.integers(0, len(FILLERS)))]] if filler else []
+            if len(out) + len(words) + 2 > left:
+                break
+            out += [*words, RESTATE, str(total)]
+        return out
 
 
 def _make(options: Mapping[str, OptionValue]) -> RunningSum:
