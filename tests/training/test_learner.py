@@ -226,6 +226,24 @@ def test_on_policy_equals_old_logprobs_of_the_same_weights() -> None:
     assert relative_error(gradient(learner(), carried), gradient(one, samples)) < 1e-6  # records are float32
 
 
+@pytest.mark.parametrize(("correction", "factors"), [("none", (1.0, 1.0)), ("tis", (0.5, 2.0)), ("mis", (0.5, 0.0))])
+def test_a_correction_weighs_the_policy_term_alone(correction: Any, factors: tuple[float, float]) -> None:
+    """Of two one-token responses the sampler found one twice as likely as the learner, one a quarter as likely."""
+    samples = [dataclasses.replace(s, tokens=s.tokens[:1]) for s in plain_samples(groups=1, members=2)]
+    logprobs, _ = learner().logprobs(samples, CONTROLS.temperature)
+    gaps = [np.log(2.0), -np.log(4.0)]
+    given = [
+        dataclasses.replace(s, sampler_logprobs=frozen_floats(own + gap))
+        for s, own, gap in zip(samples, logprobs, gaps, strict=True)
+    ]
+    scaled = [
+        dataclasses.replace(s, advantage=s.advantage * factor, sampler_logprobs=own)
+        for s, own, factor in zip(samples, logprobs, factors, strict=True)
+    ]
+    corrected = gradient(learner(correction=correction, correction_cap=2.0), given)
+    assert relative_error(corrected, gradient(learner(), scaled)) < 1e-6  # records are float32
+
+
 def test_logprobs_are_the_plain_models() -> None:
     samples = plain_samples()
     plain = tiny()

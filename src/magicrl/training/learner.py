@@ -19,7 +19,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.corrections import Correction
 from magicrl.algorithms.loss_metrics import LossMetrics
-from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms
+from magicrl.algorithms.losses import LOSSES, LossInputs, LossOutputs, loss_terms
 from magicrl.algorithms.reducers import response_weights
 from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.models.loading import resolve_dtype, save_policy
@@ -150,7 +150,7 @@ class LocalLearner:
         """Gradients accumulated since the last update, by parameter name, in the masters' precision."""
         return self._optimizer.gradients()
 
-    def _micro_batch(self, samples: Sequence[TrainSample], weights: Tensor, controls: Controls) -> Any:
+    def _micro_batch(self, samples: Sequence[TrainSample], weights: Tensor, controls: Controls) -> LossOutputs:
         device = self._scorer.device
         packed = PackedBatch.of(samples, device)
         logprobs, entropies = self._scorer.forward(packed, controls.temperature)
