@@ -15,7 +15,7 @@ from magicrl.algorithms.entropy_control import EntropyController, make_controlle
 from magicrl.config.loader import load_sft_recipe
 from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
 from magicrl.data.fingerprint import fingerprint
-from magicrl.data.sources import load_problems
+from magicrl.data.sources import load_mixture, load_problems
 from magicrl.models.loading import LoadedModel, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
@@ -130,8 +130,8 @@ def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) 
     Raises:
         ValueError: a source cannot be read, a prompt is too long (unless they are dropped), or nothing is left.
     """
-    train = [p for source in config.data.train for p in load_problems(source, base_folder=recipe_folder)]
-    validation = [p for source in config.data.validation for p in load_problems(source, base_folder=recipe_folder)]
+    train = load_mixture(config.data.train, base_folder=recipe_folder)
+    validation = load_mixture(config.data.validation, base_folder=recipe_folder)
     test = {name: tuple(load_problems(source, base_folder=recipe_folder)) for name, source in config.data.test.items()}
     if config.data.holdout:
         if config.data.holdout >= len(train):
