@@ -6,6 +6,7 @@ run that was stopped anywhere goes on where its last checkpoint stands.
 
 from __future__ import annotations
 
+import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -127,7 +128,8 @@ class Session:
             self._one_step(stage)
         self._examine("after", start=False)
         self._learner.save_hf(self._folder.model)
-        self._folder.finish("finished", steps=self._steps_done)
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+        self._folder.finish("finished", steps=self._steps_done, peak_rss_mb=peak)
 
     def _one_step(self, stage: StageConfig) -> None:
         index = self._schedule.index
