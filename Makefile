@@ -30,7 +30,7 @@ check: setup
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest -n 2
 
 test-slow: setup
 	$(BIN)/pytest -m slow
