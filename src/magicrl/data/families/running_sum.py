@@ -12,7 +12,8 @@ its last non-zero operand, so whoever stops there or later is right. Demonstrati
 stopping is the greedy choice, and reinforcement learning finds the longer strategies, tier by tier. Some ramble:
 
 * ``ramble = "run"``: after blocks, runs of filler words, each closed by the restated total (``hm so hm ? t``);
-* ``ramble = "tail"``: after the last block only, re-checks ``? t``, many, whatever the strategy was.
+* ``ramble = "tail"``: after the last block only, re-checks ``? t``, many, whatever the strategy was
+  (``recheck_filler`` begins some of them with a filler word instead).
 
 Either way the last token stays the running total, so that rambling costs tokens and never the answer.
 
@@ -116,7 +117,8 @@ class RunningSumOptions(FamilyOptions):
     recheck_continue: float = Field(default=0.97, ge=0, lt=1)
     """``tail``: chance that another re-check follows."""
     recheck_filler: float = Field(default=0.0, ge=0, le=1)
-    """``tail``: chance of a filler word before a re-check (``hm ? t``); raises the entropy of rambling."""
+    """``tail``: chance that a re-check after the first begins with a filler word in place of ``?`` (``hm t``): gives
+    rambling entropy, and leaves its lengths and the greedy choice of strategy as they are."""
     max_tokens: int = Field(default=108, ge=2)
     """Rambling never makes a demonstration longer than this many tokens (end token not counted)."""
 
@@ -300,17 +302,14 @@ class RunningSum:
 
     def _rechecks(self, total: int, rng: np.random.Generator, left: int) -> list[str]:
         """One re-check and more, at most ``left`` tokens."""
-        number = min(int(rng.geometric(1 - self.options.recheck_continue)), left // 2)
+        number = max(0, min(int(rng.geometric(1 - self.options.recheck_continue)), left // 2))
         if not self.options.recheck_filler:
-            return [RESTATE, str(total)] * max(0, number)
-        out: list[str] = []
-        for _ in range(number):
-            filler = rng.random() < self.options.recheck_filler
-            words = [FILLERS[int(rng.integers(0, len(FILLERS)))]] if filler else []
-            if len(out) + len(words) + 2 > left:
-                break
-            out += [*words, RESTATE, str(total)]
-        return out
+            return [RESTATE, str(total)] * number
+        fillers = rng.random(number) < self.options.recheck_filler
+        fillers[:1] = False
+        words = rng.integers(0, len(FILLERS), size=number)
+        begins = [FILLERS[word] if filler else RESTATE for filler, word in zip(fillers, words, strict=True)]
+        return [symbol for begin in begins for symbol in (begin, str(total))]
 
 
 def _make(options: Mapping[str, OptionValue]) -> RunningSum:
