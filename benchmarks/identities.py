@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from learner_invariances import rows as learner_rows
 from reference import Response, log_softmax_policy, random_responses, random_weights, reference_loss
 from tabular import GROUP, PROMPTS, Path, exact_group, expected_reward, path_probability, paths, sampling_logits
 from torch import Tensor
@@ -322,6 +323,15 @@ def invariance_checks() -> list[Check]:
     ]
 
 
+def learner_checks() -> list[Check]:
+    """A transformer's gradient of the whole loss, entropy and KL terms and sampler correction included."""
+    return [
+        Check(name=f"{name} ({str(dtype).removeprefix('torch.')})", error=error, tolerance=tolerance)
+        for dtype, tolerance in ((torch.float64, FLOAT64_TOLERANCE), (torch.float32, FLOAT32_TOLERANCE))
+        for name, error in learner_rows(dtype)
+    ]
+
+
 CHECKS: list[tuple[str, Callable[[], list[Check]]]] = [
     ("policy gradient by enumeration", policy_gradient_identity),
     ("KL by enumeration", kl_identity),
@@ -329,6 +339,7 @@ CHECKS: list[tuple[str, Callable[[], list[Check]]]] = [
     ("accuracy by enumeration", accuracy_identity),
     ("losses against slow loops", loop_reference_checks),
     ("invariances of the losses", invariance_checks),
+    ("invariances of the learner", learner_checks),
 ]
 """Families of checks in the order they are printed."""
 
