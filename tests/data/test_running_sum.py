@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from itertools import islice, pairwise
+from itertools import islice
 
 import numpy as np
 import pytest

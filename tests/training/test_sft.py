@@ -1,0 +1,204 @@
+"""Supervised training: schedules, what the loss covers, learning, resuming bit for bit, errors."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from magicrl.config.schema import (
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    SftConfig,
+    SftModelConfig,
+    SftPhaseConfig,
+    TinyModelConfig,
+)
+from magicrl.data.families import OptionValue, Split, register_family
+from magicrl.models.loading import describe_policy, load_policy
+from magicrl.models.prompts import PromptEncoder
+from magicrl.models.tiny import make_tiny
+from magicrl.records import Problem, frozen_tokens
+from magicrl.training.learner import LocalLearner
+from magicrl.training.sft import SftProgress, run_sft
+from magicrl.training.supervised import SupervisedStep, phase_schedule, supervised_sample, supervised_steps
+
+
+class Echo:
+    """Repeat a letter twice; an option makes the response longer."""
+
+    name = "test_echo"
+    verifier = "exact"
+    vocabulary = ("a", "b", "c", "d", ":")
+
+    def __init__(self, options: Mapping[str, OptionValue]) -> None:
+        self.times = int(options.get("times", 2))
+
+    def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
+        rng = np.random.default_rng(seed)
+        index = 0
+        while True:
+            letter = "abcd"[int(rng.integers(4))]
+            yield Problem(
+                id=f"e{index}", prompt=f"{letter} :", golds=(letter,), verifier="exact", source="test", level=1
+            )
+            index += 1
+
+    def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
+        return " ".join([problem.golds[0]] * self.times)
+
+
+register_family("test_echo", Echo)
+
+
+def recipe(*, seed: int = 0, rate: float = 1e-2, steps: tuple[int, ...] = (25, 10), times: int = 2) -> SftConfig:
+    return SftConfig(
+        run=RunConfig(name="echo", seed=seed, threads=1),
+        model=SftModelConfig(tiny=TinyModelConfig(hidden_size=16, layers=1, intermediate_size=32, max_context=16)),
+        phases=tuple(
+            SftPhaseConfig(
+                family="test_echo", options={"times": times}, steps=n, batch_size=8, learning_rate=rate, warmup_steps=2
+            )
+            for n in steps
+        ),
+        training=ModelConfig(dtype="float32"),
+        optimizer=OptimizerConfig(weight_decay=0.0),
+    )
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+def kill_at(step: int):
+    def on_step(progress: SftProgress) -> None:
+        if progress.step == step:
+            raise Killed
+
+    return on_step
+
+
+def test_schedule_warms_up_and_ends_at_a_tenth() -> None:
+    linear = phase_schedule(1.0, steps=5, warmup_steps=2, decay="linear")
+    assert [linear(i) for i in range(5)] == pytest.approx([0.5, 1.0, 1.0, 0.55, 0.1])
+    cosine = phase_schedule(2.0, steps=5, warmup_steps=0, decay="cosine")
+    # 2 * (0.1 + 0.9 * (1 + cos(pi x)) / 2) at x = 0, 1/4, 1/2, 3/4, 1
+    half = 0.5**0.5
+    expected = [2.0, 2 * (0.1 + 0.45 * (1 + half)), 1.1, 2 * (0.1 + 0.45 * (1 - half)), 0.2]
+    assert [cosine(i) for i in range(5)] == pytest.approx(expected)
+    assert phase_schedule(3.0, steps=2, warmup_steps=0, decay="constant")(1) == 3.0
+
+
+def test_loss_is_the_mean_over_response_tokens_alone_the_end_token_included() -> None:
+    config = recipe()
+    assert config.model.tiny is not None
+    model, tokenizer = make_tiny(config.model.tiny, Echo.vocabulary, seed=1)
+    encoder = PromptEncoder(tokenizer, 16)
+    problem = Problem(id="p", prompt="a b :", golds=("a",), verifier="exact", source="test")
+    samples = [
+        supervised_sample(encoder.encode(problem), encoder.encode_response("a c"), 0),
+        supervised_sample(frozen_tokens([4, 6]), encoder.encode_response("d"), 1),
+    ]
+    reference = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").double()
+    reference.load_state_dict(model.state_dict())
+    total = 0.0
+    for sample in samples:
+        ids = torch.tensor([[*sample.prompt_tokens.tolist(), *sample.tokens.tolist()]])
+        logprobs = reference(ids).logits[0].log_softmax(-1).detach()
+        start = len(sample.prompt_tokens)
+        total -= sum(float(logprobs[start + i - 1, token]) for i, token in enumerate(sample.tokens.tolist()))
+    learner = LocalLearner(model, loss="nll", model_config=config.training, optimizer=config.optimizer)
+    seen: list[SupervisedStep] = []
+    steps = supervised_steps(learner, [samples], lambda step: 0.5 + step, first=3, on_step=seen.append)
+    assert steps[0].loss == pytest.approx(total / 5, rel=1e-5)  # 3 + 2 response tokens, ends included
+    assert (steps[0].index, steps[0].learning_rate, steps[0].tokens, steps[0].loss_tokens) == (3, 3.5, 10, 5)
+    assert seen == steps
+
+
+def test_a_trivial_family_is_learned_saved_and_reused(tmp_path: Path) -> None:
+    told: list[SftProgress] = []
+    result = run_sft(recipe(steps=(60, 5)), tmp_path / "start", told.append)
+    assert [len(phase) for phase in result.losses] == [60, 5]
+    assert result.losses[0][0] > 1.5
+    assert result.losses[1][-1] < 0.1
+    assert [p.step for p in told] == list(range(1, 66))
+    assert (told[-1].total, told[-1].phase, told[-1].seconds_left) == (65, 1, 0.0)
+    assert result.tokens == 65 * 8 * 5  # two prompt tokens, two letters and the end
+    assert not (tmp_path / "start.partial").exists()
+    loaded = load_policy(result.folder)
+    record = json.loads((result.folder / "sft.json").read_text())
+    assert record["recipe"]["phases"][0]["steps"] == 60
+    assert record["versions"]["torch"] == torch.__version__
+    model = AutoModelForCausalLM.from_pretrained(result.folder)
+    encoder = PromptEncoder(loaded.tokenizer, 16)
+    problem = Problem(id="p", prompt="c :", golds=("c",), verifier="exact", source="test")
+    prompt = torch.tensor(encoder.encode(problem).tolist())[None]
+    out = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=6, do_sample=False)
+    assert encoder.decode(out[0, 2:].tolist()) == "c c"
+    again = run_sft(recipe(steps=(60, 5)), tmp_path / "start", kill_at(1))  # would raise if it trained
+    assert again.reused
+    assert again.losses == result.losses
+
+
+@pytest.mark.parametrize("step", [7, 25, 26, 31])
+def test_interrupted_run_ends_bit_identical(tmp_path: Path, step: int) -> None:
+    whole = run_sft(recipe(), tmp_path / "whole")
+    with pytest.raises(Killed):
+        run_sft(recipe(), tmp_path / "cut", kill_at(step), checkpoint_seconds=0.0)
+    assert not (tmp_path / "cut").exists()
+    told: list[SftProgress] = []
+    cut = run_sft(recipe(), tmp_path / "cut", told.append)
+    assert told[0].step == step  # the step that was killed before its checkpoint, and none before it
+    assert cut.losses == whole.losses
+    assert cut.tokens == whole.tokens
+    first, second = (load_file(folder / "model.safetensors") for folder in (whole.folder, cut.folder))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_each_phase_begins_with_fresh_moments(tmp_path: Path) -> None:
+    made = run_sft(recipe(steps=(6, 1)), tmp_path / "two")
+    first = run_sft(recipe(steps=(6,)), tmp_path / "one")
+    assert made.losses[0] == first.losses[0]
+    before = load_file(first.folder / "model.safetensors")
+    after = load_file(made.folder / "model.safetensors")
+    # AdamW's first step moves each weight by lr * g / (|g| + eps): by the warm-up's half rate where g is not tiny.
+    moved = (after["model.layers.0.mlp.down_proj.weight"] - before["model.layers.0.mlp.down_proj.weight"]).abs()
+    assert float(moved.max()) == pytest.approx(0.5e-2, rel=1e-3)
+    assert float(moved.median()) == pytest.approx(0.5e-2, rel=1e-2)
+
+
+def test_another_recipe_in_the_same_place_is_refused(tmp_path: Path) -> None:
+    run_sft(recipe(steps=(2,)), tmp_path / "start")
+    with pytest.raises(ValueError, match=r"start belongs to another supervised recipe .*--output or delete"):
+        run_sft(recipe(steps=(2,), rate=1e-3), tmp_path / "start")
+    with pytest.raises(Killed):
+        run_sft(recipe(), tmp_path / "cut", kill_at(2))
+    with pytest.raises(ValueError, match=r"cut\.partial belongs to another supervised recipe"):
+        run_sft(recipe(seed=1), tmp_path / "cut")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("x")
+    with pytest.raises(ValueError, match="mine exists and was not made by `magicrl sft`"):
+        run_sft(recipe(), tmp_path / "mine")
+
+
+def test_demonstration_longer_than_the_context_names_problem_and_remedy(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"'e0' and its demonstration have 23 tokens, more than the context .*\(16\)"):
+        run_sft(recipe(times=20), tmp_path / "start")
+
+
+def test_bfloat16_compute_keeps_float32_masters_across_phases(tmp_path: Path) -> None:
+    config = recipe(steps=(20, 20), rate=1e-4)
+    result = run_sft(config.model_copy(update={"training": ModelConfig(dtype="bfloat16")}), tmp_path / "b")
+    assert result.losses[1][-1] < result.losses[0][0]  # steps of 1e-4 would vanish in bfloat16 weights
+    assert (
+        describe_policy(load_policy(result.folder).model, load_policy(result.folder).tokenizer, folder="b").valid_vocab
+        == 7
+    )
