@@ -133,7 +133,7 @@ def test_nothing_to_learn_stops_with_a_remedy(toy_recipe: Path, tmp_path: Path) 
     with pytest.raises(TrainingStopped, match="every group of 2 steps in a row was rejected"):
         run(toy_recipe, tmp_path / "run", *overrides)
     rows = metrics_of(tmp_path / "run")
-    assert [row["values"]["learner/sgd_steps"] for row in rows] == [0]
+    assert [row["values"]["learner/sgd_steps"] for row in rows] == [0, 0]
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
 
 

@@ -110,8 +110,7 @@ class Trainer:
             **merge_updates(updates),
             "stage/max_tokens": stage.max_tokens,
         }
-        self._check_progress(bool(kept))
-        self._check_sampler_gap(values)
+        self._empty_steps = 0 if kept else self._empty_steps + 1
         times = clock.times()
         values |= {f"time/{part}": seconds for part, seconds in times.items()}
         values["time/verify_waited"] = sum(end - begin for name, begin, end in clock.spans if name == "other/verify")
@@ -233,8 +232,12 @@ class Trainer:
             values |= {"entropy/c": controller.c, "entropy/target": controller.target}
         return values
 
-    def _check_progress(self, learned: bool) -> None:
-        self._empty_steps = 0 if learned else self._empty_steps + 1
+    def check(self, metrics: StepMetrics) -> None:
+        """Stop a run that cannot go on; call it once the step is recorded and before it is in a checkpoint.
+
+        Raises:
+            TrainingStopped: nothing to learn for too long, or an engine that serves other weights.
+        """
         limit = self._config.algorithm.stop_after_empty_steps
         if self._empty_steps >= limit:
             raise TrainingStopped(
@@ -242,15 +245,14 @@ class Trainer:
                 "wrong, so there is nothing to learn. Use problems that the model solves sometimes "
                 "([data.difficulty_filter]), a larger group_size, or algorithm.refill = 'until_full'"
             )
-
-    def _check_sampler_gap(self, values: Mapping[str, Any]) -> None:
-        gap = values.get("learner/sampler_gap_mean")
+        gap = metrics.values.get("learner/sampler_gap_mean")
         rollout = self._config.rollout
-        if gap is not None and rollout.weight_lag == 0 and rollout.engine != "replay" and gap > rollout.max_sampler_gap:
+        exempt = rollout.weight_lag > 0 or rollout.engine == "replay"
+        if isinstance(gap, float) and gap > rollout.max_sampler_gap and not exempt:
             raise TrainingStopped(
                 f"the rollout engine and the learner disagree by {gap:.3f} nats a token on average (limit "
                 f"rollout.max_sampler_gap = {rollout.max_sampler_gap}): the engine serves other weights than the "
-                "learner's. Check the engine's weight update; nothing of this step was kept in a checkpoint"
+                "learner's. Check the engine's weight update; this step is in no checkpoint"
             )
 
     def state(self) -> dict[str, Any]:

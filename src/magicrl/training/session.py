@@ -140,6 +140,7 @@ class Session:
         values = {**result.metrics.values, **self._unfiltered(result.metrics), **self._validate(result.metrics.step)}
         metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
         self._record(metrics, result)
+        self._trainer.check(metrics)
         self._observe_progress(metrics)
         ended = self._schedule.finish_step()
         if ended is not None:
@@ -152,7 +153,8 @@ class Session:
                 self._filter_solved()
                 self._announce_stage()
         due = self._steps_done % self._config.checkpoint.every == 0
-        if due or ended is not None:
+        best = self._best is not None and self._best.step == self._steps_done and self._config.checkpoint.keep_best
+        if due or best or ended is not None:
             self._save()
 
     def _observe_progress(self, metrics: StepMetrics) -> None:
@@ -243,11 +245,10 @@ class Session:
         settings = self._config.data.difficulty_filter
         if settings is None:
             return self._data.train
+        path = self._folder.path / "difficulty.json"
+        measured_before = path.exists()
         difficulty = DifficultyFilter(
-            config=settings,
-            max_tokens=self._config.stages[0].max_tokens,
-            seed=self._config.run.seed,
-            path=self._folder.path / "difficulty.json",
+            config=settings, max_tokens=self._config.stages[0].max_tokens, seed=self._config.run.seed, path=path
         )
         result = difficulty.apply(
             self._data.train,
@@ -256,14 +257,16 @@ class Session:
             self._encode,
             lambda i, n: self._observer.progress("difficulty filter", i, n),
         )
-        self._event(
-            "filter",
-            f"difficulty filter (N = {settings.samples}) kept {len(result.kept)} of {len(self._data.train)} problems: "
-            f"{result.all_wrong} never solved, {result.all_correct} always, {result.not_judged} not judged",
-            kept=len(result.kept),
-            all_wrong=result.all_wrong,
-            all_correct=result.all_correct,
-        )
+        if not measured_before:
+            self._event(
+                "filter",
+                f"difficulty filter (N = {settings.samples}) kept {len(result.kept)} of {len(self._data.train)} "
+                f"problems: {result.all_wrong} never solved, {result.all_correct} always, "
+                f"{result.not_judged} not judged",
+                kept=len(result.kept),
+                all_wrong=result.all_wrong,
+                all_correct=result.all_correct,
+            )
         kept = set(result.kept)
         return tuple(p for p in self._data.train if p.id in kept)
 

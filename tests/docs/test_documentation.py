@@ -1,0 +1,99 @@
+"""What the documentation says is true: examples in docstrings run, commands parse, links and paths exist."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from magicrl.config.loader import load_sft_recipe, load_train_recipe
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT / "src").with_suffix("").parts)
+    for path in (ROOT / "src").rglob("*.py")
+    if ">>>" in path.read_text()
+)
+
+
+def text_of(page: Path) -> str:
+    return page.read_text()
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name: str) -> None:
+    results = doctest.testmod(importlib.import_module(name), optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#]+)", text_of(page)):
+        if not target.startswith("http"):
+            assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_named_files_exist(page: Path) -> None:
+    for name in re.findall(r"`((?:src|benchmarks|recipes|tests|docs)/[\w./-]+)`", text_of(page)):
+        assert (ROOT / name).exists(), f"{page.name}: {name}"
+
+
+def test_make_targets_that_pages_name_exist() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    named = {target for page in PAGES for target in re.findall(r"\bmake ([a-z][a-z-]+)\b(?=[`\s])", text_of(page))}
+    words = {"a", "sure"}
+    assert named - words <= targets, named - words - targets
+
+
+def commands() -> list[str]:
+    lines = [line.strip() for page in PAGES for line in text_of(page).splitlines()]
+    recipes = [
+        line.lstrip("# ").strip()
+        for path in (ROOT / "recipes").glob("*.toml")
+        for line in path.read_text().splitlines()
+    ]
+    found = [
+        line.split("magicrl ", 1)[1]
+        for line in (*lines, *recipes)
+        if re.search(r"(^|bin/| )magicrl (train|sft) ", line)
+    ]
+    return sorted({line.split("`")[0] for line in found})
+
+
+@pytest.mark.parametrize("command", commands())
+def test_training_commands_on_pages_load(command: str) -> None:
+    words = shlex.split(command)
+    recipe = ROOT / words[1]
+    overrides = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    load = load_train_recipe if words[0] == "train" else load_sft_recipe
+    assert load(recipe, overrides)
+
+
+def test_every_command_has_help_with_an_example() -> None:
+    for command in (["train"], ["sft"], ["report"], ["verify", "math"]):
+        shown = subprocess.run(
+            [sys.executable, "-m", "magicrl", *command, "--help"], capture_output=True, text=True, check=True
+        ).stdout
+        assert "Example: magicrl " + " ".join(command) in shown
+
+
+def test_a_wrong_command_line_exits_with_2_and_names_the_remedy() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "magicrl", "train", "recipes/quikstart.toml"],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    assert result.returncode == 2
+    assert "did you mean recipes/quickstart.toml" in result.stderr
+    assert "Traceback" not in result.stderr
