@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.loader import config_hash, load_sft_recipe, load_train_recipe
-from magicrl.config.schema import TrainConfig
+from magicrl.config.schema import RunConfig, TrainConfig
 from magicrl.evaluation.sampling import evaluation_seed, sample_problems
 from magicrl.evaluation.statistics import paired_difference
 from magicrl.records import TrainSample
@@ -63,7 +63,7 @@ def one_seed(seed: int, arguments: argparse.Namespace) -> None:
     overrides = [f"model={start.folder}", f"run.seed={seed}", f"run.threads={arguments.threads}"]
     config = load_train_recipe(RECIPE, overrides)
     done = read_rows(arguments.output)
-    key = f"{config_hash(load_train_recipe(RECIPE, [f'run.seed={seed}']))}"
+    key = study_key(seed)
     if any(row["config_hash"] == key for row in done):
         return
     clock = time.process_time()
@@ -93,6 +93,13 @@ def one_seed(seed: int, arguments: argparse.Namespace) -> None:
         "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     }
     write_rows(arguments.output, [*done, row])
+
+
+def study_key(seed: int) -> str:
+    """Identifies what decides a seed's result: both recipes, without names, threads and other run settings."""
+    run = RunConfig(seed=seed)
+    recipes = (load_train_recipe(RECIPE), load_sft_recipe(START))
+    return "-".join(config_hash(recipe.model_copy(update={"run": run})) for recipe in recipes)
 
 
 def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]:
