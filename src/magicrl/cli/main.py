@@ -10,6 +10,8 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from magicrl.config.errors import RecipeError
+
 app = App(
     name="magicrl",
     help="Reinforcement-learning post-training of reasoning models: the MAGIC recipe.",
@@ -146,5 +148,5 @@ def main() -> None:
         if os.environ.get("MAGICRL_TRACEBACK"):
             raise
         errors.print(f"magicrl: {error}", markup=False, soft_wrap=True)
-        sys.exit(2 if type(error).__name__ == "RecipeError" else 1)
+        sys.exit(2 if isinstance(error, RecipeError) else 1)
     sys.exit(status or 0)
