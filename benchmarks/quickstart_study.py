@@ -145,7 +145,7 @@ def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]
             seed=config.run.seed,
             shown=0,
         )
-        return exam.run("control", built.engine, judge, built.encoder.encode, lambda *_: None, start=False)[0]
+        return next(exam.run("control", built.engine, judge, built.encoder.encode, lambda *_: None, start=False))
 
 
 def evaluation(run: Path, name: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,12 +48,13 @@ class Exam:
         progress: Callable[[str, int, int], None],
         *,
         start: bool,
-    ) -> list[dict[str, Any]]:
-        """One document a test set (a file of ``evaluations/``). ``start`` adds the start model's larger pass@k."""
-        return [
-            self._one_set(name, label, problems, engine, judge, encode, progress, start=start)
-            for label, problems in self.problems.items()
-        ]
+    ) -> Iterator[dict[str, Any]]:
+        """One document a test set (a file of ``evaluations/``), each as it is done.
+
+        ``start`` adds the start model's larger pass@k.
+        """
+        for label, problems in self.problems.items():
+            yield self._one_set(name, label, problems, engine, judge, encode, progress, start=start)
 
     def _one_set(
         self,

@@ -283,14 +283,15 @@ class Session:
             shown=self._config.logging.samples,
         )
         with newest_weights(self._engine):
-            documents = exam.run(name, self._engine, self._judge, self._encode, self._observer.progress, start=start)
-        for document in documents:
-            self._folder.write_evaluation(_file(name, document["set"]), document)
-            by_temperature = ", ".join(
-                f"{scores['accuracy']['mean']:.3f} at {float(tau):g}"
-                for tau, scores in document["temperatures"].items()
-            )
-            self._event("evaluation", f"test {name} training, set {document['set']}: accuracy {by_temperature}")
+            for document in exam.run(
+                name, self._engine, self._judge, self._encode, self._observer.progress, start=start
+            ):
+                self._folder.write_evaluation(_file(name, document["set"]), document)
+                by_temperature = ", ".join(
+                    f"{scores['accuracy']['mean']:.3f} at {float(tau):g}"
+                    for tau, scores in document["temperatures"].items()
+                )
+                self._event("evaluation", f"test {name} training, set {document['set']}: accuracy {by_temperature}")
 
     def _save(self) -> None:
         learner_tensors, learner_rest = split_state("learner", self._learner.state())
