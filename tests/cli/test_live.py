@@ -123,6 +123,19 @@ def test_progress_breaks_a_long_silence_only() -> None:
     assert out.getvalue().splitlines() == ["rollout: 1 of 16", "rollout: 11 of 16"]
 
 
+def test_progress_lines_of_slow_steps_do_not_silence_the_steps() -> None:
+    shown, out, clock = display(max_steps=100, interval=5.0)
+    for step in range(1, 4):
+        clock.now += 20.0
+        shown.progress("rollout", 8, 8)
+        clock.now += 20.0
+        shown.progress("train", 1, 1)
+        clock.now += 0.5
+        shown.step(metrics(step))
+    steps = [line.split(",")[0] for line in out.getvalue().splitlines() if line.startswith("step")]
+    assert steps == ["step 1", "step 2", "step 3"]
+
+
 def test_events_are_told_with_their_remedy_and_without_control_characters() -> None:
     shown, out, _ = display()
     shown.event({"kind": "stage_end", "step": 20, "message": "converged [bold]\x1b[31m"})

@@ -61,6 +61,7 @@ class LiveDisplay:
         self._clock = clock
         self._began = clock()
         self._last_line = -float("inf")
+        self._last_step_line = -float("inf")
         self._last_step_end: float | None = None
         self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
         self._accuracy: list[float] = []
@@ -100,7 +101,9 @@ class LiveDisplay:
             self._accuracy.append(accuracy)
         if validation is not None:
             self._validation = (metrics.step, validation)
-        if self._live is None and (first or validation is not None or now - self._last_line >= self._interval):
+        # measured from the last step's line: a progress line just before must not silence the step itself
+        if self._live is None and (first or validation is not None or now - self._last_step_line >= self._interval):
+            self._last_step_line = now
             self._line(Text(self.step_line()))
 
     def event(self, event: Mapping[str, object]) -> None:
