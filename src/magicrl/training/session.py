@@ -26,6 +26,7 @@ from magicrl.training.difficulty import DifficultyFilter
 from magicrl.training.exam import Exam
 from magicrl.training.health import HealthMonitor
 from magicrl.training.loop import Parts, StepResult, Trainer
+from magicrl.training.memory import release_free_memory
 from magicrl.training.observer import RunObserver
 from magicrl.training.recorder import RunFolder
 from magicrl.training.stages import StageSchedule
@@ -134,6 +135,7 @@ class Session:
     def _one_step(self, stage: StageConfig) -> None:
         index = self._schedule.index
         result = self._trainer.step(stage, index)
+        release_free_memory()
         self._steps_done = self._trainer.steps_done
         for group in result.groups:
             self._visits.observe(group)

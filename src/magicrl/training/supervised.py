@@ -14,6 +14,7 @@ from typing import Literal
 import numpy as np
 
 from magicrl.records import TokenArray, TrainBatch, TrainSample, frozen_floats
+from magicrl.training.memory import release_free_memory
 from magicrl.training.protocols import Controls, Learner
 
 
@@ -74,6 +75,7 @@ def supervised_steps(
         batch = TrainBatch.of(samples)
         rate = schedule(index)
         metrics = learner.update(batch, Controls(learning_rate=rate))
+        release_free_memory()
         step = SupervisedStep(
             index=index,
             loss=float(metrics.values["loss"]),
