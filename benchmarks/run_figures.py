@@ -26,6 +26,7 @@ CURVES = (
     "time/train",
     "time/other",
 )
+SAMPLES = 8
 SCORE_KEYS = ("problems", "samples", "pass_at", "length_mean", "truncation", "entropy", "boxed_and_stopped")
 
 
@@ -48,6 +49,7 @@ def main() -> None:
             for path in sorted((run / "evaluations").glob("before-*"))
         },
         "difficulty_filter": difficulty(run / "difficulty.json"),
+        "samples": samples(run),
         "steps": len(rows),
         "curves": {
             key: [None if row.get(key) is None else round(float(row[key]), 5) for row in rows] for key in CURVES
@@ -98,6 +100,20 @@ def scores(document: dict[str, Any]) -> dict[str, Any]:
         }
         for tau, score in document["temperatures"].items()
     }
+
+
+def samples(run: Path) -> list[dict[str, Any]]:
+    """What the first problems of each test got before and after, to read: (temperature, outcome, text)."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for name in ("before", "after"):
+        for path in sorted((run / "evaluations").glob(f"{name}-*.json")):
+            document = json.loads(path.read_text())
+            for shown in document["samples"][:SAMPLES]:
+                row = found.setdefault(
+                    (document["set"], shown["problem_id"]), {"prompt": shown["prompt"], "gold": shown["gold"]}
+                )
+                row[name] = [[r["temperature"], r["outcome"], r["text"]] for r in shown["responses"]]
+    return [{"set": key[0], "problem_id": key[1], **row} for key, row in found.items()]
 
 
 def difficulty(path: Path) -> dict[str, Any] | None:

