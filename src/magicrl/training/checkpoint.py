@@ -59,7 +59,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, *, keep_last: int, keep:
     folder = root / f"step-{checkpoint.step:06d}"
     writing = root / f".writing-{folder.name}"
     writing.mkdir()
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in checkpoint.tensors.items()}
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     save_file(tensors, writing / "tensors.safetensors")
     document = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "state": checkpoint.state}
     (writing / "state.json").write_text(json.dumps(document, indent=1))
