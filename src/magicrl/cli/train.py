@@ -27,7 +27,6 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
     # torch takes seconds to import: not before the recipe is known to be right
     from magicrl.training.session import train
 
-    _no_foreign_progress_bars()
     steps = [stage.max_steps for stage in config.stages]
     with LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display:
         train(config, recipe.parent, folder, display, resume=resume)
@@ -44,7 +43,6 @@ def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) 
     folder = output or Path(config.run.output or f"runs/models/{config.run.name}")
     from magicrl.training.sft import SftProgress, run_sft
 
-    _no_foreign_progress_bars()
     started = time.perf_counter()
     with LiveDisplay(console=console, title=config.run.name) as display:
 
@@ -54,10 +52,3 @@ def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) 
         result = run_sft(config, folder, on_step=show)
     console.print(f"model: {result.folder} ({time.perf_counter() - started:.0f} s)")
     return 0
-
-
-def _no_foreign_progress_bars() -> None:
-    """The live display shows progress; bars of transformers would tear it."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()

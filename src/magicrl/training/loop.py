@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from magicrl.algorithms.entropy import EntropyEstimate, measure_entropy
+from magicrl.algorithms.entropy import EntropyEstimate, EntropyEstimator, measure_entropy
 from magicrl.algorithms.entropy_control import AdaptiveEntropyController, EntropyController
 from magicrl.algorithms.losses import LOSSES
 from magicrl.algorithms.rejection import Rejection, reject_zero_advantage, select_refill
@@ -35,6 +35,7 @@ from magicrl.training.metrics import Values, finite, merge_updates, rollout_metr
 from magicrl.training.protocols import Controls, Learner, UpdateMetrics
 from magicrl.verifiers.base import VerifierService
 
+ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
 NO_CLIP = 0.2
 """Clip ratio handed to rows that do not clip; they ignore it."""
 
@@ -89,7 +90,8 @@ class Trainer:
         clock = StepClock()
         parts = self._parts
         groups, refilled = self._collect(stage, clock)  # D_R prompts, M responses each, at tau, cut at T
-        entropy = self._measured_entropy(groups)  # of the whole buffer, before rejection
+        estimates = self._measured_entropies(groups)  # of the whole buffer, before rejection
+        entropy = estimates[self._config.entropy.estimator]
         alpha = parts.controller.coefficient(entropy.mean)
         rejection = reject_zero_advantage(groups, self._config.algorithm.advantage_mask)
         kept = self._surviving(groups, rejection, stage)  # the groups to learn from, in the order they were issued
@@ -100,7 +102,7 @@ class Trainer:
         self.steps_done += 1
         values: Values = {
             **rollout_metrics(groups),
-            **self._entropy_metrics(groups, alpha),
+            **self._entropy_metrics(estimates, alpha),
             "groups/rejected/ratio": rejection.rejected / len(groups),
             "groups/rejected/all_correct": rejection.all_correct,
             "groups/rejected/all_wrong": rejection.all_wrong,
@@ -209,24 +211,28 @@ class Trainer:
             return optimizer.learning_rate
         return optimizer.learning_rate * min(1.0, (self._parts.learner.version + 1) / optimizer.warmup_steps)
 
-    def _measured_entropy(self, groups: Sequence[ScoredGroup]) -> EntropyEstimate:
-        """e_k over all response tokens of the buffer, before rejection: over survivors it would be biased."""
+    def _measured_entropies(self, groups: Sequence[ScoredGroup]) -> dict[EntropyEstimator, EntropyEstimate]:
+        """e_k over all response tokens of the buffer, before rejection: over survivors it would be biased.
+
+        By every estimator that the engine allows; the recipe's own among them.
+        """
         completions = [c for g in groups for c in g.group.completions]
-        estimate = measure_entropy(completions, self._config.entropy.estimator)
-        if estimate is None:
+        found: dict[EntropyEstimator, EntropyEstimate] = {}
+        for estimator in ESTIMATORS:
+            estimate = measure_entropy(completions, estimator)
+            if estimate is not None:
+                found[estimator] = estimate
+        if self._config.entropy.estimator not in found:
             raise TrainingStopped(
                 "the rollout engine does not report entropies; set entropy.estimator = 'sampled' for this engine"
             )
-        return estimate
+        return found
 
-    def _entropy_metrics(self, groups: Sequence[ScoredGroup], alpha: float) -> Values:
-        completions = [c for g in groups for c in g.group.completions]
+    def _entropy_metrics(self, estimates: Mapping[EntropyEstimator, EntropyEstimate], alpha: float) -> Values:
         values: Values = {"entropy/alpha": alpha}
-        for estimator in ("sampled", "exact"):
-            estimate = measure_entropy(completions, estimator)
-            if estimate is not None:
-                values[f"entropy/{estimator}/mean"] = estimate.mean
-                values[f"entropy/{estimator}/standard_error"] = estimate.standard_error
+        for estimator, estimate in estimates.items():
+            values[f"entropy/{estimator}/mean"] = estimate.mean
+            values[f"entropy/{estimator}/standard_error"] = estimate.standard_error
         controller = self._parts.controller
         if isinstance(controller, AdaptiveEntropyController):
             values |= {"entropy/c": controller.c, "entropy/target": controller.target}
