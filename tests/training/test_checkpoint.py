@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import resource
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from magicrl.training import checkpoint as module
 from magicrl.training.checkpoint import (
     Checkpoint,
     CheckpointError,
@@ -37,21 +41,39 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000004", "step-000005"]
 
 
-def test_a_kill_while_writing_leaves_the_last_good_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def room_for(size: int) -> Generator[None]:
+    """No file may grow beyond ``size`` bytes, as on a full disk (Python ignores the signal, so the write fails)."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.mark.parametrize("size", [0, 40, 130])
+def test_a_full_disk_leaves_the_last_good_one_and_gives_its_space_back(tmp_path: Path, size: int) -> None:
+    """130 bytes hold the tensors but not the state."""
     save_checkpoint(tmp_path, make(1), keep_last=2)
-
-    def full_disk(*_args: object, **_kwargs: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "save_file", full_disk)
-        with pytest.raises(OSError, match="No space left"):
-            save_checkpoint(tmp_path, make(2), keep_last=2)
+    with (
+        room_for(size),
+        pytest.raises(CheckpointError, match=r"step-000002 could not be written: .*last good one is step-000001"),
+    ):
+        save_checkpoint(tmp_path, make(2), keep_last=2)
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000001"]
     loaded = load_latest(tmp_path)
     assert loaded is not None
     assert loaded.step == 1
+
+
+def test_what_a_kill_left_is_removed_by_the_next_write(tmp_path: Path) -> None:
+    half = tmp_path / ".writing-step-000002"
+    half.mkdir()
+    (half / "tensors.safetensors").write_bytes(b"half")
+    assert load_latest(tmp_path) is None
     save_checkpoint(tmp_path, make(2), keep_last=2)
-    assert not list(tmp_path.glob(".writing*"))
+    assert [p.name for p in tmp_path.iterdir()] == ["step-000002"]
 
 
 @pytest.mark.parametrize("name", ["state.json", "tensors.safetensors"])
@@ -62,12 +84,40 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, name: str) -> None:
         load_latest(tmp_path)
 
 
-def test_another_schema_is_refused(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, make(1), keep_last=2)
-    path = folder / "state.json"
-    path.write_text(path.read_text().replace('"schema_version": 1', '"schema_version": 99'))
-    with pytest.raises(CheckpointError, match="schema 99"):
+def test_one_flipped_bit_is_found(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, make(1), keep_last=2) / "tensors.safetensors"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="does not have the checksum"):
         load_latest(tmp_path)
+
+
+def edit(folder: Path, **changes: object) -> None:
+    path = folder / "state.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def test_a_later_schema_is_refused(tmp_path: Path) -> None:
+    edit(save_checkpoint(tmp_path, make(1), keep_last=2), schema_version=99)
+    with pytest.raises(CheckpointError, match=r"schema 99, this magicrl reads 1, 2; resume it with the version"):
+        load_latest(tmp_path)
+
+
+def test_the_first_schema_is_still_read(tmp_path: Path) -> None:
+    path = save_checkpoint(tmp_path, make(1), keep_last=2) / "state.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({"schema_version": 1, "step": document["step"], "state": document["state"]}))
+    loaded = load_latest(tmp_path, owner="mine")
+    assert loaded is not None
+    assert loaded.state == make(1).state
+
+
+def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, replace(make(1), owner="theirs"), keep_last=2)
+    assert load_latest(tmp_path, owner="theirs") is not None
+    with pytest.raises(CheckpointError, match=r"another configuration \(hash theirs, this run's is mine\)"):
+        load_latest(tmp_path, owner="mine")
 
 
 def test_state_splits_and_joins() -> None:

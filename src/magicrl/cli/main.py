@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -140,9 +141,9 @@ def main() -> None:
     errors = Console(stderr=True, highlight=False)
     try:
         status = app(result_action="return_value")
-    except KeyboardInterrupt:
-        errors.print("interrupted; continue with --resume", markup=False)
-        sys.exit(130)
+    except KeyboardInterrupt as error:
+        errors.print("interrupted; what was done is kept, --resume continues a run", markup=False)
+        sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))
     except (ValueError, FloatingPointError, RuntimeError, OSError) as error:
         # Every expected failure is one of these and explains itself; a traceback would bury the sentence.
         if os.environ.get("MAGICRL_TRACEBACK"):

@@ -1,13 +1,16 @@
 """Checkpoints: the run's whole state, written atomically, without pickle.
 
 A checkpoint is a folder ``step-000040`` with ``tensors.safetensors`` (weights and moments by parameter
-name) and ``state.json`` (everything else). It is written under another name, flushed to disk and
-renamed, so that a folder of that name is always whole: a run killed while writing leaves the last
-good one untouched.
+name) and ``state.json`` (everything else, and the tensors' checksum). It is written under another name,
+flushed to disk and renamed, so that a folder of that name is always whole: a run killed while writing, or
+a disk that fills up, leaves the last good one untouched.
+
+Schema 1 had neither checksum nor owner; it is still read.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -22,8 +25,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+_READABLE = (1, 2)
 _NAME = re.compile(r"step-(\d{6,})")
+_UNFINISHED = ".writing-"
 
 
 class CheckpointError(ValueError):
@@ -38,12 +43,14 @@ class Checkpoint:
         step: training steps done.
         tensors: flat names to tensors.
         state: JSON-able state of everything that is not a tensor.
+        owner: identifies what may go on from it (a configuration hash); None in schema 1.
         folder: where it was read from, None when it was not.
     """
 
     step: int
     tensors: Mapping[str, Tensor]
     state: Mapping[str, Any]
+    owner: str | None = None
     folder: Path | None = None
 
 
@@ -51,37 +58,73 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, *, keep_last: int, keep:
     """Write ``root/step-NNNNNN`` atomically, then remove all but the last ``keep_last`` and those in ``keep``.
 
     Raises:
-        OSError: the disk is full or not writable; older checkpoints are untouched.
+        CheckpointError: the disk is full or not writable; older checkpoints are untouched.
     """
-    root.mkdir(parents=True, exist_ok=True)
-    for leftover in root.glob(".writing-*"):
-        shutil.rmtree(leftover, ignore_errors=True)
     folder = root / f"step-{checkpoint.step:06d}"
-    writing = root / f".writing-{folder.name}"
-    writing.mkdir()
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
-    save_file(tensors, writing / "tensors.safetensors")
-    document = {"schema_version": SCHEMA_VERSION, "step": checkpoint.step, "state": checkpoint.state}
-    (writing / "state.json").write_text(json.dumps(document, indent=1))
-    for path in (*writing.iterdir(), writing):
-        _flush(path)
-    if folder.exists():
-        # The same step written again after a resume: the two are identical, so either may stay.
-        shutil.rmtree(folder)
-    writing.rename(folder)
-    _flush(root)
-    _prune(root, keep_last, keep)
+    writing = root / f"{_UNFINISHED}{folder.name}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(root)
+        _write(writing, checkpoint)
+        if folder.exists():
+            shutil.rmtree(writing)  # the same step of the same run: the two are identical, and this one is whole
+        else:
+            writing.rename(folder)
+        _flush(root)
+        _prune(root, keep_last, keep)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(writing, ignore_errors=True)  # what it had written may be the very space that is missing
+        last = _folders(root)
+        remedy = f"the last good one is {last[-1].name}" if last else "there is none yet"
+        raise CheckpointError(
+            f"the checkpoint {folder} could not be written: {error}; {remedy}. "
+            "Make room (or mend the permissions) and continue with --resume"
+        ) from None
     return folder
 
 
-def load_latest(root: Path) -> Checkpoint | None:
+def _write(folder: Path, checkpoint: Checkpoint) -> None:
+    folder.mkdir()
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
+    save_file(tensors, folder / "tensors.safetensors")
+    document = {
+        "schema_version": SCHEMA_VERSION,
+        "step": checkpoint.step,
+        "owner": checkpoint.owner,
+        "tensors_sha256": _sha256(folder / "tensors.safetensors"),
+        "state": checkpoint.state,
+    }
+    (folder / "state.json").write_text(json.dumps(document, indent=1))
+    for path in (*folder.iterdir(), folder):
+        _flush(path)
+
+
+def remove_leftovers(root: Path) -> None:
+    """Delete what a killed run left half written or half deleted."""
+    for leftover in root.glob(f"{_UNFINISHED}*"):
+        shutil.rmtree(leftover, ignore_errors=True)
+
+
+def load_latest(root: Path, *, owner: str | None = None) -> Checkpoint | None:
     """The newest checkpoint of a run, None if it has none.
 
+    Args:
+        root: the folder of checkpoints.
+        owner: who asks; a checkpoint that says it belongs to another is refused.
+
     Raises:
-        CheckpointError: the newest one is damaged or of another schema.
+        CheckpointError: the newest one is damaged, of another schema, or another's.
     """
     folders = _folders(root)
-    return load_checkpoint(folders[-1]) if folders else None
+    if not folders:
+        return None
+    found = load_checkpoint(folders[-1])
+    if owner is not None and found.owner is not None and found.owner != owner:
+        raise CheckpointError(
+            f"{found.folder} was written by another configuration (hash {found.owner}, this run's is {owner}); "
+            "move that folder away, or start anew with another --output"
+        )
+    return found
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -89,14 +132,24 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     try:
         document = json.loads((folder / "state.json").read_text())
         found = document["schema_version"]
-        if found != SCHEMA_VERSION:
+        if found not in _READABLE:
             raise CheckpointError(
-                f"{folder} has checkpoint schema {found}, this magicrl reads {SCHEMA_VERSION}; "
+                f"{folder} has checkpoint schema {found}, this magicrl reads {', '.join(map(str, _READABLE))}; "
                 "resume it with the version that wrote it, or start anew with another --output"
             )
-        tensors = load_file(folder / "tensors.safetensors")
-        return Checkpoint(step=int(document["step"]), tensors=tensors, state=document["state"], folder=folder)
-    except (OSError, json.JSONDecodeError, KeyError, TypeError, SafetensorError) as error:
+        file = folder / "tensors.safetensors"
+        if found > 1 and document["tensors_sha256"] != _sha256(file):
+            raise OSError(f"{file.name} does not have the checksum it was written with")
+        return Checkpoint(
+            step=int(document["step"]),
+            tensors=load_file(file),
+            state=document["state"],
+            owner=document.get("owner"),
+            folder=folder,
+        )
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        if isinstance(error, CheckpointError):
+            raise
         raise CheckpointError(
             f"{folder} is damaged ({error}); delete that folder to resume from the checkpoint before it"
         ) from None
@@ -123,9 +176,14 @@ def _prune(root: Path, keep_last: int, keep: frozenset[int]) -> None:
     for folder in _folders(root)[:-keep_last]:
         if int(folder.name.removeprefix("step-")) not in keep:
             # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under its name.
-            doomed = root / f".writing-old-{folder.name}"
+            doomed = root / f"{_UNFINISHED}old-{folder.name}"
             folder.rename(doomed)
             shutil.rmtree(doomed)
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _flush(path: Path) -> None:

@@ -38,6 +38,7 @@ class RunFolder:
         self._metrics = path / "metrics.jsonl"
         self._events = path / "events.jsonl"
         self._run = path / "run.json"
+        self._owner = config_hash(config)
         self.resumed = self._run.exists()
         if self.resumed and not resume:
             raise ValueError(f"{path} already holds a run; add --resume to continue it, or choose another --output")
@@ -64,18 +65,25 @@ class RunFolder:
             "resume it with the same recipe and --set, or choose another --output"
         )
 
+    @property
+    def owner(self) -> str:
+        """What the run's checkpoints say they belong to."""
+        return self._owner
+
     def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume adds to its history."""
         environment = {**environment_facts(), "threads": facts.get("threads")}
         if self.resumed:
             document = json.loads(self._run.read_text())
             document["environments"].append(environment)
+            for ending in ("error", "ended"):
+                document.pop(ending, None)  # of the attempt before
         else:
             document = {
                 "schema_version": SCHEMA_VERSION,
                 "name": config.run.name,
                 "seed": config.run.seed,
-                "config_hash": config_hash(config),
+                "config_hash": self._owner,
                 "environments": [environment],
                 **facts,
             }
@@ -103,6 +111,20 @@ class RunFolder:
     def event(self, event: Mapping[str, object]) -> None:
         """Append a line to ``events.jsonl``."""
         _append(self._events, {"time": _now(), **event})
+
+    def has_event(self, kind: object, message: object) -> bool:
+        """Whether this was told before, by this process or by one that was killed after telling it."""
+        if not self._events.exists():
+            return False
+        rows = [json.loads(line) for line in self._events.read_text().splitlines()]
+        return any(row.get("kind") == kind and row.get("message") == message for row in rows)
+
+    def settle(self) -> None:
+        """Force what was appended to the disk: no checkpoint may be newer than the lines of its steps."""
+        for path in (self._metrics, self._events, self.timeline):
+            if path.exists():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())
 
     def metrics(self) -> list[StepMetrics]:
         """The steps recorded so far."""

@@ -6,6 +6,8 @@ run that was stopped anywhere goes on where its last checkpoint stands.
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,17 +23,29 @@ from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import Stateful
 from magicrl.rollout.recording import write_rollouts
 from magicrl.training.assemble import Built, build, entropy_controller, set_threads, start_model_folder
-from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
+from magicrl.training.checkpoint import (
+    Checkpoint,
+    CheckpointError,
+    join_state,
+    load_latest,
+    remove_leftovers,
+    save_checkpoint,
+    split_state,
+)
 from magicrl.training.difficulty import DifficultyFilter
 from magicrl.training.exam import Exam
 from magicrl.training.health import HealthMonitor
-from magicrl.training.loop import Parts, StepResult, Trainer
+from magicrl.training.interrupt import StopRequest
+from magicrl.training.locks import only_writer
+from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
 from magicrl.training.observer import RunObserver
 from magicrl.training.recorder import RunFolder
 from magicrl.training.stages import StageSchedule
 from magicrl.verifiers.base import verifier_spec
 from magicrl.verifiers.pool import VerifierPool
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,33 +70,56 @@ def train(config: TrainConfig, recipe_folder: Path, output: Path, observer: RunO
         ValueError: a setting, a file or the data is unusable.
         TrainingStopped: training cannot go on.
         FloatingPointError: a loss or gradient was not finite.
+        Interrupted: Ctrl-C or SIGTERM; a step in progress was finished and is in a checkpoint.
     """
-    folder = RunFolder(output, config, resume=resume)
+    with StopRequest().watching() as stop, only_writer(output, wait=False):
+        _train(config, recipe_folder, RunFolder(output, config, resume=resume), observer, stop)
+    return output
+
+
+def _train(
+    config: TrainConfig, recipe_folder: Path, folder: RunFolder, observer: RunObserver, stop: StopRequest
+) -> None:
     threads = set_threads(config)
-    start = start_model_folder(config.start, recipe_folder, output.parent / "models", observer.progress)
+    start = start_model_folder(config.start, recipe_folder, folder.path.parent / "models", observer.progress)
     with VerifierPool.from_config(config.verifier) as judge:
         built = build(config, recipe_folder, start)
         if any(verifier_spec(name).isolated for name in built.data.verifiers()):
             judge.warm_up()  # a broken installation is found now, not after the first rollout
         folder.start(config, {**built.facts(), "threads": threads})
         try:
-            Session(config, folder, observer, built, judge).run()
+            checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
+            remove_leftovers(folder.checkpoints)
+            folder.rewind(checkpoint.step if checkpoint else 0)
+            Session(config, folder, observer, built, judge, stop).run(checkpoint)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)
-            folder.finish("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
+            with contextlib.suppress(OSError):  # on a full disk the cause matters, not that this could not be noted
+                folder.finish("stopped" if stopped else "failed", error=f"{type(error).__name__}: {error}")
+            if isinstance(error, OSError) and error.errno in _NO_ROOM:
+                raise TrainingStopped(
+                    f"{folder.path} could not be written: {error}. Make room and continue with --resume; "
+                    "the last checkpoint is whole"
+                ) from error
             raise
         finally:
             built.engine.close()
-    return output
 
 
 class Session:
     """One run: the order in which its parts act, and its whole state."""
 
     def __init__(
-        self, config: TrainConfig, folder: RunFolder, observer: RunObserver, built: Built, judge: VerifierPool
+        self,
+        config: TrainConfig,
+        folder: RunFolder,
+        observer: RunObserver,
+        built: Built,
+        judge: VerifierPool,
+        stop: StopRequest,
     ) -> None:
         self._config = config
+        self._stop = stop
         self._folder = folder
         self._observer = observer
         self._judge = judge
@@ -115,10 +152,8 @@ class Session:
             observer.progress,
         )
 
-    def run(self) -> None:
-        """Test, train through every stage, test again, save the model."""
-        checkpoint = load_latest(self._folder.checkpoints)
-        self._folder.rewind(checkpoint.step if checkpoint else 0)
+    def run(self, checkpoint: Checkpoint | None) -> None:
+        """Test, train through every stage, test again, save the model; all of it from ``checkpoint`` on."""
         if checkpoint is not None:
             self._restore(checkpoint)
         self._warn_of_another_environment()
@@ -126,7 +161,8 @@ class Session:
         if self._steps_done == 0:
             self._announce_stage()
         while (stage := self._schedule.stage) is not None:
-            self._one_step(stage)
+            with self._stop.deferred():
+                self._one_step(stage)
         self._examine("after", start=False)
         self._learner.save_hf(self._folder.model)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -156,7 +192,7 @@ class Session:
                 self._announce_stage()
         due = self._steps_done % self._config.checkpoint.every == 0
         best = self._best is not None and self._best.step == self._steps_done and self._config.checkpoint.keep_best
-        if due or best or ended is not None:
+        if due or best or ended is not None or self._stop.asked:
             self._save()
 
     def _observe_progress(self, metrics: StepMetrics) -> None:
@@ -248,7 +284,6 @@ class Session:
         if settings is None:
             return self._data.train
         path = self._folder.path / "difficulty.json"
-        measured_before = path.exists()
         difficulty = DifficultyFilter(
             config=settings, max_tokens=self._config.stages[0].max_tokens, seed=self._config.run.seed, path=path
         )
@@ -259,22 +294,24 @@ class Session:
             self._encode,
             lambda i, n: self._observer.progress("difficulty filter", i, n),
         )
-        if not measured_before:
-            self._event(
-                "filter",
-                f"difficulty filter (N = {settings.samples}) kept {len(result.kept)} of {len(self._data.train)} "
-                f"problems: {result.all_wrong} never solved, {result.all_correct} always, "
-                f"{result.not_judged} not judged",
-                kept=len(result.kept),
-                all_wrong=result.all_wrong,
-                all_correct=result.all_correct,
-            )
+        self._event_once(
+            "filter",
+            f"difficulty filter (N = {settings.samples}) kept {len(result.kept)} of {len(self._data.train)} "
+            f"problems: {result.all_wrong} never solved, {result.all_correct} always, {result.not_judged} not judged",
+            kept=len(result.kept),
+            all_wrong=result.all_wrong,
+            all_correct=result.all_correct,
+        )
         kept = set(result.kept)
         return tuple(p for p in self._data.train if p.id in kept)
 
     def _examine(self, name: str, *, start: bool) -> None:
         """The test with the learner's present weights; skipped where its result is already there."""
-        missing = {k: v for k, v in self._data.test.items() if self._folder.read_evaluation(_file(name, k)) is None}
+        found = {label: self._folder.read_evaluation(_file(name, label)) for label in self._data.test}
+        for document in found.values():
+            if document is not None:
+                self._tell_result(name, document)
+        missing = {label: self._data.test[label] for label, document in found.items() if document is None}
         if not missing:
             return
         exam = Exam(
@@ -289,11 +326,13 @@ class Session:
                 name, self._engine, self._judge, self._encode, self._observer.progress, start=start
             ):
                 self._folder.write_evaluation(_file(name, document["set"]), document)
-                by_temperature = ", ".join(
-                    f"{scores['accuracy']['mean']:.3f} at {float(tau):g}"
-                    for tau, scores in document["temperatures"].items()
-                )
-                self._event("evaluation", f"test {name} training, set {document['set']}: accuracy {by_temperature}")
+                self._tell_result(name, document)
+
+    def _tell_result(self, name: str, document: Mapping[str, Any]) -> None:
+        by_temperature = ", ".join(
+            f"{scores['accuracy']['mean']:.3f} at {float(tau):g}" for tau, scores in document["temperatures"].items()
+        )
+        self._event_once("evaluation", f"test {name} training, set {document['set']}: accuracy {by_temperature}")
 
     def _save(self) -> None:
         learner_tensors, learner_rest = split_state("learner", self._learner.state())
@@ -312,14 +351,30 @@ class Session:
             "best": [self._best.step, self._best.accuracy] if self._best else None,
         }
         keep_best = self._best is not None and self._config.checkpoint.keep_best
+        self._folder.settle()
         save_checkpoint(
             self._folder.checkpoints,
-            Checkpoint(step=self._steps_done, tensors={**learner_tensors, **engine_tensors}, state=state),
+            Checkpoint(
+                step=self._steps_done,
+                tensors={**learner_tensors, **engine_tensors},
+                state=state,
+                owner=self._folder.owner,
+            ),
             keep_last=self._config.checkpoint.keep_last,
             keep=frozenset({self._best.step}) if keep_best and self._best else frozenset(),
         )
 
     def _restore(self, checkpoint: Checkpoint) -> None:
+        try:
+            self._restore_parts(checkpoint)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{checkpoint.folder} does not fit this run ({type(error).__name__}: {error}); it may come from "
+                "another model or another magicrl. Delete that folder to resume from the checkpoint before it"
+            ) from error
+        self._tell({"kind": "resume", "step": checkpoint.step, "message": f"resumed from {checkpoint.folder}"})
+
+    def _restore_parts(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
         self._learner.restore(join_state("learner", checkpoint.tensors, state["learner"]))
         self._engine.load_weights(self._learner.weights(), self._learner.version)
@@ -335,12 +390,11 @@ class Session:
         self._solved = int(state["solved"])
         best = state["best"]
         self._best = Best(step=int(best[0]), accuracy=float(best[1])) if best else None
-        self._tell({"kind": "resume", "step": checkpoint.step, "message": f"resumed from {checkpoint.folder}"})
 
     def _announce_stage(self) -> None:
         stage = self._schedule.stage
         assert stage is not None, "a stage begins"
-        self._event(
+        self._event_once(
             "stage_start",
             f"stage {self._schedule.index + 1}: T = {stage.max_tokens}, D_R = {stage.rollout_batch}, "
             f"D_T = {stage.mini_batch or stage.rollout_batch}, M = {stage.group_size}, at most {stage.max_steps} steps",
@@ -355,6 +409,11 @@ class Session:
     def _event(self, kind: str, message: str, **data: object) -> None:
         place: dict[str, object] = {"step": self._steps_done, "stage": self._schedule.index}
         self._tell({"kind": kind, "message": message, **place, **data})
+
+    def _event_once(self, kind: str, message: str, **data: object) -> None:
+        """For what a resumed run comes past again: a killed process may have told it already."""
+        if not self._folder.has_event(kind, message):
+            self._event(kind, message, **data)
 
     def _tell(self, event: Mapping[str, object]) -> None:
         self._folder.event(event)

@@ -34,6 +34,8 @@ from magicrl.models.tiny import make_tiny
 from magicrl.records import Problem, TrainSample
 from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
 from magicrl.training.learner import LocalLearner
+from magicrl.training.locks import only_writer
+from magicrl.training.recorder import write_atomically
 from magicrl.training.supervised import SupervisedStep, phase_schedule, supervised_sample, supervised_steps
 
 RECORD = "sft.json"
@@ -124,10 +126,22 @@ def run_sft(
         ValueError: the output holds another recipe's model or something else; an unknown family; a demonstration
             longer than the model's context; a missing start model.
     """
-    found = _finished(config, output)
-    if found is not None:
-        return found
     partial = output.with_name(f"{output.name}.partial")
+    found = _finished(config, output)
+    if found is None:
+        with only_writer(partial, wait=True):  # several runs may want the same start model: one makes it
+            found = _finished(config, output) or _make(config, output, partial, on_step, checkpoint_seconds)
+    shutil.rmtree(partial, ignore_errors=True)
+    return found
+
+
+def _make(
+    config: SftConfig,
+    output: Path,
+    partial: Path,
+    on_step: Callable[[SftProgress], None] | None,
+    checkpoint_seconds: float,
+) -> SftResult:
     _check_partial(config, partial)
     with _threads(config.run.threads):
         policy = _start_policy(config, output)
@@ -139,7 +153,6 @@ def run_sft(
     (model / "recipe.toml").write_text(to_toml(config), encoding="utf-8")
     (model / "README.md").write_text(_card(config, policy), encoding="utf-8")
     model.replace(output)
-    shutil.rmtree(partial)
     return _result(output, record, reused=False)
 
 
@@ -161,8 +174,7 @@ def _check_partial(config: SftConfig, partial: Path) -> None:
     if claim.is_file():
         _check_hash(config, partial, claim.read_text(encoding="utf-8").strip())
         return
-    partial.mkdir(parents=True, exist_ok=True)
-    claim.write_text(recipe_hash(config), encoding="utf-8")
+    write_atomically(claim, recipe_hash(config))
 
 
 def _check_hash(config: SftConfig, folder: Path, found: str) -> None:
