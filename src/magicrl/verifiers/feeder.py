@@ -187,7 +187,11 @@ class Feeder:
     def _ready_worker(self) -> WorkerProcess:
         if self._worker is None or not self._worker.usable:
             self._drop_worker()
-            self._worker = WorkerProcess(self._settings)
+            try:
+                self._worker = WorkerProcess(self._settings)
+            except WorkerStartError:
+                # somebody may have killed it while it warmed up; a broken installation fails again
+                self._worker = WorkerProcess(self._settings)
         return self._worker
 
     def _drop_worker(self) -> None:
