@@ -1,0 +1,136 @@
+"""A run that is asked to stop, that finds no room, or that is not alone: what is kept, and what it says."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from magicrl.config.loader import load_train_recipe
+from magicrl.records import StepMetrics
+from magicrl.training.checkpoint import CheckpointError
+from magicrl.training.interrupt import Interrupted
+from magicrl.training.locks import only_writer
+from magicrl.training.loop import TrainingStopped
+from magicrl.training.observer import NullObserver
+from magicrl.training.session import train
+
+SHORT = ("checkpoint.every=100", "stages.0.max_steps=2", "stages.1.max_steps=2")
+
+
+class Signals(NullObserver):
+    """Sends this process ``signals`` when step 2 has begun to generate, one for each call."""
+
+    def __init__(self, *signals: signal.Signals) -> None:
+        self._signals = list(signals)
+        self._steps = 0
+
+    def step(self, metrics: StepMetrics) -> None:
+        self._steps += 1
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        if phase == "rollout" and self._steps == 1 and self._signals:
+            os.kill(os.getpid(), self._signals.pop(0))
+
+
+def run(recipe: Path, output: Path, observer: NullObserver, *overrides: str, resume: bool = False) -> None:
+    train(load_train_recipe(recipe, overrides), recipe.parent, output, observer, resume=resume)
+
+
+def status(output: Path) -> dict[str, Any]:
+    return json.loads((output / "run.json").read_text())
+
+
+def steps_of(output: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in (output / "metrics.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_first_signal_finishes_the_step_and_nothing_is_lost(
+    toy_recipe: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    run(toy_recipe, tmp_path / "whole", NullObserver(), *SHORT)
+    output = tmp_path / "stopped"
+    before = signal.getsignal(number)
+    with pytest.raises(Interrupted, match=f"stopped by {number.name}") as stopped:
+        run(toy_recipe, output, Signals(number), *SHORT)
+    assert stopped.value.signal_number == number
+    assert signal.getsignal(number) == before
+    assert steps_of(output) == [1, 2], "the step that the signal met is recorded"
+    assert [p.name for p in (output / "checkpoints").iterdir()] == ["step-000002"], "and in a checkpoint"
+    assert status(output)["status"] == "stopped"
+    run(toy_recipe, output, NullObserver(), *SHORT, resume=True)
+    assert "error" not in status(output)
+    whole, again = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "whole", output))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_a_second_signal_stops_at_once(toy_recipe: Path, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        run(toy_recipe, tmp_path / "run", Signals(signal.SIGINT, signal.SIGINT), *SHORT)
+    assert steps_of(tmp_path / "run") == [1]
+    assert status(tmp_path / "run")["status"] == "stopped"
+
+
+@contextmanager
+def room_for(size: int) -> Generator[None]:
+    """No file may grow beyond ``size`` bytes: as a full disk, but without needing the right to mount one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_up_stops_the_run_and_leaves_the_last_checkpoint(toy_recipe: Path, tmp_path: Path) -> None:
+    options = ("checkpoint.every=2", "logging.rollouts_every=0")
+    run(toy_recipe, tmp_path / "whole", NullObserver(), *options)
+    checkpoint = next((tmp_path / "whole" / "checkpoints").glob("*/tensors.safetensors")).stat().st_size
+    output = tmp_path / "full"
+    with room_for(checkpoint - 1), pytest.raises(CheckpointError, match="could not be written: .*there is none yet"):
+        run(toy_recipe, output, NullObserver(), *options)
+    assert status(output)["status"] == "failed"
+
+    class Full(NullObserver):
+        def step(self, metrics: StepMetrics) -> None:
+            if metrics.step == 3:  # from here on not one byte more
+                resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+    with room_for(1 << 30), pytest.raises(TrainingStopped, match=r"could not be written: .*Make room and continue"):
+        run(toy_recipe, output, Full(), *options, resume=True)
+    assert [p.name for p in (output / "checkpoints").iterdir()] == ["step-000002"]
+    run(toy_recipe, output, NullObserver(), *options, resume=True)
+    whole, again = (load_file(folder / "model" / "model.safetensors") for folder in (tmp_path / "whole", output))
+    assert all(torch.equal(whole[name], again[name]) for name in whole)
+
+
+def test_two_processes_do_not_write_one_run(toy_recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    with (
+        only_writer(output, wait=False),
+        pytest.raises(ValueError, match=rf"being written by another process \(pid {os.getpid()}\)"),
+    ):
+        run(toy_recipe, output, NullObserver(), *SHORT)
+    run(toy_recipe, output, NullObserver(), *SHORT)
+
+
+def test_a_checkpoint_that_lacks_a_part_is_refused(toy_recipe: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        run(toy_recipe, output, Signals(signal.SIGINT), *SHORT)
+    state = next((output / "checkpoints").glob("*/state.json"))
+    document = json.loads(state.read_text())
+    del document["state"]["sampler"]
+    state.write_text(json.dumps(document))
+    with pytest.raises(CheckpointError, match=r"step-000002 does not fit this run \(KeyError: 'sampler'\)"):
+        run(toy_recipe, output, NullObserver(), *SHORT, resume=True)
