@@ -12,6 +12,8 @@ from magicrl.cli.live import LiveDisplay
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.reporting.report import write_report
 from magicrl.reporting.summary import print_summary
+from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+from magicrl.training.observer import Observers
 
 
 def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *, resume: bool) -> int:
@@ -24,12 +26,16 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
             f"{config.run.name}: about {config.run.expected_minutes:g} minutes on two CPU cores; "
             f"everything is kept in {folder}"
         )
+    trackers = make_trackers(config.logging.trackers)
     # torch takes seconds to import: not before the recipe is known to be right
     from magicrl.training.session import train
 
     steps = [stage.max_steps for stage in config.stages]
-    with LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display:
-        train(config, recipe.parent, folder, display, resume=resume)
+    with (
+        LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
+        TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
+    ):
+        train(config, recipe.parent, folder, Observers(display, mirror), resume=resume)
     page = write_report(folder)
     print_summary(folder, console)
     console.print(f"report: {page}")

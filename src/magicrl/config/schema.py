@@ -336,6 +336,10 @@ class LoggingConfig(Section):
     """Steps between recorded rollouts (parquet); 0: none."""
     samples: int = Field(default=6, ge=0)
     """Test problems whose responses are shown before and after."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where the metrics are copied to, beside ``metrics.jsonl``; each is an extra of the same name."""
+    project: str = Field(default="magicrl", min_length=1)
+    """Groups runs in W&B and trackio."""
 
 
 class TrainConfig(Section):

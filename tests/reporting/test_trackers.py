@@ -1,0 +1,315 @@
+"""Trackers hold what the run folder holds: read back from what TensorBoard, W&B and trackio wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import struct
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.records import StepMetrics
+from magicrl.reporting.trackers.base import NOTHING, TrackedRun, flatten
+from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+from magicrl.training.observer import RunObserver
+
+KEY = "0123456789abcdef0123456789abcdef01234567"
+NAMES = ("tensorboard", "wandb", "trackio")
+Curves = dict[str, list[tuple[int, Any]]]
+
+# What `train` does to a run folder and its observer, without the training: starts, rewinds to a checkpoint,
+# then a stage mark, steps and tests. Killed by SIGKILL after step `kill`.
+DRIVER = """
+import json, os, signal, sys
+from pathlib import Path
+from magicrl.records import StepMetrics
+from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+
+folder, names, checkpoint, last, kill = Path(sys.argv[1]), json.loads(sys.argv[2]), *map(int, sys.argv[3:])
+trackers = make_trackers(names)
+
+def append(name, row):
+    with (folder / name).open("a") as file:
+        file.write(json.dumps(row) + "\\n")
+
+def event(kind, step, message):
+    append("events.jsonl", {"kind": kind, "step": step, "message": message})
+    mirror.event({"kind": kind, "step": step, "message": message})
+
+for name in ("metrics.jsonl", "events.jsonl"):
+    path = folder / name
+    lines = path.read_text().splitlines() if path.exists() else []
+    path.write_text("".join(line + "\\n" for line in lines if json.loads(line)["step"] <= checkpoint))
+
+def examine(name):
+    if not (folder / "evaluations" / f"{name}.json").exists():
+        (folder / f"{name}.json").rename(folder / "evaluations" / f"{name}.json")
+        event("evaluation", checkpoint, f"test {name}")
+
+with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
+    if checkpoint:
+        event("resume", checkpoint, "resumed")
+    examine("before")
+    if not checkpoint:
+        event("stage_start", 0, "stage 1")
+    for step in range(checkpoint + 1, last + 1):
+        values = {"train/accuracy/mean": step / 100, "stage/max_tokens": 64, "learner/clip_ratio": None}
+        append("metrics.jsonl", {"step": step, "stage": 0, "values": values})
+        mirror.step(StepMetrics(step=step, stage=0, values=values))
+        if step == kill:
+            if "trackio" in names:
+                __import__("time").sleep(2)  # its thread writes every half second
+            os.kill(os.getpid(), signal.SIGKILL)
+    checkpoint = last
+    examine("after")
+"""
+
+
+@pytest.fixture(autouse=True)
+def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B and trackio write below the test's folder, and nothing may be sent."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_API_KEY", KEY)
+    for name in ("WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_ID", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture
+def young_run(make_run: Callable[[str], Path]) -> Path:
+    """The recorded run before its first step, its tests still to come."""
+    folder = make_run("run")
+    (folder / "metrics.jsonl").unlink()
+    (folder / "events.jsonl").unlink()
+    for name in ("before", "after"):
+        (folder / "evaluations" / f"{name}.json").rename(folder / f"{name}.json")
+    return folder
+
+
+def drive(folder: Path, names: tuple[str, ...], *, checkpoint: int, last: int, kill: int = 0) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", DRIVER, str(folder), json.dumps(names), str(checkpoint), str(last), str(kill)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == (-signal.SIGKILL if kill else 0), done.stderr
+    assert done.stdout == "", "a tracker printed into the display, or failed"
+
+
+def read_tensorboard(folder: Path) -> Curves:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"scalars": 0, "tensors": 0}).Reload()
+    curves: Curves = {tag: [(e.step, e.value) for e in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+    for tag in events.Tags()["tensors"]:
+        curves[tag] = [(e.step, v.decode()) for e in events.Tensors(tag) for v in e.tensor_proto.string_val]
+    return curves
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """The records of an offline file: a LevelDB log of protocol buffers behind a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    data, place, parts = path.read_bytes(), 7, b""
+    while place + 7 <= len(data):
+        left = 32768 - place % 32768
+        if left < 7:
+            place += left
+            continue
+        _, length, kind = struct.unpack("<IHB", data[place : place + 7])
+        if kind == 0 and length == 0:
+            return
+        parts += data[place + 7 : place + 7 + length]
+        place += 7 + length
+        if kind in (1, 4):  # whole, or the last part
+            yield wandb_internal_pb2.Record.FromString(parts)
+            parts = b""
+
+
+def read_wandb(folder: Path) -> Curves:
+    """The newest offline file, which is the one that a sync ends with."""
+    newest = sorted((folder / "wandb").glob("offline-run-*/run-*.wandb"))[-1]
+    curves: Curves = {}
+    for record in wandb_records(newest):
+        if record.HasField("history"):
+            row = {i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in record.history.item}
+            for key, value in row.items():
+                if not key.startswith("_"):
+                    curves.setdefault(key, []).append((row["_step"], value))
+        for item in record.summary.update:
+            key = item.key or "/".join(item.nested_key)
+            if key.startswith("test_"):
+                curves.setdefault(key, []).append((0, json.loads(item.value_json)))
+    return curves
+
+
+def read_trackio(folder: Path) -> Curves:
+    del folder  # its database is elsewhere
+    document = subprocess.run(
+        [
+            sys.executable,
+            *("-m", "trackio.cli", "query", "project", "--project", "tests", "--json"),
+            *("--sql", "SELECT step, metrics FROM metrics ORDER BY step"),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    curves: Curves = {}
+    for row in json.loads(document)["rows"]:
+        metrics = row["metrics"] if isinstance(row["metrics"], dict) else json.loads(row["metrics"])
+        for key, value in metrics.items():
+            curves.setdefault(key, []).append((row["step"], value))
+    return curves
+
+
+READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "trackio": read_trackio}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_killed_and_resumed_run_has_every_point_once(name: str, young_run: Path) -> None:
+    drive(young_run, (name,), checkpoint=0, last=9, kill=7)
+    drive(young_run, (name,), checkpoint=4, last=9)  # steps 5 to 7 are recorded a second time
+    curves = READERS[name](young_run)
+    assert [step for step, _ in curves["train/accuracy/mean"]] == list(range(1, 10))
+    assert [value for _, value in curves["train/accuracy/mean"]] == pytest.approx([s / 100 for s in range(1, 10)])
+    assert curves["events/stage_start"] == [(0, "stage 1")]
+    assert "learner/clip_ratio" not in curves
+    assert [value for _, value in curves["test_after/test_t0.6/mean"]] == pytest.approx([0.94])
+    assert [value for _, value in curves["test_before/test_pass16/low"]] == pytest.approx([0.87])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_tracker_chosen_after_a_kill_gets_the_whole_history(name: str, young_run: Path) -> None:
+    drive(young_run, (), checkpoint=0, last=6, kill=5)
+    drive(young_run, (name,), checkpoint=4, last=6)
+    assert [step for step, _ in READERS[name](young_run)["train/accuracy/mean"]] == list(range(1, 7))
+
+
+def test_tensorboard_gets_the_configuration_and_every_steps_curves_in_one_run(young_run: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.plugins.hparams import metadata
+
+    drive(young_run, ("tensorboard",), checkpoint=0, last=2)
+    events = EventAccumulator(str(young_run / "tensorboard")).Reload()
+    content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
+    started = metadata.parse_session_start_info_plugin_data(content)
+    assert started.hparams["stages.1.mini_batch"].number_value == 4
+    assert started.hparams["run.name"].string_value == "small"
+
+
+def test_wandb_gets_the_configuration_and_keeps_its_name_over_processes(young_run: Path) -> None:
+    drive(young_run, ("wandb",), checkpoint=0, last=3, kill=3)
+    drive(young_run, ("wandb",), checkpoint=2, last=3)
+    files = sorted((young_run / "wandb").glob("offline-run-*/run-*.wandb"))
+    identity = json.loads((young_run / "trackers.json").read_text())["id"]
+    assert [file.stem for file in files] == [f"run-{identity}"] * 2
+    runs = [record.run for record in wandb_records(files[-1]) if record.HasField("run")]
+    config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
+    assert {run.run_id for run in runs} == {identity}
+    assert runs[0].project == "tests"
+    assert config["run"] == {"name": "small"}
+
+
+def test_no_key_is_written_anywhere(young_run: Path, tmp_path: Path) -> None:
+    drive(young_run, NAMES, checkpoint=0, last=3)
+    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert any(path.suffix == ".wandb" for path in written)
+    assert [path for path in written if KEY.encode() in path.read_bytes()] == []
+
+
+class Breaking:
+    """A tracker whose disk or network fails at one step, with the key in its complaint."""
+
+    name = "breaking"
+
+    def __init__(self, at: int) -> None:
+        self.at = at
+        self.seen: list[int] = []
+
+    def open(self, run: TrackedRun) -> int:
+        if self.at == 0:
+            raise ConnectionError(f"401 for {os.environ['WANDB_API_KEY']}")
+        return NOTHING
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        if step == self.at:
+            raise OSError(28, "No space left on device")
+        self.seen.append(step)
+
+    def event(self, step: int, kind: str, message: str) -> None: ...
+
+    def results(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def close(self, status: str) -> None:
+        raise AssertionError("a tracker that ended is not closed")
+
+
+@pytest.mark.parametrize(("at", "seen"), [(0, []), (3, [1, 2])])
+def test_a_tracker_that_fails_is_told_of_once_and_harms_nobody(at: int, seen: list[int], young_run: Path) -> None:
+    told: list[Mapping[str, object]] = []
+    broken, whole = Breaking(at), make_trackers(["tensorboard"])
+    with TrackerMirror(young_run, [broken, *whole], project="tests", report=told.append) as mirror:
+        assert isinstance(mirror, RunObserver)
+        for step in range(1, 6):
+            row = {"step": step, "stage": 0, "values": {"train/accuracy/mean": 0.5}}
+            with (young_run / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps(row) + "\n")
+            mirror.step(StepMetrics(step=step, stage=0, values={"train/accuracy/mean": 0.5}))
+    assert broken.seen == seen
+    assert [event["kind"] for event in told] == ["warning"]
+    assert "tracker breaking ended" in str(told[0]["message"])
+    recorded = (young_run / "events.jsonl").read_text()
+    assert [json.loads(line)["message"] for line in recorded.splitlines()] == [told[0]["message"]]
+    assert KEY not in recorded
+    assert Counter(step for step, _ in read_tensorboard(young_run)["train/accuracy/mean"]) == Counter(range(1, 6))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_missing_extra_is_named_before_anything_is_trained(name: str, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(
+        '[start]\nmodel = "none"\n[[data.train]]\npath = "none.jsonl"\n[[stages]]\nmax_tokens = 8\n'
+        f'rollout_batch = 1\ngroup_size = 2\nmax_steps = 1\n[logging]\ntrackers = ["{name}"]\n'
+    )
+    blocked = f"import sys; sys.modules['{name}'] = None; from magicrl.cli.main import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", blocked, "train", str(recipe), "--output", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    assert f"logging.trackers names {name}, which is not installed" in done.stderr
+    assert f"pip install 'magicrl[{name}]'" in done.stderr
+    assert not (tmp_path / "run").exists()
+
+
+def test_wandb_without_a_key_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
+    code = "from magicrl.reporting.trackers.mirror import make_trackers; make_trackers(['wandb'])"
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("WANDB_MODE", "online")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL
+    )
+    assert "ValueError: logging.trackers names wandb, and W&B has no API key" in done.stderr
+    assert "WANDB_MODE=offline" in done.stderr
+
+
+def test_a_configuration_becomes_dotted_keys() -> None:
+    tree = {"run": {"seed": 1}, "stages": [{"max_tokens": 8}, {"max_tokens": 16}], "evaluation": {"pass_at": [1, 2]}}
+    assert flatten(tree) == {
+        "run.seed": 1,
+        "stages.0.max_tokens": 8,
+        "stages.1.max_tokens": 16,
+        "evaluation.pass_at": "[1, 2]",
+    }
