@@ -97,7 +97,7 @@ def test_a_disk_that_fills_up_stops_the_run_and_leaves_the_last_checkpoint(toy_r
     run(toy_recipe, tmp_path / "whole", NullObserver(), *options)
     checkpoint = next((tmp_path / "whole" / "checkpoints").glob("*/tensors.safetensors")).stat().st_size
     output = tmp_path / "full"
-    with room_for(checkpoint - 1), pytest.raises(CheckpointError, match="could not be written: .*there is none yet"):
+    with room_for(checkpoint - 1), pytest.raises(CheckpointError, match=r"could not be written: .*there is none yet"):
         run(toy_recipe, output, NullObserver(), *options)
     assert status(output)["status"] == "failed"
 

@@ -143,7 +143,7 @@ def test_a_run_is_not_overwritten_and_not_resumed_with_another_recipe(toy_recipe
     with pytest.raises(ValueError, match="already holds a run; add --resume"):
         run(toy_recipe, output)
     with pytest.raises(
-        ValueError, match=r"(?s)another configuration:.*was: learning_rate = 0\.001.*now: learning_rate = 0\.01"
+        ValueError, match=r"another configuration:\n  optimizer\.learning_rate: was 0\.001, is now 0\.01\nresume"
     ):
         run(
             toy_recipe,

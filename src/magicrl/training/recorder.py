@@ -8,13 +8,14 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Mapping
+import tomllib
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from magicrl.config.loader import config_hash, to_toml
-from magicrl.config.schema import TrainConfig
+from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.records import StepMetrics
 
 SCHEMA_VERSION = 1
@@ -23,6 +24,10 @@ _PACKAGES = ("magicrl", "torch", "transformers", "numpy", "safetensors", "tokeni
 
 class RunFolder:
     """The files of one run.
+
+    Attributes:
+        resumed: the folder held a run already.
+        owner: what the run's checkpoints say they belong to: the hash of the configuration it was begun with.
 
     Raises:
         ValueError: the folder cannot be written, or holds another run and ``resume`` was not asked for.
@@ -38,7 +43,6 @@ class RunFolder:
         self._metrics = path / "metrics.jsonl"
         self._events = path / "events.jsonl"
         self._run = path / "run.json"
-        self._owner = config_hash(config)
         self.resumed = self._run.exists()
         if self.resumed and not resume:
             raise ValueError(f"{path} already holds a run; add --resume to continue it, or choose another --output")
@@ -47,34 +51,46 @@ class RunFolder:
                 folder.mkdir(parents=True, exist_ok=True)
             if self.resumed:
                 self._check_same_recipe(config)
-            else:
-                write_atomically(path / "config.toml", to_toml(config))
+            write_atomically(path / "config.toml", to_toml(config))
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
 
-    def _check_same_recipe(self, config: TrainConfig) -> None:
-        written = (self.path / "config.toml").read_text()
-        wanted = to_toml(config)
-        if written == wanted:
-            return
-        old, new = written.splitlines(), wanted.splitlines()
-        changed = [f"  was: {line}" for line in old if line not in new]
-        changed += [f"  now: {line}" for line in new if line not in old]
-        raise ValueError(
-            f"{self.path} was started with another configuration:\n" + "\n".join(changed) + "\n"
-            "resume it with the same recipe and --set, or choose another --output"
-        )
+        self.owner = str(self._facts()["config_hash"]) if self.resumed else config_hash(config)
 
-    @property
-    def owner(self) -> str:
-        """What the run's checkpoints say they belong to."""
-        return self._owner
+    def _check_same_recipe(self, config: TrainConfig) -> None:
+        """Settings that decide results must be as they were; a setting this version added has its default there."""
+        try:
+            written = TrainConfig.model_validate(tomllib.loads((self.path / "config.toml").read_text()))
+        except (ValueError, FileNotFoundError) as error:
+            raise ValueError(
+                f"{self.path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"
+                "resume the run with the version that began it, or choose another --output"
+            ) from None
+        old, new = _flat(_deciding(written)), _flat(_deciding(config))
+        changed = [
+            f"  {key}: was {old.get(key, 'not set')}, is now {new.get(key, 'not set')}"
+            for key in sorted({*old, *new})
+            if old.get(key) != new.get(key)
+        ]
+        if changed:
+            raise ValueError(
+                f"{self.path} was started with another configuration:\n" + "\n".join(changed) + "\n"
+                "resume it with the same recipe and --set, or choose another --output"
+            )
+
+    def _facts(self) -> dict[str, Any]:
+        try:
+            return json.loads(self._run.read_text())
+        except ValueError as error:
+            raise ValueError(
+                f"{self._run} is damaged ({error}); put it back from a copy, or start anew with another --output"
+            ) from None
 
     def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume adds to its history."""
         environment = {**environment_facts(), "threads": facts.get("threads")}
         if self.resumed:
-            document = json.loads(self._run.read_text())
+            document = self._facts()
             document["environments"].append(environment)
             for ending in ("error", "ended"):
                 document.pop(ending, None)  # of the attempt before
@@ -83,7 +99,7 @@ class RunFolder:
                 "schema_version": SCHEMA_VERSION,
                 "name": config.run.name,
                 "seed": config.run.seed,
-                "config_hash": self._owner,
+                "config_hash": self.owner,
                 "environments": [environment],
                 **facts,
             }
@@ -92,14 +108,14 @@ class RunFolder:
 
     def environment_changes(self) -> list[str]:
         """What differs between the first and the present environment; only without any is a resume bit-identical."""
-        environments = json.loads(self._run.read_text())["environments"]
+        environments = self._facts()["environments"]
         first, last = environments[0], environments[-1]
         keys = ("versions", "machine", "python", "threads")
         return [f"{key}: was {first.get(key)}, is {last.get(key)}" for key in keys if first.get(key) != last.get(key)]
 
     def finish(self, status: str, **facts: Any) -> None:
         """Mark the run as ``finished``, ``stopped`` or ``failed``."""
-        document = json.loads(self._run.read_text())
+        document = self._facts()
         document |= {"status": status, "ended": _now(), **facts}
         write_atomically(self._run, json.dumps(document, indent=1))
 
@@ -133,12 +149,18 @@ class RunFolder:
         rows = [json.loads(line) for line in self._metrics.read_text().splitlines()]
         return [StepMetrics(step=r["step"], stage=r["stage"], values=r["values"]) for r in rows]
 
-    def rewind(self, step: int) -> None:
-        """Drop what was recorded after ``step``, since a resumed run records it again."""
+    def rewind(self, step: int) -> list[int]:
+        """Drop what was recorded after ``step``, since a resumed run records it again.
+
+        Returns:
+            Steps up to ``step`` whose metrics are not there: the file was damaged from outside.
+        """
         for path in (self._metrics, self._events, self.timeline):
             if path.exists():
                 kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
                 write_atomically(path, "".join(line + "\n" for line in kept))
+        recorded = {metrics.step for metrics in self.metrics()}
+        return [number for number in range(1, step + 1) if number not in recorded]
 
     def write_evaluation(self, name: str, document: Mapping[str, Any]) -> None:
         write_atomically(self.evaluations / f"{name}.json", json.dumps(document, indent=1))
@@ -183,6 +205,28 @@ def write_atomically(path: Path, text: str) -> None:
 def _append(path: Path, row: Mapping[str, object]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def _deciding(config: TrainConfig) -> TrainConfig:
+    """The configuration without what may change from one attempt to the next: nothing of it decides a result."""
+    run = config.run.model_copy(update={"output": None, "expected_minutes": None})
+    return config.model_copy(update={"run": run, "logging": LoggingConfig(), "checkpoint": CheckpointConfig()})
+
+
+def _flat(config: TrainConfig) -> dict[str, object]:
+    """Dotted keys to values."""
+
+    def walk(prefix: str, value: object) -> Iterator[tuple[str, object]]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from walk(f"{prefix}.{key}", inner)
+        elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
+            for index, inner in enumerate(value):
+                yield from walk(f"{prefix}.{index}", inner)
+        else:
+            yield prefix.removeprefix("."), value
+
+    return dict(walk("", config.model_dump(mode="json")))
 
 
 def _step_of(line: str) -> int:

@@ -90,8 +90,11 @@ def _train(
         try:
             checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
             remove_leftovers(folder.checkpoints)
-            folder.rewind(checkpoint.step if checkpoint else 0)
-            Session(config, folder, observer, built, judge, stop).run(checkpoint)
+            lost = folder.rewind(checkpoint.step if checkpoint else 0)
+            session = Session(config, folder, observer, built, judge, stop)
+            if lost:
+                session.warn(f"metrics.jsonl lacks {len(lost)} steps, e.g. {lost[0]}; training is not affected")
+            session.run(checkpoint)
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)
             with contextlib.suppress(OSError):  # on a full disk the cause matters, not that this could not be noted
@@ -404,7 +407,11 @@ class Session:
     def _warn_of_another_environment(self) -> None:
         changes = self._folder.environment_changes()
         if changes:
-            self._event("warning", "resumed in another environment, not bit-identical: " + "; ".join(changes))
+            self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
+
+    def warn(self, message: str) -> None:
+        """Tell something that is not as it should be but does not stop the run."""
+        self._event("warning", message)
 
     def _event(self, kind: str, message: str, **data: object) -> None:
         place: dict[str, object] = {"step": self._steps_done, "stage": self._schedule.index}
