@@ -10,14 +10,12 @@ import contextlib
 import errno
 import resource
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
-from magicrl.evaluation.sampling import evaluation_seed, sample_problems, score
 from magicrl.records import Problem, StepMetrics
 from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import Stateful
@@ -42,18 +40,11 @@ from magicrl.training.memory import release_free_memory
 from magicrl.training.observer import RunObserver
 from magicrl.training.recorder import RunFolder
 from magicrl.training.stages import StageSchedule
+from magicrl.training.validation import Validation
 from magicrl.verifiers.base import verifier_spec
 from magicrl.verifiers.pool import VerifierPool
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Best:
-    """The best validated step so far."""
-
-    step: int
-    accuracy: float
 
 
 def train(config: TrainConfig, recipe_folder: Path, output: Path, observer: RunObserver, *, resume: bool) -> Path:
@@ -135,9 +126,15 @@ class Session:
         self._monitor = HealthMonitor()
         self._visits = VisitRecord()
         self._solved = 0
-        self._best: Best | None = None
         self._steps_done = 0
         self._test_tokens = config.evaluation.max_tokens or config.stages[-1].max_tokens
+        self._validation = Validation(
+            config.evaluation,
+            built.data.validation,
+            max_tokens=self._test_tokens,
+            seed=config.run.seed,
+            progress=lambda i, n: observer.progress("validation", i, n),
+        )
         self._engine.load_weights(self._learner.weights(), self._learner.version)
         self._kept = self._filtered_training_set()
         self._sampler = PromptSampler(self._kept, seed=config.run.seed)
@@ -178,7 +175,8 @@ class Session:
         self._steps_done = self._trainer.steps_done
         for group in result.groups:
             self._visits.observe(group)
-        values = {**result.metrics.values, **self._unfiltered(result.metrics), **self._validate(result.metrics.step)}
+        validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
+        values = {**result.metrics.values, **self._unfiltered(result.metrics), **validated}
         metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
         self._record(metrics, result)
         self._trainer.check(metrics)
@@ -194,8 +192,7 @@ class Session:
                 self._filter_solved()
                 self._announce_stage()
         due = self._steps_done % self._config.checkpoint.every == 0
-        best = self._best is not None and self._best.step == self._steps_done and self._config.checkpoint.keep_best
-        if due or best or ended is not None or self._stop.asked:
+        if due or self._steps_done in self._best_kept() or ended is not None or self._stop.asked:
             self._save()
 
     def _observe_progress(self, metrics: StepMetrics) -> None:
@@ -207,7 +204,7 @@ class Session:
         if isinstance(measured, float):
             error = values.get("validation/accuracy/standard_error")
             self._schedule.observe_accuracy(measured, error if isinstance(error, float) else None)
-        elif not self._validates():
+        elif not self._validation.active:
             accuracy = values.get("train/accuracy_unfiltered/mean")
             error = values.get("train/accuracy/standard_error")
             if isinstance(accuracy, float):
@@ -230,39 +227,6 @@ class Session:
             return {}
         left = len(self._sampler.remaining)
         return {"train/accuracy_unfiltered/mean": accuracy_over_all(accuracy, left, removed_correct=self._solved)}
-
-    def _validates(self) -> bool:
-        return bool(self._config.evaluation.every and self._data.validation)
-
-    def _validate(self, step: int) -> dict[str, float]:
-        """Accuracy on the validation set with the weights after this step; {} where none is due."""
-        if not self._validates() or step % self._config.evaluation.every:
-            return {}
-        evaluation = self._config.evaluation
-        stage = self._schedule.stage
-        assert stage is not None, "validated inside a stage"
-        with newest_weights(self._engine):
-            groups = sample_problems(
-                self._engine,
-                self._judge,
-                self._data.validation,
-                self._encode,
-                samples=1 if evaluation.validation_temperature == 0 else evaluation.validation_samples,
-                temperature=evaluation.validation_temperature,
-                max_tokens=self._test_tokens,
-                seed=evaluation_seed(self._config.run.seed, f"validation/{step}"),
-                progress=lambda i, n: self._observer.progress("validation", i, n),
-            )
-        result = score(groups)
-        if self._best is None or result.accuracy.mean > self._best.accuracy:
-            self._best = Best(step=step, accuracy=result.accuracy.mean)
-        values = {
-            "validation/accuracy/mean": result.accuracy.mean,
-            "validation/accuracy/standard_error": result.accuracy.standard_error,
-            "validation/length/mean": result.length_mean,
-            "validation/truncation/ratio": result.truncation,
-        }
-        return values if result.entropy is None else {**values, "validation/entropy/mean": result.entropy}
 
     def _filter_solved(self) -> None:
         """The online filter at a stage change."""
@@ -351,9 +315,8 @@ class Session:
             "visits": self._visits.state(),
             "health": self._monitor.state(),
             "solved": self._solved,
-            "best": [self._best.step, self._best.accuracy] if self._best else None,
+            "best": self._validation.state(),
         }
-        keep_best = self._best is not None and self._config.checkpoint.keep_best
         self._folder.settle()
         save_checkpoint(
             self._folder.checkpoints,
@@ -364,8 +327,13 @@ class Session:
                 owner=self._folder.owner,
             ),
             keep_last=self._config.checkpoint.keep_last,
-            keep=frozenset({self._best.step}) if keep_best and self._best else frozenset(),
+            keep=self._best_kept(),
         )
+
+    def _best_kept(self) -> frozenset[int]:
+        """The step of the best validation, where its checkpoint is to be kept."""
+        best = self._validation.best
+        return frozenset({best.step}) if best is not None and self._config.checkpoint.keep_best else frozenset()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
@@ -391,8 +359,7 @@ class Session:
         self._visits.restore(state["visits"])
         self._monitor.restore(state["health"])
         self._solved = int(state["solved"])
-        best = state["best"]
-        self._best = Best(step=int(best[0]), accuracy=float(best[1])) if best else None
+        self._validation.restore(state["best"])
 
     def _announce_stage(self) -> None:
         stage = self._schedule.stage
