@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup quickstart smollm2 check test test-slow identities study clean
+.PHONY: setup quickstart smollm2 check test test-slow kills identities study clean
 
 setup: $(VENV)/.installed
 
@@ -41,6 +41,9 @@ test-slow: setup
 
 identities: setup
 	$(BIN)/python benchmarks/identities.py
+
+kills: setup
+	$(BIN)/python benchmarks/kills.py recipes/tiny.toml --kills 50 --output docs/figures/kills-tiny.json
 
 study: setup
 	$(BIN)/python benchmarks/quickstart_study.py
