@@ -273,10 +273,11 @@ def test_missing_files_say_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the folder .*sub does not exist \(relative paths start at"):
         load(tmp_path, "sub/a.jsonl")
     (tmp_path / "dir.jsonl").mkdir()
-    with pytest.raises(ValueError, match="not a file"):
+    with pytest.raises(ValueError, match=r"dir\.jsonl: is a folder; name one data file"):
         load(tmp_path, "dir.jsonl")
-    (tmp_path / "latin.jsonl").write_bytes('{"problem": "é"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"latin\.jsonl: not UTF-8 text at byte 13"):
+    lines = '{"problem": "?", "answer": 1}\n' * 1000  # beyond the decoder's first block
+    (tmp_path / "latin.jsonl").write_bytes((lines + '{"problem": "é"}\n').encode("latin-1"))
+    with pytest.raises(ValueError, match=r"latin\.jsonl, line 1001: not UTF-8 text"):
         load(tmp_path, "latin.jsonl")
     with pytest.raises(ValueError, match=r"options are for families and hub data sets, got \['name'\]"):
         load(tmp_path, "train.jsonl", options={"name": "x"})

@@ -7,7 +7,8 @@ import hashlib
 import json
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -15,7 +16,7 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from magicrl.config.errors import RecipeError
+from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.config.schema import SftConfig, TrainConfig
 
 Config = TypeVar("Config", bound=BaseModel)
@@ -23,6 +24,7 @@ Tree = dict[str, Any]
 
 # What a user's own run changes most. Each short form stands for exactly these settings, and says so in the docs.
 HELD_OUT_BY_SHORTHAND = 100
+SHORTHANDS = {"model": ("start.model",), "data": ("data.train", "data.holdout")}
 
 
 def load_train_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
@@ -40,8 +42,11 @@ def load_sft_recipe(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
 
 
 def to_toml(config: BaseModel) -> str:
-    """The resolved configuration as TOML, every default written out (None is left out: TOML has no null)."""
-    return tomli_w.dumps(_without_none(config.model_dump(mode="json")))
+    """The resolved configuration as TOML, every default written out (None is left out: TOML has no null).
+
+    Credentials in it (``https://user:password@host``) are replaced: this text is kept and shared.
+    """
+    return without_secrets(tomli_w.dumps(_without_none(config.model_dump(mode="json"))))
 
 
 def config_hash(config: BaseModel) -> str:
@@ -50,23 +55,62 @@ def config_hash(config: BaseModel) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _load(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
+@contextmanager
+def placed_errors(path: Path, overrides: Sequence[str] = ()) -> Generator[None]:
+    """Errors raised inside that know their setting get its place: the recipe's line, or the ``--set``.
+
+    Only the whole run finds out that, say, a task family does not exist; a person wants to know where it is named.
+    """
     try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RecipeError(f"{path}: no such recipe{_nearest_file(path)}") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: cannot be read: {error}") from None
+        yield
+    except RecipeError as error:
+        if error.key is None:
+            raise
+        place = _place(path, path.read_text(encoding="utf-8"), error.key.split("."), overrides)
+        raise RecipeError(f"{place}: {error}") from error
+
+
+def _load(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
+    text = _read(path)
     try:
         tree: Tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise RecipeError(f"{path}: not valid TOML: {error}") from None
+        raise RecipeError(_explain_toml(path, text, str(error))) from None
     for override in overrides:
         _apply_override(tree, override)
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(_explain(path, text, schema, error, overrides)) from None
+
+
+def _read(path: Path) -> str:
+    if path.is_dir():
+        raise RecipeError(f"{path}: is a folder, not a recipe; name a recipe file (.toml)")
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise RecipeError(f"{path}: no such recipe{_nearest_file(path)}") from None
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise RecipeError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
+    except OSError as error:
+        raise RecipeError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _explain_toml(path: Path, text: str, error: str) -> str:
+    """tomllib's words, its place put first, and the line itself."""
+    found = re.fullmatch(r"(?s)(.*) \(at line (\d+), column (\d+)\)", error)
+    if found is None:  # at the end of the document
+        return f"{path}, line {max(1, len(text.splitlines()))}: not valid TOML: {error}; is the file cut off?"
+    number = int(found.group(2))
+    hint = ""
+    if found.group(1) == "Cannot overwrite a value":
+        hint = "; this key or table stands twice (a list of tables needs [[double brackets]] each time)"
+    elif found.group(1) == "Invalid value":
+        hint = "; every key needs a value, and text needs quotes"
+    line = text.splitlines()[number - 1].strip()
+    return f"{path}, line {number}: not valid TOML: {found.group(1)} at column {found.group(3)} of {line!r}{hint}"
 
 
 def _apply_override(tree: Tree, override: str) -> None:
@@ -130,8 +174,7 @@ def _explain_one(
 ) -> str:
     location = [str(part) for part in details["loc"]]
     dotted = ".".join(location) or "(the recipe)"
-    given = next((o for o in overrides if o.split("=")[0].strip() == dotted), None)
-    where = f"--set {given}" if given else f"{path}{_line_of(text, location)}"
+    where = _place(path, text, location, overrides)
     if details["type"] == "extra_forbidden":
         known = _known_keys(schema, location[:-1])
         near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
@@ -140,9 +183,24 @@ def _explain_one(
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "missing":
         return f"{where}: {dotted} is missing; add it"
+    if details["type"] in ("model_type", "dict_type"):
+        message = f"must be a table, [{dotted}]"
+    elif details["type"] == "too_short":
+        message = f"needs at least {details.get('ctx', {}).get('min_length', 1)} entry, each under [[{dotted}]]"
     value = details["input"]
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
     return f"{where}: {dotted}: {message}{shown}"
+
+
+def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[str]) -> str:
+    """Where a setting was given: the last ``--set`` that touched it, else the line of the recipe."""
+    dotted = ".".join(location)
+    for override in reversed(overrides):
+        key = override.partition("=")[0].strip()
+        for name in SHORTHANDS.get(key, (key,)):
+            if f"{dotted}.".startswith(f"{name}.") or f"{name}.".startswith(f"{dotted}."):
+                return f"--set {override}"
+    return f"{path}{_line_of(text, location)}"
 
 
 def _known_keys(schema: type[BaseModel], location: Sequence[str]) -> list[str]:

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from magicrl.config.errors import RecipeError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,21 +35,42 @@ def read_file(path: Path) -> Iterator[Row]:
     """The records of a ``.jsonl``, ``.json`` (a list of objects), ``.csv`` or ``.parquet`` file, in order.
 
     Raises:
-        ValueError: missing, empty, of an unknown kind, or broken (naming the line or row).
+        RecipeError: there is no such file, it is none, or of an unknown kind (key ``path``).
+        ValueError: empty, unreadable or broken (naming the line or row).
     """
-    reader = _READERS.get(path.suffix.lower())
-    if reader is None:
-        raise ValueError(f"{path}: unknown kind of file {path.suffix!r}; supported: {', '.join(_READERS)}")
-    if not path.exists():
-        raise ValueError(f"{path}: no such file{_nearby(path)}")
-    if not path.is_file():
-        raise ValueError(f"{path}: not a file; name one data file")
+    _check_path(path)
     if path.stat().st_size == 0:
-        raise ValueError(f"{path}: the file is empty")
+        raise ValueError(f"{path}: the file is empty; give a file with one problem a line or row")
     try:
-        yield from reader(path)
+        yield from _READERS[path.suffix.lower()](path)
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}, line {_undecodable_line(path)}: not UTF-8 text; convert the file to UTF-8") from None
+    except PermissionError as error:
+        raise ValueError(f"{path}: cannot be read: {error.strerror}; allow it with chmod") from None
+
+
+def _check_path(path: Path) -> None:
+    if re.match(r"[a-z][a-z0-9+.-]*:/", str(path)):
+        raise RecipeError(f"{path}: is a URL; download it first and give the file", key="path")
+    if path.is_dir():
+        raise RecipeError(f"{path}: is a folder; name one data file in it", key="path")
+    if path.suffix.lower() not in _READERS:
+        kinds = ", ".join(_READERS)
+        raise RecipeError(f"{path}: unknown kind of file {path.suffix!r}; supported: {kinds}", key="path")
+    if not path.exists():
+        raise RecipeError(f"{path}: no such file{_nearby(path)}", key="path")
+    if not path.is_file():
+        raise RecipeError(f"{path}: is neither a file nor a link to one; name one data file", key="path")
+
+
+def _undecodable_line(path: Path) -> int:
+    """Found anew in the bytes: a decoder's own position counts from its last block."""
+    content = path.read_bytes()
+    try:
+        content.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: not UTF-8 text at byte {error.start}; convert the file to UTF-8") from error
+        return content.count(b"\n", 0, error.start) + 1
+    raise AssertionError("the file changed while it was read")
 
 
 def _nearby(path: Path) -> str:
@@ -67,6 +91,19 @@ def _as_row(record: Any, index: int, where: str) -> Row:
     return Row(index=index, where=where, record=record)
 
 
+def _parse(text: str, where: str, remedy: str, *, many_lines: bool = False) -> Any:
+    """JSON of a line, or of a file of many lines."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        place = f"{where}, line {error.lineno}" if many_lines else where
+        raise ValueError(f"{place}: broken JSON at column {error.colno} ({error.msg}); {remedy}") from None
+    except RecursionError:
+        raise ValueError(f"{where}: broken JSON (brackets nested without end); {remedy}") from None
+    except ValueError:  # Python refuses integers of more than 4300 digits
+        raise ValueError(f"{where}: a number has more than 4300 digits; write it as text, in quotes") from None
+
+
 def _read_jsonl(path: Path) -> Iterator[Row]:
     index = 0
     with path.open(encoding="utf-8-sig") as lines:
@@ -74,24 +111,13 @@ def _read_jsonl(path: Path) -> Iterator[Row]:
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(
-                    f"{where}: broken JSON at column {error.colno} ({error.msg}); every line must hold one whole object"
-                ) from error
-            yield _as_row(record, index, where)
+            yield _as_row(_parse(line, where, "every line must hold one whole object"), index, where)
             index += 1
 
 
 def _read_json(path: Path) -> Iterator[Row]:
-    try:
-        records = json.loads(path.read_text(encoding="utf-8-sig"))
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{path}, line {error.lineno}: broken JSON at column {error.colno} ({error.msg}); "
-            "for one object a line name the file .jsonl"
-        ) from error
+    text = path.read_text(encoding="utf-8-sig")
+    records = _parse(text, str(path), "for one object a line name the file .jsonl", many_lines=True)
     if not isinstance(records, list):
         raise ValueError(f"{path}: expected a list of objects, got {type(records).__name__}")
     for index, record in enumerate(records):
@@ -123,8 +149,8 @@ def _read_parquet(path: Path) -> Iterator[Row]:
                 for record in batch.to_pylist():
                     yield _as_row(record, index, f"{path}, row {index + 1}")
                     index += 1
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{path}: not a readable parquet file ({error})") from error
+    except (pa.ArrowException, OSError) as error:
+        raise ValueError(f"{path}: not a readable parquet file ({error}); is it whole? Copy it again") from error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row]]] = {

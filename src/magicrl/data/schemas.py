@@ -73,7 +73,8 @@ def _missing(row: Row, name: str, key: str, record: Mapping[str, Any], setting: 
     near = difflib.get_close_matches(key.lower(), [str(k).lower() for k in record], n=1, cutoff=0.5)
     nearest = next((str(k) for k in record if near and str(k).lower() == near[0]), None)
     hint = f"; the nearest is {nearest!r}" if nearest else ""
-    return f"{row.where}: no field {name!r}{hint}. It has: {', '.join(map(str, record)) or 'none'}. Remedy: {setting}"
+    fields = ", ".join(map(str, record)) or "none"
+    return f"{row.where}: no field {name!r}{hint}. It has: {fields}. Remedy: {setting}, or correct the row"
 
 
 def _lookup(row: Row, name: str, setting: str) -> Any:
@@ -83,7 +84,9 @@ def _lookup(row: Row, name: str, setting: str) -> Any:
     value: Any = row.record
     for part in name.split("."):
         if not isinstance(value, Mapping):
-            raise ValueError(f"{row.where}: field {name!r}: nothing named {part!r} inside {type(value).__name__}")
+            raise ValueError(
+                f"{row.where}: field {name!r}: nothing named {part!r} inside {type(value).__name__}; set {setting}"
+            )
         if part not in value:
             raise ValueError(_missing(row, name, part, value, f"set {setting}"))
         value = value[part]
@@ -93,16 +96,30 @@ def _lookup(row: Row, name: str, setting: str) -> Any:
 def _text(row: Row, name: str, setting: str) -> str:
     value = _lookup(row, name, setting)
     if not isinstance(value, str):
-        raise ValueError(f"{row.where}: field {name!r} must be text, got {type(value).__name__} ({str(value)[:40]!r})")
+        remedy = "; put it in quotes, or name another column in " + setting
+        raise ValueError(
+            f"{row.where}: field {name!r} must be text, got {type(value).__name__} ({str(value)[:40]!r}){remedy}"
+        )
     if not value.strip():
-        raise ValueError(f"{row.where}: field {name!r} is empty")
-    return value
+        raise ValueError(f"{row.where}: field {name!r} is empty; remove the row or correct it")
+    return _whole(row, name, value)
+
+
+def _whole(row: Row, name: str, text: str) -> str:
+    """``text``, unless it holds half a character: JSON can spell one (a lone surrogate), no tokenizer reads it."""
+    half = re.search("[\ud800-\udfff]", text)
+    if half:
+        raise ValueError(f"{row.where}: field {name!r} holds half a character ({half.group()!r}); correct the text")
+    return text
 
 
 def _identifier(row: Row, name: str) -> str:
     value = _lookup(row, name, "fields.id")
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(f"{row.where}: field {name!r} must be a non-empty text or integer id, got {value!r}")
+        raise ValueError(
+            f"{row.where}: field {name!r} must be a non-empty text or integer id, got {value!r}; correct it, or leave "
+            "fields.id out to number the rows"
+        )
     return str(value)
 
 
@@ -111,7 +128,9 @@ def _level(row: Row, name: str) -> int:
     value = _lookup(row, name, "fields.level")
     found = re.fullmatch(r"(?:[A-Za-z ]*[ ])?(\d+)(?:\.0)?", str(value).strip())
     if isinstance(value, bool) or found is None:
-        raise ValueError(f"{row.where}: field {name!r} must be an integer level or end in one, got {value!r}")
+        raise ValueError(
+            f"{row.where}: field {name!r} must be an integer level or end in one, got {value!r}; correct it"
+        )
     return int(found.group(1))
 
 
@@ -121,14 +140,15 @@ def _gold(row: Row, name: str, value: Any) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         kind = type(value).__name__
         raise ValueError(
-            f"{row.where}: field {name!r} must be text, a number or a list of them, got {kind} ({value!r})"
+            f"{row.where}: field {name!r} must be text, a number or a list of them, got {kind} ({value!r:.40}); "
+            "correct it, or name another column in fields.answer"
         )
     if isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{row.where}: field {name!r} holds {value}, which is no answer; remove the row or correct it")
     text = str(value).strip()
     if not text:
         raise ValueError(f"{row.where}: field {name!r} holds an empty answer; remove the row or correct it")
-    return text
+    return _whole(row, name, text)
 
 
 def _golds(row: Row, name: str) -> tuple[str, ...]:

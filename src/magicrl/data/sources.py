@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from magicrl.config.errors import RecipeError
 from magicrl.config.schema import SourceConfig
 from magicrl.data.families import make_family, unique_problems
 from magicrl.data.fingerprint import fingerprint
@@ -15,7 +16,16 @@ from magicrl.data.readers import Row, read_file, read_hub
 from magicrl.data.schemas import Quarantined, is_released, problem_by_fields, problem_released
 from magicrl.records import Problem
 
-__all__ = ["LoadedSource", "SetAside", "fingerprint", "load_mixture", "load_problems", "load_source"]
+__all__ = [
+    "LoadedSource",
+    "SetAside",
+    "fingerprint",
+    "load_mixture",
+    "load_problems",
+    "load_source",
+    "place_of",
+    "bare_prompt",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +59,8 @@ def load_problems(source: SourceConfig, *, base_folder: Path) -> list[Problem]:
         base_folder: where relative paths start (the recipe's folder).
 
     Raises:
-        ValueError: naming the file, line or row, field and remedy.
+        RecipeError: the source itself is wrong: no such file or family, unknown options (with its key).
+        ValueError: its content is; naming the file, line or row, field and remedy.
     """
     loaded = load_source(source, base_folder=base_folder)
     for reason, count in Counter(item.reason for item in loaded.set_aside).items():
@@ -85,8 +96,17 @@ def load_source(source: SourceConfig, *, base_folder: Path) -> LoadedSource:
 def _generated(source: SourceConfig) -> LoadedSource:
     assert source.family is not None, "the caller chose"
     assert source.count is not None, "the schema wants a family's count"
-    family = make_family(source.family, source.options)
-    problems = unique_problems(family, seed=source.seed, split=source.split, count=source.count, levels=source.levels)
+    try:
+        make_family(source.family)
+    except ValueError as error:
+        raise RecipeError(str(error), key="family") from error
+    try:
+        family = make_family(source.family, source.options)
+        problems = unique_problems(
+            family, seed=source.seed, split=source.split, count=source.count, levels=source.levels
+        )
+    except ValueError as error:  # a family is made of nothing but settings
+        raise RecipeError(str(error), key="options") from error
     if source.verifier is not None:
         problems = [replace(p, verifier=source.verifier) for p in problems]
     return LoadedSource(problems=tuple(problems))
@@ -96,7 +116,8 @@ def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:
     """A file or hub data set."""
     rows, name, stem = _rows(source, base_folder)
     if source.levels is not None and (source.fields.level is None or source.format == "released"):
-        raise ValueError(f"{name}: levels = {list(source.levels)} needs fields.level, the column that holds the level")
+        remedy = "needs fields.level, the column that holds the level"
+        raise RecipeError(f"{name}: levels = {list(source.levels)} {remedy}", key="levels")
     problems: dict[str, Problem] = {}
     places: dict[str, str] = {}
     aside: list[SetAside] = []
@@ -108,7 +129,8 @@ def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:
             continue
         if problem.id in places:
             raise ValueError(
-                f"{row.where}: id {problem.id!r} stood already in {places[problem.id]}; ids must be unique"
+                f"{row.where}: id {problem.id!r} stood already in {places[problem.id]}; ids must be unique: "
+                "change one, or leave fields.id out to number the rows"
             )
         places[problem.id] = row.where
         if source.levels is None or problem.level in source.levels:
@@ -120,25 +142,55 @@ def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:
     return LoadedSource(problems=tuple(problems.values()), set_aside=tuple(aside))
 
 
+def place_of(problem_id: str, source: SourceConfig, *, base_folder: Path) -> str | None:
+    """Where a problem of ``source`` stands (``train.jsonl, line 3``), for an error about it; None for a family.
+
+    The source is read once more: keeping the place of every problem would cost a good run memory.
+    """
+    if source.family is not None:
+        return None
+    rows, _, stem = _rows(source, base_folder)
+    for row in rows:
+        try:
+            if _problem(row, source, stem).id == problem_id:
+                return row.where
+        except Quarantined:
+            continue
+    return None
+
+
+def bare_prompt(problem: Problem, source: SourceConfig) -> str:
+    """The prompt without the source's template around it."""
+    before, _, after = source.template.partition("{prompt}")
+    if "{prompt}" in after:
+        return problem.prompt
+    return problem.prompt[len(before) : len(problem.prompt) - len(after)]
+
+
 def _why_none(source: SourceConfig, read: int, aside: Sequence[SetAside]) -> str:
     if read:
         return f"; none of its {read} records has a level among {list(source.levels or ())}"
     if aside:
         return f"; all {len(aside)} records were set aside: {aside[0].reason}"
-    return "; it holds no records"
+    return "; it holds no records, give it some"
 
 
 def _rows(source: SourceConfig, base_folder: Path) -> tuple[Iterator[Row], str, str]:
     """The records, the source's name for errors, and the stem of default ids."""
     if source.path is not None:
         if source.options:
-            raise ValueError(f"{source.path}: options are for families and hub data sets, got {sorted(source.options)}")
+            raise RecipeError(
+                f"{source.path}: options are for families and hub data sets, got {sorted(source.options)}; remove them",
+                key="options",
+            )
         path = base_folder / Path(source.path).expanduser()
         return read_file(path), str(path), path.stem
     assert source.hub is not None, "the schema checks that one is given"
     unknown = sorted(set(source.options) - {"subset", "revision"})
     if unknown:
-        raise ValueError(f"hub data set {source.hub!r}: unknown option {unknown[0]!r}; known: subset, revision")
+        raise RecipeError(
+            f"hub data set {source.hub!r}: unknown option {unknown[0]!r}; known: subset, revision", key="options"
+        )
     subset, revision = (source.options.get(key) for key in ("subset", "revision"))
     rows = read_hub(
         source.hub,
