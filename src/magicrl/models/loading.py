@@ -6,6 +6,7 @@ sampler and the learner are one distribution) and never executes code from the m
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shutil
@@ -130,6 +131,7 @@ def save_policy(
     folder: Path,
     *,
     extra_files: Mapping[str, str] | None = None,
+    generation: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a model folder (safetensors, config, generation config, tokenizer, chat template), whole or not at all.
 
@@ -141,6 +143,7 @@ def save_policy(
         tokenizer: saved with its chat template.
         folder: the destination.
         extra_files: further text files of the folder (a model card, the record of how it was made) by name.
+        generation: settings of the folder's generation config beside those that the model has.
 
     Raises:
         ValueError: the destination holds something else than a model.
@@ -152,6 +155,10 @@ def save_policy(
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     _write_model(model, tokenizer, partial)
+    if generation:
+        recommended = copy.deepcopy(model.generation_config)
+        recommended.update(**generation)
+        recommended.save_pretrained(partial)
     for name, text in (extra_files or {}).items():
         (partial / name).write_text(text, encoding="utf-8")
     _put_in_place(partial, folder)

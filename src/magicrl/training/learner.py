@@ -188,8 +188,14 @@ class LocalLearner:
         """Inverse of ``state``: what follows is bit for bit what would have followed."""
         self._optimizer.restore(state)
 
-    def save_hf(self, folder: Path) -> None:
-        """Write a model folder in the compute precision, LoRA merged.
+    def save_hf(
+        self,
+        folder: Path,
+        *,
+        extra_files: Mapping[str, str] | None = None,
+        generation: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a model folder in the compute precision, LoRA merged; see ``save_policy`` for what goes with it.
 
         Raises:
             ValueError: the learner was made without a tokenizer.
@@ -197,7 +203,7 @@ class LocalLearner:
         if self._tokenizer is None:
             raise ValueError("save_hf needs the tokenizer; give it to LocalLearner(tokenizer=...)")
         model = self._model if self._lora is None else self._lora.merged_model()
-        save_policy(model, self._tokenizer, folder)
+        save_policy(model, self._tokenizer, folder, extra_files=extra_files, generation=generation)
 
 
 def loss_inputs(

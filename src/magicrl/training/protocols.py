@@ -77,6 +77,18 @@ class Learner(Protocol):
         """Inverse of ``state``."""
         ...
 
-    def save_hf(self, folder: Path) -> None:
-        """Write a model folder that ``transformers`` loads (LoRA merged)."""
+    def save_hf(
+        self,
+        folder: Path,
+        *,
+        extra_files: Mapping[str, str] | None = None,
+        generation: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a model folder that ``transformers`` loads (LoRA merged).
+
+        Args:
+            folder: the destination.
+            extra_files: further text files by name, such as the model card.
+            generation: recommended generation settings.
+        """
         ...

@@ -37,6 +37,7 @@ from magicrl.training.interrupt import StopRequest
 from magicrl.training.locks import only_writer
 from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
+from magicrl.training.model_card import recommended_sampling, run_card
 from magicrl.training.observer import RunObserver
 from magicrl.training.recorder import RunFolder
 from magicrl.training.stages import StageSchedule
@@ -164,7 +165,8 @@ class Session:
             with self._stop.deferred():
                 self._one_step(stage)
         self._examine("after", start=False)
-        self._learner.save_hf(self._folder.model)
+        card, sampling = run_card(self._config, self._folder.path), recommended_sampling(self._config)
+        self._learner.save_hf(self._folder.model, extra_files=card, generation=sampling)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         self._folder.finish("finished", steps=self._steps_done, peak_rss_mb=peak)
 

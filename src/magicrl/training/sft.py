@@ -35,6 +35,7 @@ from magicrl.records import Problem, TrainSample
 from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
 from magicrl.training.learner import LocalLearner
 from magicrl.training.locks import only_writer
+from magicrl.training.model_card import front_matter, read_base_model
 from magicrl.training.recorder import write_atomically
 from magicrl.training.supervised import SupervisedStep, phase_schedule, supervised_sample, supervised_steps
 
@@ -376,8 +377,9 @@ def _card(config: SftConfig, policy: LoadedModel) -> str:
     """A model card that passes the start model's licence on."""
     licence = policy.licence or ("apache-2.0" if config.model.tiny is not None else "unknown")
     families = ", ".join(dict.fromkeys(phase.family for phase in config.phases))
+    head = front_matter(licence=licence, base=read_base_model(Path(policy.folder)), tags=("sft",))
     return (
-        f"---\nlicense: {licence}\n---\n\n# {config.run.name}\n\nMade by `magicrl sft` from {policy.folder} with "
+        f"{head}\n# {config.run.name}\n\nMade by `magicrl sft` from {policy.folder} with "
         f"demonstrations of {families}. `recipe.toml` is the whole recipe, `{RECORD}` what happened.\n"
     )
 

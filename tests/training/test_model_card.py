@@ -1,0 +1,221 @@
+"""The saved model of a run: what its card says is what the run recorded, and plain transformers uses it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from magicrl.config.loader import config_hash, load_train_recipe
+from magicrl.config.schema import RunConfig, SftConfig, TrainConfig
+from magicrl.models.prompts import PromptEncoder
+from magicrl.records import Problem
+from magicrl.training.model_card import RunFacts, called_as, front_matter, model_card, run_card, run_facts
+from magicrl.training.observer import NullObserver
+from magicrl.training.session import train
+from magicrl.training.sft import run_sft
+
+CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+
+
+def facts(**changes: Any) -> RunFacts:
+    accuracy = {"mean": 0.4567, "low": 0.41, "high": 0.5}
+    after = {"mean": 0.951, "low": 0.93, "high": 0.97}
+
+    def test(name: str, estimate: dict[str, float]) -> dict[str, Any]:
+        score = {"accuracy": estimate, "problems": 100, "samples": 16, "pass_at": {"16": estimate}}
+        return {"name": name, "set": "held_out", "temperatures": {"0.0": score, "1.0": score}}
+
+    given: dict[str, Any] = {
+        "name": "small",
+        "seed": 3,
+        "config_hash": "0123456789abcdef",
+        "loss": "magic",
+        "temperature": 1.0,
+        "stages": ((48, 60), (128, 50)),
+        "start": "tiny-start",
+        "base": None,
+        "licence": "apache-2.0",
+        "data": {"train": {"problems": 10, "sha256": "ab" * 32}, "validation": {"problems": 0, "sha256": "cd" * 32}},
+        "environments": [{"git": "f00d", "versions": {"torch": "2.13.0"}, "python": "3.11.7", "machine": "two cores"}],
+        "evaluations": [test("before", accuracy), test("after", after)],
+        "max_tokens": 128,
+    }
+    return RunFacts(**(given | changes))
+
+
+def test_the_card_states_what_was_measured_and_what_made_it() -> None:
+    text = model_card(facts(command="magicrl train recipes/small.toml", templates=("Q: {prompt}\nA:",)))
+    assert "| held_out (100 problems) | accuracy, greedy | 45.7 % (41.0 to 50.0) | 95.1 % (93.0 to 97.0) |" in text
+    assert "| held_out | pass@16 | 45.7 % (41.0 to 50.0) | 95.1 % (93.0 to 97.0) |" in text
+    assert "110 training steps (60 at T = 48, 50 at T = 128)" in text
+    assert "`magicrl train recipes/small.toml`" in text
+    assert f"train: 10 problems, `{'ab' * 32}`" in text
+    assert "validation" not in text, "an empty set has no fingerprint"
+    assert "    Q: {prompt}\n    A:\n" in text
+
+
+def test_a_run_that_measured_nothing_says_so() -> None:
+    assert "nothing was measured" in model_card(facts(evaluations=[]))
+
+
+def test_every_commit_of_a_resumed_run_is_named() -> None:
+    one = dict(facts().environments[0])
+    text = model_card(facts(environments=[one, {**one, "git": "beef+changes"}, {**one, "git": None}]))
+    assert "commit `f00d` then commit `beef+changes` then no git" in text
+    assert "resumed 2 times" in text
+
+
+@pytest.mark.parametrize(
+    ("licence", "shown"),
+    [
+        ("apache-2.0", {"license": "apache-2.0"}),
+        ('Tongyi Qianwen LICENSE: v1 "2"', {"license": "other", "license_name": 'Tongyi Qianwen LICENSE: v1 "2"'}),
+        (None, {"license": "unknown"}),
+    ],
+)
+def test_the_front_matter_is_what_the_hub_reads(licence: str | None, shown: dict[str, str]) -> None:
+    card = ModelCard(front_matter(licence=licence, base="owner/model-7B", tags=("sft",)) + "\ntext")
+    expected = {"base_model": "owner/model-7B", "library_name": "transformers", "pipeline_tag": "text-generation"}
+    assert card.data.to_dict() == {**shown, **expected, "tags": ["magicrl", "reasoning", "sft"]}
+
+
+def test_the_command_is_the_one_that_was_typed() -> None:
+    assert called_as(["/venv/bin/magicrl", "train", "a b.toml"]) == "magicrl train 'a b.toml'"
+    assert called_as(["/usr/lib/pytest"]) is None
+    assert called_as([]) is None
+
+
+SFT: dict[str, Any] = {
+    "run": {"name": "toy-start", "threads": 1},
+    "model": {"tiny": {"hidden_size": 32, "heads": 2, "layers": 1, "intermediate_size": 64, "max_context": 64}},
+    "training": {"dtype": "float32"},
+    "phases": [
+        {
+            "family": "running_sum",
+            "options": {"variant": "stages", "recheck_continue": 0.5, "max_tokens": 32},
+            "steps": 40,
+            "batch_size": 32,
+            "learning_rate": 5e-3,
+        }
+    ],
+}
+RECIPE = """
+[run]
+name = "toy"
+seed = 5
+threads = 1
+[start]
+model = "MODEL"
+[model]
+dtype = "float32"
+[[data.train]]
+family = "running_sum"
+count = 30
+[data.test.held_out]
+family = "running_sum"
+count = 6
+split = "test"
+[rollout]
+temperature = 0.9
+[[stages]]
+max_tokens = 24
+rollout_batch = 4
+group_size = 4
+max_steps = 2
+[evaluation]
+temperatures = [0.0, 1.0]
+samples = 2
+pass_at = [2]
+[verifier]
+extract = "lenient"
+"""
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, Path]:
+    """A run of two steps on a start model with a chat template, a base model and a licence file."""
+    folder = tmp_path_factory.mktemp("run")
+    start = run_sft(SftConfig.model_validate(SFT), folder / "toy-start").folder
+    tokenizer = AutoTokenizer.from_pretrained(start)
+    tokenizer.chat_template = CHAT
+    tokenizer.save_pretrained(start)
+    card = (start / "README.md").read_text()
+    (start / "README.md").write_text(card.replace("license:", "base_model: owner/base-1B\nlicense:", 1))
+    (start / "LICENSE").write_text("Apache License\nVersion 2.0")
+    recipe = folder / "toy.toml"
+    recipe.write_text(RECIPE.replace("MODEL", str(start)))
+    config = load_train_recipe(recipe)
+    return config, train(config, folder, folder / "run", NullObserver(), resume=False)
+
+
+def test_plain_transformers_loads_and_samples_the_saved_model(finished: tuple[TrainConfig, Path]) -> None:
+    model_folder = finished[1] / "model"
+    model = AutoModelForCausalLM.from_pretrained(model_folder)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    assert tokenizer.chat_template == CHAT
+    assert model.generation_config.temperature == 0.9
+    assert model.generation_config.top_k == 0
+    assert model.generation_config.max_new_tokens == 24
+    tests = json.loads((finished[1] / "evaluations" / "after-held_out.json").read_text())
+    inputs = tokenizer(tests["samples"][0]["prompt"], return_tensors="pt")
+    torch.manual_seed(0)
+    out = model.generate(**inputs, num_return_sequences=32)
+    ended = (out == tokenizer.eos_token_id).any(dim=1)
+    assert ended.any(), "no response stopped at its end token"
+    assert out.shape[1] <= inputs["input_ids"].shape[1] + 24
+
+
+def test_the_cards_own_lines_give_the_prompt_of_training(finished: tuple[TrainConfig, Path]) -> None:
+    model_folder = finished[1] / "model"
+    code = re.search(r"```python\n(.*?)```", (model_folder / "README.md").read_text(), re.DOTALL)
+    assert code is not None
+    lines = code.group(1).replace('folder = "."', f"folder = {str(model_folder)!r}").replace('"..."', '"1 2"')
+    scope: dict[str, Any] = {"print": lambda text: scope.update(said=text)}
+    exec(lines, scope)
+    tokenizer = AutoTokenizer.from_pretrained(model_folder)
+    problem = Problem(id="p", prompt="1 2", golds=("3",), verifier="exact", source="toy")
+    wanted = PromptEncoder(tokenizer, 64).encode(problem)
+    assert scope["inputs"]["input_ids"][0].tolist() == wanted.tolist()
+    assert isinstance(scope["said"], str)
+
+
+def test_the_card_of_a_run_agrees_with_its_records(finished: tuple[TrainConfig, Path]) -> None:
+    config, folder = finished
+    card = ModelCard.load(folder / "model" / "README.md")
+    run = json.loads((folder / "run.json").read_text())
+    assert card.data.license == run["start_model_licence"] == "apache-2.0"
+    assert card.data.base_model == "owner/base-1B"
+    assert f"configuration hash `{config_hash(config)}`" in card.text
+    assert run["config_hash"] == config_hash(config)
+    for name in ("train", "test/held_out"):
+        assert f"{name}: {run['data'][name]['problems']} problems, `{run['data'][name]['sha256']}`" in card.text
+    after = json.loads((folder / "evaluations" / "after-held_out.json").read_text())
+    assert f"{100 * after['temperatures']['1.0']['accuracy']['mean']:.1f} %" in card.text
+    assert "2 training steps (2 at T = 24)" in card.text
+    assert str(folder.parent) not in card.text, "a card names no path of the machine it was made on"
+    assert (folder / "model" / "config.toml").read_text() == (folder / "config.toml").read_text()
+    assert (folder / "model" / "LICENSE").read_text() == "Apache License\nVersion 2.0"
+
+
+def test_a_torn_line_of_the_metrics_is_no_step(finished: tuple[TrainConfig, Path], tmp_path: Path) -> None:
+    config, folder = finished
+    for name in ("run.json", "config.toml"):
+        (tmp_path / name).write_text((folder / name).read_text())
+    (tmp_path / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text() + '{"step": 3, "sta')
+    assert run_facts(config, tmp_path).stages == ((24, 2),)
+    assert set(run_card(config, tmp_path)) == {"README.md", "config.toml", "LICENSE"}
+
+
+def test_the_supervised_start_has_a_front_matter_too(tmp_path: Path) -> None:
+    config = SftConfig.model_validate({**SFT, "phases": [{**SFT["phases"][0], "steps": 1}]})
+    folder = run_sft(config.model_copy(update={"run": RunConfig(name="start", threads=1)}), tmp_path / "start").folder
+    card = ModelCard.load(folder / "README.md")
+    assert (card.data.license, card.data.library_name) == ("apache-2.0", "transformers")
+    assert "sft" in card.data.tags
