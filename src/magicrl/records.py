@@ -126,6 +126,9 @@ class RolloutRequest:
         prompt_tokens: ``[P]`` the prompt as the model sees it, chat template applied.
         group_size: M, how many completions.
         sampling: temperature, limit and seed.
+        samples: indices of the wanted completions, ascending, where others of the draw exist already (an interrupted
+            evaluation); None means all, 0 to M-1. A sample's random numbers depend on its index, so it is the same
+            completion whether the others are generated with it or not.
     """
 
     draw: int
@@ -133,6 +136,12 @@ class RolloutRequest:
     prompt_tokens: TokenArray
     group_size: int
     sampling: SamplingParams
+    samples: tuple[int, ...] | None = None
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """Sample indices of the completions, in their order."""
+        return tuple(range(self.group_size)) if self.samples is None else self.samples
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,8 +175,23 @@ class Completion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedSample:
+    """One completion as soon as it ends, while others of its group are still generated.
+
+    Attributes:
+        request: what was asked.
+        index: its sample index.
+        completion: the response.
+    """
+
+    request: RolloutRequest
+    index: int
+    completion: Completion
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutGroup:
-    """All completions of one request, in sample order (index 0 to M-1)."""
+    """All completions of one request, in the order of its ``indices`` (0 to M-1 unless it asks for some only)."""
 
     request: RolloutRequest
     completions: tuple[Completion, ...]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -390,3 +391,21 @@ def test_broken_weights_are_an_error(make_reference: Make, make_engine: Make, ma
     engine.submit([make_request(0, [1, 2])])
     with pytest.raises(FloatingPointError, match="policy version 4"):
         list(engine.finished())
+
+
+def test_samples_asked_for_later_are_the_same_and_come_one_by_one(
+    make_reference: Make, make_engine: Make, make_requests: Make
+) -> None:
+    """An evaluation that was interrupted asks for what is missing, and gets what it would have got."""
+    model, ends = make_reference("llama", dtype=torch.float64), frozenset({1, 2, 3})
+    requests = make_requests(count=3, limit=20)
+    whole = drain(make_engine(model, end_tokens=ends), requests)
+    expected = {(g.request.draw, i): c.tokens.tolist() for g in whole for i, c in enumerate(g.completions)}
+    engine = make_engine(model, end_tokens=ends, max_rows=3)
+    engine.submit([replace(requests[0], samples=(1, 3)), requests[1], replace(requests[2], samples=(2,))])
+    found = {(s.request.draw, s.index): s.completion.tokens.tolist() for s in engine.finished_samples()}
+    assert set(found) == {(0, 1), (0, 3), *((1, i) for i in range(4)), (2, 2)}
+    assert all(found[key] == expected[key] for key in found)
+    assert list(engine.finished_samples()) == []
+    with pytest.raises(ValueError, match="ascending indices below 4"):
+        engine.submit([replace(requests[0], samples=(3, 1))])

@@ -26,7 +26,15 @@ from magicrl.models.slot_cache import (
     SlotCache,
     probe_cache_shape,
 )
-from magicrl.records import Completion, FinishReason, RolloutGroup, RolloutRequest, frozen_floats, frozen_tokens
+from magicrl.records import (
+    Completion,
+    FinishedSample,
+    FinishReason,
+    RolloutGroup,
+    RolloutRequest,
+    frozen_floats,
+    frozen_tokens,
+)
 from magicrl.rollout.rows import GroupProgress, RowTable
 from magicrl.rollout.sampling import sample_tokens
 from magicrl.rollout.weights import copy_weights
@@ -130,11 +138,20 @@ class InProcessEngine:
     def finished(self) -> Iterator[RolloutGroup]:
         """Generate until nothing is queued, yielding each group as its last member ends."""
         while self._open:
-            done = self._turn()
-            for group in sorted(done, key=lambda g: g.order):
-                del self._open[group.order]
-                completions = tuple(group.done[index] for index in range(group.request.group_size))
-                yield RolloutGroup(request=group.request, completions=completions)
+            complete = {group.order: group for group, _ in self._turn() if group.complete}
+            for order in sorted(complete):
+                del self._open[order]
+                request = complete[order].request
+                completions = tuple(complete[order].done[index] for index in request.indices)
+                yield RolloutGroup(request=request, completions=completions)
+
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        """Generate until nothing is queued, yielding each completion as it ends."""
+        while self._open:
+            for group, index in sorted(self._turn(), key=lambda item: (item[0].order, item[1])):
+                if group.complete:
+                    self._open.pop(group.order, None)
+                yield FinishedSample(request=group.request, index=index, completion=group.done[index])
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Copy ``weights`` in. Sequences in flight go on under the new ones and keep their older version number."""
@@ -171,6 +188,9 @@ class InProcessEngine:
                 f"{name}: group_size must be positive, draw and seed not negative; got "
                 f"{request.group_size}, {request.draw}, {request.sampling.seed}"
             )
+        wanted = request.indices
+        if not wanted or list(wanted) != sorted(set(wanted)) or wanted[0] < 0 or wanted[-1] >= request.group_size:
+            raise ValueError(f"{name}: samples must be ascending indices below {request.group_size}, got {wanted}")
         low, high = int(request.prompt_tokens.min()), int(request.prompt_tokens.max())
         if low < 0 or high >= self._valid_vocab:
             raise ValueError(f"{name}: prompt tokens {low}..{high} leave the vocabulary of {self._valid_vocab}")
@@ -185,8 +205,8 @@ class InProcessEngine:
         return min(self._max_rows, (self._memory_limit_mb << 20) // (capacity * self._shape.bytes_per_token))
 
     @torch.inference_mode()
-    def _turn(self) -> list[GroupProgress]:
-        """Fill rows, decode a token for each, retire; the groups that completed."""
+    def _turn(self) -> list[tuple[GroupProgress, int]]:
+        """Fill rows, decode a token for each, retire; the samples that ended, with their groups."""
         done = self._admit()
         if self._rows.active:
             done += self._decode_step()
@@ -194,8 +214,8 @@ class InProcessEngine:
 
     # filling rows
 
-    def _admit(self) -> list[GroupProgress]:
-        """Start waiting samples in issue order, as many as there are rows; the groups that ended at once."""
+    def _admit(self) -> list[tuple[GroupProgress, int]]:
+        """Start waiting samples in issue order, as many as there are rows; those that ended at once."""
         if not self._queue:
             return []
         cache = self._fit_cache()
@@ -287,7 +307,7 @@ class InProcessEngine:
 
     # decoding
 
-    def _decode_step(self) -> list[GroupProgress]:
+    def _decode_step(self) -> list[tuple[GroupProgress, int]]:
         assert self._cache is not None
         lengths = self._rows.column("length")
         context = DecodeAttention(
@@ -303,8 +323,8 @@ class InProcessEngine:
         output = self._model(input_ids=ids, position_ids=places, use_cache=False, attention_context=context, **options)
         return output.logits[0]
 
-    def _sample(self, rows: slice, logits: Tensor) -> list[GroupProgress]:
-        """Give each of ``rows`` its next token and retire those that end; the groups that completed."""
+    def _sample(self, rows: slice, logits: Tensor) -> list[tuple[GroupProgress, int]]:
+        """Give each of ``rows`` its next token and retire those that end, which it returns."""
         table = self._rows
         sampled = sample_tokens(logits, table.column("temperature", rows), table.next_uniforms(rows), self._valid_vocab)
         tokens, logprobs = sampled.tokens.cpu().numpy(), sampled.logprobs.cpu().numpy()
@@ -321,10 +341,10 @@ class InProcessEngine:
         assert self._cache is not None
         for move in table.remove([rows.start + int(index) for index in over]):
             self._cache.move(*move)
-        return [group for group in done if group is not None]
+        return done
 
-    def _complete(self, row: int, *, stopped: bool) -> GroupProgress | None:
-        """File the completion of ``row``; its group, if that was the last one missing."""
+    def _complete(self, row: int, *, stopped: bool) -> tuple[GroupProgress, int]:
+        """File the completion of ``row``; its group and sample index."""
         group, sample, tokens, logprobs, entropies = self._rows.output(row)
         group.done[sample] = Completion(
             tokens=frozen_tokens(tokens),
@@ -335,7 +355,7 @@ class InProcessEngine:
             policy_version=group.version,
             seconds=time.perf_counter() - group.began,
         )
-        return group if group.complete else None
+        return group, sample
 
 
 def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from magicrl.records import RolloutGroup, RolloutRequest
+from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import RolloutEngine
 
 
@@ -49,6 +49,10 @@ class LaggedEngine:
     def finished(self) -> Iterator[RolloutGroup]:
         """See `RolloutEngine.finished`."""
         return self._engine.finished()
+
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        """See `RolloutEngine.finished_samples`."""
+        return self._engine.finished_samples()
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Keep a copy of ``weights`` and serve those of ``lag`` versions before.

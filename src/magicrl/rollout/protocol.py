@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from magicrl.records import RolloutGroup, RolloutRequest
+from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 
 
 @runtime_checkable
@@ -40,6 +40,10 @@ class RolloutEngine(Protocol):
 
         Groups come in the order they finish; the caller puts them back in draw order.
         """
+        ...
+
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        """As ``finished``, but each completion as it ends: for what is kept to the single sample."""
         ...
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from magicrl.records import RolloutGroup, RolloutRequest
+from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 
 
 class ReplayEngine:
@@ -55,6 +55,12 @@ class ReplayEngine:
             request = self._queue.popleft()
             yield RolloutGroup(request=request, completions=self._recorded[request.draw].completions)
 
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        """The recorded completions in the order of the requests."""
+        for group in self.finished():
+            for index, completion in zip(group.request.indices, group.completions, strict=True):
+                yield FinishedSample(request=group.request, index=index, completion=completion)
+
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Note the version; the recorded completions keep theirs."""
         del weights
@@ -83,6 +89,7 @@ class ReplayEngine:
             "problem": (recorded.problem.id, request.problem.id),
             "prompt": (recorded.prompt_tokens.tolist(), request.prompt_tokens.tolist()),
             "group size": (recorded.group_size, request.group_size),
+            "samples": (recorded.indices, request.indices),
             "temperature": (recorded.sampling.temperature, request.sampling.temperature),
         }
         for what, (was, wanted) in pairs.items():

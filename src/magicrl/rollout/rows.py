@@ -56,11 +56,11 @@ class GroupProgress:
     @property
     def waiting(self) -> int:
         """Samples that have not started."""
-        return self.request.group_size - self.started
+        return len(self.request.indices) - self.started
 
     @property
     def complete(self) -> bool:
-        return len(self.done) == self.request.group_size
+        return len(self.done) == len(self.request.indices)
 
 
 class RowTable:
@@ -94,7 +94,7 @@ class RowTable:
             row["temperature"] = request.sampling.temperature
             row["seed"] = request.sampling.seed
             row["draw"] = request.draw
-            row["sample"] = group.started
+            row["sample"] = request.indices[group.started]
             group.started += 1
             self.active += 1
 
