@@ -46,9 +46,21 @@ def points(*ys: float) -> Points:
     return tuple((float(i), y) for i, y in enumerate(ys, start=1))
 
 
-def test_running_mean_is_centred_and_shrinks_at_the_ends() -> None:
-    smooth = running_mean(points(0, 3, 6, 0, 9), 5)
-    assert [y for _, y in smooth] == pytest.approx([0, 3, 18 / 5, 5, 9])
+def test_running_mean_is_centred_and_read_off_a_line_at_the_ends() -> None:
+    smooth = running_mean(points(0, 3, 6, 0, 9), 3)
+    # inside, means of three; at the ends the line through the last three: 3 - 3 and 5 + 1.5
+    assert [y for _, y in smooth] == pytest.approx([0, 3, 3, 5, 6.5])
+
+
+def test_running_mean_stays_within_its_values() -> None:
+    smooth = [y for _, y in running_mean(points(0.2, 0.9, 1, 1, 1, 1, 1, 0.9, 1, 1), 5)]
+    assert max(smooth) <= 1
+
+
+def test_a_line_shorter_than_its_window_is_still_smoothed() -> None:
+    assert [y for _, y in running_mean(points(1, 2, 4), 25)] == pytest.approx([7 / 3 - 1.5 + 1 / 6, 7 / 3, 7 / 3 + 1.5])
+    assert running_mean(points(5), 25) == points(5)
+    assert running_mean((), 25) == ()
 
 
 def test_running_mean_of_a_straight_line_is_the_line() -> None:
@@ -58,10 +70,10 @@ def test_running_mean_of_a_straight_line_is_the_line() -> None:
 
 def test_no_mean_reaches_across_a_stage_change() -> None:
     step = points(*([0.0] * 30 + [1.0] * 30))
-    raw, smooth = with_running_mean("x", step, 0, [31.0])
+    smooth, raw = with_running_mean("x", step, 0, [31.0])
     assert raw.style == "faint"
     assert [y for _, y in smooth.points] == [y for _, y in step]
-    blurred = with_running_mean("x", step, 0)[1]
+    blurred = with_running_mean("x", step, 0)[0]
     assert blurred.points[29][1] > 0, "without the break it does"
 
 

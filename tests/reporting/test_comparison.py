@@ -65,7 +65,7 @@ def test_the_rise_is_paired_by_problem_where_the_shares_are_told() -> None:
 def test_a_run_without_its_after_has_no_rise(run_folder: Path) -> None:
     (run_folder / "evaluations" / "after.json").unlink()
     (comparison,) = comparisons(read_run(run_folder))
-    assert comparison.training_temperature is None
+    assert comparison.training_temperature == 1.0, "what the start was tested at"
     assert comparison.rise_over_best(1.0) is None
     assert all(p.rise is None for p in comparison.pairs)
     assert set(comparison.pass_at("before")) == {16}

@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 Point: TypeAlias = tuple[float, float]
 Points: TypeAlias = tuple[Point, ...]
 Band: TypeAlias = tuple[tuple[float, float, float], ...]
-LineStyle: TypeAlias = Literal["line", "faint", "dashed", "steps"]
+LineStyle: TypeAlias = Literal["line", "faint", "steps", "marks"]
 Unit: TypeAlias = Literal["percent", "number", "seconds"]
 
 MOST_DRAWN = 700
@@ -28,7 +28,8 @@ class Series:
         label: for the legend and the CSV's head.
         points: (x, y), x ascending.
         color: slot of the palette, 0 to 5.
-        style: ``faint`` for raw values behind their running mean (left out of the legend), ``steps`` for limits.
+        style: ``faint`` for raw values behind their running mean (left out of the legend), ``steps`` for limits,
+            ``marks`` for single measurements: a sign each, its band as a whisker, no line between them.
         band: (x, low, high), drawn behind the line.
         dots: also draw each point, for series that are not measured at every step.
     """
@@ -56,13 +57,15 @@ class Chart:
     Attributes:
         key: file name of its exports.
         title: what it shows.
-        series: its lines; with ``stacked`` areas that add up, the first at the bottom.
+        series: its lines, the most important first (it is drawn last, on top); with ``stacked`` areas that add
+            up, the first at the bottom.
         unit: how values are written.
         note: one sentence on how to read it.
         y_low: fixed lower end of the y axis; default from the data.
         y_high: fixed upper end.
         target: a horizontal line with its label.
         marks: stage changes.
+        x_name: what the x axis counts.
         x_range: fixed x axis, so that charts below one another align.
         compact: half as tall.
     """
@@ -76,6 +79,7 @@ class Chart:
     y_high: float | None = None
     target: tuple[float, str] | None = None
     marks: tuple[Mark, ...] = ()
+    x_name: str = "training step"
     x_range: tuple[float, float] | None = None
     stacked: bool = False
     compact: bool = False
@@ -98,15 +102,20 @@ def nice_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def running_mean(points: Points, window: int) -> Points:
-    """Centred mean over ``window`` points (odd), over fewer at the ends, so that it does not lag."""
-    half = window // 2
-    total = [0.0]
-    for _, y in points:
-        total.append(total[-1] + y)
+    """Least-squares line through the ``window`` (odd) points around each point, read there.
+
+    Away from the ends that is the centred mean, which does not lag. Near an end the window stays whole and
+    moves inward, so that the last values are smooth too; no value leaves the range of its window.
+    """
+    count, size = len(points), min(window, len(points))
     smooth: list[Point] = []
     for i, (x, _) in enumerate(points):
-        reach = min(half, i, len(points) - 1 - i)
-        smooth.append((x, (total[i + reach + 1] - total[i - reach]) / (2 * reach + 1)))
+        first = min(max(0, i - size // 2), count - size)
+        ys = [y for _, y in points[first : first + size]]
+        middle, spread = (size - 1) / 2, size * (size * size - 1) / 12
+        slope = sum((j - middle) * y for j, y in enumerate(ys)) / spread if spread else 0.0
+        value = sum(ys) / size + slope * (i - first - middle)
+        smooth.append((x, min(max(ys), max(min(ys), value))))
     return tuple(smooth)
 
 
@@ -123,13 +132,10 @@ def with_running_mean(label: str, points: Points, color: int, breaks: Sequence[f
     window = smoothing_window(len(points))
     if window == 1:
         return (Series(label=label, points=points, color=color),)
+    parts = _parts(points, breaks)
     return (
+        Series(label=label, points=tuple(p for part in parts for p in running_mean(part, window)), color=color),
         Series(label=f"{label} (each step)", points=points, color=color, style="faint"),
-        Series(
-            label=label,
-            points=tuple(p for part in _parts(points, breaks) for p in running_mean(part, window)),
-            color=color,
-        ),
     )
 
 

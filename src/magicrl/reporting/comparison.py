@@ -66,10 +66,9 @@ class Comparison:
 
     @property
     def training_temperature(self) -> float | None:
-        """The highest temperature measured after training: the one it sampled at, in every preset."""
-        if self.after is None or not self.after.temperatures:
-            return None
-        return max(self.after.temperatures)
+        """The highest temperature measured (after training, if it was): the one it sampled at, in every preset."""
+        measured = self.after or self.before
+        return max(measured.temperatures, default=None) if measured is not None else None
 
     def rise_over_best(self, after_temperature: float) -> Rise | None:
         """The rise at ``after_temperature`` over the start's best temperature."""

@@ -1,49 +1,254 @@
-"""The figures of a run: which metrics go into which chart, grouped as the page shows them."""
+"""The figures of a run, as a table: which metrics go into which chart, in the order in which the page shows them.
+
+``GROUPS`` says what is drawn; ``figure_groups`` reads a run's values into it and leaves out what has none.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from magicrl.reporting.charts import Band, Chart, Mark, Points, Series, with_running_mean
+from magicrl.reporting.charts import Band, Chart, Mark, Points, Series, Unit, with_running_mean
+from magicrl.reporting.comparison import Comparison, comparisons
 from magicrl.reporting.run_folder import RecordedRun
 
 Z95 = 1.959964
 
+Look: TypeAlias = Literal["smooth", "line", "steps", "dots"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Line:
+    """One line of a figure.
+
+    Attributes:
+        key: its metric.
+        label: its name in legend and CSV.
+        color: slot of the palette.
+        look: ``smooth`` draws a running mean before the raw values, ``dots`` marks each measurement.
+        error: metric of its standard error, drawn as a 95 % band inside [0, 1].
+        ends: metrics of the lower and upper end of a band.
+        share_of: metric that the values are divided by, so that they become shares.
+        unlike: left out where it equals this metric at every step.
+        hide_zeros: left out where all its values are 0.
+    """
+
+    key: str
+    label: str
+    color: int = 0
+    look: Look = "line"
+    error: str | None = None
+    ends: tuple[str, str] | None = None
+    share_of: str | None = None
+    unlike: str | None = None
+    hide_zeros: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figure:
+    """One figure; the fields are those of ``Chart``. ``target`` names a metric, ``tests`` adds the test's scores."""
+
+    key: str
+    title: str
+    note: str
+    lines: tuple[Line, ...]
+    unit: Unit = "number"
+    y_low: float | None = 0.0
+    y_high: float | None = None
+    target: str | None = None
+    stacked: bool = False
+    compact: bool = False
+    tests: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Figures under one heading. ``panels`` holds one or more figures that share a card and its x axis."""
+
+    key: str
+    title: str
+    panels: tuple[tuple[Figure, ...], ...]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureGroup:
-    """Charts that belong together. ``panels`` holds one or more charts that share a card and its x axis."""
+    """A group with a run's values in it."""
 
     key: str
     title: str
     panels: tuple[tuple[Chart, ...], ...]
 
 
+ACCURACY = Figure(
+    key="accuracy",
+    title="Accuracy",
+    unit="percent",
+    y_high=1.0,
+    tests=True,
+    note="Training: over all responses sampled in the step, and over those that were not cut at T. "
+    "Validation and test have their 95 % intervals; the test is measured before and after training.",
+    lines=(
+        Line(key="train/accuracy/mean", label="train", color=0, look="smooth"),
+        Line(key="train/accuracy_nontruncated/mean", label="train, not truncated", color=1, look="smooth"),
+        Line(
+            key="train/accuracy_unfiltered/mean",
+            label="train, filtered prompts as solved",
+            color=5,
+            look="smooth",
+            unlike="train/accuracy/mean",
+        ),
+        Line(
+            key="validation/accuracy/mean",
+            label="validation",
+            color=2,
+            look="dots",
+            error="validation/accuracy/standard_error",
+        ),
+    ),
+)
+TRUNCATION = Figure(
+    key="truncation",
+    title="Truncated responses",
+    unit="percent",
+    compact=True,
+    note="Share of the sampled responses that were cut at T; they earn no reward.",
+    lines=(Line(key="train/truncation/ratio", label="truncated", color=1, look="smooth"),),
+)
+ENTROPY = Figure(
+    key="entropy",
+    title="Entropy against its target",
+    target="entropy/target",
+    note="Nats per response token, over the whole buffer before rejection. The bonus is on at or below the target.",
+    lines=(
+        Line(key="entropy/exact/mean", label="exact", color=0),
+        Line(key="entropy/sampled/mean", label="sampled estimate", color=4),
+    ),
+)
+ALPHA = Figure(
+    key="alpha",
+    title="Entropy coefficient",
+    compact=True,
+    note="α is c where entropy is at or below its target, else 0.",
+    lines=(
+        Line(key="entropy/alpha", label="α, in the loss", color=3),
+        Line(key="entropy/c", label="c, held by the controller", color=4),
+    ),
+)
+LENGTH = Figure(
+    key="length",
+    title="Response length",
+    note="Tokens per response, the end token included.",
+    lines=(
+        Line(key="length/mean", label="mean", color=0),
+        Line(key="length/q50", label="median", color=2),
+        Line(key="length/q90", label="90th percentile", color=1),
+        Line(key="length/q99", label="99th percentile", color=5),
+        Line(key="stage/max_tokens", label="limit T", color=4, look="steps"),
+    ),
+)
+REJECTED = Figure(
+    key="rejected",
+    title="Rejected groups",
+    unit="percent",
+    y_high=1.0,
+    stacked=True,
+    note="Share of the sampled groups that teach nothing, since all their rewards are equal, or that could not be "
+    "judged.",
+    lines=(
+        Line(key="groups/rejected/all_wrong", label="all answers wrong", color=1, share_of="groups/sampled"),
+        Line(key="groups/rejected/all_correct", label="all answers right", color=2, share_of="groups/sampled"),
+        Line(key="groups/not_judged", label="not judged", color=4, share_of="groups/sampled", hide_zeros=True),
+    ),
+)
+REFILLED = Figure(
+    key="refilled",
+    title="Groups sampled to refill the batch",
+    note="Further groups of the step, in place of rejected ones.",
+    compact=True,
+    lines=(Line(key="groups/refilled", label="refilled", color=4, look="smooth", hide_zeros=True),),
+)
+RATIO = Figure(
+    key="ratio",
+    title="Probability ratio ρ",
+    y_low=None,
+    note="Mean, with the band from the smallest to the largest token. Exactly 1 when each batch is used once.",
+    lines=(Line(key="learner/ratio_mean", label="ρ", ends=("learner/ratio_min", "learner/ratio_max")),),
+)
+CLIP = Figure(
+    key="clip",
+    title="Clipped tokens",
+    unit="percent",
+    note="Share of the tokens whose gradient the clip took away. None can be when each batch is used once.",
+    lines=(Line(key="learner/clip_ratio", label="clipped", color=1, look="smooth"),),
+)
+SAMPLER_GAP = Figure(
+    key="sampler_gap",
+    title="Gap between sampler and learner",
+    note="Absolute difference of the log-probabilities that sampler and learner give to a token, in nats.",
+    lines=(Line(key="learner/sampler_gap_mean", label="mean", look="smooth"),),
+)
+LARGEST_GAP = Figure(
+    key="sampler_gap_max",
+    title="Its largest value",
+    compact=True,
+    note="Of any token of the step.",
+    lines=(Line(key="learner/sampler_gap_max", label="largest", color=1, look="smooth"),),
+)
+GRADIENT = Figure(
+    key="gradient_norm",
+    title="Gradient norm",
+    note="Before clipping.",
+    lines=(Line(key="learner/grad_norm", label="gradient norm", look="smooth"),),
+)
+KL = Figure(
+    key="kl",
+    title="KL to the reference",
+    note="Mean of the k3 estimate, nats per token.",
+    lines=(Line(key="learner/kl", label="KL", color=3, look="smooth", hide_zeros=True),),  # zeros: no reference
+)
+STEP_TIME = Figure(
+    key="step_time",
+    title="Time of a step",
+    unit="seconds",
+    stacked=True,
+    note="The three parts add up to the step's wall clock; work that overlaps is counted once.",
+    lines=(
+        Line(key="time/rollout", label="rollout t_R", color=0),
+        Line(key="time/train", label="training t_T", color=1),
+        Line(key="time/other", label="other t_O", color=4),
+    ),
+)
+THROUGHPUT = Figure(
+    key="throughput",
+    title="Tokens per second",
+    compact=True,
+    note="Sampled response tokens over the step's wall clock.",
+    lines=(Line(key="tokens/per_second", label="tokens per second", color=2, look="smooth"),),
+)
+
+GROUPS = (
+    Group(
+        key="learning",
+        title="Learning curves",
+        panels=((ACCURACY, TRUNCATION), (ENTROPY, ALPHA), (LENGTH,), (REJECTED, REFILLED)),
+    ),
+    Group(
+        key="policy",
+        title="Policy and sampler",
+        panels=((RATIO,), (CLIP,), (SAMPLER_GAP, LARGEST_GAP), (GRADIENT,), (KL,)),
+    ),
+    Group(key="time", title="Time", panels=((STEP_TIME,), (THROUGHPUT,))),
+)
+
+
 def figure_groups(run: RecordedRun) -> tuple[FigureGroup, ...]:
     """Every chart that the run has data for, with its stage marks and a common x axis."""
-    groups = (
-        FigureGroup(
-            key="learning",
-            title="Learning curves",
-            panels=(
-                (_accuracy(run), _truncation(run)),
-                (_entropy(run), _alpha(run)),
-                (_lengths(run),),
-                (_rejected(run), _refilled(run)),
-            ),
-        ),
-        FigureGroup(
-            key="policy",
-            title="Policy and sampler",
-            panels=((_ratio(run),), (_clip(run),), (_gap(run),), (_gradient(run),), (_kl(run),)),
-        ),
-        FigureGroup(
-            key="time",
-            title="Time",
-            panels=((_time(run),), (_throughput(run),)),
-        ),
-    )
-    return tuple(g for g in (_finished(run, group) for group in groups) if g.panels)
+    groups: list[FigureGroup] = []
+    for group in GROUPS:
+        panels = [tuple(c for c in (_chart(run, f) for f in panel) if not c.empty) for panel in group.panels]
+        if any(panels):
+            groups.append(FigureGroup(key=group.key, title=group.title, panels=tuple(p for p in panels if p)))
+    return tuple(groups)
 
 
 def stage_marks(run: RecordedRun) -> tuple[Mark, ...]:
@@ -58,232 +263,75 @@ def stage_marks(run: RecordedRun) -> tuple[Mark, ...]:
     )
 
 
-def _finished(run: RecordedRun, group: FigureGroup) -> FigureGroup:
-    """The group without charts that have no data, all with marks and the run's x axis."""
+def _chart(run: RecordedRun, figure: Figure) -> Chart:
     steps = [float(row.step) for row in run.metrics]
-    x_range = (min(steps), max(steps)) if steps else None
-    marks = stage_marks(run)
-    panels = (
-        tuple(replace(chart, marks=marks, x_range=x_range) for chart in panel if not chart.empty)
-        for panel in group.panels
-    )
-    return replace(group, panels=tuple(panel for panel in panels if panel))
-
-
-def _line(run: RecordedRun, key: str, label: str, color: int) -> tuple[Series, ...]:
-    return _smooth(run, run.points(key), label, color)
-
-
-def _smooth(run: RecordedRun, points: Points, label: str, color: int) -> tuple[Series, ...]:
-    return with_running_mean(label, points, color, [mark.x for mark in stage_marks(run)])
-
-
-def _plain(points: Points, label: str, color: int, style: str = "line") -> Series:
-    return Series(label=label, points=points, color=color, style="dashed" if style == "dashed" else "line")
-
-
-def _error_band(points: Points, errors: Points) -> Band:
-    """95 % band from standard errors of shares, kept inside [0, 1]."""
-    error = dict(errors)
-    return tuple(
-        (x, max(0.0, y - Z95 * error[x]), min(1.0, y + Z95 * error[x])) for x, y in points if error.get(x) is not None
-    )
-
-
-def _accuracy(run: RecordedRun) -> Chart:
-    validation = run.points("validation/accuracy/mean")
-    train, unfiltered = run.points("train/accuracy/mean"), run.points("train/accuracy_unfiltered/mean")
-    differs = any(a != b for a, b in zip(train, unfiltered, strict=False))
-    band = _error_band(validation, run.points("validation/accuracy/standard_error"))
+    tested = bool(run.sets)
+    target = run.points(figure.target) if figure.target else ()
+    lines = tuple(series for line in figure.lines for series in _series(run, line))
     return Chart(
-        key="accuracy",
-        title="Accuracy",
-        unit="percent",
-        y_low=0.0,
-        y_high=1.0,
-        note="Training accuracy over all responses sampled in the step, and over those that were not cut at T. "
-        "Validation has its 95 % band.",
-        series=(
-            *_line(run, "train/accuracy_nontruncated/mean", "train, not truncated", 1),
-            *_line(run, "train/accuracy/mean", "train", 0),
-            *(_smooth(run, unfiltered, "train, filtered prompts as solved", 5) if differs else ()),
-            Series(label="validation", points=validation, color=2, band=band, dots=True),
+        key=figure.key,
+        title=figure.title,
+        note=figure.note,
+        unit=figure.unit,
+        y_low=figure.y_low,
+        y_high=figure.y_high,
+        stacked=figure.stacked,
+        compact=figure.compact,
+        target=(target[-1][1], f"target {target[-1][1]:g}") if target and any(s.points for s in lines) else None,
+        series=lines + (_tests(run) if figure.tests and any(s.points for s in lines) else ()),
+        marks=stage_marks(run),
+        x_range=(0.0 if tested else min(steps), max(steps)) if steps else None,  # the start was tested at step 0
+    )
+
+
+def _series(run: RecordedRun, line: Line) -> tuple[Series, ...]:
+    points = run.points(line.key)
+    if line.share_of is not None:
+        whole = dict(run.points(line.share_of))
+        points = tuple((x, y / whole[x]) for x, y in points if whole.get(x))
+    if not points or (line.hide_zeros and not any(y for _, y in points)):
+        return ()
+    if line.unlike is not None and points == run.points(line.unlike):
+        return ()
+    if line.look == "smooth":
+        return with_running_mean(line.label, points, line.color, [mark.x for mark in stage_marks(run)])
+    return (
+        Series(
+            label=line.label,
+            points=points,
+            color=line.color,
+            style="steps" if line.look == "steps" else "line",
+            dots=line.look == "dots",
+            band=_band(run, line, points),
         ),
     )
 
 
-def _truncation(run: RecordedRun) -> Chart:
-    return Chart(
-        key="truncation",
-        title="Truncated responses",
-        unit="percent",
-        y_low=0.0,
-        compact=True,
-        note="Share of the sampled responses that were cut at T; they earn no reward.",
-        series=_line(run, "train/truncation/ratio", "truncated", 1),
-    )
+def _band(run: RecordedRun, line: Line, points: Points) -> Band:
+    if line.error is not None:
+        error = dict(run.points(line.error))
+        return tuple((x, max(0.0, y - Z95 * error[x]), min(1.0, y + Z95 * error[x])) for x, y in points if x in error)
+    if line.ends is not None:
+        low, high = (dict(run.points(key)) for key in line.ends)
+        return tuple((x, low[x], high[x]) for x, _ in points if x in low and x in high)
+    return ()
 
 
-def _entropy(run: RecordedRun) -> Chart:
-    target = run.points("entropy/target")
-    return Chart(
-        key="entropy",
-        title="Entropy against its target",
-        y_low=0.0,
-        note="Nats per response token, over the whole buffer before rejection. The bonus is on below the target.",
-        target=(target[-1][1], f"target {target[-1][1]:g}") if target else None,
-        series=(
-            _plain(run.points("entropy/sampled/mean"), "sampled estimate", 4, "dashed"),
-            _plain(run.points("entropy/exact/mean"), "exact", 0),
-        ),
-    )
+def _tests(run: RecordedRun) -> tuple[Series, ...]:
+    """The first test set before (step 0) and after training, at the temperature of training."""
+    found = comparisons(run)
+    at = found[0].training_temperature if found else None
+    return (_test(run, found[0], at),) if at is not None else ()
 
 
-def _alpha(run: RecordedRun) -> Chart:
-    return Chart(
-        key="alpha",
-        title="Entropy coefficient",
-        y_low=0.0,
-        compact=True,
-        note="α is c where entropy is at or below its target, else 0.",
-        series=(
-            _plain(run.points("entropy/c"), "c, held by the controller", 4, "dashed"),
-            _plain(run.points("entropy/alpha"), "α, in the loss", 3),
-        ),
-    )
-
-
-def _lengths(run: RecordedRun) -> Chart:
-    limit = Series(label="limit T", points=run.points("stage/max_tokens"), color=4, style="steps")
-    return Chart(
-        key="length",
-        title="Response length",
-        y_low=0.0,
-        note="Tokens per response, the end token included.",
-        series=(
-            limit,
-            _plain(run.points("length/q99"), "99th percentile", 5),
-            _plain(run.points("length/q90"), "90th percentile", 1),
-            _plain(run.points("length/mean"), "mean", 0),
-            _plain(run.points("length/q50"), "median", 2),
-        ),
-    )
-
-
-def _ratio(run: RecordedRun) -> Chart:
-    mean = run.points("learner/ratio_mean")
-    low, high = dict(run.points("learner/ratio_min")), dict(run.points("learner/ratio_max"))
-    band: Band = tuple((x, low[x], high[x]) for x, _ in mean if x in low and x in high)
-    return Chart(
-        key="ratio",
-        title="Probability ratio ρ",
-        note="Mean, with the band from the smallest to the largest token. Exactly 1 when each batch is used once.",
-        series=(Series(label="ρ", points=mean, color=0, band=band),),
-    )
-
-
-def _clip(run: RecordedRun) -> Chart:
-    return Chart(
-        key="clip",
-        title="Clipped tokens",
-        unit="percent",
-        y_low=0.0,
-        note="Share of the tokens whose gradient the clip took away.",
-        series=_line(run, "learner/clip_ratio", "clipped", 1),
-    )
-
-
-def _gap(run: RecordedRun) -> Chart:
-    return Chart(
-        key="sampler_gap",
-        title="Gap between sampler and learner",
-        y_low=0.0,
-        note="Absolute difference of the log-probabilities that sampler and learner give to a token, in nats.",
-        series=(
-            *_line(run, "learner/sampler_gap_max", "largest", 4),
-            *_line(run, "learner/sampler_gap_mean", "mean", 0),
-        ),
-    )
-
-
-def _shares(run: RecordedRun, key: str) -> Points:
-    """A count of groups as a share of those sampled."""
-    sampled = dict(run.points("groups/sampled"))
-    return tuple((x, y / sampled[x]) for x, y in run.points(key) if sampled.get(x))
-
-
-def _rejected(run: RecordedRun) -> Chart:
-    wrong, right = _shares(run, "groups/rejected/all_wrong"), _shares(run, "groups/rejected/all_correct")
-    parts = (
-        Series(label="all answers wrong", points=wrong, color=1),
-        Series(label="all answers right", points=right, color=2),
-    )
-    whole = (Series(label="rejected", points=run.points("groups/rejected/ratio"), color=0),)
-    return Chart(
-        key="rejected",
-        title="Rejected groups",
-        unit="percent",
-        y_low=0.0,
-        y_high=1.0,
-        stacked=True,
-        note="Share of the sampled groups that teach nothing, since all their rewards are equal.",
-        series=parts if wrong or right else whole,
-    )
-
-
-def _refilled(run: RecordedRun) -> Chart:
-    points = run.points("groups/refilled")
-    return Chart(
-        key="refilled",
-        title="Groups sampled to refill the batch",
-        y_low=0.0,
-        compact=True,
-        series=_smooth(run, points, "refilled", 4) if any(y for _, y in points) else (),
-    )
-
-
-def _time(run: RecordedRun) -> Chart:
-    return Chart(
-        key="step_time",
-        title="Time of a step",
-        unit="seconds",
-        y_low=0.0,
-        stacked=True,
-        note="The three parts add up to the step's wall clock; work that overlaps is counted once.",
-        series=(
-            Series(label="rollout t_R", points=run.points("time/rollout"), color=0),
-            Series(label="training t_T", points=run.points("time/train"), color=1),
-            Series(label="other t_O", points=run.points("time/other"), color=4),
-        ),
-    )
-
-
-def _throughput(run: RecordedRun) -> Chart:
-    return Chart(
-        key="throughput",
-        title="Tokens per second",
-        y_low=0.0,
-        note="Sampled response tokens over the step's wall clock.",
-        series=_line(run, "tokens/per_second", "tokens per second", 2),
-    )
-
-
-def _gradient(run: RecordedRun) -> Chart:
-    return Chart(
-        key="gradient_norm",
-        title="Gradient norm",
-        y_low=0.0,
-        note="Before clipping.",
-        series=_line(run, "learner/grad_norm", "gradient norm", 0),
-    )
-
-
-def _kl(run: RecordedRun) -> Chart:
-    points = run.points("learner/kl")
-    return Chart(
-        key="kl",
-        title="KL to the reference",
-        y_low=0.0,
-        note="Mean of the k3 estimate, nats per token.",
-        series=_smooth(run, points, "KL", 3) if any(y for _, y in points) else (),  # zeros: no reference
+def _test(run: RecordedRun, comparison: Comparison, at: float) -> Series:
+    last = float(run.metrics[-1].step)
+    pairs = [p for p in comparison.pairs if p.temperature == at]
+    scores = [(x, s.accuracy) for p in pairs for x, s in ((0.0, p.before), (last, p.after)) if s is not None]
+    return Series(
+        label=f"test at temperature {at:g}",
+        points=tuple((x, score.mean) for x, score in scores),
+        band=tuple((x, score.low, score.high) for x, score in scores),
+        color=3,
+        style="marks",
     )

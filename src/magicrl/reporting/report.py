@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import importlib.metadata
 import json
 from collections.abc import Sequence
 from importlib.resources import files
@@ -15,6 +16,7 @@ from markupsafe import Markup
 
 from magicrl.reporting import wording
 from magicrl.reporting.blocks import Block, run_blocks
+from magicrl.reporting.canvas import page_css
 from magicrl.reporting.run_folder import RecordedRun, read_run
 from magicrl.reporting.summary import training_seconds
 
@@ -32,7 +34,8 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
         ValueError: the page cannot be written.
     """
     run = read_run(run_folder)
-    page = render_page(run.name, _facts(run), run_blocks(run))
+    command = f"magicrl report {run_folder}" + (f" --output {output}" if output is not None else "")
+    page = render_page(run.name, _facts(run), run_blocks(run), command)
     target = output or run_folder / "report.html"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -44,8 +47,8 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
     return target
 
 
-def render_page(title: str, facts: Sequence[tuple[str, str]], blocks: Sequence[Block]) -> str:
-    """A page of ``blocks`` under ``title`` with a line of (label, value) ``facts``.
+def render_page(title: str, facts: Sequence[tuple[str, str]], blocks: Sequence[Block], command: str = "") -> str:
+    """A page of ``blocks`` under ``title`` with a line of (label, value) ``facts``; ``command`` made it.
 
     Everything but our own drawings is escaped; besides, the page's content policy allows no script but
     ours (by its hash) and no request at all.
@@ -73,7 +76,9 @@ def render_page(title: str, facts: Sequence[tuple[str, str]], blocks: Sequence[B
         title=title,
         facts=facts,
         blocks=blocks,
-        style=Markup(_asset("page.css")),
+        command=command,
+        version=importlib.metadata.version("magicrl"),
+        style=Markup(page_css() + _asset("page.css")),
         script=Markup(script),
         script_hash=digest,
         hover=Markup(_script_json(hover)),

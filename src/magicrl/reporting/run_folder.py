@@ -127,8 +127,12 @@ class RecordedRun:
 
     @property
     def sets(self) -> tuple[str, ...]:
-        """Names of the test sets, in the order of their files."""
-        return tuple(dict.fromkeys(e.set_name for e in self.evaluations if e.name in ("before", "after")))
+        """Names of the test sets: in the order of the recipe, then those that it does not name."""
+        measured = dict.fromkeys(e.set_name for e in self.evaluations if e.name in ("before", "after"))
+        data: object = self.config.get("data")
+        named: object = cast("Mapping[str, object]", data).get("test") if isinstance(data, Mapping) else None
+        order = list(cast("Mapping[str, object]", named)) if isinstance(named, Mapping) else []
+        return tuple(sorted(measured, key=lambda name: order.index(name) if name in order else len(order)))
 
     def evaluation(self, name: str, set_name: str) -> Evaluation | None:
         """The test ``before`` or ``after`` on a set."""
@@ -191,7 +195,7 @@ def read_run(folder: Path) -> RecordedRun:
         config_text=config_text,
         config=config,
         metrics=_read_metrics(folder / "metrics.jsonl"),
-        events=tuple(row for _, row in _read_lines(folder / "events.jsonl")),
+        events=tuple(row for _, row in read_lines(folder / "events.jsonl")),
         evaluations=tuple(_read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))),
     )
 
@@ -223,7 +227,7 @@ def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
         raise RunFolderError(f"{path}: not valid TOML: {error}") from None
 
 
-def _read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
+def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     """Line numbers and objects of a JSON Lines file. A last line torn by a kill is left out."""
     if not path.exists():
         return []
@@ -248,7 +252,7 @@ def _read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
 def _read_metrics(path: Path) -> tuple[StepMetrics, ...]:
     """The steps in order; where a resumed run recorded a step again, what it recorded last."""
     rows: list[StepMetrics] = []
-    for number, row in _read_lines(path):
+    for number, row in read_lines(path):
         step, stage, values = row.get("step"), row.get("stage"), row.get("values")
         if not isinstance(step, int) or not isinstance(stage, int) or not isinstance(values, dict):
             raise RunFolderError(f"{path}:{number}: a line needs step and stage (whole numbers) and values (a table)")

@@ -1,4 +1,4 @@
-"""Drawing charts as SVG: in the page's colours, or standing alone with their own."""
+"""Drawing charts over the training steps."""
 
 from __future__ import annotations
 
@@ -7,24 +7,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from magicrl.reporting.charts import Band, Chart, Points, Series, Unit, nice_ticks, stacked, thinned
+from magicrl.reporting.canvas import WIDTH, Entry, diamond, picture
+from magicrl.reporting.charts import Band, Chart, Mark, Points, Series, Unit, nice_ticks, stacked, thinned
 from magicrl.reporting.wording import number
 
-WIDTH = 460
-LEFT, RIGHT, TOP, BOTTOM = 48, 20, 20, 36
+LEFT, RIGHT, TOP, BOTTOM = 48, 20, 20, 38
 TALL, COMPACT = 236, 150
-
-PALETTE = ("#2257d6", "#d9480f", "#0a8560", "#8a3cc4", "#6b7480", "#a87900")
-"""Light colours of the series, told apart with common colour-vision deficiencies; the page has dark ones too."""
-
-_ALONE = (
-    "text{font:11px system-ui,sans-serif;fill:#4a5260}.title{font-size:13px;font-weight:600;fill:#171b22}"
-    ".grid{stroke:#e4e7ec}.axis{stroke:#9aa2ae}.mark{stroke:#6b7480;stroke-dasharray:3 3}"
-    ".target{stroke:#171b22;stroke-dasharray:6 4}.line{fill:none;stroke-width:2;stroke-linejoin:round}"
-    ".faint{stroke-width:1;stroke-opacity:.28}.dashed{stroke-dasharray:5 4}.band{stroke:none;fill-opacity:.16}"
-    ".area{stroke:none;fill-opacity:.75}"
-    + "".join(f".s{i}{{stroke:{c}}}.f{i}{{fill:{c}}}" for i, c in enumerate(PALETTE))
-)
+LETTER = 8.0
+"""Width of a letter of a mark's label at the largest size that the page draws it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,26 +65,31 @@ def drawn_series(chart: Chart) -> tuple[Series, ...]:
 
 
 def draw(chart: Chart, *, alone: bool = False) -> Markup:
-    """The chart as an ``<svg>`` element; ``alone`` adds colours, title and legend for a file of its own."""
+    """The chart as an ``<svg>`` element; ``alone`` as a file with colours, title and legend of its own."""
     frame, ticks = frame_of(chart)
-    legend = legend_entries(chart) if alone else []
-    extra = 16 * ((len(legend) + 2) // 3) + 24 if alone else 0
-    parts = [_open(chart, frame, extra, alone)]
-    parts += _axes(frame, ticks, chart.unit)
-    for mark in chart.marks:
-        parts.append(_mark(frame, mark.x, mark.label))
-    for series in reversed(drawn_series(chart)) if chart.stacked else chart.series:
-        parts += _area(frame, series) if chart.stacked else _line(frame, series)
+    parts = _axes(frame, ticks, chart)
+    parts += _marks(frame, chart.marks)
+    dashes = {entry.label: entry.dash for entry in legend(chart)}
+    if chart.stacked:
+        parts += [_area(frame, series) for series in reversed(drawn_series(chart))]
+    else:
+        behind = [s for s in chart.series if s.style == "faint"]
+        front = [s for s in chart.series if s.style != "faint"]
+        for series in (*reversed(behind), *reversed(front)):
+            parts += _line(frame, series, dashes.get(series.label, 0))
     if chart.target is not None:
         parts.append(_target(frame, *chart.target))
-    for i, series in enumerate(legend):
-        x, y = 12 + 148 * (i % 3), frame.height + 16 * (i // 3) + 6
-        parts.append(
-            f'<rect class="f{series.color}" x="{x}" y="{y}" width="10" height="10" rx="2"/>'
-            f'<text x="{x + 15}" y="{y + 9}">{escape(series.label)}</text>'
-        )
-    parts.append('<line class="cross" visibility="hidden" y1="0" y2="0"/></svg>' if not alone else "</g></svg>")
-    return Markup("".join(parts))
+    if not alone:
+        parts.append('<line class="cross" visibility="hidden" y1="0" y2="0"/>')
+    return picture(
+        key=chart.key,
+        title=chart.title,
+        description=describe(chart),
+        height=frame.height,
+        body="".join(parts),
+        legend=legend(chart),
+        alone=alone,
+    )
 
 
 def legend_entries(chart: Chart) -> list[Series]:
@@ -102,11 +97,29 @@ def legend_entries(chart: Chart) -> list[Series]:
     return [s for s in chart.series if s.style != "faint" and s.points]
 
 
+def legend(chart: Chart) -> list[Entry]:
+    """The chart's legend; lines differ in dash as well as in colour."""
+    found: list[Entry] = []
+    lines = 0
+    for series in legend_entries(chart):
+        if chart.stacked or series.style in ("steps", "marks"):
+            sign = "area" if chart.stacked else "limit" if series.style == "steps" else "diamond"
+            found.append(Entry(label=series.label, sign=sign, color=series.color))
+        else:
+            found.append(Entry(label=series.label, sign="line", color=series.color, dash=lines % 6))
+            lines += 1
+    return found
+
+
 def tick_label(value: float, unit: Unit) -> str:
     """A value as the y axis writes it."""
     if unit == "percent":
         return f"{100 * value:g}%"
-    text = number(value) if value == 0 or abs(value) >= 1e-4 else f"{value:g}"
+    size = abs(value)
+    if size >= 10_000:
+        text = f"{value / 1000:g}k" if size < 1e6 else f"{value:.3g}"
+    else:
+        text = number(value) if size == 0 or size >= 1e-4 else f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
     return text + (" s" if unit == "seconds" else "")
 
 
@@ -117,26 +130,13 @@ def describe(chart: Chart) -> str:
     return f"{chart.title}. At step {last:g}: {', '.join(ends) or 'nothing'}."
 
 
-def _open(chart: Chart, frame: Frame, extra: int, alone: bool) -> str:
-    title = f"<title>{escape(describe(chart))}</title>"
-    if not alone:
-        box = f'viewBox="0 0 {WIDTH} {frame.height}"'
-        return f'<svg class="chart" {box} role="img" data-chart="{escape(chart.key)}">{title}'
-    height = frame.height + extra
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{2 * WIDTH}" '
-        f'height="{2 * height}">{title}<style>{_ALONE}</style><rect width="{WIDTH}" height="{height}" fill="#fff"/>'
-        f'<text class="title" x="12" y="17">{escape(chart.title)}</text><g transform="translate(0 16)">'
-    )
-
-
-def _axes(frame: Frame, ticks: Sequence[float], unit: Unit) -> list[str]:
+def _axes(frame: Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
     parts: list[str] = []
     for tick in ticks:
         y = frame.y(tick)
         parts.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-            f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick, unit)}</text>'
+            f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick, chart.unit)}</text>'
         )
     for tick in nice_ticks(frame.x_low, frame.x_high, 5):
         if tick != int(tick) or not frame.x_low <= tick <= frame.x_high:
@@ -149,18 +149,32 @@ def _axes(frame: Frame, ticks: Sequence[float], unit: Unit) -> list[str]:
     parts.append(
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{frame.bottom:.1f}" y2="{frame.bottom:.1f}"/>'
         f'<text class="tick" x="{(LEFT + WIDTH - RIGHT) / 2:.1f}" y="{frame.height - 4}" '
-        'text-anchor="middle">training step</text>'
+        f'text-anchor="middle">{escape(chart.x_name)}</text>'
     )
     return parts
 
 
-def _mark(frame: Frame, value: float, label: str) -> str:
-    x = frame.x(value)
-    anchor, shift = ("end", -4) if x > WIDTH - 90 else ("start", 4)
-    return (
-        f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 12}" y2="{frame.bottom:.1f}"/>'
-        f'<text class="tick" x="{x + shift:.1f}" y="{TOP - 6}" text-anchor="{anchor}">{escape(label)}</text>'
-    )
+def _marks(frame: Frame, marks: Sequence[Mark]) -> list[str]:
+    """A line a mark, labelled as fully as its neighbours leave room."""
+    parts: list[str] = []
+    taken = float(LEFT)
+    for i, mark in enumerate(marks):
+        x = frame.x(mark.x)
+        room = frame.x(marks[i + 1].x) if i + 1 < len(marks) else float(WIDTH)
+        parts.append(f'<line class="mark" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP - 12}" y2="{frame.bottom:.1f}"/>')
+        for label in (mark.label, mark.label.partition(":")[0]):
+            width = LETTER * len(label) + 4
+            right, left = x + width <= room, x - width >= taken
+            if right or left:
+                at, anchor = (x + 4, "start") if right else (x - 4, "end")
+                parts.append(
+                    f'<text class="tick" x="{at:.1f}" y="{TOP - 6}" text-anchor="{anchor}">{escape(label)}</text>'
+                )
+                taken = x + width if right else x
+                break
+        else:
+            taken = x
+    return parts
 
 
 def _target(frame: Frame, value: float, label: str) -> str:
@@ -171,7 +185,12 @@ def _target(frame: Frame, value: float, label: str) -> str:
     )
 
 
-def _line(frame: Frame, series: Series) -> list[str]:
+def _line(frame: Frame, series: Series, dash: int) -> list[str]:
+    if series.style == "marks":
+        return [
+            f'<path class="thin s{series.color}" d="M{frame.x(x):.1f} {frame.y(low):.1f}V{frame.y(high):.1f}"/>'
+            for x, low, high in series.band
+        ] + [diamond(series.color, frame.x(x), frame.y(y)) for x, y in series.points]
     parts: list[str] = []
     if series.band:
         parts.append(f'<path class="band f{series.color}" d="{_band_path(frame, series.band)}"/>')
@@ -182,14 +201,14 @@ def _line(frame: Frame, series: Series) -> list[str]:
             for x, y in points
         ]
     if len(points) > 1:
-        shape = {"faint": " faint", "dashed": " dashed", "steps": " dashed"}.get(series.style, "")
+        shape = {"faint": "faint", "steps": "line steps"}.get(series.style, f"line d{dash}")
         path = _path(frame, points, steps=series.style == "steps")
-        parts.append(f'<path class="line s{series.color}{shape}" d="{path}"/>')
+        parts.append(f'<path class="{shape} s{series.color}" d="{path}"/>')
     return parts
 
 
-def _area(frame: Frame, series: Series) -> list[str]:
-    return [f'<path class="area f{series.color}" d="{_band_path(frame, series.band)}"/>']
+def _area(frame: Frame, series: Series) -> str:
+    return f'<path class="area f{series.color}" d="{_band_path(frame, series.band)}"/>'
 
 
 def _path(frame: Frame, points: Points, *, steps: bool) -> str:

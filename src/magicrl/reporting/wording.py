@@ -34,6 +34,13 @@ def number(value: float | None, digits: int = 3) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text
 
 
+def measured(value: float, unit: str) -> str:
+    """A value of a figure, as its table and its crosshair write it: a share in per cent, seconds with their unit."""
+    if unit == "percent":
+        return percent(value)
+    return f"{number(value)} s" if unit == "seconds" else number(value)
+
+
 def temperature(value: float) -> str:
     """``0.0`` as ``0 (greedy)``, others as they are written in a recipe."""
     return "0 (greedy)" if value == 0 else f"{value:g}"

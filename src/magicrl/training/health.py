@@ -1,7 +1,6 @@
-"""Health rules over a run's metrics: what goes wrong in runs of this recipe, told with its remedy.
+"""Health of a run: what goes wrong in runs of this recipe, told with its remedy while it happens.
 
-The rules are the warning signs of section 12 of the recipe. Each is one row of ``RULES``: a pure
-predicate over the steps so far, so that the live display, the event log and the finished report say the
+The rules (``health_signs``) are pure, so that the live display, the event log and the finished report say the
 same. A finding is told once an episode: again only after its rule has been quiet for ``REARM_STEPS``.
 
 Losses that are not finite are no matter of health: the learner stops on them.
@@ -9,29 +8,13 @@ Losses that are not finite are no matter of health: the learner stops on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 from magicrl.records import StepMetrics
-from magicrl.training.health_signs import (
-    ACCURACY,
-    ENTROPY,
-    Series,
-    clip_high,
-    clip_zero,
-    early_plateau,
-    entropy_collapse,
-    entropy_estimators,
-    entropy_growth,
-    groups_rejected,
-    length_explosion,
-    response_shortening,
-    sampler_gap,
-    truncation_stuck,
-)
-
-Severity: TypeAlias = Literal["info", "warning", "critical"]
+from magicrl.training.health_series import Series
+from magicrl.training.health_signs import RULES, HealthRule, Severity
 
 REARM_STEPS = 10
 """Steps a rule must be quiet before it may speak again."""
@@ -59,117 +42,6 @@ class HealthFinding:
             "message": self.message,
             "remedy": self.remedy,
         }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HealthRule:
-    """One warning sign.
-
-    Attributes:
-        name: its key in events.
-        severity: ``info`` is expected behaviour worth knowing, ``critical`` usually ruins the run.
-        keys: the metrics it reads; what the monitor must remember.
-        check: the steps so far (oldest first, never empty) to a message, or None when all is well.
-        remedy: what to change, in the recipe's settings.
-    """
-
-    name: str
-    severity: Severity
-    keys: tuple[str, ...]
-    check: Callable[[Series], str | None]
-    remedy: str
-
-
-RULES: tuple[HealthRule, ...] = (
-    HealthRule(
-        name="entropy_collapse",
-        severity="critical",
-        keys=(*ENTROPY, ACCURACY),
-        check=entropy_collapse,
-        remedy="Sample at temperature 1 (rollout.temperature), take one SGD step per training step (algorithm.reuse = 1"
-        " and mini_batch = rollout_batch), or hold entropy at a target (entropy.controller = 'adaptive').",
-    ),
-    HealthRule(
-        name="entropy_growth",
-        severity="critical",
-        keys=(*ENTROPY, "entropy/target"),
-        check=entropy_growth,
-        remedy="Lower the entropy coefficient (entropy.alpha, or entropy.step and entropy.maximum), or lower "
-        "algorithm.clip_high. Where neither acts, lower optimizer.learning_rate and see whether any answer is right.",
-    ),
-    HealthRule(
-        name="response_shortening",
-        severity="info",
-        keys=(ACCURACY, "train/accuracy_nontruncated/mean"),
-        check=response_shortening,
-        remedy="Expected early in a stage with a short T: the policy learns to finish in time. Nothing to change; "
-        "accuracy of finished responses recovers later.",
-    ),
-    HealthRule(
-        name="early_plateau",
-        severity="warning",
-        keys=(ACCURACY,),
-        check=early_plateau,
-        remedy="Enlarge the batch (rollout_batch, group_size) or look at the data: wrong golds, problems that are all "
-        "too hard or too easy (data.difficulty_filter).",
-    ),
-    HealthRule(
-        name="groups_rejected",
-        severity="warning",
-        keys=("groups/rejected/ratio", ACCURACY),
-        check=groups_rejected,
-        remedy="Too easy: harder problems, or the next stage. Too hard: easier ones, a better supervised start. Either "
-        "way: the difficulty filter, larger groups (group_size), algorithm.refill = 'until_full'.",
-    ),
-    HealthRule(
-        name="clip_never_acts",
-        severity="info",
-        keys=("learner/clip_ratio", "learner/sgd_steps"),
-        check=clip_zero,
-        remedy="The policy hardly moves between the SGD steps of one batch: optimizer.learning_rate may be too low.",
-    ),
-    HealthRule(
-        name="clip_share_high",
-        severity="warning",
-        keys=("learner/clip_ratio",),
-        check=clip_high,
-        remedy="The policy leaves its own data within a step: lower optimizer.learning_rate, or take fewer SGD steps "
-        "(larger mini_batch, algorithm.reuse = 1).",
-    ),
-    HealthRule(
-        name="sampler_gap",
-        severity="warning",
-        keys=("learner/sampler_gap_mean",),
-        check=sampler_gap,
-        remedy="Sample in the learner's precision (rollout.dtype = model.dtype), or correct for the gap "
-        "(algorithm.correction = 'tis'); lagged weights (rollout.weight_lag) widen it too.",
-    ),
-    HealthRule(
-        name="entropy_estimators_disagree",
-        severity="critical",
-        keys=ENTROPY,
-        check=entropy_estimators,
-        remedy="The sampler's log-probs are not those of the distribution it samples from: check its temperature "
-        "and top_p.",
-    ),
-    HealthRule(
-        name="length_explosion",
-        severity="warning",
-        keys=("length/mean", ACCURACY),
-        check=length_explosion,
-        remedy="Look at the longest rollouts for loops; lower the entropy coefficient or the learning rate, or "
-        "shorten T for a while.",
-    ),
-    HealthRule(
-        name="truncation_stuck",
-        severity="warning",
-        keys=("train/truncation/ratio",),
-        check=truncation_stuck,
-        remedy="Raise the stage's max_tokens, and use algorithm.advantage_mask = 'none': masking truncated responses "
-        "takes away the pressure to finish.",
-    ),
-)
-"""Every rule, in the order in which findings of one step are told."""
 
 
 class HealthMonitor:

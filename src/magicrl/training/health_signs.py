@@ -1,84 +1,23 @@
-"""The predicates of the health rules: steps so far -> what is wrong, with numbers, or None.
+"""The health rules: a predicate over the steps so far, with the metrics it reads, its severity and its remedy.
 
-Pure functions of the metrics, oldest step first, never empty. Missing metrics keep a rule quiet. The
-thresholds are ours: the recipe names the signs, not their numbers.
+The signs are those of section 12 of the recipe; the thresholds are ours, since the recipe names none. Predicates
+are pure functions; a metric that is missing keeps its rule quiet.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
-from magicrl.records import StepMetrics
+from magicrl.training.health_series import Series, change, column, mean, percent, tail, this_stage, trend
 
-Series: TypeAlias = Sequence[StepMetrics]
+Severity: TypeAlias = Literal["info", "warning", "critical"]
 
 RECENT = 5
 """Steps that make up "now"."""
 EARLY_STEPS = 100
 """Steps that make up "early", from the start of the run or of the stage."""
-
-
-def column(series: Series, *keys: str) -> list[float]:
-    """The finite numbers of the first of ``keys`` that each step has; steps without one are left out."""
-    found: list[float] = []
-    for row in series:
-        for key in keys:
-            value = row.values.get(key)
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                found.append(float(value))
-                break
-    return found
-
-
-def tail(series: Series, count: int, *keys: str) -> list[float]:
-    """The last ``count`` numbers of ``column``, oldest first, without reading the whole run for them."""
-    found: list[float] = []
-    for row in reversed(series):
-        if len(found) == count:
-            break
-        found.extend(column([row], *keys))
-    return found[::-1]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean of at least one number."""
-    return sum(values) / len(values)
-
-
-def change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
-    """Difference of two windows' means and its standard error, from the scatter inside the windows."""
-    variance = 0.0
-    for window in (before, after):
-        if len(window) > 1:
-            centre = mean(window)
-            variance += sum((v - centre) ** 2 for v in window) / (len(window) - 1) / len(window)
-    return mean(after) - mean(before), math.sqrt(variance)
-
-
-def trend(values: Sequence[float]) -> tuple[float, float]:
-    """Rise of the least-squares line over all of ``values`` (three or more), and its standard error."""
-    n = len(values)
-    centre, middle = mean(values), (n - 1) / 2
-    spread = n * (n * n - 1) / 12
-    slope = sum((i - middle) * (v - centre) for i, v in enumerate(values)) / spread
-    residual = sum((v - centre - slope * (i - middle)) ** 2 for i, v in enumerate(values))
-    return slope * (n - 1), math.sqrt(residual / (n - 2) / spread) * (n - 1)
-
-
-def this_stage(series: Series) -> Series:
-    """The steps of the stage that the last step belongs to."""
-    first = len(series)
-    while first > 0 and series[first - 1].stage == series[-1].stage:
-        first -= 1
-    return series[first:]
-
-
-def percent(share: float) -> str:
-    """``0.123`` as ``12 %``."""
-    return f"{100 * share:.0f} %"
-
 
 ENTROPY = ("entropy/exact/mean", "entropy/sampled/mean")
 ACCURACY = "train/accuracy/mean"
@@ -86,6 +25,45 @@ SOLVED = 0.95
 """Train accuracy from which low entropy is what certainty looks like, not collapse."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HealthRule:
+    """One warning sign.
+
+    Attributes:
+        name: its key in events.
+        severity: ``info`` is expected behaviour worth knowing, ``critical`` usually ruins the run.
+        keys: the metrics it reads; what the monitor must remember.
+        sign: what it looks for, in a sentence.
+        check: the steps so far (oldest first, never empty) to a message, or None when all is well.
+        remedy: what to change, in the recipe's settings.
+    """
+
+    name: str
+    severity: Severity
+    keys: tuple[str, ...]
+    sign: str
+    check: Callable[[Series], str | None]
+    remedy: str
+
+
+def rule(
+    *, severity: Severity, keys: tuple[str, ...], remedy: str
+) -> Callable[[Callable[[Series], str | None]], HealthRule]:
+    """Makes a predicate the rule of its name; its docstring's first line is the sign."""
+
+    def made(check: Callable[[Series], str | None]) -> HealthRule:
+        sign = (check.__doc__ or "").partition("\n")[0]
+        return HealthRule(name=check.__name__, severity=severity, keys=keys, sign=sign, check=check, remedy=remedy)
+
+    return made
+
+
+@rule(
+    severity="critical",
+    keys=(*ENTROPY, ACCURACY),
+    remedy="Sample at temperature 1 (rollout.temperature), take one SGD step per training step (algorithm.reuse = 1"
+    " and mini_batch = rollout_batch), or hold entropy at a target (entropy.controller = 'adaptive').",
+)
 def entropy_collapse(series: Series) -> str | None:
     """Mean of the last steps below 0.05 nats, within the first 120 steps, on problems not yet solved."""
     if len(series) > 1.2 * EARLY_STEPS:
@@ -100,6 +78,12 @@ def entropy_collapse(series: Series) -> str | None:
     return f"entropy {now:.3f} nats per token after {len(series)} steps (it began at {entropy[0]:.3f})"
 
 
+@rule(
+    severity="critical",
+    keys=(*ENTROPY, "entropy/target"),
+    remedy="Lower the entropy coefficient (entropy.alpha, or entropy.step and entropy.maximum), or lower "
+    "algorithm.clip_high. Where neither acts, lower optimizer.learning_rate and see whether any answer is right.",
+)
 def entropy_growth(series: Series) -> str | None:
     """Twice the start's and the target's entropy, and still rising."""
     recent, target = tail(series, 2 * RECENT, *ENTROPY), tail(series, 1, "entropy/target")
@@ -114,6 +98,12 @@ def entropy_growth(series: Series) -> str | None:
     return f"entropy has risen from {start:.2f} to {now:.2f} nats per token{aim}"
 
 
+@rule(
+    severity="info",
+    keys=(ACCURACY, "train/accuracy_nontruncated/mean"),
+    remedy="Expected early in a stage with a short T: the policy learns to finish in time. Nothing to change; "
+    "accuracy of finished responses recovers later.",
+)
 def response_shortening(series: Series) -> str | None:
     """Early in a stage: accuracy up, accuracy among the finished down, both beyond twice their error."""
     stage = this_stage(series)
@@ -133,6 +123,12 @@ def response_shortening(series: Series) -> str | None:
     )
 
 
+@rule(
+    severity="warning",
+    keys=(ACCURACY,),
+    remedy="Enlarge the batch (rollout_batch, group_size) or look at the data: wrong golds, problems that are all "
+    "too hard or too easy (data.difficulty_filter).",
+)
 def early_plateau(series: Series) -> str | None:
     """First stage, steps 40 to 200, well below solved: a line through the last 40 to 60 steps does not rise.
 
@@ -150,6 +146,12 @@ def early_plateau(series: Series) -> str | None:
     return f"train accuracy {now}, {100 * rise:+.1f} points over the last {len(accuracy)} steps of the first stage"
 
 
+@rule(
+    severity="warning",
+    keys=("groups/rejected/ratio", ACCURACY),
+    remedy="Too easy: harder problems, or the next stage. Too hard: easier ones, a better supervised start. Either "
+    "way: the difficulty filter, larger groups (group_size), algorithm.refill = 'until_full'.",
+)
 def groups_rejected(series: Series) -> str | None:
     """More than three quarters of the groups without any advantage, over ten steps."""
     rejected = tail(series, 2 * RECENT, "groups/rejected/ratio")
@@ -169,7 +171,12 @@ def _off_policy(series: Series) -> bool:
     return bool(steps) and steps[-1] > 1
 
 
-def clip_zero(series: Series) -> str | None:
+@rule(
+    severity="info",
+    keys=("learner/clip_ratio", "learner/sgd_steps"),
+    remedy="The policy hardly moves between the SGD steps of one batch: optimizer.learning_rate may be too low.",
+)
+def clip_never_acts(series: Series) -> str | None:
     """Several SGD steps a training step, and not one token clipped in twenty of them."""
     recent = series[-4 * RECENT :]
     clipped = column(recent, "learner/clip_ratio")
@@ -179,7 +186,13 @@ def clip_zero(series: Series) -> str | None:
     return f"not one token clipped in {len(clipped)} training steps of {sgd_steps:.0f} SGD steps each"
 
 
-def clip_high(series: Series) -> str | None:
+@rule(
+    severity="warning",
+    keys=("learner/clip_ratio",),
+    remedy="The policy leaves its own data within a step: lower optimizer.learning_rate, or take fewer SGD steps "
+    "(larger mini_batch, algorithm.reuse = 1).",
+)
+def clip_share_high(series: Series) -> str | None:
     """More than a tenth of the tokens clipped over the last steps."""
     clipped = tail(series, RECENT, "learner/clip_ratio")
     if len(clipped) < RECENT or mean(clipped) <= 0.1:
@@ -187,6 +200,12 @@ def clip_high(series: Series) -> str | None:
     return f"{percent(mean(clipped))} of the tokens clipped over the last {RECENT} steps"
 
 
+@rule(
+    severity="warning",
+    keys=("learner/sampler_gap_mean",),
+    remedy="Sample in the learner's precision (rollout.dtype = model.dtype), or correct for the gap "
+    "(algorithm.correction = 'tis'); lagged weights (rollout.weight_lag) widen it too.",
+)
 def sampler_gap(series: Series) -> str | None:
     """Sampler and learner disagree by more than 0.07 nats a token; bf16 alone explains about 0.05."""
     gap = tail(series, RECENT, "learner/sampler_gap_mean")
@@ -195,7 +214,13 @@ def sampler_gap(series: Series) -> str | None:
     return f"sampler and learner differ by {mean(gap):.3f} nats per token (mean of {RECENT} steps)"
 
 
-def entropy_estimators(series: Series) -> str | None:
+@rule(
+    severity="critical",
+    keys=ENTROPY,
+    remedy="The sampler's log-probs are not those of the distribution it samples from: check its temperature "
+    "and top_p.",
+)
+def entropy_estimators_disagree(series: Series) -> str | None:
     """The exact and the sampled estimate have the same mean; five standard errors apart they have not."""
     rows = [r for r in series[-4 * RECENT :] if column([r], ENTROPY[0]) and column([r], ENTROPY[1])]
     if len(rows) < 4 * RECENT:
@@ -208,6 +233,12 @@ def entropy_estimators(series: Series) -> str | None:
     return f"sampled entropy is {offset:+.3f} nats off the exact one ({mean(exact):.3f}), error {error:.3f}"
 
 
+@rule(
+    severity="warning",
+    keys=("length/mean", ACCURACY),
+    remedy="Look at the longest rollouts for loops; lower the entropy coefficient or the learning rate, or "
+    "shorten T for a while.",
+)
 def length_explosion(series: Series) -> str | None:
     """Responses twice as long as at the stage's start, without any accuracy to show for it."""
     stage = this_stage(series)
@@ -221,6 +252,12 @@ def length_explosion(series: Series) -> str | None:
     return f"mean length {start:.0f} -> {now:.0f} tokens in this stage, accuracy {100 * gain:+.1f} points"
 
 
+@rule(
+    severity="warning",
+    keys=("train/truncation/ratio",),
+    remedy="Raise the stage's max_tokens, and use algorithm.advantage_mask = 'none': masking truncated responses "
+    "takes away the pressure to finish.",
+)
 def truncation_stuck(series: Series) -> str | None:
     """After thirty steps of a stage more than 30 % are cut, hardly fewer than twenty steps ago."""
     stage = this_stage(series)
@@ -232,3 +269,19 @@ def truncation_stuck(series: Series) -> str | None:
     if now <= 0.3 or now < 0.9 * earlier:
         return None
     return f"{percent(now)} of the responses cut at T after {len(cut)} steps of this stage ({percent(earlier)} before)"
+
+
+RULES: tuple[HealthRule, ...] = (
+    entropy_collapse,
+    entropy_growth,
+    response_shortening,
+    early_plateau,
+    groups_rejected,
+    clip_never_acts,
+    clip_share_high,
+    sampler_gap,
+    entropy_estimators_disagree,
+    length_explosion,
+    truncation_stuck,
+)
+"""Every rule, in the order in which findings of one step are told."""

@@ -1,9 +1,11 @@
 "use strict";
-// The crosshair: one step, shown in every chart at once; values of the chart under the pointer in a small box.
+// The crosshair: one step, shown in every chart at once; values of the chart that is pointed at in a small box.
 (function () {
   const data = JSON.parse(document.getElementById("hover").textContent);
   const tip = document.getElementById("tip");
-  const charts = Array.from(document.querySelectorAll("svg[data-chart]"));
+  const charts = Array.from(document.querySelectorAll("svg[data-chart]"))
+    .filter((svg) => data[svg.dataset.chart] && data[svg.dataset.chart].series.length);
+  let at = null; // the step that the keys last chose, shared by all charts
 
   function nearest(points, x) {
     let low = 0, high = points.length - 1;
@@ -11,7 +13,7 @@
       const middle = (low + high) >> 1;
       if (points[middle][0] < x) low = middle; else high = middle;
     }
-    return Math.abs(points[low][0] - x) <= Math.abs(points[high][0] - x) ? points[low] : points[high];
+    return Math.abs(points[low][0] - x) <= Math.abs(points[high][0] - x) ? low : high;
   }
 
   function written(value, unit) {
@@ -22,16 +24,23 @@
     return unit === "seconds" ? text + " s" : text;
   }
 
+  function longest(chart) {
+    return chart.series.reduce((a, b) => (b.points.length > a.points.length ? b : a)).points;
+  }
+
   function hide() {
     tip.hidden = true;
     for (const svg of charts) svg.querySelector(".cross").setAttribute("visibility", "hidden");
   }
 
+  function place(chart, x) {
+    return chart.left + (x - chart.low) / (chart.high - chart.low) * (chart.right - chart.left);
+  }
+
   function crosshairs(x) {
     for (const svg of charts) {
-      const chart = data[svg.dataset.chart], line = svg.querySelector(".cross");
-      const at = chart.left + (x - chart.low) / (chart.high - chart.low) * (chart.right - chart.left);
-      line.setAttribute("x1", at); line.setAttribute("x2", at);
+      const chart = data[svg.dataset.chart], line = svg.querySelector(".cross"), where = place(chart, x);
+      line.setAttribute("x1", where); line.setAttribute("x2", where);
       line.setAttribute("y1", 20); line.setAttribute("y2", chart.bottom);
       line.setAttribute("visibility", "visible");
     }
@@ -45,35 +54,100 @@
     return line;
   }
 
-  function show(svg, event) {
-    const chart = data[svg.dataset.chart], box = svg.getBoundingClientRect();
-    const unitX = (event.clientX - box.left) / box.width * chart.width;
-    const share = Math.min(1, Math.max(0, (unitX - chart.left) / (chart.right - chart.left)));
-    const wanted = chart.low + share * (chart.high - chart.low);
-    const longest = chart.series.reduce((a, b) => (b.points.length > a.points.length ? b : a));
-    const x = nearest(longest.points, wanted)[0];
-    crosshairs(x);
-    const head = document.createElement("div");
-    head.textContent = "step " + Math.round(x);
-    tip.replaceChildren(head);
-    for (const series of chart.series) {
-      const point = nearest(series.points, x);
-      const sparse = series.points.length < longest.points.length;
-      const label = sparse && point[0] !== x ? series.label + " (step " + Math.round(point[0]) + ")" : series.label;
-      tip.append(row(label, written(point[1], chart.unit), series.color));
-    }
-    tip.hidden = false;
-    const room = document.documentElement.clientWidth - tip.offsetWidth - 12;
-    tip.style.left = Math.max(6, Math.min(room, event.clientX + 16)) + "px";
-    tip.style.top = Math.max(6, Math.min(innerHeight - tip.offsetHeight - 8, event.clientY + 16)) + "px";
+  function values(chart, x) {
+    const every = longest(chart).length;
+    return chart.series.map((series) => {
+      const point = series.points[nearest(series.points, x)];
+      const sparse = series.points.length < every && point[0] !== x;
+      const label = sparse ? series.label + " (step " + Math.round(point[0]) + ")" : series.label;
+      return [label, written(point[1], chart.unit), series.color];
+    });
   }
 
-  for (const svg of charts) {
-    if (!data[svg.dataset.chart].series.length) continue;
-    svg.addEventListener("pointermove", (event) => show(svg, event));
-    svg.addEventListener("pointerdown", (event) => show(svg, event));
-    svg.addEventListener("pointerleave", hide);
+  function show(svg, x, left, top) {
+    const chart = data[svg.dataset.chart], found = values(chart, x), head = document.createElement("div");
+    crosshairs(x);
+    head.textContent = "step " + Math.round(x);
+    tip.replaceChildren(head, ...found.map((parts) => row(...parts)));
+    tip.hidden = false;
+    svg.setAttribute("aria-valuenow", x);
+    svg.setAttribute("aria-valuetext", head.textContent + ": " + found.map((p) => p[0] + " " + p[1]).join(", "));
+    const room = document.documentElement.clientWidth - tip.offsetWidth - 6;
+    const beside = left + 16 > room ? left - 16 - tip.offsetWidth : left + 16;
+    tip.style.left = Math.max(6, Math.min(room, beside)) + "px";
+    tip.style.top = Math.max(6, Math.min(innerHeight - tip.offsetHeight - 8, top + 16)) + "px";
   }
+
+  function pointed(svg, event) {
+    const chart = data[svg.dataset.chart], box = svg.getBoundingClientRect(), points = longest(chart);
+    const unit = (event.clientX - box.left) / box.width * chart.width;
+    const share = Math.min(1, Math.max(0, (unit - chart.left) / (chart.right - chart.left)));
+    at = points[nearest(points, chart.low + share * (chart.high - chart.low))][0];
+    show(svg, at, event.clientX, event.clientY);
+  }
+
+  function stepped(svg, move) {
+    const chart = data[svg.dataset.chart], box = svg.getBoundingClientRect(), points = longest(chart);
+    const now = at === null ? points.length - 1 : nearest(points, at);
+    at = points[Math.min(points.length - 1, Math.max(0, move(now, points.length - 1)))][0];
+    show(svg, at, box.left + place(chart, at) / chart.width * box.width, box.top);
+  }
+
+  const moves = {
+    ArrowRight: (i) => i + 1, ArrowUp: (i) => i + 1, ArrowLeft: (i) => i - 1, ArrowDown: (i) => i - 1,
+    PageUp: (i, last) => i + Math.ceil(last / 10), PageDown: (i, last) => i - Math.ceil(last / 10),
+    Home: () => 0, End: (i, last) => last,
+  };
+
+  for (const svg of charts) {
+    const points = longest(data[svg.dataset.chart]);
+    svg.setAttribute("tabindex", "0");
+    svg.setAttribute("role", "slider");
+    svg.setAttribute("aria-valuemin", points[0][0]);
+    svg.setAttribute("aria-valuemax", points[points.length - 1][0]);
+    svg.setAttribute("aria-valuenow", points[points.length - 1][0]);
+    svg.addEventListener("pointermove", (event) => pointed(svg, event));
+    svg.addEventListener("pointerdown", (event) => pointed(svg, event));
+    svg.addEventListener("pointerleave", (event) => { if (event.pointerType === "mouse") hide(); });
+    svg.addEventListener("blur", hide);
+    svg.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") { hide(); return; }
+      const move = moves[event.key];
+      if (!move || event.ctrlKey || event.altKey || event.metaKey) return;
+      event.preventDefault();
+      stepped(svg, move);
+    });
+  }
+  addEventListener("pointerdown", (event) => { if (!event.target.closest("svg[data-chart]")) hide(); });
   addEventListener("scroll", hide, { passive: true });
-  addEventListener("beforeprint", () => document.querySelectorAll("details.sample").forEach((d) => { d.open = true; }));
+
+  // The rollouts' filters.
+  const filters = document.querySelector(".filters");
+  if (filters) {
+    const chosen = (name) => filters.querySelector("[data-filter=" + name + "]").value;
+    filters.hidden = false;
+    filters.addEventListener("change", () => {
+      let shown = 0;
+      for (const step of document.querySelectorAll(".step")) {
+        let inside = 0;
+        for (const item of step.querySelectorAll(".rollout")) {
+          item.hidden = (chosen("outcome") && item.dataset.outcome !== chosen("outcome"))
+            || (chosen("step") && step.dataset.step !== chosen("step")) ? true : false;
+          inside += item.hidden ? 0 : 1;
+        }
+        step.hidden = inside === 0;
+        shown += inside;
+      }
+      document.querySelector(".nothing").hidden = shown > 0;
+    });
+  }
+
+  // On paper everything is open; afterwards it is as it was.
+  let closed = [];
+  addEventListener("beforeprint", () => {
+    hide();
+    closed = Array.from(document.querySelectorAll("details:not([open]):not(.values)"));
+    for (const details of closed) details.open = true;
+  });
+  addEventListener("afterprint", () => { for (const details of closed) details.open = false; });
 })();

@@ -1,0 +1,165 @@
+"""Figures as the page shows them: a drawing with its legend, values, exports and crosshair."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from magicrl.reporting.canvas import WIDTH, Entry, swatch
+from magicrl.reporting.charts import Chart, Series, Unit, thinned, to_csv
+from magicrl.reporting.comparison import Comparison
+from magicrl.reporting.interval_plot import IntervalRow, draw_intervals, intervals_csv, intervals_legend
+from magicrl.reporting.svg import LEFT, RIGHT, draw, drawn_series, frame_of, legend, legend_entries
+from magicrl.reporting.timeline import TimelineRow, draw_timeline, timeline_csv, timeline_legend
+from magicrl.reporting.wording import measured, temperature
+
+TABLE_ROWS = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Some values of a figure in words: a head, and rows whose first cell is their heading."""
+
+    head: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FigureView:
+    """One figure of a page.
+
+    Attributes:
+        title: its heading.
+        svg: the drawing.
+        legend: (sign, words) pairs.
+        downloads: (words, file name, link) triples.
+        note: how to read it.
+        table: some of its values, for those who cannot see the drawing.
+    """
+
+    title: str
+    svg: Markup
+    legend: tuple[tuple[Markup, str], ...]
+    downloads: tuple[tuple[str, str, str], ...]
+    note: str = ""
+    table: Table | None = None
+
+
+def chart_view(chart: Chart) -> FigureView:
+    """A chart over the training steps."""
+    entries = legend(chart)
+    alike = len(entries) == 1 and entries[0].label.lower() == chart.title.lower()
+    return FigureView(
+        title=chart.title,
+        svg=draw(chart),
+        legend=() if alike else _signs(entries),
+        downloads=_downloads(chart.key, draw(chart, alone=True), to_csv(chart)),
+        note=chart.note,
+        table=_values(chart),
+    )
+
+
+def intervals_view(key: str, comparison: Comparison) -> FigureView:
+    """A test set's scores before and after, with its pass@k below."""
+    rows = interval_rows(comparison)
+    best = None if comparison.start_best is None else comparison.start_best[1].accuracy.mean
+    title = "Accuracy by temperature"
+    return FigureView(
+        title=title,
+        svg=draw_intervals(rows, best, key=key, title=title),
+        legend=_signs(intervals_legend(rows, best)),
+        downloads=_downloads(key, draw_intervals(rows, best, key=key, title=title, alone=True), intervals_csv(rows)),
+        note="Bars are 95 % intervals; the unit of each is the problem, not the sample.",
+    )
+
+
+def interval_rows(comparison: Comparison) -> list[IntervalRow]:
+    """A row a temperature, then a row a pass@k."""
+    rows = [
+        IntervalRow(
+            label=temperature(pair.temperature),
+            before=pair.before.accuracy if pair.before else None,
+            after=pair.after.accuracy if pair.after else None,
+        )
+        for pair in comparison.pairs
+    ]
+    before, after = comparison.pass_at("before"), comparison.pass_at("after")
+    for i, k in enumerate(sorted({*before, *after})):
+        old, new = before.get(k), after.get(k)
+        rows.append(
+            IntervalRow(label=f"pass@{k}", before=old[1] if old else None, after=new[1] if new else None, apart=i == 0)
+        )
+    return rows
+
+
+def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:
+    """What ran when inside a few steps."""
+    return FigureView(
+        title="Inside a step",
+        svg=draw_timeline(rows),
+        legend=_signs(timeline_legend(rows)),
+        downloads=_downloads("timeline", draw_timeline(rows, alone=True), timeline_csv(rows)),
+        note="The step of median length and the slowest one of each stage. Judging that hid behind generation has no "
+        "bar of its own; what no bar covers is bookkeeping.",
+    )
+
+
+def hover(chart: Chart) -> dict[str, Any]:
+    """What the crosshair needs: the plot area, the x range and every line's values."""
+    frame, _ = frame_of(chart)
+    shown = {s.label for s in drawn_series(chart)}
+    return {
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "width": WIDTH,
+        "bottom": frame.bottom,
+        "low": frame.x_low,
+        "high": frame.x_high,
+        "unit": chart.unit,
+        "series": [
+            {
+                "label": s.label,
+                "color": s.color,
+                "points": [[x, float(f"{y:.5g}")] for x, y in thinned(s.points)],
+            }
+            for s in chart.series
+            if s.points and s.label in shown
+        ],
+    }
+
+
+def _signs(entries: Sequence[Entry]) -> tuple[tuple[Markup, str], ...]:
+    return tuple((swatch(entry), entry.label) for entry in entries)
+
+
+def _downloads(key: str, svg: str, csv: str) -> tuple[tuple[str, str, str], ...]:
+    return (
+        ("SVG", f"{key}.svg", data_uri("image/svg+xml", svg)),
+        ("CSV", f"{key}.csv", data_uri("text/csv", csv)),
+    )
+
+
+def data_uri(media_type: str, text: str) -> str:
+    """``text`` as a link that needs no server."""
+    return f"data:{media_type};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
+
+
+def _values(chart: Chart) -> Table | None:
+    """About a dozen evenly spaced steps, the first and the last among them."""
+    series = legend_entries(chart)
+    xs = sorted({x for s in series for x, _ in s.points})
+    if not xs:
+        return None
+    last = len(xs) - 1
+    picked = [xs[i] for i in sorted({round(i * last / (TABLE_ROWS - 1)) for i in range(TABLE_ROWS)})]
+    values = [_lookup(s, chart.unit) for s in series]
+    rows = tuple((f"{x:g}", *(column.get(x, "–") for column in values)) for x in picked)
+    return Table(head=("step", *(s.label for s in series)), rows=rows)
+
+
+def _lookup(series: Series, unit: Unit) -> Mapping[float, str]:
+    return {x: measured(y, unit) for x, y in series.points}
