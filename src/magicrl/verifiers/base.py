@@ -103,6 +103,10 @@ class VerifierService(Protocol):
         """The verdicts of a ticket in the order of its responses; waits for them."""
         ...
 
+    def ready(self, ticket: Any) -> bool:
+        """Whether ``result`` would return at once."""
+        ...
+
     def close(self) -> None:
         """Stop every worker. Safe to call twice."""
         ...

@@ -110,6 +110,10 @@ class VerifierPool:
         """
         return ticket.wait()
 
+    def ready(self, ticket: Ticket) -> bool:
+        """Whether `result` would return at once."""
+        return ticket.done
+
     def judge(self, problem: Problem, responses: Sequence[str]) -> tuple[Verdict, ...]:
         """`submit` and `result` in one."""
         return self.result(self.submit(problem, responses))
