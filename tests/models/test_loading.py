@@ -78,7 +78,7 @@ def test_padded_vocabulary_rows_are_not_valid(tmp_path: Path) -> None:
 
 
 def test_errors_name_the_folder_and_the_remedy(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no/such/folder does not exist; check start\.model"):
+    with pytest.raises(ValueError, match=r"no/such/folder does not exist; name an existing one, or make it"):
         load_policy("no/such/folder")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"empty has no config\.json"):

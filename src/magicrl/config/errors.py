@@ -18,11 +18,12 @@ class RecipeError(ValueError):
     Args:
         problem: what is wrong and what to do.
         key: the setting at fault, dotted (``data.train.0.path``), where the recipe's file and line are not known;
-            ``config.loader.placed_errors`` finds them. None when the text names its own place.
+            ``config.loader.placed_errors`` finds them. Empty for the very setting that ``under`` names; None when
+            the text names its own place.
     """
 
     def __init__(self, problem: str, *, key: str | None = None) -> None:
-        super().__init__(problem if key is None else f"{key}: {problem}")
+        super().__init__(f"{key}: {problem}" if key else problem)
         self.problem = problem
         self.key = key
 
@@ -44,7 +45,7 @@ def under(prefix: str) -> Generator[None]:
     except RecipeError as error:
         if error.key is None:
             raise
-        raise RecipeError(error.problem, key=f"{prefix}.{error.key}") from error
+        raise RecipeError(error.problem, key=f"{prefix}.{error.key}".rstrip(".")) from error
 
 
 def without_secrets(text: str, environment: Mapping[str, str] | None = None) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import SourceConfig
-from magicrl.data.families import make_family, unique_problems
+from magicrl.data.families import Split, make_family, unique_problems
 from magicrl.data.fingerprint import fingerprint
 from magicrl.data.readers import Row, read_file, read_hub
 from magicrl.data.schemas import Quarantined, is_released, problem_by_fields, problem_released
@@ -96,20 +98,27 @@ def load_source(source: SourceConfig, *, base_folder: Path) -> LoadedSource:
 def _generated(source: SourceConfig) -> LoadedSource:
     assert source.family is not None, "the caller chose"
     assert source.count is not None, "the schema wants a family's count"
-    try:
+    with _at("family"):
         make_family(source.family)
-    except ValueError as error:
-        raise RecipeError(str(error), key="family") from error
-    try:
+    with _at("options"):
         family = make_family(source.family, source.options)
+    known_split = source.split in get_args(Split)
+    with _at("split" if not known_split else "count" if source.levels is None else "levels"):
         problems = unique_problems(
             family, seed=source.seed, split=source.split, count=source.count, levels=source.levels
         )
-    except ValueError as error:  # a family is made of nothing but settings
-        raise RecipeError(str(error), key="options") from error
     if source.verifier is not None:
         problems = [replace(p, verifier=source.verifier) for p in problems]
     return LoadedSource(problems=tuple(problems))
+
+
+@contextmanager
+def _at(key: str) -> Generator[None]:
+    """What a family refuses is always a setting of the recipe."""
+    try:
+        yield
+    except ValueError as error:
+        raise RecipeError(str(error), key=key) from error
 
 
 def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:

@@ -7,6 +7,7 @@ sampler and the learner are one distribution) and never executes code from the m
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import re
 import shutil
@@ -17,14 +18,29 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from magicrl.config.schema import DType
 from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.folder import check_model, find_model
 from magicrl.models.prompts import end_of_turn_token
 
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+_log = logging.getLogger(__name__)
+
+# transformers reports a malformed file by whatever its parser happened to raise
+_LOADER_ERRORS = (
+    OSError,
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    RuntimeError,
+    StrictDataclassError,
+    SafetensorError,
+)
 _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -87,18 +103,21 @@ def load_policy(
         device: where the weights go.
 
     Raises:
-        ValueError: nothing there, no ``config.json``, no tokenizer, weights missing, no end token, or no stated
-            context length. The message names the folder and what to do.
+        RecipeError: the name can be neither a folder nor a hub name.
+        ValueError: a file is missing or damaged, weights are missing, of other shapes than the config's or not
+            finite, no end token, or no stated context length. The message names the file or folder and what to do.
     """
     register_attention()
     source = str(folder_or_name)
-    _check_source(source)
-    tokenizer = _load_tokenizer(source)
+    folder = find_model(source)
+    check_model(folder, source)
+    tokenizer = _load_tokenizer(folder, source)
     with quiet_bars():
-        model = _load_model(source, resolve_dtype(dtype))
+        model = _load_model(folder, source, resolve_dtype(dtype))
+    _check_finite(model, source)
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     model.eval()
-    return describe_policy(model, tokenizer, folder=source)
+    return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
 
 
 def describe_policy(
@@ -191,75 +210,85 @@ def quiet_bars() -> Generator[None]:
             hf_logging.enable_progress_bar()
 
 
-def _check_source(source: str) -> None:
-    folder = Path(source)
-    if not folder.exists():
-        if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and not source.startswith("."):
-            return  # may be a hub name; the hub client decides
-        raise ValueError(f"model folder {source} does not exist; check start.model (or make it with `magicrl sft`)")
-    if not (folder / "config.json").is_file():
-        raise ValueError(f"model folder {source} has no config.json; give the folder that save_pretrained wrote")
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
-        raise ValueError(
-            f"model folder {source} has no tokenizer (looked for {', '.join(_TOKENIZER_FILES)}); "
-            "save the model's tokenizer into it: tokenizer.save_pretrained(folder)"
-        )
-
-
-def _hub_error(source: str, error: Exception) -> ValueError:
-    reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+def _unloadable(source: str, error: Exception) -> ValueError:
+    reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason given"
     return ValueError(
-        f"cannot load model {source!r}: {reason}. Give the path of a model folder, or a hub name with network access"
+        f"cannot load model {source!r}: {type(error).__name__}: {reason}. Check that plain transformers loads it "
+        "(AutoModelForCausalLM.from_pretrained); if so, please report this"
     )
 
 
-def _load_tokenizer(source: str) -> PreTrainedTokenizerBase:
+def _load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
     try:
-        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(source, trust_remote_code=False))
-    except OSError as error:
-        raise _hub_error(source, error) from error
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
+    except _LOADER_ERRORS as error:
+        raise _unloadable(source, error) from error
 
 
-def _load_model(source: str, dtype: torch.dtype) -> PreTrainedModel:
+def _load_model(folder: Path, source: str, dtype: torch.dtype) -> PreTrainedModel:
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         loaded = AutoModelForCausalLM.from_pretrained(
-            source,
+            folder,
             config=config,
             dtype=dtype,
             attn_implementation=ATTENTION_NAME,
             trust_remote_code=False,
             use_safetensors=True,  # pickled weights can run code
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # only so that they can be named below
         )
-    except OSError as error:
-        raise _hub_error(source, error) from error
+    except _LOADER_ERRORS as error:
+        raise _unloadable(source, error) from error
     model, info = cast("tuple[PreTrainedModel, Mapping[str, Any]]", loaded)
+    if info["mismatched_keys"]:
+        name, found, wanted = min(info["mismatched_keys"])
+        raise ValueError(
+            f"model {source}: {len(info['mismatched_keys'])} weights do not have the shapes that config.json states, "
+            f"e.g. {name} is {list(found)} in the file and {list(wanted)} by the config; "
+            "take config.json and weights from one model"
+        )
     if info["missing_keys"]:
         missing = sorted(info["missing_keys"])
         raise ValueError(
             f"model {source} lacks {len(missing)} weights, e.g. {missing[0]}; "
             "they would be random: check that the folder is a complete causal LM"
         )
+    if info["unexpected_keys"]:
+        unused = sorted(info["unexpected_keys"])
+        _log.warning("model %s: %d weights of its files are not used, e.g. %s", source, len(unused), unused[0])
     return model
 
 
+def _check_finite(model: PreTrainedModel, source: str) -> None:
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise ValueError(
+                f"model {source}: weight {name} holds values that are not finite (NaN or infinity), so nothing can be "
+                "sampled; take an earlier checkpoint of that model, or fetch it again"
+            )
+
+
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
-    stated = getattr(model.generation_config, "eos_token_id", None)
+    stated: Any = getattr(model.generation_config, "eos_token_id", None)
     if stated is None:
         stated = getattr(model.config.get_text_config(), "eos_token_id", None)
-    ends: set[int] = set()
-    if stated is not None:
-        ends.update(int(token) for token in (cast("list[int]", stated) if isinstance(stated, list) else [stated]))
-    for token in (tokenizer.eos_token_id, end_of_turn_token(tokenizer)):
-        if token is not None:
-            ends.add(int(cast(int, token)))
+    named: list[Any] = stated if isinstance(stated, list) else [stated]
+    named = [*named, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
+    ends = frozenset(token for token in named if token is not None)
     if not ends:
         raise ValueError(
             f"model {folder} states no end token, so no response could ever end; "
             "set eos_token_id in its generation_config.json"
         )
-    return frozenset(ends)
+    rows = int(cast(torch.nn.Embedding, model.get_input_embeddings()).weight.shape[0])
+    for token in ends:
+        if not isinstance(token, int) or not 0 <= token < rows:
+            raise ValueError(
+                f"model {folder}: end token {token!r} is none of its {rows} tokens; "
+                "correct eos_token_id in its generation_config.json"
+            )
+    return ends
 
 
 def _max_context(model: PreTrainedModel, folder: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, cast
 
+from jinja2 import TemplateError
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerBase
@@ -31,7 +32,7 @@ class PromptEncoder:
             max_prompt_tokens: most tokens of an encoded prompt, template included.
 
         Raises:
-            ValueError: the tokenizer has no end token.
+            ValueError: the tokenizer has no end token, or its chat template does not work.
         """
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
@@ -120,7 +121,10 @@ class PromptEncoder:
             return
         vocabulary = self._tokenizer.get_vocab()
         strange = [word for word in text.split() if vocabulary.get(word, unknown) == unknown]
-        raise ValueError(f"{what}: the tokenizer does not know {strange[:5]!r}; use a model made for this family")
+        named = f"{strange[:5]!r}" if strange else "a part of its chat template"
+        raise ValueError(
+            f"{what}: the tokenizer does not know {named}; use a model made for these problems, or correct the problem"
+        )
 
 
 def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
@@ -157,11 +161,23 @@ def _chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:
     """What the template puts before and after a user's message (the generation prompt included)."""
     if not tokenizer.chat_template:
         return None
-    before, _, after = _render(tokenizer, [("user", _MARK)], generation_prompt=True).partition(_MARK)
+    before, mark, after = _render(tokenizer, [("user", _MARK)], generation_prompt=True).partition(_MARK)
+    if not mark:
+        raise ValueError(
+            "the tokenizer's chat template leaves the user's message out, so no prompt would reach the model; "
+            "correct chat_template in tokenizer_config.json or chat_template.jinja, or remove it"
+        )
     return before, after
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]], *, generation_prompt: bool) -> str:
     messages = [{"role": role, "content": text} for role, text in turns]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+    try:
+        text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
+    except TemplateError as error:
+        raise ValueError(
+            f"the tokenizer's chat template fails on a conversation of {' and '.join(role for role, _ in turns)} "
+            f"({type(error).__name__}: {error}); correct chat_template in tokenizer_config.json or "
+            "chat_template.jinja, or remove it"
+        ) from error
     return cast(str, text)
