@@ -1,0 +1,155 @@
+"""A model folder before it is loaded: found, fetched from the hub if need be, and looked over.
+
+transformers loads what it can of a damaged folder, in silence (a cut-off generation config loses its end tokens) or
+with an error that names no file. An interrupted download is the usual damage, so every file is read once here.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from pathlib import Path
+from typing import Any, cast
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import LocalEntryNotFoundError
+from safetensors import SafetensorError, safe_open
+
+from magicrl.config.errors import RecipeError
+
+INDEX = "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+JSON_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    INDEX,
+)
+# No pickled weights, and nothing from subfolders: those hold other formats of the same weights.
+FETCHED = ("*.json", "*.safetensors", "*.model", "*.txt", "*.jinja", "README.md", "LICENSE*")
+NOT_FETCHED = ("*/*", "consolidated*")
+LFS_POINTER = b"version https://git-lfs"
+AGAIN = "the download may have been interrupted: fetch the model again"
+
+
+def find_model(name: str) -> Path:
+    """The folder of a model: the one of this name, else the hub's, downloaded or from its cache.
+
+    Raises:
+        RecipeError: ``name`` can be neither a folder nor a hub name (key "": the setting that holds it).
+        ValueError: the hub has no such model, cannot be reached, or its cached copy is incomplete.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return folder
+    if folder.exists():
+        raise RecipeError(f"model {name} is a file; give the folder that holds config.json", key="")
+    if re.match(r"[a-z][a-z0-9+.-]*:/", name):
+        raise RecipeError(f"model {name} is a URL; give a model folder, or a hub name such as owner/name", key="")
+    if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
+        made = "name an existing one, or make it with `magicrl sft`"
+        raise RecipeError(f"model folder {name} does not exist{_similar(folder)}; {made}", key="")
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FETCHED), ignore_patterns=list(NOT_FETCHED)))
+    except (OSError, ValueError) as error:
+        raise ValueError(_hub_trouble(name, error)) from error
+
+
+def check_model(folder: Path, name: str) -> None:
+    """Raise ``ValueError`` for a folder that lacks a file, or holds one that is cut off or no JSON object.
+
+    Args:
+        folder: where the files are.
+        name: what the user called it.
+    """
+    if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ValueError(
+                f"model folder {name} holds a LoRA adapter alone; merge it into its model (PEFT's merge_and_unload) "
+                "and give the merged folder"
+            )
+        raise ValueError(f"model folder {name} has no config.json; give the folder that save_pretrained wrote")
+    if not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        raise ValueError(
+            f"model folder {name} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)}); "
+            "save the model's tokenizer into it: tokenizer.save_pretrained(folder)"
+        )
+    for file in JSON_FILES:
+        if (folder / file).is_file():
+            read_object(folder / file)
+    for file in _weight_files(folder, name):
+        _check_weights(file)
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The JSON object in ``path``. Raises ``ValueError`` naming file and line if it holds none."""
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path}, line {error.lineno}: broken JSON ({error.msg}); {AGAIN}") from None
+    except UnicodeDecodeError:
+        raise ValueError(f"{path}: not UTF-8 text; {AGAIN}") from None
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: expected a JSON object, got {type(content).__name__}; {AGAIN}")
+    return cast("dict[str, Any]", content)
+
+
+def _weight_files(folder: Path, name: str) -> list[Path]:
+    if (folder / INDEX).is_file():
+        listed = read_object(folder / INDEX).get("weight_map")
+        if not isinstance(listed, dict) or not listed:
+            raise ValueError(f"{folder / INDEX}: field 'weight_map' names no weights; {AGAIN}")
+        files = sorted({str(file) for file in cast("dict[str, Any]", listed).values()})
+        missing = [file for file in files if not (folder / file).is_file()]
+        if missing:
+            few = ", ".join(missing[:3])
+            raise ValueError(f"model folder {name} lacks {len(missing)} of {len(files)} weight files ({few}); {AGAIN}")
+        return [folder / file for file in files]
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if any(folder.glob("pytorch_model*.bin")):
+        raise ValueError(
+            f"model folder {name} has pickled weights only, which can run code and are not loaded; "
+            "convert them: load the model in transformers and save_pretrained it"
+        )
+    raise ValueError(f"model folder {name} has no weights (neither {WEIGHTS} nor {INDEX}); {AGAIN}")
+
+
+def _check_weights(path: Path) -> None:
+    """The header states how long a safetensors file is, so that a file cut off anywhere is found without reading it."""
+    try:
+        with safe_open(path, framework="pt"):
+            pass
+    except SafetensorError as error:
+        with path.open("rb") as file:
+            pointer = file.read(len(LFS_POINTER)) == LFS_POINTER
+        if pointer:
+            raise ValueError(f"{path} is a Git LFS pointer, not the weights; fetch them: git lfs pull") from None
+        size = path.stat().st_size
+        raise ValueError(f"{path} ({size} bytes) is damaged or cut off ({error}); {AGAIN}") from None
+
+
+def _hub_trouble(name: str, error: Exception) -> str:
+    text = str(error).strip()
+    if getattr(error, "snapshot_path", None):
+        return f"the hub cache's copy of model {name!r} is incomplete; run again with network access to finish it"
+    if isinstance(error, LocalEntryNotFoundError):
+        cause = error.__cause__ or error
+        reason = f"no folder of that name, not in the hub cache, and the hub cannot be reached ({type(cause).__name__})"
+    else:
+        reason = text.splitlines()[0].rstrip(".") if text else type(error).__name__
+    remedy = "Give the path of a model folder, or a hub name with network access"
+    return f"cannot load model {name!r}: {reason}{_similar(Path(name))}. {remedy}"
+
+
+def _similar(folder: Path) -> str:
+    """A folder beside it whose name is nearly the same, as the middle of an error."""
+    siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
+    near = difflib.get_close_matches(folder.name, siblings, n=1)
+    return f"; did you mean {folder.parent / near[0]}?" if near else ""
