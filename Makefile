@@ -35,7 +35,13 @@ check: setup
 test: check
 	$(BIN)/pytest -n 2
 
-test-slow: setup
+# 63 s and 2.3 GB. Only beside torch's CPU build; with another, the test of it skips itself.
+$(VENV)/.vllm: $(VENV)/.installed
+	if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then \
+	  $(PIP) install -c constraints.txt -e '.[vllm]' && $(PIP) uninstall -y torchvision torchaudio torchcodec; fi
+	touch $@
+
+test-slow: setup $(VENV)/.vllm
 	$(SMOLLM2)
 	$(BIN)/pytest -m slow
 
