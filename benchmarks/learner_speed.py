@@ -18,21 +18,34 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import torch
-from bench_models import SMOLLM2, TINY, long_tailed, model_folder, parameters, plain_model, random_prompts, vocabulary
-from measure import FIGURES, GemmBound, PeakMemory, Times, Turn, document, ratio, rounded, summary, timed, turns, write
+from bench_models import TINY, model_folder, parameters, plain_model, vocabulary
+from learner_cases import CASES, QUICK, Case, Response, samples_of
+from measure import (
+    FIGURES,
+    GemmBound,
+    PeakMemory,
+    Times,
+    Turn,
+    document,
+    ratio,
+    rounded,
+    summary,
+    timed,
+    turns,
+    write_case,
+)
 from torch import Tensor
-from trl_peer import PeerHooks, PeerSettings, Response, train
+from trl_peer import PeerHooks, PeerSettings, train
 
-from magicrl.config.schema import DType, ModelConfig, OptimizerConfig
+from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.models.loading import load_policy
-from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import TrainBatch
 from magicrl.training.learner import LocalLearner
 from magicrl.training.protocols import Controls
 
@@ -40,76 +53,6 @@ LEARNING_RATE = 1e-6
 MAX_GRAD_NORM = 1000.0  # the norm is taken on both sides and never reached, so that gradients can be compared
 CONTROLS = Controls(clip_low=0.2, clip_high=0.28, temperature=1.0, learning_rate=LEARNING_RATE)
 BOUND_TOKENS = 1024  # products are timed on so many tokens and scaled: their rate has levelled off there
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Case:
-    """One update's work.
-
-    Attributes:
-        name: of the case in the JSON.
-        model: a name that ``bench_models`` knows.
-        dtype: precision of ours; bfloat16 is autocast over float32 weights on TRL's side, as ours has float32 masters.
-        prompts: groups.
-        samples: responses of each.
-        prompt_tokens: tokens of every prompt.
-        tokens: response tokens: of every response, or the longest where ``median`` is set.
-        median: median response length of the long-tailed case; None for equal lengths.
-        peer_batch: sequences of one of TRL's forward passes: the fastest found by ``--tune``.
-        micro_batch_tokens: the same of ours.
-    """
-
-    name: str
-    model: str
-    dtype: DType
-    prompts: int
-    samples: int
-    prompt_tokens: int
-    tokens: int
-    peer_batch: int
-    micro_batch_tokens: int
-    median: int | None = None
-
-    def responses(self, vocab: int) -> list[Response]:
-        """Random tokens; in each group every other response is right."""
-        count = self.prompts * self.samples
-        lengths = np.full(count, self.tokens)
-        if self.median is not None:
-            lengths = long_tailed(count, self.median, self.tokens)
-            lengths[0] = self.tokens  # the limit is what padding reaches
-        prompts = random_prompts(self.prompts, self.prompt_tokens, vocab)
-        rng = np.random.default_rng(1)
-        return [
-            Response(
-                group=number // self.samples,
-                prompt_tokens=prompts[number // self.samples].tolist(),
-                tokens=rng.integers(2, vocab, int(length)).tolist(),
-                reward=float(number % 2),
-            )
-            for number, length in enumerate(lengths)
-        ]
-
-
-def _smollm2(name: str, dtype: DType, *, ragged: bool) -> Case:
-    shape: dict[str, Any] = (
-        {"prompts": 2, "samples": 4, "prompt_tokens": 32, "tokens": 256, "median": 48}
-        if ragged
-        else {"prompts": 2, "samples": 4, "prompt_tokens": 128, "tokens": 128}
-    )
-    return Case(name=name, model=SMOLLM2, dtype=dtype, peer_batch=4, micro_batch_tokens=2048, **shape)
-
-
-CASES = (
-    _smollm2("bf16-equal", "bfloat16", ragged=False),
-    _smollm2("bf16-long-tail", "bfloat16", ragged=True),
-    _smollm2("fp32-equal", "float32", ragged=False),
-)
-QUICK = (
-    Case(name="tiny-bf16", model=TINY, dtype="bfloat16", prompts=2, samples=2, prompt_tokens=5, tokens=6, peer_batch=2,
-         micro_batch_tokens=64),
-    Case(name="tiny-long-tail", model=TINY, dtype="float32", prompts=2, samples=4, prompt_tokens=5, tokens=16,
-         median=5, peer_batch=4, micro_batch_tokens=64),
-)  # fmt: skip
 
 
 class Ours:
@@ -137,25 +80,6 @@ class Ours:
         found = {name: gradient.clone() for name, gradient in self._learner.gradients().items()}
         self._learner.restore(self._learner.state())  # forgets what was accumulated
         return found
-
-
-def samples_of(responses: Sequence[Response]) -> list[TrainSample]:
-    """As the loop would make them: the advantage is the reward above its group's mean."""
-    groups: dict[int, list[float]] = {}
-    for response in responses:
-        groups.setdefault(response.group, []).append(response.reward)
-    return [
-        TrainSample(
-            prompt_tokens=frozen_tokens(r.prompt_tokens),
-            tokens=frozen_tokens(r.tokens),
-            advantage=r.reward - float(np.mean(groups[r.group])),
-            group_index=r.group,
-            sample_index=number,
-            sampler_logprobs=frozen_floats(np.zeros(len(r.tokens))),
-            policy_version=0,
-        )
-        for number, r in enumerate(responses)
-    ]
 
 
 class _Alternate(PeerHooks):
@@ -328,25 +252,20 @@ def memory_in_child(case: Case, side: str) -> dict[str, float]:
 # settings
 
 
-def tune(cases: Sequence[Case]) -> dict[str, Any]:
+def tune(case: Case) -> dict[str, Any]:
     """CPU seconds of one update at one thread (the second of two) for several settings of both sides."""
-    found: dict[str, Any] = {}
-    for case in cases:
-        rows: dict[str, float] = {}
-        count = case.prompts * case.samples
-        for batch in (size for size in (2, 4, 8, 16) if count % size == 0):
-            hooks = _Last()
-            tried = replace(case, peer_batch=batch)
-            torch.set_num_threads(1)
-            peer_updates(tried, tried.responses(vocabulary(plain_model(model_folder(case.model), "float32"))), hooks, 2)
-            rows[f"trl_batch_{batch}"] = rounded(hooks.times.cpu)
-        for budget in (512, 1024, 2048, 4096):
-            ours = Ours(replace(case, micro_batch_tokens=budget))
-            timed(ours.update, 1)
-            rows[f"magicrl_micro_batch_{budget}"] = rounded(timed(ours.update, 1)[0].cpu)
-        found[case.name] = rows
-        print(case.name, rows)
-    return found
+    rows: dict[str, float] = {}
+    responses = Ours(case).responses
+    for batch in (size for size in (2, 4, 8) if len(responses) % size == 0):
+        hooks = _Last()
+        torch.set_num_threads(1)
+        peer_updates(replace(case, peer_batch=batch), responses, hooks, updates=2)
+        rows[f"trl_batch_{batch}"] = rounded(hooks.times.cpu)
+    for budget in (512, 1024, 2048):
+        ours = Ours(replace(case, micro_batch_tokens=budget))
+        timed(ours.update, 1)
+        rows[f"magicrl_micro_batch_{budget}"] = rounded(timed(ours.update, 1)[0].cpu)
+    return {"case": asdict(case), "cpu_s": rows}
 
 
 class _Last(PeerHooks):
@@ -360,7 +279,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, seconds")
     parser.add_argument("--tune", action="store_true", help="compare settings instead of sides")
-    parser.add_argument("--case", action="append", help="only these cases")
+    parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
     parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
     parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
     parser.add_argument("--output", type=Path)
@@ -370,20 +289,19 @@ def main() -> None:
     if arguments.memory_of:
         print(json.dumps(memory_of(Case(**json.loads(arguments.memory_case)), arguments.memory_of)))
         return
-    cases = [c for c in (QUICK if arguments.quick else CASES) if not arguments.case or c.name in arguments.case]
+    known = QUICK if arguments.quick else CASES
     output = arguments.output or FIGURES / ("bench-learner-tuning.json" if arguments.tune else "bench-learner.json")
-    found = document(SETTINGS | {"repetitions": arguments.repetitions}, packages=("trl", "accelerate", "datasets"))
-    if arguments.tune:
-        write({**found, "cpu_s": tune(cases)}, output)
-        return
-    found["cases"] = {}
-    for case in cases:
-        most = 1 if arguments.one_thread or case.model == TINY else None
-        # float32 runs hold what bfloat16 runs hold, twice as wide
-        result = run_case(case, turns(arguments.repetitions, most_threads=most), memory=case.dtype == "bfloat16")
-        found["cases"][case.name] = result
-        print(case.name, result["times_faster"], result["gradients"])
-        write(found, output)
+    head = document(SETTINGS | {"repetitions": arguments.repetitions}, packages=("trl", "accelerate", "datasets"))
+    for case in (c for c in known if not arguments.case or c.name in arguments.case):
+        if arguments.tune:
+            result = tune(case)
+            print(case.name, result["cpu_s"])
+        else:
+            most = 1 if arguments.one_thread or case.model == TINY else None
+            # float32 runs hold what bfloat16 runs hold, twice as wide
+            result = run_case(case, turns(arguments.repetitions, most_threads=most), memory=case.dtype == "bfloat16")
+            print(case.name, result["times_faster"], result["gradients"])
+        write_case(output, head, case.name, result, [c.name for c in known])
 
 
 SETTINGS = {

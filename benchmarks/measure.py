@@ -203,8 +203,11 @@ def _cpu_name() -> str:
     return f"{found.get('model name', 'unknown')} ({', '.join(units) or 'no vector units known'})"
 
 
-def write(found: Mapping[str, Any], path: Path) -> None:
-    """Write the JSON, the load average at the end included."""
+def write_case(path: Path, head: Mapping[str, Any], name: str, result: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Put a case with the ``document`` of its run into the JSON; other ``known`` cases there stay as they are."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = {**found, "load_average_at_end": [rounded(value) for value in os.getloadavg()]}
+    cases = json.loads(path.read_text())["cases"] if path.exists() else {}
+    run = {**head, "load_average_at_end": [rounded(value) for value in os.getloadavg()]}
+    cases[name] = {"run": run, **result}
+    whole = {"cases": {name: cases[name] for name in known if name in cases}}
     write_atomically(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from bench_models import SMOLLM2, TINY, long_tailed, model_folder, parameters, plain_model, random_prompts, vocabulary
-from measure import FIGURES, GemmBound, Times, Turn, document, ratio, rounded, summary, timed, turns, write
+from measure import FIGURES, GemmBound, Times, Turn, document, ratio, rounded, summary, timed, turns, write_case
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
@@ -284,15 +284,15 @@ def _median_seconds(call: Callable[[], Any], repetitions: int = 10) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, seconds")
-    parser.add_argument("--case", action="append", help="only these cases")
+    parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
     parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
     parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
     parser.add_argument("--peer-cache", default="dynamic", choices=("dynamic", "static"))
     parser.add_argument("--peer-logprobs", action="store_true", help="make the peer return log-probs too")
     parser.add_argument("--output", type=Path, default=FIGURES / "bench-rollout.json")
     arguments = parser.parse_args()
-    cases = [c for c in (QUICK if arguments.quick else CASES) if not arguments.case or c.name in arguments.case]
-    found = document(
+    known = QUICK if arguments.quick else CASES
+    head = document(
         {
             "repetitions": arguments.repetitions,
             "peer": f"transformers.generate, sdpa, {arguments.peer_cache} cache, do_sample, top_k 0, top_p 1",
@@ -301,19 +301,14 @@ def main() -> None:
             "bound": "the model's own linear layers and head at one thread, prompts once a group; no attention",
         }
     )
-    found["cases"] = {}
-    for case in cases:
+    for case in (c for c in known if not arguments.case or c.name in arguments.case):
         # two threads only slow a model of 0.1M parameters down
         most = 1 if arguments.one_thread or case.model == TINY else None
         order = turns(arguments.repetitions, most_threads=most)
         result = run_case(case, order, arguments.peer_cache, arguments.peer_logprobs)
-        found["cases"][case.name] = result
-        print(
-            case.name,
-            result["times_faster"],
-            {n: result[n]["share_of_gemm_bound"] for n in ("magicrl", "transformers")},
-        )
-        write(found, arguments.output)
+        shares = {side: result[side]["share_of_gemm_bound"] for side in ("magicrl", "transformers")}
+        print(case.name, result["times_faster"], shares)
+        write_case(arguments.output, head, case.name, result, [c.name for c in known])
 
 
 if __name__ == "__main__":

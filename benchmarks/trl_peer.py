@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from learner_cases import Response
 from measure import Clock, Times
 
 os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func says at every start that it may change
@@ -21,16 +22,6 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")  # rollout_func says at e
 from datasets import Dataset
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Response:
-    """One response of a group: what both learners train on."""
-
-    group: int
-    prompt_tokens: list[int]
-    tokens: list[int]
-    reward: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,11 +70,19 @@ def test_peak_memory_sees_what_was_freed_again() -> None:
     assert peak.read() - before < 30 << 20
 
 
-def test_a_document_says_where_and_how_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_case_says_where_and_how_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure.sys, "argv", [str(measure.ROOT / "benchmarks" / "rollout_speed.py"), "--quick"])
-    measure.write(measure.document({"repetitions": 1}, packages=("trl",)), tmp_path / "new" / "bench.json")
-    found = json.loads((tmp_path / "new" / "bench.json").read_text())
-    assert found["command"] == "python benchmarks/rollout_speed.py --quick"
-    assert {"torch", "transformers", "trl", "magicrl"} <= set(found["machine"]["versions"])
-    assert {"cpu", "git", "started", "memory_gib"} <= set(found["machine"])
-    assert len(found["load_average_at_start"]) == len(found["load_average_at_end"]) == 3
+    path = tmp_path / "new" / "bench.json"
+    head = measure.document({"repetitions": 1}, packages=("trl",))
+    for name in ("old", "a", "b"):
+        measure.write_case(path, head, name, {"figure": 1}, ["old", "a", "b"])
+    measure.write_case(path, {**head, "settings": {"repetitions": 2}}, "b", {"figure": 2}, ["a", "b"])
+    cases = json.loads(path.read_text())["cases"]
+    assert list(cases) == ["a", "b"], "a case that is no more must go"
+    assert (cases["a"]["figure"], cases["b"]["figure"]) == (1, 2)
+    assert (cases["a"]["run"]["settings"], cases["b"]["run"]["settings"]) == ({"repetitions": 1}, {"repetitions": 2})
+    run = cases["a"]["run"]
+    assert run["command"] == "python benchmarks/rollout_speed.py --quick"
+    assert {"torch", "transformers", "trl", "magicrl"} <= set(run["machine"]["versions"])
+    assert {"cpu", "git", "started", "memory_gib"} <= set(run["machine"])
+    assert len(run["load_average_at_start"]) == len(run["load_average_at_end"]) == 3

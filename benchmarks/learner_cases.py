@@ -1,0 +1,112 @@
+"""The workloads of `learner_speed.py`, as magicrl and as TRL take them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from bench_models import SMOLLM2, TINY, long_tailed, random_prompts
+
+from magicrl.config.schema import DType
+from magicrl.records import TrainSample, frozen_floats, frozen_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Response:
+    """One response of a group: what both learners train on."""
+
+    group: int
+    prompt_tokens: list[int]
+    tokens: list[int]
+    reward: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One update's work.
+
+    Attributes:
+        name: of the case in the JSON.
+        model: a name that ``bench_models`` knows.
+        dtype: precision of ours; bfloat16 is autocast over float32 weights on TRL's side, as ours has float32 masters.
+        prompts: groups.
+        samples: responses of each.
+        prompt_tokens: tokens of every prompt.
+        tokens: response tokens: of every response, or the longest where ``median`` is set.
+        median: median response length of the long-tailed case; None for equal lengths.
+        peer_batch: sequences of one of TRL's forward passes: the fastest found by ``--tune``.
+        micro_batch_tokens: the same of ours.
+    """
+
+    name: str
+    model: str
+    dtype: DType
+    prompts: int
+    samples: int
+    prompt_tokens: int
+    tokens: int
+    peer_batch: int
+    micro_batch_tokens: int
+    median: int | None = None
+
+    def responses(self, vocab: int) -> list[Response]:
+        """Random tokens; in each group every other response is right."""
+        count = self.prompts * self.samples
+        lengths = np.full(count, self.tokens)
+        if self.median is not None:
+            lengths = long_tailed(count, self.median, self.tokens)
+            lengths[0] = self.tokens  # the limit is what padding reaches
+        prompts = random_prompts(self.prompts, self.prompt_tokens, vocab)
+        rng = np.random.default_rng(1)
+        return [
+            Response(
+                group=number // self.samples,
+                prompt_tokens=prompts[number // self.samples].tolist(),
+                tokens=rng.integers(2, vocab, int(length)).tolist(),
+                reward=float(number % 2),
+            )
+            for number, length in enumerate(lengths)
+        ]
+
+
+def _smollm2(name: str, dtype: DType, *, ragged: bool) -> Case:
+    shape: dict[str, Any] = (
+        {"prompts": 2, "samples": 4, "prompt_tokens": 32, "tokens": 256, "median": 48}
+        if ragged
+        else {"prompts": 2, "samples": 4, "prompt_tokens": 128, "tokens": 128}
+    )
+    return Case(name=name, model=SMOLLM2, dtype=dtype, peer_batch=4, micro_batch_tokens=2048, **shape)
+
+
+CASES = (
+    _smollm2("bf16-equal", "bfloat16", ragged=False),
+    _smollm2("bf16-long-tail", "bfloat16", ragged=True),
+    _smollm2("fp32-equal", "float32", ragged=False),
+)
+QUICK = (
+    Case(name="tiny-bf16", model=TINY, dtype="bfloat16", prompts=2, samples=2, prompt_tokens=5, tokens=6, peer_batch=2,
+         micro_batch_tokens=64),
+    Case(name="tiny-long-tail", model=TINY, dtype="float32", prompts=2, samples=4, prompt_tokens=5, tokens=16,
+         median=5, peer_batch=4, micro_batch_tokens=64),
+)  # fmt: skip
+
+
+def samples_of(responses: Sequence[Response]) -> list[TrainSample]:
+    """As the loop would make them: the advantage is the reward above its group's mean."""
+    groups: dict[int, list[float]] = {}
+    for response in responses:
+        groups.setdefault(response.group, []).append(response.reward)
+    return [
+        TrainSample(
+            prompt_tokens=frozen_tokens(r.prompt_tokens),
+            tokens=frozen_tokens(r.tokens),
+            advantage=r.reward - float(np.mean(groups[r.group])),
+            group_index=r.group,
+            sample_index=number,
+            sampler_logprobs=frozen_floats(np.zeros(len(r.tokens))),
+            policy_version=0,
+        )
+        for number, r in enumerate(responses)
+    ]
