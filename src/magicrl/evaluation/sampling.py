@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from magicrl.evaluation.statistics import Estimate, pass_at_k, share
+from magicrl.evaluation.samples import row_of
+from magicrl.evaluation.scoring import Score, score_rows
 from magicrl.records import Outcome, Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, Verdict
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.verifiers.base import VerifierService
@@ -95,54 +96,19 @@ def sample_problems(
     return verdicts_of(judge, generate(engine, judge, requests, progress))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Score:
-    """What one evaluation at one temperature found.
-
-    Attributes:
-        accuracy: avg@k, the mean over problems of the share of right samples.
-        per_problem: share right, one a judged problem, in the problems' order (NaN where none was judged).
-        pass_at: pass@k by k.
-        length_mean: mean response tokens.
-        truncation: share of responses cut at the limit.
-        entropy: mean nats per token, None where the engine cannot tell.
-        boxed_and_stopped: share of responses that ended by themselves and gave an answer to judge.
-        samples: samples a problem.
-    """
-
-    accuracy: Estimate
-    per_problem: tuple[float, ...]
-    pass_at: dict[int, Estimate]
-    length_mean: float
-    truncation: float
-    entropy: float | None
-    boxed_and_stopped: float
-    samples: int
-
-
 def score(groups: Sequence[JudgedGroup], pass_at: Sequence[int] = ()) -> Score:
-    """Accuracy, pass@k, length and entropy of judged groups.
+    """The score of judged groups, one a problem.
 
     Raises:
         ValueError: no group has a judged response, or fewer samples than a k asked for.
     """
-    correct = [int((g.correct & g.counted).sum()) for g in groups]
-    counted = [int(g.counted.sum()) for g in groups]
-    shares = [c / n if n else float("nan") for c, n in zip(correct, counted, strict=True)]
-    completions = [c for g in groups for c in g.group.completions]
-    verdicts = [v for g in groups for v in g.verdicts]
-    answered = [
-        v.extracted is not None and c.finish_reason == "stop" for c, v in zip(completions, verdicts, strict=True)
+    problems = [
+        [
+            row_of(group.group.request.problem.id, index, completion, verdict)
+            for index, completion, verdict in zip(
+                group.group.request.indices, group.group.completions, group.verdicts, strict=True
+            )
+        ]
+        for group in groups
     ]
-    entropies = [c.sampler_entropies for c in completions if c.sampler_entropies is not None]
-    by_k = {k: share([pass_at_k(c, n, k) for c, n in zip(correct, counted, strict=True) if n >= k]) for k in pass_at}
-    return Score(
-        accuracy=share([s for s in shares if s == s]),
-        per_problem=tuple(shares),
-        pass_at=by_k,
-        length_mean=float(np.mean([len(c) for c in completions])),
-        truncation=float(np.mean([c.truncated for c in completions])),
-        entropy=float(np.concatenate(entropies).mean()) if entropies else None,
-        boxed_and_stopped=float(np.mean(answered)),
-        samples=max(counted),
-    )
+    return score_rows(problems, pass_at=pass_at)

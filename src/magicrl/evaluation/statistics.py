@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import NormalDist
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import stdtrit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,6 +84,69 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     if samples - correct < k:
         return 1.0
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
+
+
+def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draws: int = 2000) -> float:
+    """maj@k of one problem: the chance that the most frequent answer of k of its samples is the right one.
+
+    The k samples are drawn without replacement; of several answers with as many votes each is equally likely to be
+    taken. Exact where all samples are taken (or k is 1); otherwise the mean of ``draws`` draws with a fixed seed.
+
+    Args:
+        right: samples that give the right answer.
+        wrong: samples of each wrong answer.
+        silent: samples that give none; they vote for nothing.
+        k: votes.
+        draws: of the estimate where it is none of the exact cases.
+
+    Raises:
+        ValueError: fewer than k samples.
+    """
+    colours = np.array([right, *wrong, silent], dtype=np.int64)
+    total = int(colours.sum())
+    if not 1 <= k <= total:
+        raise ValueError(f"maj@{k} needs at least {k} samples, there are {total}")
+    if k == 1:
+        return right / total
+    if k == total:
+        drawn = colours[None]
+    else:
+        drawn = np.random.Generator(np.random.PCG64(0)).multivariate_hypergeometric(colours, k, size=draws)
+    counts = drawn[:, :-1]
+    most = counts.max(axis=1, keepdims=True)
+    won = (counts[:, 0] == most[:, 0]) & (counts[:, 0] > 0)
+    ties = (counts == most).sum(axis=1)
+    return float(np.mean(won / ties))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mean:
+    """A mean of per-problem values with its standard error and 95 % interval (Student's t, clustered by problem)."""
+
+    mean: float
+    low: float
+    high: float
+    standard_error: float
+    problems: int
+
+    def as_dict(self) -> dict[str, float | int]:
+        return asdict(self)
+
+
+def mean_of(per_problem: Sequence[float] | NDArray[np.float64], confidence: float = 0.95) -> Mean:
+    """The mean of one value a problem, e.g. its mean response length.
+
+    Raises:
+        ValueError: no problems.
+    """
+    values = np.asarray(per_problem, dtype=np.float64)
+    n = len(values)
+    if n == 0:
+        raise ValueError("no problems: there is nothing to average")
+    mean = float(values.mean())
+    error = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else 0.0
+    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error if n > 1 else 0.0
+    return Mean(mean=mean, low=mean - half, high=mean + half, standard_error=error, problems=n)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

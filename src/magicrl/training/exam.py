@@ -8,14 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from magicrl.config.schema import EvaluationConfig
-from magicrl.evaluation.sampling import (
-    Encode,
-    JudgedGroup,
-    Score,
-    evaluation_seed,
-    sample_problems,
-    score,
-)
+from magicrl.evaluation.sampling import Encode, JudgedGroup, evaluation_seed, sample_problems, score
+from magicrl.evaluation.scoring import Score
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.verifiers.base import VerifierService
@@ -117,8 +111,8 @@ def score_document(result: Score) -> dict[str, Any]:
         "problems": result.accuracy.problems,
         "samples": result.samples,
         "pass_at": {str(k): estimate.as_dict() for k, estimate in result.pass_at.items()},
-        "length_mean": result.length_mean,
-        "truncation": result.truncation,
+        "length_mean": result.length.mean,
+        "truncation": result.truncation.mean,
         "entropy": result.entropy,
         "boxed_and_stopped": result.boxed_and_stopped,
         "per_problem": [None if math.isnan(s) else round(s, 6) for s in result.per_problem],

@@ -77,8 +77,8 @@ class Validation:
         values = {
             "validation/accuracy/mean": result.accuracy.mean,
             "validation/accuracy/standard_error": result.accuracy.standard_error,
-            "validation/length/mean": result.length_mean,
-            "validation/truncation/ratio": result.truncation,
+            "validation/length/mean": result.length.mean,
+            "validation/truncation/ratio": result.truncation.mean,
         }
         return values if result.entropy is None else {**values, "validation/entropy/mean": result.entropy}
 

@@ -1,0 +1,197 @@
+"""Rows of samples: written one by one, read after a kill, scored from the files alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from magicrl.evaluation.job import SamplingPlan, requests_for, run_job
+from magicrl.evaluation.samples import SampleFile, SampleRow, by_problem, read_samples, row_of
+from magicrl.evaluation.scoring import score_rows, votes
+from magicrl.evaluation.statistics import majority_at_k, mean_of
+from magicrl.records import (
+    Completion,
+    FinishedSample,
+    FinishReason,
+    Outcome,
+    Problem,
+    RolloutRequest,
+    Verdict,
+    frozen_floats,
+    frozen_tokens,
+)
+from magicrl.verifiers.pool import VerifierPool
+
+
+def problem(name: str, gold: str = "4") -> Problem:
+    return Problem(id=name, prompt="?", golds=(gold,), verifier="exact", source="test")
+
+
+def completion(text: str, *, tokens: int = 3, cut: bool = False) -> Completion:
+    return Completion(
+        tokens=frozen_tokens(range(tokens)),
+        text=text,
+        sampler_logprobs=frozen_floats([-0.5] * tokens),
+        sampler_entropies=frozen_floats([0.25] * tokens),
+        finish_reason=FinishReason.LENGTH if cut else FinishReason.STOP,
+        policy_version=0,
+    )
+
+
+def row(name: str, sample: int, outcome: str = "correct", **changes: Any) -> SampleRow:
+    verdict = Verdict(outcome=Outcome(outcome), status="matched", extracted=changes.pop("extracted", "4"))
+    return row_of(name, sample, completion("4", **changes), verdict)
+
+
+class Scripted:
+    """An engine whose answers are a function of (draw, sample): what the job may rely on."""
+
+    max_context = 100
+    policy_version = 0
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.asked: list[RolloutRequest] = []
+        self._left = stop_after
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        self.asked.extend(requests)
+
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        for request in self.asked:
+            for index in request.indices:
+                if self._left == 0:
+                    raise KeyboardInterrupt
+                self._left = None if self._left is None else self._left - 1
+                text = str(4 + (request.draw + index) % 3)
+                yield FinishedSample(request=request, index=index, completion=completion(text))
+
+
+PROBLEMS = [problem(f"p{i}") for i in range(5)]
+PLAN = SamplingPlan(samples=4, temperature=1.0, max_tokens=8, seed=3)
+
+
+def encode(_problem: Problem) -> Any:
+    return frozen_tokens([1, 2])
+
+
+def run(path: Path, engine: Scripted, plan: SamplingPlan = PLAN) -> list[tuple[int, int]]:
+    told: list[tuple[int, int]] = []
+    done = list(read_samples([path])) if path.exists() else []
+    file = SampleFile(path)
+    try:
+        with VerifierPool() as judge:
+            run_job(
+                PROBLEMS,
+                plan,
+                engine,  # type: ignore[arg-type]
+                judge,
+                encode,
+                write=file.append,
+                done=done,
+                progress=lambda i, n: told.append((i, n)),
+            )
+    finally:
+        file.close()
+    return told
+
+
+def test_a_job_that_stops_anywhere_goes_on_to_the_sample(tmp_path: Path) -> None:
+    whole, cut = tmp_path / "whole.jsonl", tmp_path / "cut.jsonl"
+    assert run(whole, Scripted())[-1] == (20, 20)
+    with pytest.raises(KeyboardInterrupt):
+        run(cut, Scripted(stop_after=7))
+    with cut.open("a") as file:
+        file.write('{"problem": "p4", "sam')  # a line that a kill tore
+    again = Scripted()
+    assert run(cut, again)[0] == (7, 20)
+    assert sum(len(request.indices) for request in again.asked) == 13, "nothing is generated twice"
+    assert by_problem(read_samples([cut]), [p.id for p in PROBLEMS]) == by_problem(
+        read_samples([whole]), [p.id for p in PROBLEMS]
+    )
+
+
+def test_shards_make_up_the_whole(tmp_path: Path) -> None:
+    run(tmp_path / "whole.jsonl", Scripted())
+    for index in range(3):
+        run(tmp_path / f"{index}.jsonl", Scripted(), replace(PLAN, shard=(index, 3)))
+    shards = by_problem(read_samples(sorted(tmp_path.glob("[0-9].jsonl"))), [p.id for p in PROBLEMS])
+    assert shards == by_problem(read_samples([tmp_path / "whole.jsonl"]), [p.id for p in PROBLEMS])
+    assert [r.draw for r in requests_for(PROBLEMS, replace(PLAN, shard=(1, 3)), encode, {})] == [1, 4]
+        1,
+        4,
+    ]
+
+
+def test_broken_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"problem": "p"}\n')
+    with pytest.raises(ValueError, match=r"samples\.jsonl, line 1: no sample of this version"):
+        list(read_samples([path]))
+    with pytest.raises(ValueError, match=r"sample 0 of 'p' stands twice"):
+        by_problem([row("p", 0), row("p", 0)], ["p"])
+    with pytest.raises(ValueError, match="belongs to no problem"):
+        by_problem([row("q", 0)], ["p"])
+    with pytest.raises(ValueError, match="shard 2 of 2 does not exist"):
+        SamplingPlan(samples=1, temperature=1.0, max_tokens=8, seed=0, shard=(2, 2))
+
+
+def test_a_score_counts_truncated_as_wrong_and_leaves_out_what_was_not_judged() -> None:
+    rows = [
+        [row("a", 0), row("a", 1, cut=True, tokens=9), row("a", 2, "wrong"), row("a", 3, "not_judged")],
+        [row("b", i) for i in range(4)],
+    ]
+    found = score_rows(rows, pass_at=[2])
+    assert found.per_problem == pytest.approx((1 / 3, 1.0))
+    assert found.not_judged == 1
+    assert found.pass_at[2].mean == pytest.approx((1 - 1 / 3 + 1) / 2)
+    assert found.truncation.mean == pytest.approx((1 / 4 + 0) / 2)
+    assert found.length.mean == pytest.approx(((3 + 9 + 3 + 3) / 4 + 3) / 2)
+    assert found.entropy == pytest.approx(0.25)
+
+
+def test_votes_tell_wrong_answers_apart_and_right_ones_not() -> None:
+    rows = [row("a", 0, extracted="4"), row("a", 1, extracted="8/2")]
+    rows += [
+        row("a", 2, "wrong", extracted=" X "),
+        row("a", 3, "wrong", extracted="x"),
+        row("a", 4, "wrong", extracted="y"),
+    ]
+    rows += [row("a", 5, "wrong", extracted=None), row("a", 6, "wrong", extracted="x", cut=True)]
+    assert votes(rows) == (2, [2, 1], 2)
+
+
+def test_majority_of_all_samples_shares_ties() -> None:
+    assert majority_at_k(3, [2, 2], 0, 7) == 1.0
+    assert majority_at_k(2, [2], 3, 7) == 0.5
+    assert majority_at_k(1, [2], 0, 3) == 0.0
+    assert majority_at_k(0, [], 4, 4) == 0.0
+    assert majority_at_k(3, [1], 0, 1) == 0.75
+    with pytest.raises(ValueError, match="maj@5 needs at least 5 samples, there are 4"):
+        majority_at_k(1, [3], 0, 5)
+
+
+def test_majority_of_some_samples_agrees_with_enumeration() -> None:
+    labels = ["r", "r", "r", "a", "a", "b", "none"]
+
+    def won(drawn: tuple[str, ...]) -> float:
+        counts = {label: drawn.count(label) for label in set(drawn) - {"none"}}
+        most = [label for label, n in counts.items() if n == max(counts.values())]
+        return "r" in most and 1 / len(most)
+
+    exact = np.mean([won(drawn) for drawn in combinations(labels, 4)])
+    assert majority_at_k(3, [2, 1], 1, 4, draws=200_000) == pytest.approx(exact, abs=0.005)
+
+
+def test_a_mean_has_students_interval() -> None:
+    values = [3.0, 4.5, 8.0, 1.0, 2.5]
+    found = mean_of(values)
+    low, high = stats.t.interval(0.95, 4, loc=np.mean(values), scale=stats.sem(values))
+    assert (found.low, found.high) == pytest.approx((low, high))
+    assert mean_of([2.0]).low == 2.0
