@@ -157,7 +157,7 @@ def test_a_run_is_not_overwritten_and_not_resumed_with_another_recipe(toy_recipe
 
 def test_t_over_the_models_context_is_refused(toy_recipe: Path, tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"stages\.1\.max_tokens = 60 .*context of .* \(64 tokens\); lower it to at most 53"
+        ValueError, match=r"stages\.1\.max_tokens: 60 .*context of .* \(64 tokens\); lower it to at most 53"
     ):
         run(toy_recipe, tmp_path / "run", "stages.1.max_tokens=60")
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
-from magicrl.config.errors import RecipeError
+from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import SourceConfig
 from magicrl.data.families import Split, make_family, unique_problems
 from magicrl.data.fingerprint import fingerprint
@@ -74,16 +74,25 @@ def load_mixture(sources: Sequence[SourceConfig], *, base_folder: Path) -> list[
     """All sources one after the other. A source listed twice weighs twice: a repeated id gets ``#2``, ``#3``, ...
 
     Raises:
-        ValueError: as ``load_problems``.
+        RecipeError, ValueError: as ``load_problems``, the key with the source's number before it.
     """
+    return [problem for part in load_parts(sources, base_folder=base_folder) for problem in part]
+
+
+def load_parts(sources: Sequence[SourceConfig], *, base_folder: Path) -> list[list[Problem]]:
+    """As ``load_mixture``, the problems of each source by themselves."""
     seen: Counter[str] = Counter()
-    mixture: list[Problem] = []
-    for source in sources:
-        for problem in load_problems(source, base_folder=base_folder):
+    parts: list[list[Problem]] = []
+    for number, source in enumerate(sources):
+        with under(str(number)):
+            problems = load_problems(source, base_folder=base_folder)
+        part: list[Problem] = []
+        for problem in problems:
             seen[problem.id] += 1
             times = seen[problem.id]
-            mixture.append(problem if times == 1 else replace(problem, id=f"{problem.id}#{times}"))
-    return mixture
+            part.append(problem if times == 1 else replace(problem, id=f"{problem.id}#{times}"))
+        parts.append(part)
+    return parts
 
 
 def load_source(source: SourceConfig, *, base_folder: Path) -> LoadedSource:
@@ -158,6 +167,7 @@ def place_of(problem_id: str, source: SourceConfig, *, base_folder: Path) -> str
     """
     if source.family is not None:
         return None
+    problem_id = problem_id.partition("#")[0] if source.fields.id is None else problem_id
     rows, _, stem = _rows(source, base_folder)
     for row in rows:
         try:

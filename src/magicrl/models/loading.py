@@ -23,6 +23,7 @@ from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
+from magicrl.config.errors import RecipeError
 from magicrl.config.schema import DType
 from magicrl.models.attention import ATTENTION_NAME, register_attention
 from magicrl.models.folder import check_model, find_model
@@ -73,11 +74,11 @@ def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
     """The device of a recipe's ``run.device``; ``auto`` is the GPU where there is one.
 
     Raises:
-        ValueError: ``cuda`` was asked for and torch sees none.
+        RecipeError: ``cuda`` was asked for and torch sees none.
     """
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
-        raise ValueError("run.device is 'cuda' but torch sees no CUDA device; use device = 'cpu' or 'auto'")
+        raise RecipeError("'cuda', but torch sees no CUDA device; use 'cpu' or 'auto'", key="")
     return torch.device("cuda" if name != "cpu" and available else "cpu")
 
 

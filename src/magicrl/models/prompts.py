@@ -73,7 +73,11 @@ class PromptEncoder:
 
     def fits(self, problem: Problem) -> bool:
         """Whether the encoded prompt is within ``max_prompt_tokens``."""
-        return len(self._prompt_tokens(problem.prompt)) <= self._max_prompt_tokens
+        return self.length(problem) <= self._max_prompt_tokens
+
+    def length(self, problem: Problem) -> int:
+        """Tokens of the encoded prompt, whether or not that is too many."""
+        return len(self._prompt_tokens(problem.prompt))
 
     def encode_response(self, text: str) -> TokenArray:
         """A whole response as the model should have produced it, ``[T]``: the text, then the end token.

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,12 @@ from typing import Any
 import torch
 
 from magicrl.algorithms.entropy_control import EntropyController, make_controller
+from magicrl.config.errors import RecipeError, under, without_secrets
 from magicrl.config.loader import load_sft_recipe
 from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
 from magicrl.data.fingerprint import fingerprint
-from magicrl.data.sources import load_mixture, load_problems
 from magicrl.models.loading import LoadedModel, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
-from magicrl.records import Problem
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.lagged import LaggedEngine
 from magicrl.rollout.protocol import RolloutEngine
@@ -26,30 +24,10 @@ from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.replay import ReplayEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.reference import ReferenceModel
+from magicrl.training.run_data import RunData, load_data
 from magicrl.training.sft import recipe_hash, run_sft
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunData:
-    """The problems of a run.
-
-    Attributes:
-        train: training problems, before any filter.
-        validation: drives stages; may be empty.
-        test: test sets by name; drive claims.
-        dropped_overlong: training problems left out because their prompt is too long.
-    """
-
-    train: tuple[Problem, ...]
-    validation: tuple[Problem, ...]
-    test: dict[str, tuple[Problem, ...]]
-    dropped_overlong: int
-
-    def verifiers(self) -> set[str]:
-        """Names of the verifiers that the problems call for."""
-        return {p.verifier for problems in (self.train, self.validation, *self.test.values()) for p in problems}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,10 +55,12 @@ class Built:
         sets = {"train": self.data.train, "validation": self.data.validation}
         sets |= {f"test/{name}": problems for name, problems in self.data.test.items()}
         return {
-            "start_model": self.start.folder,
+            "start_model": without_secrets(self.start.folder),
+            "prompt_format": "chat template" if self.start.tokenizer.chat_template else "plain text",
             "start_model_licence": self.start.licence,
             "data": {name: {"problems": len(p), "sha256": fingerprint(p)} for name, p in sets.items()},
             "dropped_overlong": self.data.dropped_overlong,
+            "dropped_in_test": self.data.dropped_in_test,
         }
 
 
@@ -88,9 +68,13 @@ def build(config: TrainConfig, recipe_folder: Path, start: Path | str) -> Built:
     """Load the model and the problems, check that they fit each other, and make the engines.
 
     Raises:
-        ValueError: a file, a setting or a combination of them is unusable; the text says what to do.
+        RecipeError: a setting or a combination of them is unusable (with its key).
+        ValueError: a file is; the text says what to do.
     """
-    policy = load_policy(start, dtype="float32", device=resolve_device(config.run.device))
+    with under("run.device"):
+        device = resolve_device(config.run.device)
+    with under("start.model"):
+        policy = load_policy(start, dtype="float32", device=device)
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, recipe_folder, encoder)
     tests = (p for problems in data.test.values() for p in problems)
@@ -118,68 +102,28 @@ def start_model_folder(start: StartConfig, recipe_folder: Path, models_root: Pat
         local = recipe_folder / start.model
         return local if local.exists() and not Path(start.model).exists() else start.model
     assert start.sft is not None, "the schema asks for exactly one"
-    recipe = load_sft_recipe(recipe_folder / start.sft)
+    try:
+        recipe = load_sft_recipe(recipe_folder / start.sft)
+    except RecipeError as error:
+        raise RecipeError(str(error), key="start.sft") from error
     folder = models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
     result = run_sft(recipe, folder, on_step=lambda info: progress("supervised start", info.step, info.total))
     return result.folder
 
 
-def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) -> RunData:
-    """Every set of the recipe, prompts checked against the limit, test instances kept out of training.
-
-    Raises:
-        ValueError: a source cannot be read, a prompt is too long (unless they are dropped), or nothing is left.
-    """
-    train = load_mixture(config.data.train, base_folder=recipe_folder)
-    validation = load_mixture(config.data.validation, base_folder=recipe_folder)
-    test = {name: tuple(load_problems(source, base_folder=recipe_folder)) for name, source in config.data.test.items()}
-    if config.data.holdout:
-        if config.data.holdout >= len(train):
-            raise ValueError(
-                f"data.holdout = {config.data.holdout} would leave no training problems of {len(train)}; lower it"
-            )
-        ordered = sorted(train, key=lambda p: hashlib.sha256(p.id.encode()).digest())
-        held = {p.id for p in ordered[: config.data.holdout]}
-        test["holdout"] = tuple(p for p in train if p.id in held)
-        train = [p for p in train if p.id not in held]
-    fitting = _fitting(train, config, encoder)
-    for problem in (*validation, *(p for problems in test.values() for p in problems)):
-        encoder.encode(problem)
-    return RunData(
-        train=tuple(fitting),
-        validation=tuple(validation),
-        test=test,
-        dropped_overlong=len(train) - len(fitting),
-    )
-
-
-def _fitting(train: Sequence[Problem], config: TrainConfig, encoder: PromptEncoder) -> list[Problem]:
-    if config.data.overlong_prompts == "error":
-        for problem in train:
-            encoder.encode(problem)
-        return list(train)
-    fitting: list[Problem] = []
-    for problem in train:
-        if encoder.fits(problem):
-            fitting.append(problem)
-    if not fitting:
-        raise ValueError(
-            f"every training prompt is longer than data.max_prompt_tokens = {config.data.max_prompt_tokens}; raise it"
-        )
-    return fitting
-
-
 def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int) -> None:
-    """Raise ``ValueError`` if a stage's T and the longest prompt do not fit the model's context."""
+    """Raise ``RecipeError`` if a stage's T and the longest prompt do not fit the model's context."""
     limits = {f"stages.{i}.max_tokens": stage.max_tokens for i, stage in enumerate(config.stages)}
     if config.evaluation.max_tokens:
         limits["evaluation.max_tokens"] = config.evaluation.max_tokens
     for key, max_tokens in limits.items():
         if longest_prompt + max_tokens > policy.max_context:
-            raise ValueError(
-                f"{key} = {max_tokens} and the longest prompt ({longest_prompt} tokens) exceed the context of "
-                f"{policy.folder} ({policy.max_context} tokens); lower it to at most "
-                f"{policy.max_context - longest_prompt}"
+            room = policy.max_context - longest_prompt
+            remedy = f"lower it to at most {room}" if room > 0 else "use shorter prompts or another model"
+            raise RecipeError(
+                f"{max_tokens} and the longest prompt ({longest_prompt} tokens) exceed the context of "
+                f"{policy.folder} ({policy.max_context} tokens); {remedy}",
+                key=key,
             )
 
 
@@ -188,7 +132,10 @@ def make_engine(config: TrainConfig, folder: Path | str, encoder: PromptEncoder)
     rollout = config.rollout
     if rollout.engine == "replay":
         assert rollout.replay is not None, "the schema asks for it"
-        return ReplayEngine(read_rollouts(Path(rollout.replay)))
+        try:
+            return ReplayEngine(read_rollouts(Path(rollout.replay)))
+        except ValueError as error:
+            raise RecipeError(str(error), key="rollout.replay") from error
     policy = load_policy(folder, dtype=rollout.dtype or config.model.dtype, device=resolve_device(config.run.device))
     engine = InProcessEngine(
         policy.model,
@@ -223,9 +170,10 @@ def make_reference(config: TrainConfig, start: Path | str) -> ReferenceModel | N
     """The frozen reference (default: the start model), None without one."""
     if config.reference.mode == "none":
         return None
-    policy = load_policy(
-        config.reference.model or start, dtype=config.model.dtype, device=resolve_device(config.run.device)
-    )
+    with under("reference.model"):
+        policy = load_policy(
+            config.reference.model or start, dtype=config.model.dtype, device=resolve_device(config.run.device)
+        )
     return ReferenceModel(policy.model, valid_vocab=policy.valid_vocab, model_config=config.model)
 
 
