@@ -7,7 +7,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParams,
+    ScoredGroup,
+    Verdict,
+    frozen_floats,
+    frozen_tokens,
+)
+from magicrl.rollout.recording import write_rollouts
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></pre>\x1b[31m\x00\u202eexe.gnp \ud800 {{ 7*7 }}"
 
@@ -128,3 +145,83 @@ def make_run(tmp_path: Path) -> Callable[[str], Path]:
 @pytest.fixture
 def run_folder(tmp_path: Path) -> Path:
     return write_run(tmp_path / "run")
+
+
+TOKENS = (
+    " 3",
+    " +",
+    " 4",
+    "</pre><script>document.title='hit'</script>",
+    "\u202e",
+    "\x1b[31m",
+    "W" * 3000,
+    " 7",
+    "[end]",
+)
+"""What a hostile vocabulary may hold; the last ends a response."""
+
+
+def write_rollout_recording(folder: Path) -> None:
+    """Steps 1, 20, 21 and 40 of the run with three responses each, and the tokenizer that reads them."""
+    tokenizer = Tokenizer(models.WordLevel({text: i for i, text in enumerate(TOKENS)}, unk_token=TOKENS[-1]))
+    tokenizer.decoder = decoders.Fuse()
+    (folder / "model").mkdir()
+    tokenizer.save(str(folder / "model" / "tokenizer.json"))
+    for step in (1, 20, 21, 40):
+        write_rollouts(folder / "rollouts" / f"step-{step:06d}.parquet", step, [scored_group(step)])
+
+
+def scored_group(draw: int) -> ScoredGroup:
+    """A right response, a hostile wrong one and one that was cut."""
+    problem = Problem(id="sum/<1>", prompt="3 + 4", golds=("7",), verifier="exact", source="sums")
+    request = RolloutRequest(
+        draw=draw,
+        problem=problem,
+        prompt_tokens=frozen_tokens([0, 1, 2]),
+        group_size=3,
+        sampling=SamplingParams(temperature=1.0, max_tokens=6),
+    )
+    written = (([7, 8], "stop", "correct"), ([3, 4, 5, 6, 8], "stop", "wrong"), ([0, 1, 2, 0, 1, 2], "length", "wrong"))
+    completions = tuple(
+        Completion(
+            tokens=frozen_tokens(ids),
+            sampler_logprobs=frozen_floats([-0.5] * len(ids)),
+            sampler_entropies=frozen_floats(np.linspace(0.0, 2.5, len(ids))),
+            finish_reason=FinishReason(end),
+            text="".join(TOKENS[i] for i in ids),
+            policy_version=0,
+            seconds=0.1,
+        )
+        for ids, end, _ in written
+    )
+    verdicts = tuple(
+        Verdict(outcome=Outcome(outcome), status="matched", decided_by="string") for _, _, outcome in written
+    )
+    return ScoredGroup(
+        group=RolloutGroup(request=request, completions=completions),
+        verdicts=verdicts,
+        rewards=frozen_floats([1.0, 0.0, 0.0]),
+        counted=np.array([True, True, True]),
+    )
+
+
+def write_timeline(folder: Path) -> None:
+    """Generation and training of each step, with judging that overlaps generation."""
+    rows = [
+        {"worker": worker, "kind": kind, "what": what, "step": step, "start": start, "end": end}
+        for step in range(1, 41)
+        for worker, kind, what, start, end in (
+            ("local", "rollout", "rollout", 0.0, 1.0 + step / 40),
+            ("judge", "other", "verify", 0.5, 1.5),
+            ("local", "train", "train", 1.0 + step / 40, 2.5),
+        )
+    ]
+    (folder / "timeline.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+@pytest.fixture
+def rich_run(run_folder: Path) -> Path:
+    """The run with everything that a run may record."""
+    write_rollout_recording(run_folder)
+    write_timeline(run_folder)
+    return run_folder

@@ -1,0 +1,222 @@
+"""The page in a real browser: Debian's chromium, driven by playwright. ``make browser`` provides it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from magicrl.reporting.report import write_report
+
+pytestmark = pytest.mark.slow
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+CONTRASTS = """() => {
+  const parse = (c) => c.match(/[\\d.]+/g).map(Number);
+  const linear = (v) => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const lum = (c) => c.slice(0, 3).map((v) => linear(v / 255))
+    .reduce((s, v, i) => s + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const ground = (e) => {
+    const layers = [];
+    for (; e; e = e.parentElement) {
+      const c = parse(getComputedStyle(e).backgroundColor), a = c.length > 3 ? c[3] : 1;
+      if (a > 0) layers.push([c, a]);
+      if (a === 1) break;
+    }
+    return layers.reverse().reduce((under, [c, a]) => under.map((v, i) => v * (1 - a) + c[i] * a), [255, 255, 255]);
+  };
+  const bad = [];
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  for (let node = walker.nextNode(); node; node = walker.nextNode()) {
+    const e = node.parentElement;
+    if (!node.textContent.trim() || !e.getClientRects().length || e.closest("script")) continue;
+    const style = getComputedStyle(e), ink = e instanceof SVGElement ? style.fill : style.color;
+    const pair = [lum(parse(ink)), lum(ground(e))].sort((a, b) => a - b);
+    const contrast = (pair[1] + 0.05) / (pair[0] + 0.05);
+    if (contrast < 4.5) bad.push([node.textContent.trim().slice(0, 30), e.className, contrast.toFixed(2)]);
+  }
+  return bad;
+}"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless browser of the system, else the one that playwright has fetched."""
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture
+def page_file(rich_run: Path) -> Path:
+    """The page of a small run that holds everything, some of it hostile: a line of a megabyte too."""
+    path = rich_run / "evaluations" / "after.json"
+    document = json.loads(path.read_text())
+    document["samples"][0]["responses"][0]["text"] = "<script>document.title='hit'</script>" + "W" * 10**6
+    document["samples"][0]["problem_id"] = "p" * 400
+    path.write_text(json.dumps(document))
+    event = {"kind": "health", "rule": "own", "severity": "warning", "step": 2, "message": "m" * 300, "remedy": "r"}
+    with (rich_run / "events.jsonl").open("a") as file:
+        file.write(json.dumps(event) + "\n")
+    return write_report(rich_run)
+
+
+class Watched:
+    """A page with all that it said and asked for."""
+
+    def __init__(self, browser: Browser, file: Path, **options: Any) -> None:
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        self.page: Page = browser.new_page(**options)
+        self.page.on("console", lambda message: self.said.append(message.text))
+        self.page.on("pageerror", lambda error: self.said.append(str(error)))
+        self.page.on("dialog", lambda dialog: self.said.append(dialog.message))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(file.as_uri())
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 375, 768, 1280])
+def test_it_fits_is_readable_and_keeps_to_itself(browser: Browser, page_file: Path, width: int, scheme: str) -> None:
+    watched = Watched(browser, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
+    page = watched.page
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "no horizontal scroll"
+    wide = page.evaluate(
+        f"[...document.querySelectorAll('section .card')].filter((e) => e.getBoundingClientRect().right > {width})"
+        ".map((e) => e.className)"
+    )
+    assert wide == []
+    assert page.evaluate(CONTRASTS) == []
+    assert page.title() == "small · magicrl report"
+    assert page.locator("script").count() == 2
+    assert page.locator("img, iframe, object, link").count() == 0
+    assert watched.asked == [page_file.as_uri()]
+    assert watched.said == []
+
+
+def test_the_content_policy_stops_what_an_escape_would_let_through(browser: Browser, page_file: Path) -> None:
+    watched = Watched(browser, page_file)
+    watched.page.evaluate(
+        "const s = document.createElement('script'); s.textContent = 'document.title = 1'; document.body.append(s);"
+        "const i = new Image(); i.src = 'http://127.0.0.1:9/x.png'; document.body.append(i)"
+    )
+    watched.page.wait_for_timeout(200)
+    assert watched.page.title() == "small · magicrl report"
+    assert len([s for s in watched.said if "Content Security Policy" in s]) == 2
+
+
+def test_figures_are_saved_as_svg_and_csv(browser: Browser, page_file: Path) -> None:
+    page = Watched(browser, page_file).page
+    links = page.locator("a[download]")
+    names = [links.nth(i).get_attribute("download") for i in range(links.count())]
+    assert len(set(names)) == len(names) == 2 * page.locator("svg[data-chart]").count()
+    saved: dict[str, str] = {}
+    for name in ("entropy.svg", "step_time.csv", "timeline.svg", "test.csv"):
+        with page.expect_download() as download:
+            page.locator(f'a[download="{name}"]').click()
+        saved[name] = Path(download.value.path()).read_text()
+        assert download.value.suggested_filename == name
+    assert "Entropy against its target" in "".join(ElementTree.fromstring(saved["entropy.svg"]).itertext())
+    ElementTree.fromstring(saved["timeline.svg"])
+    assert len(list(csv.reader(io.StringIO(saved["step_time.csv"])))) == 41
+    assert list(csv.reader(io.StringIO(saved["test.csv"])))[3][0] == "1"
+
+
+def test_the_arrow_keys_move_the_crosshair_and_say_the_values(browser: Browser, page_file: Path) -> None:
+    page = Watched(browser, page_file).page
+    chart = page.locator('svg[data-chart="entropy"]')
+    chart.focus()
+    page.keyboard.press("End")
+    assert page.locator("#tip").inner_text().splitlines()[0] == "step 40"
+    assert page.locator("#tip").inner_text().splitlines()[-1] == "0.3000"
+    page.keyboard.press("ArrowLeft")
+    assert chart.get_attribute("aria-valuetext") == "step 39: exact 0.3050"
+    page.keyboard.press("Home")
+    page.keyboard.press("ArrowLeft")
+    assert chart.get_attribute("aria-valuenow") == "1"
+    line = page.locator('svg[data-chart="alpha"] .cross')
+    assert line.get_attribute("visibility") == "visible", "one crosshair in all figures"
+    page.keyboard.press("Escape")
+    assert page.locator("#tip").is_hidden()
+    assert line.get_attribute("visibility") == "hidden"
+
+
+def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(browser: Browser, page_file: Path) -> None:
+    page = Watched(browser, page_file, viewport={"width": 1280, "height": 800}).page
+    wanted = page.locator("a, summary, select, svg[tabindex]")
+    reached: list[int] = []
+    for _ in range(wanted.count() + 12):  # areas that scroll are stops of their own
+        page.keyboard.press("Tab")
+        at, outline = page.evaluate(
+            "() => { const e = document.activeElement; return ["
+            "[...document.querySelectorAll('a, summary, select, svg[tabindex]')].indexOf(e),"
+            " e.matches(':focus-visible') ? getComputedStyle(e).outlineStyle : 'body'] }"
+        )
+        if at >= 0:
+            assert outline not in ("none", "body"), "a visible focus"
+            reached.append(at)
+        if len(reached) > 1 and reached[-1] == 0:
+            break
+    hidden = page.evaluate(
+        "[...document.querySelectorAll('a, summary, select, svg[tabindex]')]"
+        ".map((e, i) => e.checkVisibility() ? -1 : i).filter((i) => i >= 0)"
+    )
+    visible = [i for i in range(wanted.count()) if i not in hidden]
+    assert [i for i in reached if i in visible][: len(visible)] == visible
+
+
+def test_keys_open_what_is_folded_and_filter_the_rollouts(browser: Browser, page_file: Path) -> None:
+    page = Watched(browser, page_file).page
+    summary = page.locator("#configuration summary")
+    summary.focus()
+    page.keyboard.press("Enter")
+    assert page.locator("pre.config").is_visible()
+    page.locator("[data-filter=outcome]").select_option("correct")
+    page.locator("[data-filter=step]").select_option("20")
+    assert page.locator(".rollout:visible").count() == 1
+    assert page.locator(".nothing").is_hidden()
+    page.locator("[data-filter=outcome]").select_option("not_judged")
+    assert page.locator(".nothing").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_paper_is_light_open_whole_and_without_controls(browser: Browser, page_file: Path, scheme: str) -> None:
+    page = Watched(browser, page_file, viewport={"width": 700, "height": 1000}, color_scheme=scheme).page
+    page.emulate_media(media="print")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert page.evaluate("getComputedStyle(document.querySelector('.s0')).stroke") == "rgb(26, 63, 201)"
+    for control in ("nav", ".exports", ".filters", ".values", ".skip"):
+        assert page.locator(f"{control}:visible").count() == 0, control
+    texts = page.evaluate("[...document.querySelectorAll('pre.text')].map((e) => e.getBoundingClientRect().height)")
+    assert min(texts) > 10, "folded texts are open"
+    assert page.evaluate("document.documentElement.scrollWidth") <= 700
+    tallest = page.evaluate("Math.max(...[...document.querySelectorAll('figure')].map((e) => e.offsetHeight))")
+    assert tallest < 960, "each figure fits a page, so that none is cut"
+    assert page.evaluate("getComputedStyle(document.querySelector('figure')).breakInside") == "avoid"
+    assert page.evaluate(CONTRASTS) == []
+    pdf = page.pdf(format="A4")
+    assert pdf.startswith(b"%PDF")
+    assert len(re.findall(rb"/Type\s*/Page\b", pdf)) >= 4
+
+
+def test_what_was_folded_is_folded_again_after_printing(browser: Browser, page_file: Path) -> None:
+    page = Watched(browser, page_file).page
+    closed = page.locator("details:not([open])").count()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("details:not([open]):not(.values)").count() == 0
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details:not([open])").count() == closed
