@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from magicrl.cli.live import LiveDisplay, sparkline
+from magicrl.cli.live import LiveDisplay
+from magicrl.cli.panel import sparkline
 from magicrl.records import StepMetrics
 from magicrl.training.observer import NullObserver, RunObserver
 
@@ -81,31 +83,31 @@ def test_a_stage_s_first_step_and_validations_always_show() -> None:
 
 def test_time_left_is_the_most_steps_left_times_the_recent_step_time() -> None:
     shown, _, clock = display(max_steps=90, stage_steps=(40, 50))
-    assert shown.time_left == ""
+    assert shown.panel.time_left == ""
     shown.step(metrics(1))
-    assert (shown.most_steps_left, shown.time_left) == (89, "at most 2 min 58 s"), "the step said 2 s"
+    assert (shown.panel.most_steps_left, shown.panel.time_left) == (89, "at most 2 min 58 s"), "the step said 2 s"
     for step in range(2, 20):
         clock.now += 3.0
         shown.step(metrics(step))
-    assert shown.time_left == "at most 3 min 33 s", "71 steps of 3 s, the mean of the last ten"
+    assert shown.panel.time_left == "at most 3 min 33 s", "71 steps of 3 s, the mean of the last ten"
     clock.now += 3.0
     shown.step(metrics(20, stage=1))
-    assert shown.most_steps_left == 49, "the first stage ended after 19 of its 40 steps"
+    assert shown.panel.most_steps_left == 49, "the first stage ended after 19 of its 40 steps"
 
 
 def test_time_left_without_stages_counts_from_the_whole() -> None:
     shown, _, _ = display(max_steps=90)
     shown.step(metrics(30, stage=1))
-    assert shown.most_steps_left == 60
+    assert shown.panel.most_steps_left == 60
     endless, _, _ = display()
     endless.step(metrics(30))
-    assert (endless.most_steps_left, endless.time_left) == (None, "")
+    assert (endless.panel.most_steps_left, endless.panel.time_left) == (None, "")
 
 
 def test_a_resumed_run_bounds_what_it_cannot_know() -> None:
     shown, _, _ = display(max_steps=90, stage_steps=(40, 50))
     shown.step(metrics(60, stage=1))
-    assert shown.most_steps_left == 49, "where the stage began is unknown: an upper bound"
+    assert shown.panel.most_steps_left == 49, "where the stage began is unknown: an upper bound"
 
 
 def test_missing_metrics_are_left_out() -> None:
@@ -155,7 +157,7 @@ def test_the_panel_shows_the_run() -> None:
     shown.progress("rollout", 4, 16)
     clock.now += 75
     out = io.StringIO()
-    Console(file=out, width=100).print(shown.panel())
+    Console(file=out, width=100).print(shown.panel)
     text = out.getvalue()
     for part in (
         "demo · stage 1 (T = 64) · step 7 of at most 90",
@@ -191,6 +193,56 @@ def test_an_error_inside_leaves_the_terminal_usable() -> None:
     with pytest.raises(RuntimeError, match="boom"), shown:
         raise RuntimeError("boom")
     assert out.getvalue().endswith("\x1b[?25h")
+
+
+@pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_the_panel_fits_every_terminal_and_breaks_no_figure(width: int, encoding: str) -> None:
+    shown, _, _ = display(stage_steps=(4000, 5000))
+    shown.panel.step(metrics(1234, validation__accuracy__mean=0.5), 30.0)
+    shown.progress("test before held_out at 0.6", 4, 16000)
+    raw = io.BytesIO()
+    out = io.TextIOWrapper(raw, encoding=encoding, errors="replace")
+    Console(file=out, width=width).print(shown.panel)
+    out.flush()
+    text = raw.getvalue().decode(encoding)
+    assert max(len(line) for line in text.splitlines()) <= width
+    whole = ["entropy 0.312 (target 0.2)", "alpha 0.005", "truncated 12 %", "tokens/s 1,234", "25.0 %", "step 1234"]
+    assert [part for part in whole if part not in text] == []
+
+
+@pytest.mark.parametrize(("updates", "share", "shown"), [(1, 0.0, False), (4, 0.0, True), (1, 0.1, True)])
+def test_the_clip_ratio_shows_where_something_could_be_clipped(updates: int, share: float, shown: bool) -> None:
+    display_, out, _ = display()
+    display_.step(metrics(1, learner__clip_ratio=share, learner__sgd_steps=updates))
+    assert ("clipped" in out.getvalue()) == shown
+
+
+def test_after_the_last_step_nothing_is_foretold() -> None:
+    shown, out, _ = display(max_steps=2)
+    shown.step(metrics(1))
+    shown.step(metrics(2, validation__accuracy__mean=0.5))
+    first, last = out.getvalue().splitlines()
+    assert "left at most" in first
+    assert "left" not in last
+
+
+def test_no_color_means_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    shown, out, _ = display(terminal=True, max_steps=10)
+    with shown:
+        shown.step(metrics(1))
+        shown.event({"kind": "health", "severity": "critical", "rule": "entropy_collapse", "message": "0.01"})
+    colours = re.findall(r"\x1b\[[0-9;]*m", out.getvalue())
+    assert not any(int(code) in range(30, 108) for match in colours for code in match[2:-1].split(";") if code)
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    shown, out, _ = display(terminal=True)
+    with shown:
+        shown.step(metrics(1))
+    assert out.getvalue().startswith("step 1, stage 1")
 
 
 def test_sparkline_bins_the_whole_run_on_a_fixed_scale() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -93,6 +94,26 @@ def report(run: Path, /, *, output: Path | None = None) -> int:
     return 0
 
 
+@app.command
+def watch(run: Path, /, *, once: bool = False, interval: float = 1.0) -> int:
+    """Show a run that another process is writing, until it ends; Ctrl-C leaves the run alone.
+
+    Example: magicrl watch runs/quickstart
+
+    Parameters
+    ----------
+    run
+        The run folder.
+    once
+        Show the present state and return.
+    interval
+        Seconds between looks at the folder.
+    """
+    from magicrl.cli.watch import watch as watch_run
+
+    return watch_run(run, once=once, interval=interval, console=Console())
+
+
 @verify_app.command
 def math(
     *,
@@ -138,6 +159,9 @@ def math(
 
 def main() -> None:
     """Entry point: exit 0 done, 1 failed, 2 wrong usage; every error says what to do."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
     errors = Console(stderr=True, highlight=False)
     try:
         status = app(result_action="return_value")

@@ -1,0 +1,222 @@
+"""``magicrl watch``: a run that another process is writing, followed through its run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, cast
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from magicrl.cli.live import start_panel
+from magicrl.cli.panel import RunPanel, event_text, figure
+from magicrl.records import StepMetrics
+from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.wording import duration, visible
+
+LATEST_EVENTS = 6
+"""Events before the present that are shown."""
+
+
+def watch(folder: Path, *, once: bool, interval: float, console: Console) -> int:
+    """Show the run in ``folder`` until it ends or Ctrl-C is pressed; with ``once`` its present state only.
+
+    Raises:
+        RunFolderError: no run folder, or a corrupt one.
+    """
+    run = WatchedRun(folder)
+    events = run.news()[1]
+    earlier = len(events) - LATEST_EVENTS
+    if earlier > 0:
+        console.print(f"({earlier} earlier events)", style="dim")
+    for event in events[-LATEST_EVENTS:]:
+        _line(console, event_text(event))
+    if once or run.status != "running":
+        _show_state(console, run)
+        return 0
+    live = start_panel(console, run.panel)
+    try:
+        if live is None and run.panel.metrics is not None:
+            _line(console, Text(run.panel.step_line()))
+        _follow(console, run, live, interval)
+    except KeyboardInterrupt:
+        return 0  # the way out, not an interruption of the run
+    finally:
+        if live is not None:
+            live.stop()
+    _line(console, Text(run.state()))
+    return 0
+
+
+class WatchedRun:
+    """A run folder as it grows.
+
+    Attributes:
+        panel: the picture, brought up to date by ``news``.
+        status: as ``run.json`` has it: ``running``, ``finished``, ``stopped`` or ``failed``.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        recorded = read_run(folder)
+        self._folder = folder
+        self._name = recorded.name
+        self._steps = [int(stage["max_steps"]) for stage in recorded.config.get("stages", [])]
+        self._metrics = Tail(folder / "metrics.jsonl")
+        self._events = Tail(folder / "events.jsonl")
+        self._run = recorded.run
+        self._told: set[str] = set()
+        self._last_news = _modified(folder / "metrics.jsonl")
+        self.panel = self._new_panel()
+
+    @property
+    def status(self) -> str:
+        return str(self._run.get("status", "unknown"))
+
+    def news(self) -> tuple[list[StepMetrics], list[dict[str, Any]]]:
+        """Steps and events since the last call. A resumed run gives its steps again; an event is given once."""
+        self._run = _read_status(self._folder, self._run)
+        if self._metrics.replaced():
+            self.panel = self._new_panel()
+            self._metrics.rewind()
+        steps: list[StepMetrics] = []
+        for row in self._metrics.lines():
+            metrics = StepMetrics(step=int(row["step"]), stage=int(row["stage"]), values=row["values"])
+            self.panel.step(metrics, figure(metrics, "time/step"))
+            steps.append(metrics)
+        if steps:
+            self._last_news = _modified(self._folder / "metrics.jsonl")
+        events = [row for row in self._events.lines() if json.dumps(row) not in self._told]
+        self._told.update(json.dumps(row) for row in events)
+        return steps, events
+
+    def state(self) -> str:
+        """``quickstart: running, last step 12 s ago``, and what to do where the run stopped."""
+        words = f"{visible(self._name)}: {self.status}"
+        if self.status == "finished":
+            return f"{words}; magicrl report {self._folder} writes its page"
+        if self.status in ("stopped", "failed"):
+            error = visible(str(self._run.get("error", ""))).strip()
+            return f"{words}{f' ({error})' if error else ''}; continue with --resume"
+        if self._last_news is not None:
+            words += f", last step {duration(max(0.0, time.time() - self._last_news))} ago"
+        writer = _writer(self._folder)
+        if writer is not None and not Path(f"/proc/{writer}").exists():
+            words += f"; its process {writer} is not on this machine (killed? continue with --resume)"
+        return words
+
+    def _elapsed(self) -> float | None:
+        """Seconds of the process that writes the run, or wrote it last."""
+        environments: list[Mapping[str, Any]] = self._run.get("environments") or [{}]
+        began = _moment(environments[-1].get("started"))
+        ended = datetime.now(tz=UTC) if self.status == "running" else _moment(self._run.get("ended"))
+        return None if began is None or ended is None else max(0.0, (ended - began).total_seconds())
+
+    def _new_panel(self) -> RunPanel:
+        steps = self._steps
+        return RunPanel(
+            title=self._name, max_steps=sum(steps) or None, stage_steps=steps, elapsed=lambda: self._elapsed()
+        )
+
+
+class Tail:
+    """The whole lines of a JSON Lines file that another process appends to, or replaces when it is resumed."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self._inode: int | None = None
+
+    def replaced(self) -> bool:
+        """Whether another file is there now, or the same one cut shorter."""
+        try:
+            present = self._path.stat()
+        except FileNotFoundError:
+            return False
+        return self._inode is not None and (present.st_ino != self._inode or present.st_size < self._offset)
+
+    def rewind(self) -> None:
+        """Read the file from its start again."""
+        self._offset, self._inode = 0, None
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What was added since the last call; a last line without its end waits for the rest."""
+        if self.replaced():
+            self.rewind()
+        try:
+            with self._path.open("rb") as file:
+                self._inode = os.fstat(file.fileno()).st_ino
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        rows: list[dict[str, Any]] = []
+        for line in whole.splitlines():
+            try:
+                row: object = json.loads(line)
+            except ValueError:
+                continue  # torn by a kill; the run's own reader says more
+            if isinstance(row, dict):
+                rows.append(cast("dict[str, Any]", row))
+        return rows
+
+
+def _follow(console: Console, run: WatchedRun, live: Live | None, interval: float) -> None:
+    while run.status == "running":
+        time.sleep(interval)
+        before = run.panel
+        steps, events = run.news()
+        for event in events:
+            _line(console, event_text(event))
+        if live is None and steps:
+            _line(console, Text(run.panel.step_line()))
+        elif live is not None and run.panel is not before:
+            live.update(run.panel)
+
+
+def _show_state(console: Console, run: WatchedRun) -> None:
+    if console.is_terminal:
+        console.print(run.panel)
+    elif run.panel.metrics is not None:
+        _line(console, Text(run.panel.step_line()))
+    _line(console, Text(run.state()))
+
+
+def _line(console: Console, text: Text) -> None:
+    console.print(text, soft_wrap=True, highlight=False)
+
+
+def _read_status(folder: Path, known: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        return cast("dict[str, Any]", json.loads((folder / "run.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return known  # a network file system may show nothing for a moment
+
+
+def _writer(folder: Path) -> int | None:
+    """The process that holds the folder, as it wrote itself down."""
+    try:
+        return int((folder / ".lock").read_text().strip())
+    except (OSError, ValueError):
+        return None
+
+
+def _modified(path: Path) -> float | None:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return None
+
+
+def _moment(iso: object) -> datetime | None:
+    try:
+        return datetime.fromisoformat(str(iso))
+    except ValueError:
+        return None
