@@ -1,0 +1,285 @@
+"""The tests of one problem: the three schemas of the released data as typed cases.
+
+{"inputs": [...], "outputs": [...]}                        standard input and output
+{"fn_name": ..., "inputs": [[args], ...], "outputs": ...}  function calls
+{"entry_point", "import_prefix", "test_code"}              assertions (HumanEval, LeetCode)
+{"assert_case": [...]}                                     assertions (MBPP)
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from magicrl.verifiers.code.assertions import ParsedCall, called_names, parse_calls
+
+
+class SuiteError(ValueError):
+    """Tests that cannot be used; names the field and what was expected."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StdinCase:
+    """Standard input, and the output that is expected on it (None: only a checker knows)."""
+
+    input: str
+    output: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CallCase:
+    """One call of a function.
+
+    Attributes:
+        entry: function name, or an expression for it.
+        positional, named: arguments, plain data.
+        expected: the result. With ``parsed``, the assertion decides instead.
+        parsed: the assertion that this call came from, or None.
+    """
+
+    entry: str
+    positional: list[Any]
+    named: dict[str, Any]
+    expected: Any
+    parsed: ParsedCall | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AssertCase:
+    """Test code that runs in a process of its own.
+
+    Attributes:
+        code: the test code.
+        entries: names in it that mean the program's.
+        check: what to call ``check`` with, or None if the code calls it (or has none).
+    """
+
+    code: str
+    entries: tuple[str, ...]
+    check: str | None
+
+
+Case = StdinCase | CallCase | AssertCase
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Suite:
+    """The tests of one problem.
+
+    Attributes:
+        cases: at least one.
+        prelude: source that runs before the program, or None.
+        checker: name or program of a checker, or None for the built-in comparison.
+        float_tolerance: absolute or relative difference that floats may have; None: the default.
+        in_place: index of the argument whose content after the call is the result, or None.
+        wrapped: every expected result stands in a list of its own (the APPS convention) or may do so.
+        time_limit, memory_limit_mb: the problem's own limits, or None.
+    """
+
+    cases: tuple[Case, ...]
+    prelude: str | None = None
+    checker: str | None = None
+    float_tolerance: float | None = None
+    in_place: int | None = None
+    wrapped: bool = False
+    time_limit: float | None = None
+    memory_limit_mb: int | None = None
+
+
+_INTERACTIVE = ("interactive", "interactor", "is_interactive")
+
+
+def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
+    """The typed tests of a problem.
+
+    Args:
+        tests: the ``tests`` object, or its JSON text.
+        extra: where ``checker``, ``time_limit``, ``memory_limit_mb`` and ``float_tolerance`` may also stand.
+
+    Raises:
+        SuiteError: no tests, an interactive problem, or a malformed field.
+    """
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)
+        except (ValueError, RecursionError) as error:
+            raise SuiteError(f"field 'tests' is text but not JSON: {error}") from error
+    if isinstance(tests, list):
+        tests = {"assert_case": tests}
+    if not isinstance(tests, Mapping):
+        raise SuiteError(f"field 'tests' must be an object, got {type(tests).__name__}")
+    merged: dict[str, Any] = {**(extra or {}), **{k: v for k, v in tests.items() if v is not None}}
+    for name in _INTERACTIVE:
+        if merged.get(name):
+            raise SuiteError(f"field {name!r}: interactive problems are not supported; leave this problem out")
+    cases, wrapped = _cases(merged)
+    if not cases:
+        raise SuiteError("field 'tests' holds no test; a problem without tests cannot be judged")
+    tolerance, in_place = _comparison(merged)
+    return Suite(
+        cases=tuple(cases),
+        prelude=_optional_text(merged, "import_prefix") or _optional_text(merged, "prelude"),
+        checker=_optional_text(merged, "checker"),
+        float_tolerance=tolerance,
+        in_place=in_place,
+        wrapped=wrapped,
+        time_limit=_positive(merged, "time_limit"),
+        memory_limit_mb=None if (limit := _positive(merged, "memory_limit_mb")) is None else int(limit),
+    )
+
+
+def _cases(tests: Mapping[str, Any]) -> tuple[list[Case], bool]:
+    if "assert_case" in tests:
+        return list(_assert_cases(tests)), False
+    for name in ("test_code", "code"):
+        if name in tests:
+            return list(_code_cases(_text(tests, name), _optional_text(tests, "entry_point"))), False
+    if "inputs" not in tests and "inputs_kw" not in tests:
+        raise SuiteError("field 'tests' has none of inputs, test_code, assert_case")
+    if _optional_text(tests, "fn_name"):
+        return _call_cases(tests)
+    return list(_stdin_cases(tests)), False
+
+
+def _stdin_cases(tests: Mapping[str, Any]) -> list[Case]:
+    inputs = _list(tests, "inputs")
+    outputs = _outputs(tests, len(inputs))
+    return [
+        StdinCase(input=_joined(given, "inputs"), output=None if wanted is None else _joined(wanted, "outputs"))
+        for given, wanted in zip(inputs, outputs, strict=True)
+    ]
+
+
+def _joined(value: Any, field: str) -> str:
+    """Text; a list of lines (APPS) is joined."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    if not isinstance(value, str):
+        raise SuiteError(f"field {field!r} must hold texts, got {type(value).__name__}")
+    return value
+
+
+def _outputs(tests: Mapping[str, Any], count: int) -> list[Any]:
+    if "outputs" not in tests and tests.get("checker"):
+        return [None] * count
+    outputs = _list(tests, "outputs")
+    if len(outputs) != count:
+        raise SuiteError(f"fields 'inputs' and 'outputs' differ in length: {count} and {len(outputs)}")
+    return outputs
+
+
+def _call_cases(tests: Mapping[str, Any]) -> tuple[list[Case], bool]:
+    name = _text(tests, "fn_name")
+    inputs = _list(tests, "inputs_kw" if "inputs_kw" in tests else "inputs")
+    outputs = _outputs(tests, len(inputs))
+    cases: list[Case] = []
+    for given, wanted in zip(inputs, outputs, strict=True):
+        if isinstance(given, str):  # LiveCodeBench: an argument a line, as JSON
+            positional, named = [_json(line, "inputs") for line in given.split("\n") if line.strip()], {}
+            wanted = _json(wanted, "outputs") if isinstance(wanted, str) else wanted
+        elif isinstance(given, Mapping):
+            positional, named = [], dict(given)
+        else:
+            positional, named = list(given) if isinstance(given, list) else [given], {}
+        cases.append(CallCase(entry=name, positional=positional, named=named, expected=wanted))
+    wrapped = bool(outputs) and all(isinstance(item, list) and len(item) == 1 for item in outputs)
+    return cases, wrapped
+
+
+def _json(text: str, field: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+            raise SuiteError(f"field {field!r}: {text[:60]!r} is no JSON value") from error
+
+
+def _assert_cases(tests: Mapping[str, Any]) -> list[Case]:
+    given = tests["assert_case"]
+    texts: list[Any] = [given] if isinstance(given, str) else given
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise SuiteError("field 'assert_case' must be a list of assertions")
+    entry = _optional_text(tests, "entry_point")
+    cases: list[Case] = []
+    for text in texts:
+        cases.extend(_code_cases(text, entry))
+    return cases
+
+
+def _code_cases(code: str, entry: str | None) -> list[Case]:
+    """Test code as calls, or as one case for an assertion process."""
+    try:
+        tree = ast.parse(code.strip("\n") + "\n")
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise SuiteError(f"the test code does not parse: {error}") from error
+    entries = called_names(tree)
+    if entry is not None and entry.isidentifier():
+        entries = [entry, *(name for name in entries if name != entry)]
+    defines = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
+    calls = any(
+        isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "check" for n in ast.walk(tree)
+    )
+    check = entry if defines and not calls else None
+    if defines and not calls and entry is None:
+        raise SuiteError("the test code defines check() and does not call it, and there is no field 'entry_point'")
+    parsed = parse_calls(tree, entries, check)
+    if parsed is None:
+        return [AssertCase(code=code, entries=tuple(entries), check=check)]
+    return [
+        CallCase(entry=p.entry, positional=p.positional, named=p.named, expected=p.expected, parsed=p) for p in parsed
+    ]
+
+
+def _comparison(tests: Mapping[str, Any]) -> tuple[float | None, int | None]:
+    """``float_tolerance`` and ``in_place``, also in the form ``compare: {kind, ...}``."""
+    tolerance, in_place = tests.get("float_tolerance"), tests.get("in_place")
+    compare = tests.get("compare")
+    if isinstance(compare, Mapping):
+        if compare.get("kind") == "float" and tolerance is None:
+            tolerance = compare.get("tol", compare.get("tolerance"))
+        if compare.get("kind") == "inplace" and in_place is None:
+            in_place = compare.get("arg", 0)
+    if tolerance is not None and (
+        isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or tolerance < 0
+    ):
+        raise SuiteError(f"field 'float_tolerance' must be a number of at least 0, got {tolerance!r}")
+    if in_place is not None and (isinstance(in_place, bool) or not isinstance(in_place, int) or in_place < 0):
+        raise SuiteError(f"field 'in_place' must be the index of an argument, got {in_place!r}")
+    return (None if tolerance is None else float(tolerance)), in_place
+
+
+def _positive(tests: Mapping[str, Any], name: str) -> float | None:
+    value = tests.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise SuiteError(f"field {name!r} must be a positive number, got {value!r}")
+    return float(value)
+
+
+def _text(tests: Mapping[str, Any], name: str) -> str:
+    value = tests[name]
+    if not isinstance(value, str) or not value.strip():
+        raise SuiteError(f"field {name!r} must be text that is not empty, got {value!r:.60}")
+    return value
+
+
+def _optional_text(tests: Mapping[str, Any], name: str) -> str | None:
+    value = tests.get(name)
+    if value is None or value == "":
+        return None
+    if not isinstance(value, str):
+        raise SuiteError(f"field {name!r} must be text, got {type(value).__name__}")
+    return value
+
+
+def _list(tests: Mapping[str, Any], name: str) -> list[Any]:
+    value = tests.get(name)
+    if not isinstance(value, list):
+        raise SuiteError(f"field {name!r} must be a list, got {type(value).__name__}")
+    return value
