@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from magicrl.cli.live import LiveDisplay
-from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.reporting.report import write_report
 from magicrl.reporting.summary import print_summary
 from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
@@ -32,6 +32,7 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
 
     steps = [stage.max_steps for stage in config.stages]
     with (
+        placed_errors(recipe, overrides),
         LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
         TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
     ):
@@ -50,7 +51,7 @@ def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) 
     from magicrl.training.sft import SftProgress, run_sft
 
     started = time.perf_counter()
-    with LiveDisplay(console=console, title=config.run.name) as display:
+    with placed_errors(recipe, overrides), LiveDisplay(console=console, title=config.run.name) as display:
 
         def show(info: SftProgress) -> None:
             display.progress("supervised start", info.step, info.total)

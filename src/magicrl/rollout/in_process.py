@@ -330,7 +330,8 @@ class InProcessEngine:
         tokens, logprobs = sampled.tokens.cpu().numpy(), sampled.logprobs.cpu().numpy()
         if not np.isfinite(logprobs).all():
             raise FloatingPointError(
-                f"the model's logits are not finite (policy version {self._version}); its weights are broken"
+                f"the model's logits are not finite (policy version {self._version}); its weights are "
+                "broken: resume from an earlier checkpoint with a lower optimizer.learning_rate"
             )
         full = table.record(rows, tokens, logprobs, sampled.entropies.cpu().numpy())
         ended = self._ends[tokens]

@@ -28,7 +28,7 @@ from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.training.lora import LoraAdapters
 from magicrl.training.optimizer import MasterOptimizer
-from magicrl.training.protocols import Controls, UpdateMetrics
+from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
 
 
 class LocalLearner:
@@ -88,6 +88,7 @@ class LocalLearner:
             valid_vocab=valid_vocab,
             micro_batch_tokens=settings.micro_batch_tokens,
             head_chunk_tokens=settings.head_chunk_tokens,
+            share_prompts=settings.share_prompts,
             gradient_checkpointing=settings.gradient_checkpointing,
         )
 
@@ -100,7 +101,7 @@ class LocalLearner:
         """One SGD step on the mini-batch; see ``Learner.update``.
 
         Raises:
-            FloatingPointError: loss or gradient norm is not finite; weights and moments are as before.
+            NotFiniteError: loss or gradient norm is not finite; weights and moments are as before.
             ValueError: the batch has no loss tokens, or samples disagree in what log-probs they carry.
         """
         metrics = self.accumulate(batch.samples, self.sample_weights(batch), controls)
@@ -108,14 +109,26 @@ class LocalLearner:
         values = metrics.values()
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
             if not math.isfinite(value):
+                culprit = self._culprit(batch, controls)
                 self._optimizer.forget()
-                raise FloatingPointError(
+                raise NotFiniteError(
                     f"the {name} of update {self.version + 1} is {value}; weights and optimizer are unchanged. "
                     "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient; "
-                    'if it happens at once, check the model with model.dtype = "float32"'
+                    'if it happens at once, check the model with model.dtype = "float32"',
+                    culprit,
                 )
         self._optimizer.step(controls.learning_rate, norm)
         return UpdateMetrics(values={**values, "grad_norm": norm, "learning_rate": controls.learning_rate})
+
+    def _culprit(self, batch: TrainBatch, controls: Controls) -> tuple[int, int] | None:
+        """(group, sample) of the first sample whose own loss or gradient is not finite. Spoils the gradients."""
+        weights = self.sample_weights(batch)
+        for index, sample in enumerate(batch.samples):
+            self._optimizer.forget()
+            loss = self.accumulate([sample], weights[index : index + 1], controls).values()["loss"]
+            if not (math.isfinite(loss) and math.isfinite(self._optimizer.gradient_norm())):
+                return sample.group_index, sample.sample_index
+        return None
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
         """What each loss token of each response weighs, ``[samples]`` float64, from the whole mini-batch."""
@@ -139,8 +152,8 @@ class LocalLearner:
             Sums over these samples; those of other shares add to them.
         """
         parts: list[LossMetrics] = []
-        for indices in self._scorer.plan(samples):
-            outputs = self._micro_batch([samples[i] for i in indices], weights[indices], controls)
+        for indices, packed in self._scorer.micro_batches(samples):
+            outputs = self._micro_batch([samples[i] for i in indices], packed, weights[indices], controls)
             outputs.loss.backward()
             self._optimizer.collect()
             parts.append(outputs.metrics)
@@ -150,9 +163,10 @@ class LocalLearner:
         """Gradients accumulated since the last update, by parameter name, in the masters' precision."""
         return self._optimizer.gradients()
 
-    def _micro_batch(self, samples: Sequence[TrainSample], weights: Tensor, controls: Controls) -> LossOutputs:
+    def _micro_batch(
+        self, samples: Sequence[TrainSample], packed: PackedBatch, weights: Tensor, controls: Controls
+    ) -> LossOutputs:
         device = self._scorer.device
-        packed = PackedBatch.of(samples, device)
         logprobs, entropies = self._scorer.forward(packed, controls.temperature)
         inputs, rows = loss_inputs(
             samples, packed.response_lengths, logprobs, entropies if controls.alpha else entropies.detach()

@@ -6,7 +6,8 @@ there is one loop, whatever generates, judges and learns.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -32,7 +33,7 @@ from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.batches import minibatches, train_samples, with_old_logprobs, with_ref_logprobs
 from magicrl.training.clock import StepClock
 from magicrl.training.metrics import Values, finite, merge_updates, rollout_metrics
-from magicrl.training.protocols import Controls, Learner, UpdateMetrics
+from magicrl.training.protocols import Controls, Learner, NotFiniteError, UpdateMetrics
 from magicrl.verifiers.base import VerifierService
 
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
@@ -96,7 +97,8 @@ class Trainer:
         rejection = reject_zero_advantage(groups, self._config.algorithm.advantage_mask)
         kept = self._surviving(groups, rejection, stage)  # the groups to learn from, in the order they were issued
         samples = self._prepare(kept, stage, clock)  # advantages, old and reference log-probs
-        updates = self._learn(samples, stage, alpha, clock)  # N_SGD = D_R/D_T * N_reuse
+        with self._naming_the_culprit(kept):
+            updates = self._learn(samples, stage, alpha, clock)  # N_SGD = D_R/D_T * N_reuse
         parts.controller.observe(entropy.mean)
         parts.engine.load_weights(parts.learner.weights(), parts.learner.version)
         self.steps_done += 1
@@ -204,6 +206,19 @@ class Trainer:
                 updates.append(learner.update(batch, controls))
             self._progress("train", len(updates), total)
         return updates
+
+    @contextmanager
+    def _naming_the_culprit(self, kept: Sequence[ScoredGroup]) -> Generator[None]:
+        """Put the step, and the response that did it, before the learner's words."""
+        try:
+            yield
+        except NotFiniteError as error:
+            where = f"step {self.steps_done + 1}"
+            if error.culprit is not None:
+                group, sample = error.culprit
+                problem = kept[group].group.request.problem.id
+                where += f", first seen in response {sample + 1} to problem {problem!r}"
+            raise NotFiniteError(f"{where}: {error}", error.culprit) from error
 
     def _learning_rate(self) -> float:
         optimizer = self._config.optimizer

@@ -31,6 +31,18 @@ class Controls:
     learning_rate: float = 1e-6
 
 
+class NotFiniteError(FloatingPointError):
+    """A loss or gradient norm that is NaN or infinite; nothing was updated.
+
+    Attributes:
+        culprit: (group_index, sample_index) of the first sample that gives it by itself; None if none does.
+    """
+
+    def __init__(self, message: str, culprit: tuple[int, int] | None) -> None:
+        super().__init__(message)
+        self.culprit = culprit
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UpdateMetrics:
     """What one SGD step reports; keys as in ``metrics.jsonl`` without the ``learner/`` prefix.
@@ -57,7 +69,7 @@ class Learner(Protocol):
         """One SGD step on ``batch`` (Eq. 3.1 or another row of the loss table).
 
         Raises:
-            FloatingPointError: the loss or the gradient norm is not finite; weights are left unchanged.
+            NotFiniteError: the loss or the gradient norm is not finite; weights are left unchanged.
         """
         ...
 

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash, to_toml
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.records import StepMetrics
@@ -116,7 +117,8 @@ class RunFolder:
     def finish(self, status: str, **facts: Any) -> None:
         """Mark the run as ``finished``, ``stopped`` or ``failed``."""
         document = self._facts()
-        document |= {"status": status, "ended": _now(), **facts}
+        shown = {key: without_secrets(value) if isinstance(value, str) else value for key, value in facts.items()}
+        document |= {"status": status, "ended": _now(), **shown}
         write_atomically(self._run, json.dumps(document, indent=1))
 
     def step(self, metrics: StepMetrics) -> None:
