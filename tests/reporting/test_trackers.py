@@ -274,6 +274,43 @@ def test_a_tracker_that_fails_is_told_of_once_and_harms_nobody(at: int, seen: li
     assert Counter(step for step, _ in read_tensorboard(young_run)["train/accuracy/mean"]) == Counter(range(1, 6))
 
 
+BREAK = """
+import contextlib, os, resource, sys
+from pathlib import Path
+from magicrl.records import StepMetrics
+from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+
+folder, name = Path(sys.argv[1]), sys.argv[2]
+
+def kill_service():
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with contextlib.suppress(OSError):  # others come and go
+            parent = int(Path("/proc", process, "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == os.getpid():
+                os.kill(int(process), 9)
+
+with TrackerMirror(folder, make_trackers([name]), project="tests", report=lambda e: print(e["message"])) as mirror:
+    for step in range(1, 30):
+        mirror.step(StepMetrics(step=step, stage=0, values={f"many/{i}/mean": 0.5 for i in range(100)}))
+        if step == 3:
+            kill_service() if name == "wandb" else resource.setrlimit(resource.RLIMIT_FSIZE, (20000, 20000))
+print("trained")
+"""
+
+
+@pytest.mark.parametrize(("name", "reason"), [("wandb", "Error"), ("tensorboard", "File too large")])
+def test_a_full_disk_or_a_dead_service_ends_the_tracker_only(name: str, reason: str, young_run: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BREAK, str(young_run), name], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    told, last = done.stdout.splitlines()
+    assert told.startswith(f"tracker {name} ended (")
+    assert reason in told
+    assert last == "trained"
+    assert len((young_run / "events.jsonl").read_text().splitlines()) == 1
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_missing_extra_is_named_before_anything_is_trained(name: str, tmp_path: Path) -> None:
     recipe = tmp_path / "recipe.toml"
