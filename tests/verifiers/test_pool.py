@@ -18,7 +18,7 @@ from magicrl.verifiers import JudgeOptions, VerifierPool
 from magicrl.verifiers.feeder import verdict_from
 from magicrl.verifiers.process import Lost, WorkerProcess, WorkerStartError
 
-HANG = r"\boxed{9!!!!!!}"
+HANG = r"\boxed{\lim_{x \to 0} 9^{9^{9}}}"
 
 
 def problem(*golds: str, verifier: str = "maths") -> Problem:
@@ -34,7 +34,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[VerifierPool]:
-    with VerifierPool(time_limit=1.5, workers=1) as shared:
+    with VerifierPool(time_limit=0.7, workers=1) as shared:
         shared.warm_up()
         yield shared
 
@@ -46,26 +46,30 @@ def pool() -> Iterator[VerifierPool]:
         (["5"], r"\boxed{6}", "mismatch", "rational"),
         (["5", "6"], r"\boxed{6}", "matched", "string"),
         (["0.5"], r"\boxed{\frac{1}{2}}", "matched", "rational"),
-        ([r"\frac{\sqrt{2}}{2}"], r"\boxed{\frac{1}{\sqrt{2}}}", "matched", "math_verify"),
-        (["x+1", "x+2"], r"\boxed{2+x}", "matched", "math_verify"),
-        (["x+1"], r"\boxed{1-x}", "mismatch", "math_verify"),
+        ([r"\frac{\sqrt{2}}{2}"], r"\boxed{\frac{1}{\sqrt{2}}}", "matched", "structure"),
+        (["x+1", "x+2"], r"\boxed{2+x}", "matched", "structure"),
+        (["x+1"], r"\boxed{1-x}", "mismatch", "structure"),
         # Math-Verify parses neither side of this pair: strings must come first
         ([r"1-\frac{1}{\mathrm{e}}"], r"\boxed{1 - \frac{1}{\mathrm{e}}}", "matched", "string"),
-        ([r"1-\frac{1}{\mathrm{e}}"], r"\boxed{1 + \frac{1}{\mathrm{e}}}", "gold_unparsable", "math_verify"),
+        ([r"1-\frac{1}{\mathrm{e}}"], r"\boxed{1 + \frac{1}{\mathrm{e}}}", "mismatch", "structure"),
         # both round to 0.000000
-        ([r"\frac{1}{2004!}"], r"\boxed{\frac{1}{2006!}}", "mismatch", "math_verify"),
-        ([r"\frac{1}{2004!}"], r"\boxed{\frac{2005}{2005!}}", "matched", "math_verify"),
-        ([r"\frac{1}{2^{99}}"], r"\boxed{0}", "mismatch", "math_verify"),
-        (["42"], "so it is 43. No, the answer is 42.", "matched", "math_verify"),
+        ([r"\frac{1}{2004!}"], r"\boxed{\frac{1}{2006!}}", "mismatch", "structure"),
+        ([r"\frac{1}{2004!}"], r"\boxed{\frac{2005}{2005!}}", "matched", "structure"),
+        ([r"\frac{1}{2^{99}}"], r"\boxed{0}", "mismatch", "structure"),
+        # the grammar of formulas has no integrals
+        ([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 2y \, dy}", "matched", "math_verify"),
+        ([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 3y \, dy}", "mismatch", "math_verify"),
+        ([r"\overbrace{"], r"\boxed{1}", "gold_unparsable", "math_verify"),
+        (["42"], "so it is 43. No, the answer is 42.", "matched", "string"),
         (["42"], r"<think>\boxed{42}", "no_answer", "extraction"),
         (["42"], r"<think>\boxed{41}</think>\boxed{42}", "matched", "string"),
         (["42"], r"<think>\boxed{42}</think>\boxed{41}", "mismatch", "rational"),
         (["42"], r"\boxed{ }", "no_answer", "extraction"),
-        (["42"], r"\boxed{?}", "unparsable", "math_verify"),
+        (["42"], r"\boxed{?}", "mismatch", "structure"),
         (["42"], r"\boxed{43} Wait. \boxed{42}", "matched", "string"),
-        (["42"], "\\boxed{" + "(" * 3000 + "1" + ")" * 3000 + "}", "unparsable", "math_verify"),
+        (["42"], "\\boxed{" + "(" * 3000 + "1" + ")" * 3000 + "}", "mismatch", "string"),
         (["42"], "\\boxed{" + "{" * 100_000 + "42" + "}" * 100_000 + "}", "matched", "string"),
-        (["42"], "\\boxed{" + "x" * 1_000_000 + "}", "unparsable", "math_verify"),
+        (["42"], "\\boxed{" + "x" * 1_000_000 + "}", "mismatch", "string"),
         (["3"], "the answer is" + " " * 200_000 + "4", "mismatch", "rational"),
         (["3"], "\ud800 \x00 \\boxed{3}", "matched", "string"),
     ],
@@ -91,7 +95,7 @@ def test_a_gold_that_hangs_is_nobody_s_fault_and_costs_its_time_once(pool: Verif
     assert (first.outcome, first.status) == (Outcome.NOT_JUDGED, "gold_unparsable")
     pool.judge(problem("1"), [r"\boxed{1}"])
     before = pool.worker_pids
-    others = pool.judge(bomb, [r"\boxed{x+4}", HANG])
+    others = pool.judge(bomb, [r"\boxed{x+4}", r"\boxed{9!!!!!!}"])
     assert [v.status for v in others] == ["gold_unparsable", "matched"]  # equal strings still count
     assert pool.worker_pids == before  # no worker was spent on it again
 

@@ -21,14 +21,14 @@ def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"id": "a", "gold": "5", "response": r"\boxed{5}"},
         {"gold": ["6", "1/2"], "response": "<think>x</think>\\boxed{0.5}"},
-        {"id": 7, "gold": "2", "response": "\\boxed{9!!!!!!}"},
+        {"id": 7, "gold": "2", "response": "\\boxed{\\lim_{x \\to 0} 9^{9^{9}}}"},
         {"id": None, "gold": "2", "response": "it is 2"},
         {"id": "z", "gold": "π/2", "response": "\\boxed{\\frac{\\pi}{2}}"},
     ]
     source = write(tmp_path / "in.jsonl", rows)
     source.write_text(source.read_text(encoding="utf-8") + "\n", encoding="utf-8")  # a blank line is no answer
     output = tmp_path / "out.jsonl"
-    summary = verify_math_file(source, output, workers=2, time_limit=1.0)
+    summary = verify_math_file(source, output, workers=2, time_limit=0.7)
     found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert [row["id"] for row in found] == ["a", 2, 7, None, "z"]
     assert [row["correct"] for row in found] == [True, True, False, True, True]

@@ -157,8 +157,9 @@ def _maths(options: JudgeOptions, progress: Progress) -> IsolatedVerifier:
 
 _SPECS: dict[str, VerifierSpec] = {
     "exact": VerifierSpec(name="exact", in_process=_exact),
+    # a pair that only Math-Verify can judge: no item pays for loading it
     "maths": VerifierSpec(
-        name="maths", isolated=_maths, warm_up=(r"\frac{\sqrt{2}}{2}", r"\boxed{\frac{1}{\sqrt{2}}}")
+        name="maths", isolated=_maths, warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}")
     ),
 }
 

@@ -35,6 +35,49 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
     return response[-MAX_ANSWER_CHARS:]
 
 
+_JOINT = re.compile(r"(?:[\s$,;.&]|\\[()\[\],;:! ]|\\q?quad|\\text\s*\{[^{}]{0,12}\}|and|or){0,40}", re.DOTALL)
+
+
+def joint_boxes(text: str) -> tuple[str, ...] | None:
+    r"""The last boxes of a text when nothing but ``and``, ``or`` or commas stands between them; None if it is one.
+
+    Example:
+        >>> joint_boxes(r"$\boxed{1}$ and $\boxed{2}$")
+        ('1', '2')
+    """
+    spans = _boxes(text[-_MAX_JOINT_CHARS:])
+    run: list[str] = []
+    text = text[-_MAX_JOINT_CHARS:]
+    before: int | None = None
+    for command, start, end in reversed(spans):
+        if before is not None and (before - end > _MAX_BETWEEN or not _JOINT.fullmatch(text, end + 1, before)):
+            break
+        run.append(text[start:end].strip())
+        before = command
+    return tuple(reversed(run)) if 1 < len(run) <= _MAX_JOINT else None
+
+
+_MAX_JOINT_CHARS = 4000
+_MAX_BETWEEN = 60
+_MAX_JOINT = 20
+
+
+def _boxes(text: str) -> list[tuple[int, int, int]]:
+    """Outermost boxes in order: where the command, the content and the closing brace begin."""
+    stack: list[tuple[int, int] | None] = []
+    found: list[tuple[int, int, int]] = []
+    for token in _TOKEN.finditer(text):
+        if token["box"]:
+            stack.append((token.start(), token.end()))
+        elif token["open"]:
+            stack.append(None)
+        elif token["close"] and stack:
+            opened = stack.pop()
+            if opened is not None:
+                found.append((*opened, token.start()))
+    return found
+
+
 def last_box(text: str) -> str | None:
     r"""Content of the last closed ``\boxed{...}`` or ``\fbox{...}``, or None if there is none.
 

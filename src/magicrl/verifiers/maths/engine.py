@@ -11,6 +11,7 @@ from typing import Any
 
 import math_verify
 import sympy
+from latex2sympy2_extended import NormalizationConfig
 from sympy.core.random import seed as seed_sympy
 
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
@@ -21,6 +22,14 @@ Expression = sympy.Basic | sympy.MatrixBase
 _UNFINISHED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit)
 """Slow to evaluate without being out of reach."""
 
+_WHOLE = (
+    math_verify.LatexExtractionConfig(
+        # units off: it would take any last letter for one
+        normalization_config=NormalizationConfig(
+            basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="last"
+        )
+    ),
+)
 _BLANKS = re.compile(r"[ \t]{2,}")
 _DIGITS = 50
 _EXACT_TOLERANCE = 1e-30
@@ -48,7 +57,7 @@ def parse_prose(text: str) -> tuple[list[Any], str | None]:
 
 
 def _parse(text: str) -> list[Any]:
-    found = math_verify.parse(text, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    found = math_verify.parse(text, extraction_config=_WHOLE, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return [item for item in found if not isinstance(item, str)]
 
 

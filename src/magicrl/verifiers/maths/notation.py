@@ -57,8 +57,10 @@ _REPLACEMENT = {
     "ge": r"\ge",
     "empty": r"\emptyset",
 }
+_CIRCLED_PAIR = re.compile(r"(?<=[\u2460-\u2473])\s*(?=[\u2460-\u2473])")
+_DOUBLED = re.compile(r"\\(?=\\[A-Za-z])")
 _SPACES = re.compile(r"\s+")
-_LOOSE = re.compile(r" ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z](?![A-Za-z]))")
+_LOOSE = re.compile(r"((?<=\d), (?=\d{3}(?!\d)))| ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z](?![A-Za-z]))")
 _SINGLE = re.compile(r"([\^_])\{(\w|\\[A-Za-z]+(?=\}(?![A-Za-z])))\}")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
@@ -80,6 +82,8 @@ def _plain_character(match: re.Match[str]) -> str:
         return " "
     if char.isdecimal():
         return str(unicodedata.decimal(char))
+    if 0x2460 <= ord(char) <= 0x2473:  # circled numbers
+        return str(ord(char) - 0x245F)
     if 0xFF01 <= ord(char) <= 0xFF5E:
         return chr(ord(char) - 0xFEE0)
     return "" if unicodedata.category(char) in ("Cc", "Cf") else char
@@ -89,13 +93,16 @@ def canonical(text: str) -> str:
     r"""The spelling that answers are compared in.
 
     Math delimiters, sizing, spacing commands, redundant outer braces, a final full stop and a ``\text{}`` around
-    the whole go; spaces stay only where they can matter, so that ``1 000`` and ``1000`` remain different.
+    the whole go; spaces stay only where they can matter: in ``1 000``, which is not ``1000``, and in ``32, 349``,
+    which is a list.
 
     Example:
         >>> canonical(r"$\left( -\infty ,\, 5 \right]$.")
         '(-\\infty,5]'
     """
-    text = plain_characters(text)
+    text = plain_characters(_CIRCLED_PAIR.sub(",", text))
+    if "begin" not in text:
+        text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
     text = _TOKENS.sub(_token, text)
     text = _SPACES.sub(" ", text).strip()
     for _ in range(10):  # wrappers may nest; ten layers are more than anyone writes
@@ -103,7 +110,7 @@ def canonical(text: str) -> str:
         if bare == text:
             break
         text = bare
-    text = _LOOSE.sub(lambda m: m[1] or "", text)
+    text = _LOOSE.sub(lambda m: m[1] or m[2] or "", text)
     return _SINGLE.sub(r"\1\2", text)
 
 

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 
 from magicrl.verifiers.maths.rational import approximates, plain_number
+from magicrl.verifiers.maths.structure import same_structure
+from magicrl.verifiers.maths.words import choice_letter
 
 Step = Callable[[str, str], bool | None]
 """(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
@@ -46,8 +48,18 @@ def same_word(gold: str, answer: str) -> bool | None:
     return None if sorted(gold.casefold()) == sorted(answer.casefold()) else False
 
 
+def same_choice(gold: str, answer: str) -> bool | None:
+    """A multiple-choice letter against whatever the answer makes of one: ``B`` and ``(B) 15``."""
+    if len(gold) > 3:
+        return None
+    asked, given = choice_letter(gold), choice_letter(answer)
+    return None if asked is None or given is None else asked == given
+
+
 CHEAP_STEPS: tuple[tuple[str, Step], ...] = (
     ("string", same_string),
     ("rational", same_rational),
     ("word", same_word),
+    ("choice", same_choice),
+    ("structure", same_structure),
 )

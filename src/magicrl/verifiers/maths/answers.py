@@ -1,0 +1,135 @@
+r"""What an answer can be: the shapes that `reading` finds in it and `comparison` compares."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from magicrl.verifiers.maths.expression import Expr
+from magicrl.verifiers.maths.units import Unit
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Words, case folded, without articles."""
+
+    words: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A formula, with a unit or without."""
+
+    expr: Expr
+    unit: Unit | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Based:
+    """Digits in a stated base."""
+
+    digits: str
+    base: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """``a:b`` or ``a:b:c``."""
+
+    parts: tuple[Expr, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """A time of day or a duration ``h:mm(:ss)``; ``half`` is am, pm or empty."""
+
+    seconds: int
+    half: str
+    ratio: Ratio | None
+
+
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Several answers, in no order: a bare list, or what plus-minus stands for (``signs``)."""
+
+    items: tuple[Answer, ...]
+    signs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What stands in brackets, in order: a tuple, a list, an interval, or (braces) a set."""
+
+    opening: str
+    closing: str
+    items: tuple[Answer, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The numbers between two bounds; the bounds of a point are equal and closed."""
+
+    low: Expr
+    low_closed: bool
+    high: Expr
+    high_closed: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RealSet:
+    """A union of spans; ``subject`` is the name that an inequality was about, if any."""
+
+    spans: tuple[Span, ...]
+    subject: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """Rows of formulas."""
+
+    rows: tuple[tuple[Answer, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """``name = value``: ``x = 5``, ``f(x) = 2x``, ``(p, q) = (1, 2)``, ``Paolo: 18``.
+
+    Attributes:
+        name: spelling of the name; of a function without its arguments.
+        arguments: names of a function's arguments.
+        value: what is given.
+        symbol: the name as a formula, None if it is none.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    value: Answer
+    symbol: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Equation:
+    """Two formulas of which neither is a mere name."""
+
+    left: Expr
+    right: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A chain of formulas with ``<`` or ``<=`` between them (or one ``!=``)."""
+
+    parts: tuple[Expr, ...]
+    relations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """An answer with the parameters it declares free (``for some integer t``)."""
+
+    answer: Answer
+    parameters: frozenset[str]
+
+
+Answer = (
+    Text | Quantity | Based | Ratio | Clock | Several | Group | RealSet | Matrix | Named | Equation | Order | Family
+)

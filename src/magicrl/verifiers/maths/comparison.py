@@ -1,0 +1,315 @@
+"""Whether two answers say the same. True and False are final; None leaves the pair to Math-Verify."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from magicrl.verifiers.maths import probing
+from magicrl.verifiers.maths.answers import (
+    Answer,
+    Based,
+    Clock,
+    Equation,
+    Family,
+    Group,
+    Matrix,
+    Named,
+    Order,
+    Quantity,
+    Ratio,
+    RealSet,
+    Several,
+    Text,
+)
+from magicrl.verifiers.maths.equations import same_equation, same_order, solves
+from magicrl.verifiers.maths.expression import Expr, number, rename, symbol
+from magicrl.verifiers.maths.families import same_family
+from magicrl.verifiers.maths.probing import same_value
+from magicrl.verifiers.maths.realsets import same_set
+from magicrl.verifiers.maths.relations import as_spans
+from magicrl.verifiers.maths.units import Unit
+from magicrl.verifiers.maths.words import same_words, word_number
+
+_HALF_TURN = Expr("div", (symbol("pi"), number(180)))
+
+
+def same(gold: Answer, answer: Answer) -> bool | None:
+    """Whether the answer says what the gold says."""
+    if gold == answer:
+        return True
+    if isinstance(gold, Family) or isinstance(answer, Family):
+        return same_family(gold, answer, same)
+    if isinstance(gold, Named) and isinstance(answer, Named):
+        return _both_named(gold, answer)
+    if isinstance(gold, Equation | Order) or isinstance(answer, Equation | Order):
+        return _relations(gold, answer)
+    if isinstance(gold, Named):
+        return same(gold.value, answer)
+    if isinstance(answer, Named):
+        return same(gold, answer.value)
+    if isinstance(gold, RealSet) or isinstance(answer, RealSet):
+        return _sets(gold, answer)
+    if isinstance(gold, Several) or isinstance(answer, Several):
+        return _several(gold, answer)
+    if isinstance(gold, Group) or isinstance(answer, Group) or isinstance(gold, Matrix) or isinstance(answer, Matrix):
+        return _groups(gold, answer)
+    return _single(gold, answer)
+
+
+def _single(gold: Answer, answer: Answer) -> bool | None:
+    """Two answers that have no parts."""
+    if isinstance(gold, Quantity) and isinstance(answer, Quantity):
+        return _quantities(gold, answer)
+    if isinstance(gold, Based) or isinstance(answer, Based):
+        return False  # another base or none; the same digits in the same base were found equal before
+    if isinstance(gold, Ratio | Clock) or isinstance(answer, Ratio | Clock):
+        return _ratios(gold, answer)
+    if isinstance(gold, Text) and isinstance(answer, Text):
+        return same_words(gold.words, answer.words)
+    for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Text) and isinstance(other, Quantity):
+            value = word_number(one.words)
+            return False if value is None else same_value(number(value), other.expr)
+    return None
+
+
+def _quantities(gold: Quantity, answer: Quantity) -> bool | None:
+    left, right = gold.unit, answer.unit
+    if left is not None and left.kind == "none":
+        left = None
+    if right is not None and right.kind == "none":
+        right = None
+    if left is None and right is None:
+        return same_number(gold.expr, answer.expr)
+    if left is not None and right is not None:
+        return _both_units(gold.expr, left, answer.expr, right)
+    unit = left or right
+    assert unit is not None
+    if unit.kind == "percent":
+        with_sign, without = (gold, answer) if left else (answer, gold)
+        hundredth = Expr("div", (with_sign.expr, number(100)))
+        return _any(same_number(with_sign.expr, without.expr), same_number(hundredth, without.expr))
+    if unit.kind == "degree":
+        with_sign, without = (gold, answer) if left else (answer, gold)
+        plain = same_number(with_sign.expr, without.expr)
+        if plain is not True and without.expr.holds("const", "pi"):
+            return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
+        return plain
+    if unit.kind == "unit" and unit.noun:  # 10 \\mathrm{m} against 10m
+        with_unit, without = (gold, answer) if left else (answer, gold)
+        if unit.noun in without.expr.symbols:
+            return same_value(Expr("mul", (with_unit.expr, symbol(unit.noun))), without.expr)
+    return same_number(gold.expr, answer.expr)
+
+
+def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
+    if left.kind == right.kind == "unit":
+        if left.dimension != right.dimension:
+            return False
+        if left.factor == right.factor:
+            return same_number(gold, answer)
+        return same_value(Expr("mul", (number(left.factor), gold)), Expr("mul", (number(right.factor), answer)))
+    if left.kind != right.kind:
+        angle = {left.kind, right.kind} == {"degree", "unit"} and () in (left.dimension, right.dimension)
+        if not angle:
+            return False
+        as_radians = [Expr("mul", (tree, _HALF_TURN)) if unit.kind == "degree" else tree
+                      for tree, unit in ((gold, left), (answer, right))]  # fmt: skip
+        return same_value(as_radians[0], as_radians[1])
+    if left.kind == "noun" and left.noun != right.noun:
+        return False
+    return same_number(gold, answer)
+
+
+def same_number(gold: Expr, answer: Expr) -> bool | None:
+    """Equal formulas, or a decimal that is the other's value to six or more significant digits."""
+    verdict = same_value(gold, answer)
+    if verdict is False and (probing.approximates(answer, gold) or probing.approximates(gold, answer)):
+        return True
+    return verdict
+
+
+def _any(*verdicts: bool | None) -> bool | None:
+    return True if True in verdicts else None if None in verdicts else False
+
+
+def _all(verdicts: Sequence[bool | None]) -> bool | None:
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _ratios(gold: Answer, answer: Answer) -> bool | None:
+    if isinstance(gold, Clock) and isinstance(answer, Clock):
+        if _times(gold) & _times(answer):
+            return True
+        if gold.ratio is None or answer.ratio is None:
+            return False
+        gold, answer = gold.ratio, answer.ratio
+    left = gold.ratio if isinstance(gold, Clock) else gold
+    right = answer.ratio if isinstance(answer, Clock) else answer
+    if left is None or right is None:
+        return False
+    if isinstance(left, Ratio) and isinstance(right, Ratio):
+        if len(left.parts) != len(right.parts):
+            return False
+        pairs = zip(left.parts[1:], right.parts[1:], strict=True)
+        return _all([same_value(_cross(left.parts[0], b), _cross(right.parts[0], a)) for a, b in pairs])
+    ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
+    if isinstance(ratio, Ratio) and len(ratio.parts) == 2 and isinstance(other, Quantity) and other.unit is None:
+        return same_value(Expr("div", ratio.parts), other.expr)
+    return False
+
+
+def _cross(one: Expr, other: Expr) -> Expr:
+    return Expr("mul", (one, other))
+
+
+def _times(clock: Clock) -> set[int]:
+    """Seconds after midnight; noon and midnight as people write them."""
+    hours = clock.seconds // 3600
+    if clock.half == "":
+        return {clock.seconds}
+    if not 1 <= hours <= 12:
+        return set()
+    return {clock.seconds % (12 * 3600) + (12 * 3600 if clock.half == "pm" else 0)}
+
+
+def _both_named(gold: Named, answer: Named) -> bool | None:
+    if gold.name == answer.name and len(gold.arguments) == len(answer.arguments):
+        if gold.arguments == answer.arguments:
+            return same(gold.value, answer.value)
+        return same(gold.value, _renamed(answer.value, dict(zip(answer.arguments, gold.arguments, strict=True))))
+    if bool(gold.arguments) != bool(answer.arguments) and "y" in (gold.name, answer.name):
+        return same(gold.value, answer.value)  # y = 2x and f(x) = 2x
+    if gold.symbol is None and answer.symbol is None:
+        words = _squeezed(gold.name) == _squeezed(answer.name)
+        return same(gold.value, answer.value) if words else False
+    if _squeezed(gold.name) == _squeezed(answer.name):
+        return same(gold.value, answer.value)
+    return _relations(gold, answer)
+
+
+def _squeezed(name: str) -> str:
+    return "".join(char for char in name if char.isalnum() or char in "'(,")
+
+
+def _renamed(answer: Answer, names: dict[str, str]) -> Answer:
+    if isinstance(answer, Quantity):
+        return Quantity(rename(answer.expr, names), answer.unit)
+    return answer
+
+
+def _relations(gold: Answer, answer: Answer) -> bool | None:
+    left, right = _equation(gold), _equation(answer)
+    if left is not None and right is not None:
+        return same_equation(left, right)
+    if isinstance(gold, Order) and isinstance(answer, Order):
+        return same_order(gold, answer)
+    if isinstance(gold, Equation) and isinstance(answer, Quantity) and answer.unit is None:
+        return solves(gold, answer.expr)
+    if isinstance(gold, Order) or isinstance(answer, Order):
+        return None
+    return False
+
+
+def _equation(answer: Answer) -> Equation | None:
+    if isinstance(answer, Equation):
+        return answer
+    if not isinstance(answer, Named) or answer.symbol is None or not isinstance(answer.value, Quantity):
+        return None
+    return Equation(answer.symbol, answer.value.expr) if answer.value.unit is None else None
+
+
+def _sets(gold: Answer, answer: Answer) -> bool | None:
+    left, right = as_spans(gold), as_spans(answer)
+    if left is None or right is None:
+        if isinstance(gold, Several) or isinstance(answer, Several):
+            return _several(gold, answer)
+        return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
+    if left.subject and right.subject and _squeezed(left.subject) != _squeezed(right.subject):
+        return False
+    return same_set(left, right)
+
+
+def _several(gold: Answer, answer: Answer) -> bool | None:
+    """Lists without order, unless names or brackets give one."""
+    if isinstance(gold, Several) and isinstance(answer, Several):
+        if _ordered_names(gold.items) and not any(isinstance(item, Named) for item in answer.items):
+            return in_order(gold.items, answer.items)
+        left, right = _values(gold.items), _values(answer.items)
+        if all(isinstance(item, Named) for item in (*gold.items, *answer.items)):
+            left, right = gold.items, answer.items
+        return matched(left, right)
+    several, group = (gold, answer) if isinstance(gold, Several) else (answer, gold)
+    assert isinstance(several, Several)
+    if isinstance(group, Group) and group.opening == group.closing:
+        if group.opening == "{":
+            return matched(_values(several.items), group.items)
+        if group.opening in "(<" or len(group.items) != 2:
+            return in_order(several.items, group.items) if not several.signs else False
+    if isinstance(group, Matrix):
+        return False
+    return False if isinstance(group, Quantity | Text | Ratio | Clock | Based | Group) else None
+
+
+def _ordered_names(items: Sequence[Answer]) -> bool:
+    """``a = 1, b = 2`` has an order; ``x_1 = 1, x_2 = 2`` has none."""
+    names = [item.name for item in items if isinstance(item, Named)]
+    stems = {name.split("_")[0] for name in names}
+    return len(names) == len(items) and len(stems) == len(names)
+
+
+def _values(items: Sequence[Answer]) -> tuple[Answer, ...]:
+    return tuple(item.value if isinstance(item, Named) else item for item in items)
+
+
+def in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+    """Item by item."""
+    if len(gold) != len(answer):
+        return False
+    return _all([same(left, right) for left, right in zip(gold, answer, strict=True)])
+
+
+def matched(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+    """One for one, in any order; equal items count as often as they stand there."""
+    if len(gold) != len(answer):
+        return False
+    left = list(answer)
+    unknown = False
+    for item in gold:
+        verdicts: list[bool | None] = []
+        for candidate in left:
+            verdicts.append(same(item, candidate))
+            if verdicts[-1] is True:
+                break
+        if verdicts and verdicts[-1] is True:
+            left.pop(len(verdicts) - 1)
+        elif None in verdicts:
+            unknown = True
+        else:
+            return False
+    return None if unknown else True
+
+
+def _groups(gold: Answer, answer: Answer) -> bool | None:
+    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
+        if len(gold.rows) != len(answer.rows) or len(gold.rows[0]) != len(answer.rows[0]):
+            return False
+        pairs = zip(gold.rows, answer.rows, strict=True)
+        return _all([in_order(left, right) for left, right in pairs])
+    if isinstance(gold, Group) and isinstance(answer, Group):
+        if (gold.opening, gold.closing) != (answer.opening, answer.closing):
+            return _brackets_aside(gold, answer)
+        return matched(gold.items, answer.items) if gold.opening == "{" else in_order(gold.items, answer.items)
+    for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Matrix) and isinstance(other, Group) and other.opening in "(<" and other.closing in "(<":
+            vector = one.rows[0] if len(one.rows) == 1 else tuple(row[0] for row in one.rows)
+            return in_order(vector, other.items) if 1 in (len(one.rows), len(one.rows[0])) else False
+        if isinstance(one, Group) and one.opening == "{" and len(one.items) == 1:
+            return same(one.items[0], other) if one is gold else same(other, one.items[0])
+    return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
+
+
+def _brackets_aside(gold: Group, answer: Group) -> bool | None:
+    """Angle brackets and parentheses both make vectors; any other difference of brackets is one of meaning."""
+    vectors = {gold.opening, gold.closing, answer.opening, answer.closing} == {"(", "<"}
+    return in_order(gold.items, answer.items) if vectors and gold.opening == gold.closing else False

@@ -1,0 +1,100 @@
+r"""Formulas as small trees: a strict grammar of what answers are made of.
+
+What the grammar does not know (sums, integrals, ellipses, words) gives no tree at all, never a tree that dropped
+something: an answer is only compared by `probing` when both sides were read whole.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
+
+MAX_SIGNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """A formula.
+
+    Attributes:
+        op: num, sym, const, add, mul, div, pow, neg, fn, pm (two signs), mp (the opposite two signs).
+        args: its parts.
+        name: of a symbol, a constant (e, i, pi, inf) or a function.
+        value: of a number, exactly.
+        decimals: digits after the point of a decimal literal, 0 for others.
+    """
+
+    op: str
+    args: tuple[Expr, ...] = ()
+    name: str = ""
+    value: Fraction = Fraction(0)
+    decimals: int = 0
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Names of the free symbols."""
+        if self.op == "sym":
+            return frozenset((self.name,))
+        return frozenset().union(*(part.symbols for part in self.args))
+
+    def holds(self, op: str, name: str = "") -> bool:
+        """Whether a part has this ``op`` (and ``name``, if given)."""
+        return (self.op == op and name in ("", self.name)) or any(part.holds(op, name) for part in self.args)
+
+
+def number(value: Fraction | int, decimals: int = 0) -> Expr:
+    """A number literal."""
+    return Expr("num", value=Fraction(value), decimals=decimals)
+
+
+def symbol(name: str) -> Expr:
+    """A symbol, or one of the constants e, i, pi, inf."""
+    return Expr("const" if name in ("e", "i", "pi", "inf") else "sym", name=name)
+
+
+def function(name: str, *args: Expr) -> Expr:
+    """A function of its arguments."""
+    return Expr("fn", args, name)
+
+
+def rename(tree: Expr, names: dict[str, str]) -> Expr:
+    """``tree`` with symbols renamed."""
+    if tree.op == "sym":
+        return Expr("sym", name=names.get(tree.name, tree.name))
+    return Expr(tree.op, tuple(rename(part, names) for part in tree.args), tree.name, tree.value, tree.decimals)
+
+
+def substitute(tree: Expr, name: str, by: Expr) -> Expr:
+    """``tree`` with ``by`` in place of one symbol."""
+    if tree.op == "sym" and tree.name == name:
+        return by
+    return Expr(tree.op, tuple(substitute(part, name, by) for part in tree.args), tree.name, tree.value, tree.decimals)
+
+
+def signs(tree: Expr) -> tuple[Expr, ...] | None:
+    """The formulas that plus-minus signs stand for, or None when there are too many of them.
+
+    Every plus-minus sign is free; a minus-plus sign is opposite to the plus-minus signs of its formula.
+    """
+    count = _count(tree, "pm")
+    if not tree.holds("pm") and not tree.holds("mp"):
+        return (tree,)
+    if count > MAX_SIGNS:
+        return None
+    if tree.holds("mp"):
+        return tuple(_signed(tree, iter([sign] * count), sign) for sign in (1, -1))
+    return tuple(_signed(tree, iter(choice), 1) for choice in product((1, -1), repeat=count))
+
+
+def _count(tree: Expr, op: str) -> int:
+    return (tree.op == op) + sum(_count(part, op) for part in tree.args)
+
+
+def _signed(tree: Expr, choice: object, main: int) -> Expr:
+    if tree.op in ("pm", "mp"):
+        sign = next(choice) if tree.op == "pm" else -main  # type: ignore[call-overload]
+        parts = [_signed(part, choice, main) for part in tree.args]
+        last = parts[-1] if sign > 0 else Expr("neg", (parts[-1],))
+        return last if len(parts) == 1 else Expr("add", (parts[0], last))
+    return Expr(tree.op, tuple(_signed(part, choice, main) for part in tree.args), tree.name, tree.value, tree.decimals)

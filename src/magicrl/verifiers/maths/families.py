@@ -1,0 +1,111 @@
+r"""Families of answers: ``k\pi`` and ``n\pi`` are one, when the letter is known to be a parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from magicrl.verifiers.maths.answers import Answer, Equation, Family, Group, Matrix, Named, Quantity, Several
+from magicrl.verifiers.maths.equations import difference
+from magicrl.verifiers.maths.expression import Expr, number, rename, substitute
+from magicrl.verifiers.maths.probing import same_value
+
+Same = Callable[[Answer, Answer], "bool | None"]
+
+_PARAMETERS = frozenset("knmljtzpq")
+
+
+def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
+    r"""Compare with the parameters of the answer renamed to the gold's.
+
+    A parameter is a letter that a clause declares (``for some integer t``), or one whose multiple of pi is added
+    (``x + k\pi``). Both sides must have one; all other letters must be the same.
+    """
+    plain_gold = gold.answer if isinstance(gold, Family) else gold
+    plain_answer = answer.answer if isinstance(answer, Family) else answer
+    if same(plain_gold, plain_answer) is True:
+        return True
+    left, right = _parameters(gold), _parameters(answer)
+    gold_names, answer_names = names_of(plain_gold), names_of(plain_answer)
+    # where one side declares its parameter, the other's is the letter that it alone has
+    left = left or (gold_names - answer_names if len(gold_names - answer_names) == 1 else frozenset())
+    right = right or (answer_names - gold_names if len(answer_names - gold_names) == 1 else frozenset())
+    left, right = left & gold_names, right & answer_names
+    if len(left) != 1 or len(right) != 1 or gold_names - left != answer_names - right:
+        return False
+    (one,), (other,) = left, right
+    return same(plain_gold, renamed(plain_answer, {other: one})) if one != other else False
+
+
+def periodic_parameters(answer: Answer) -> frozenset[str]:
+    r"""Letters whose multiple of pi (or of 360 degrees) is added, in every part of the answer."""
+    found: list[frozenset[str]] = []
+    for part in _formulas(answer):
+        found.append(frozenset(name for name in part.symbols if name in _PARAMETERS and _steps_by_pi(part, name)))
+    return frozenset.intersection(*found) if found else frozenset()
+
+
+def _steps_by_pi(part: Expr, name: str) -> bool:
+    """Whether raising the letter by one adds a rational multiple of pi, whatever the letter is."""
+    steps = [substitute(part, name, number(value)) for value in (0, 1, 2)]
+    first, second = difference(steps[1], steps[0]), difference(steps[2], steps[1])
+    if same_value(first, second) is not True or first.symbols - part.symbols:
+        return False
+    return part.holds("const", "pi") and any(
+        same_value(first, Expr("div", (Expr("mul", (number(top), Expr("const", name="pi"))), number(bottom)))) is True
+        for top, bottom in (
+            (1, 1),
+            (2, 1),
+            (1, 2),
+            (4, 1),
+            (1, 3),
+            (2, 3),
+            (1, 4),
+            (1, 6),
+            (3, 1),
+            (6, 1),
+            (1, 5),
+            (2, 5),
+        )
+    )
+
+
+def _parameters(answer: Answer) -> frozenset[str]:
+    return answer.parameters if isinstance(answer, Family) else periodic_parameters(answer)
+
+
+def names_of(answer: Answer) -> frozenset[str]:
+    """The letters in the formulas of an answer."""
+    return frozenset().union(*(part.symbols for part in _formulas(answer)))
+
+
+def _formulas(answer: Answer) -> list[Expr]:
+    if isinstance(answer, Quantity):
+        return [answer.expr]
+    if isinstance(answer, Several | Group):
+        return [part for item in answer.items for part in _formulas(item)]
+    if isinstance(answer, Named):
+        return _formulas(answer.value)
+    if isinstance(answer, Family):
+        return _formulas(answer.answer)
+    if isinstance(answer, Matrix):
+        return [part for row in answer.rows for item in row for part in _formulas(item)]
+    if isinstance(answer, Equation):
+        return [answer.left, answer.right]
+    return []
+
+
+def renamed(answer: Answer, names: dict[str, str]) -> Answer:
+    """The answer with letters renamed."""
+    if isinstance(answer, Quantity):
+        return Quantity(rename(answer.expr, names), answer.unit)
+    if isinstance(answer, Several):
+        return Several(tuple(renamed(item, names) for item in answer.items), answer.signs)
+    if isinstance(answer, Group):
+        return Group(answer.opening, answer.closing, tuple(renamed(item, names) for item in answer.items))
+    if isinstance(answer, Named):
+        return Named(answer.name, answer.arguments, renamed(answer.value, names), answer.symbol)
+    if isinstance(answer, Matrix):
+        return Matrix(tuple(tuple(renamed(item, names) for item in row) for row in answer.rows))
+    if isinstance(answer, Equation):
+        return Equation(rename(answer.left, names), rename(answer.right, names))
+    return answer

@@ -1,0 +1,336 @@
+r"""Reading formulas: recursive descent over tokens, strict and limited in depth.
+
+The grammar is what answers are made of; sums, integrals, ellipses and words are not in it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from fractions import Fraction
+
+from magicrl.verifiers.maths.expression import Expr, function, number, symbol
+from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.words import word_set
+
+MAX_DEPTH = 40
+_MAX_DIGITS = 400
+
+_ACCENTS = word_set("hat vec bar overline tilde dot ddot widehat widetilde mathcal mathbb mathfrak underline")
+_MARKS = word_set("angle triangle odot")
+_CLOSERS = {"(": "(", "[": "[", "{": "{", "floor": "floor", "ceil": "ceil", "|": "|"}
+
+
+def parse(tokens: Sequence[Token]) -> Expr | None:
+    """The formula that the tokens spell from the first to the last, or None."""
+    if not tokens:
+        return None
+    reader = _Reader(tokens)
+    try:
+        tree = reader.sum(0)
+    except _NoFormulaError:
+        return None
+    return tree if reader.at == len(reader.tokens) else None
+
+
+class _NoFormulaError(Exception):
+    """The tokens are no formula of this grammar."""
+
+
+class _Reader:
+    """Recursive descent, depth-limited. ``at`` is the next token."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self.tokens = tokens
+        self.at = 0
+        self._bars = 0
+
+    def peek(self, kind: str, text: str | None = None) -> bool:
+        if self.at >= len(self.tokens):
+            return False
+        token = self.tokens[self.at]
+        return token.kind == kind and (text is None or token.text == text)
+
+    def take(self, kind: str, text: str | None = None) -> bool:
+        if self.peek(kind, text):
+            self.at += 1
+            return True
+        return False
+
+    def need(self, kind: str, text: str | None = None) -> None:
+        if not self.take(kind, text):
+            raise _NoFormulaError
+
+    def next(self) -> Token:
+        if self.at >= len(self.tokens):
+            raise _NoFormulaError
+        self.at += 1
+        return self.tokens[self.at - 1]
+
+    def sum(self, depth: int) -> Expr:
+        if depth > MAX_DEPTH:
+            raise _NoFormulaError
+        total = self._signed_term(depth)
+        while self.peek("op") and self.tokens[self.at].text in ("+", "-", "pm", "mp"):
+            sign = self.next().text
+            term = self._term(depth) if not self._sign_ahead() else self._signed_term(depth)
+            if sign in ("pm", "mp"):
+                total = Expr(sign, (total, term))
+            else:
+                total = Expr("add", (total, term if sign == "+" else Expr("neg", (term,))))
+        return total
+
+    def _sign_ahead(self) -> bool:
+        return self.peek("op", "-") or self.peek("op", "+")
+
+    def _signed_term(self, depth: int) -> Expr:
+        if self.peek("op") and self.tokens[self.at].text in ("+", "-", "pm", "mp"):
+            if depth > MAX_DEPTH:
+                raise _NoFormulaError
+            sign = self.next().text
+            term = self._signed_term(depth + 1)
+            return {"+": term}.get(sign) or Expr("neg" if sign == "-" else sign, (term,))
+        return self._term(depth)
+
+    def _term(self, depth: int) -> Expr:
+        total = self._factor(depth)
+        while True:
+            if self.peek("op") and self.tokens[self.at].text in ("*", "/"):
+                op = self.next().text
+                negative = self.take("op", "-")
+                right = self._factor(depth)
+                right = Expr("neg", (right,)) if negative else right
+                total = Expr("mul" if op == "*" else "div", (total, right))
+            elif self._starts_factor():
+                if self.peek("num") and self.tokens[self.at - 1].kind == "num":
+                    total = self._mixed(total)
+                    continue
+                mixed = self._mixed_frac(total) if self.peek("cmd", "frac") else None
+                total = mixed or Expr("mul", (total, self._factor(depth)))
+            else:
+                return total
+
+    def _mixed(self, whole: Expr) -> Expr:
+        """``1 1/2``: a space, then a proper fraction."""
+        if not (whole.op == "num" and whole.value.denominator == 1 and self.tokens[self.at].spaced):
+            raise _NoFormulaError
+        top = self._number(self.next().text)
+        self.need("op", "/")
+        if not self.peek("num"):
+            raise _NoFormulaError
+        bottom = self._number(self.next().text)
+        return _mixed_value(whole, top, bottom) or self._fail()
+
+    def _mixed_frac(self, whole: Expr) -> Expr | None:
+        before = self.tokens[self.at - 1]
+        if not (whole.op == "num" and before.kind == "num" and whole.value.denominator == 1 and not whole.decimals):
+            return None
+        start = self.at
+        self.next()
+        top, bottom = self._argument(0), self._argument(0)
+        mixed = _mixed_value(whole, top, bottom)
+        if mixed is None:
+            self.at = start
+        return mixed
+
+    def _fail(self) -> Expr:
+        raise _NoFormulaError
+
+    def _starts_factor(self) -> bool:
+        if self.at >= len(self.tokens):
+            return False
+        token = self.tokens[self.at]
+        if token.kind == "bar":
+            return self._bars == 0
+        if token.kind == "word":
+            return not token.roman and len(token.text) <= 3
+        if token.kind == "cmd":
+            return token.text in ("frac", "sqrt", "binom", "exp") or token.text in _ACCENTS or token.text in _MARKS
+        return token.kind in ("num", "sym", "fn", "open", "lbrace")
+
+    def _factor(self, depth: int) -> Expr:
+        base = self._base(depth + 1)
+        while self.at < len(self.tokens):
+            token = self.tokens[self.at]
+            if token.kind == "unit" and token.text == "degree":
+                self.at += 1
+                base = Expr("div", (Expr("mul", (base, symbol("pi"))), number(180)))
+            elif token.kind != "op" or token.text not in ("^", "_", "!", "'"):
+                return base
+            else:
+                self.at += 1
+                base = self._postfix(token.text, base, depth)
+        return base
+
+    def _postfix(self, mark: str, base: Expr, depth: int) -> Expr:
+        if mark == "!":
+            return function("factorial", base)
+        if mark == "'":
+            return self._decorate(base, "'")
+        if mark == "_":
+            return self._decorate(base, "_" + self._script_text())
+        if self.peek("sym", "prime") or self._braced_prime():
+            self.at += 1 if self.peek("sym", "prime") else 3
+            return self._decorate(base, "'")
+        script = self._script(depth)
+        if base.op == "sym" and re.fullmatch(r"C_\d{1,4}", base.name) and script.op == "num":
+            top = int(base.name[2:])  # so many things chosen from ``top``
+            if script.value <= top:
+                return function("binomial", number(top), script)
+        return Expr("pow", (base, script))
+
+    def _braced_prime(self) -> bool:
+        ahead = self.tokens[self.at : self.at + 3]
+        return [t.text for t in ahead] == ["{", "prime", "}"]
+
+    def _decorate(self, base: Expr, mark: str) -> Expr:
+        """A subscript or a prime belongs to the symbol, also when its power was written first."""
+        if base.op == "sym":
+            return symbol(base.name + mark) if base.name + mark else base
+        if base.op == "const" and base.name in ("e", "i"):
+            return Expr("sym", name=base.name + mark)
+        if base.op == "pow":
+            return Expr("pow", (self._decorate(base.args[0], mark), base.args[1]))
+        if base.op == "mul" and mark != "'":
+            return Expr("mul", (*base.args[:-1], self._decorate(base.args[-1], mark)))
+        raise _NoFormulaError
+
+    def _script(self, depth: int) -> Expr:
+        if self.peek("lbrace") or self.peek("open", "("):
+            return self._base(depth + 1)
+        if self.take("op", "-"):
+            return Expr("neg", (self._script(depth + 1) if depth < MAX_DEPTH else self._fail(),))
+        token = self.next()
+        if token.kind == "num":
+            return self._number(token.text)
+        if token.kind == "sym":
+            return symbol(token.text)
+        self.at -= 1
+        return self._base(depth + 1)
+
+    def _script_text(self) -> str:
+        """A subscript is part of a name: its tokens, whatever they would mean as a formula."""
+        if not self.take("lbrace"):
+            return self.next().text
+        words: list[str] = []
+        open_braces = 1
+        while True:
+            token = self.next()
+            open_braces += (token.kind == "lbrace") - (token.kind == "rbrace")
+            if open_braces == 0:
+                return "".join(words)
+            if token.kind not in ("lbrace", "rbrace"):
+                words.append(token.text)
+
+    def _base(self, depth: int) -> Expr:
+        if depth > MAX_DEPTH:
+            raise _NoFormulaError
+        token = self.next()
+        if token.kind == "num":
+            return self._number(token.text)
+        if token.kind == "sym":
+            if token.text == "Delta" and self.peek("sym"):  # a difference is one name, not a product
+                return symbol("Delta:" + self.next().text)
+            return symbol(token.text)
+        if token.kind == "word" and not token.roman and len(token.text) <= 3:
+            parts = [symbol(letter) for letter in token.text]
+            return Expr("mul", tuple(parts)) if len(parts) > 1 else parts[0]
+        if token.kind == "lbrace":
+            inner = self.sum(depth + 1)
+            self.need("rbrace")
+            return inner
+        if token.kind == "open" and token.text in _CLOSERS:
+            inner = self.sum(depth + 1)
+            self.need("close", _CLOSERS[token.text])
+            return inner if token.text in "([{" else function({"|": "abs"}.get(token.text, token.text), inner)
+        if token.kind == "bar" and token.text == "|" and self._bars < 8:
+            self._bars += 1
+            inner = self.sum(depth + 1)
+            self.need("bar", "|")
+            self._bars -= 1
+            return function("abs", inner)
+        if token.kind == "fn":
+            return self._function(token.text, depth)
+        if token.kind == "cmd":
+            return self._command(token.text, depth)
+        raise _NoFormulaError
+
+    def _number(self, text: str) -> Expr:
+        if len(text) > _MAX_DIGITS:
+            raise _NoFormulaError
+        return number(Fraction("0" + text if text.startswith(".") else text), len(text.partition(".")[2]))
+
+    def _command(self, name: str, depth: int) -> Expr:
+        if name == "frac":
+            return Expr("div", (self._argument(depth), self._argument(depth)))
+        if name == "binom":
+            return function("binomial", self._argument(depth), self._argument(depth))
+        if name == "sqrt":
+            root = number(2)
+            if self.take("open", "["):
+                root = self.sum(depth + 1)
+                self.need("close", "[")
+            arg = self._base(depth + 1) if self.peek("open", "(") else self._argument(depth)
+            return function("root", arg, root)
+        if name in _ACCENTS or name in _MARKS:
+            content = self._script_text() if self.peek("lbrace") else self.next().text
+            return symbol(f"{name}:{content}")
+        raise _NoFormulaError
+
+    def _argument(self, depth: int) -> Expr:
+        """An argument of a command: a group, or one character."""
+        if self.peek("num") and "." not in self.tokens[self.at].text:
+            digits = self.next().text
+            if len(digits) > 1:
+                left = Token("num", digits[1:])
+                self.tokens = [*self.tokens[: self.at], left, *self.tokens[self.at :]]
+            return self._number(digits[0])
+        return self._base(depth + 1)
+
+    def _function(self, name: str, depth: int) -> Expr:
+        power: Expr | None = None
+        base: Expr | None = None
+        while self.peek("op", "^") or self.peek("op", "_"):
+            if self.next().text == "^":
+                power = self._script(depth)
+            else:
+                base = self._argument_of_log(depth)
+        arg = self._function_argument(depth)
+        if name in ("log", "lg") and base is not None:
+            applied = function("logb", arg, base)
+        elif base is not None:
+            raise _NoFormulaError
+        else:
+            applied = function(name, arg)
+        if power is None:
+            return applied
+        if power == Expr("neg", (number(1),)):
+            if name not in ("sin", "cos", "tan", "cot"):
+                raise _NoFormulaError
+            return function("arc" + name, arg)
+        return Expr("pow", (applied, power))
+
+    def _argument_of_log(self, depth: int) -> Expr:
+        if self.peek("num"):
+            return self._number(self.next().text)
+        return self._argument(depth)
+
+    def _function_argument(self, depth: int) -> Expr:
+        if self.peek("open", "(") or self.peek("open", "["):
+            return self._base(depth + 1)
+        if self.peek("lbrace"):
+            return self._factor(depth + 1)
+        if self.peek("fn"):
+            return self._base(depth + 1)
+        total = self._factor(depth + 1)
+        while self._starts_factor() and not self.peek("fn") and not self.peek("open") and not self.peek("bar"):
+            total = Expr("mul", (total, self._factor(depth + 1)))
+        return total
+
+
+def _mixed_value(whole: Expr, top: Expr, bottom: Expr) -> Expr | None:
+    if not (top.op == bottom.op == "num" and 0 < top.value < bottom.value):
+        return None
+    if top.decimals or bottom.decimals or whole.decimals:
+        return None
+    return number(whole.value + top.value / bottom.value)

@@ -1,0 +1,224 @@
+r"""Tokens of an answer in canonical notation: one linear pass, no recursion.
+
+Words inside ``\text{}`` and plain words become one kind of token, so that everything after this reads ``3 cm``,
+``3\text{ cm}`` and ``3\,\mathrm{cm}`` the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+from magicrl.verifiers.maths.words import word_set
+
+Kind = Literal[
+    "num", "sym", "word", "fn", "op", "open", "close", "lbrace", "rbrace", "rel", "sep", "cup", "colon", "unit", "env",
+    "cell", "bar", "cmd",
+]  # fmt: skip
+
+MAX_TOKENS = 1500
+
+FUNCTIONS = word_set("sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt")
+_GREEK = word_set(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma tau "
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell pi infty imath "
+    "odot oplus prime star aleph"
+)
+_RELATIONS = {
+    "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">=",
+    "ne": "!=", "neq": "!=", "approx": "~", "simeq": "~", "in": "in", "equiv": "==",
+}  # fmt: skip
+_OPENING = {"(": "(", "[": "[", r"\{": "{", "lbrace": "{", "lbrack": "[", "lfloor": "floor", "lceil": "ceil",
+            "langle": "<", "lvert": "|"}  # fmt: skip
+_CLOSING = {")": "(", "]": "[", r"\}": "{", "rbrace": "{", "rbrack": "[", "rfloor": "floor", "rceil": "ceil",
+            "rangle": "<", "rvert": "|"}  # fmt: skip
+_OPERATORS = {"cdot": "*", "times": "*", "ast": "*", "div": "/", "pm": "pm", "mp": "mp", "bullet": "*"}
+_SETS = {"cup": "cup", "cap": "cap", "setminus": "setminus", "bigcup": "cup", "backslash": "setminus"}
+_COMMANDS: tuple[tuple[Kind, dict[str, str]], ...] = (
+    ("rel", _RELATIONS),
+    ("op", _OPERATORS),
+    ("cup", _SETS),
+    ("open", _OPENING),
+    ("close", _CLOSING),
+)
+_TEXT = r"text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname"
+
+_PATTERN = re.compile(
+    rf"(?P<space>[ \t\n]+|\$|\\(?:\(|\)|hspace\{{[^{{}}]*\}}))"
+    r"|(?P<degree>\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\})|\\(?:degrees?|textdegree)(?![A-Za-z]))"
+    rf"|\\(?P<texttype>{_TEXT})\*? ?\{{(?P<text>[^{{}}]*)\}}"
+    r"|\\begin ?\{(?P<begin>[a-z*]+)\}(?:\{[clr| ]*\})?"
+    r"|\\end ?\{(?P<end>[a-z*]+)\}"
+    r"|(?P<row>\\\\)"
+    r"|\\(?P<command>[A-Za-z]+)"
+    r"|(?P<number>\d+(?:\.\d+)?(?!\d)|\.\d+)"
+    r"|(?P<letters>[A-Za-z]+)"
+    r"|(?P<relation><=|>=|!=|[=<>])"
+    r"|(?P<bracket>\\[{}]|[()\[\]])"
+    r"|(?P<power>\*\*)"
+    r"|(?P<percent>\\?%)"
+    r"|(?P<currency>\\\$|[€£¥₹])"
+    r"|(?P<any>\\.|.)",
+    re.DOTALL,
+)
+_PARTS = re.compile(r"\s*(?:,\s*)?\b(and|or)\b\s*|\s*([,;])\s*")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token.
+
+    Attributes:
+        kind: what it is.
+        text: its canonical spelling, e.g. the operator or the bracket's kind.
+        spaced: white space came before it.
+        roman: it stood in an upright font command, as units do.
+    """
+
+    kind: Kind
+    text: str
+    spaced: bool = False
+    roman: bool = False
+
+
+def tokens_of(text: str) -> list[Token] | None:
+    """The tokens of ``text``, or None when it is too long or holds something no answer holds."""
+    if len(text) > 4 * MAX_TOKENS:
+        return None
+    found: list[Token] = []
+    spaced = False
+    for match in _PATTERN.finditer(text):
+        kind = match.lastgroup
+        assert kind is not None
+        if kind == "space":
+            spaced = True
+            continue
+        if not _append(found, kind, match, spaced):
+            return None
+        spaced = False
+        if len(found) > MAX_TOKENS:
+            return None
+    return found
+
+
+def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) -> bool:
+    value = match[group]
+    if group == "command":
+        token = _command(value, spaced)
+    elif group == "letters":
+        return _letters(found, value, spaced)
+    elif group == "text":
+        _words(found, value, match["texttype"], spaced)
+        return True
+    elif group == "number":
+        token = Token("num", value, spaced)
+    elif group == "relation":
+        token = Token("rel", _RELATIONS[value], spaced)
+    elif group == "bracket":
+        token = _bracket(value, spaced)
+    elif group in ("degree", "percent"):
+        token = Token("unit", group, spaced)
+    elif group == "currency":
+        token = Token("unit", value.lstrip("\\"), spaced)
+    elif group in ("begin", "end"):
+        token = Token("env", f"{group} {value}", spaced)
+    elif group == "row":
+        token = Token("cell", "row", spaced)
+    elif group == "power":
+        token = Token("op", "^", spaced)
+    else:
+        token = _character(value, spaced)
+    found.append(token)
+    return True
+
+
+def _bracket(value: str, spaced: bool) -> Token:
+    if value in _OPENING:
+        return Token("open", _OPENING[value], spaced)
+    return Token("close", _CLOSING[value], spaced)
+
+
+def _character(value: str, spaced: bool) -> Token:
+    if value in "{}":
+        return Token("lbrace" if value == "{" else "rbrace", value, spaced)
+    if value in ",;":
+        return Token("sep", value, spaced)
+    if value in "+-*/^_!'":
+        return Token("op", value, spaced)
+    if value == "&":
+        return Token("cell", "column", spaced)
+    if value == ":":
+        return Token("colon", value, spaced)
+    if value in ("|", r"\|"):
+        return Token("bar", value, spaced)
+    return Token("cmd", value, spaced)
+
+
+def _command(name: str, spaced: bool) -> Token:
+    for kind, table in _COMMANDS:
+        if name in table:
+            return Token(kind, table[name], spaced)
+    if name in FUNCTIONS and name != "sqrt":
+        return Token("fn", name, spaced)
+    if name in _GREEK:
+        return Token("sym", "inf" if name == "infty" else "i" if name == "imath" else name, spaced)
+    if name in ("mid", "vert"):
+        return Token("bar", "|", spaced)
+    if name in ("lor", "vee"):
+        return Token("sep", "or", spaced)
+    if name in ("land", "wedge"):
+        return Token("sep", "and", spaced)
+    if name == "colon":
+        return Token("colon", ":", spaced)
+    return Token("cmd", name, spaced)
+
+
+def _letters(found: list[Token], run: str, spaced: bool) -> bool:
+    low = run.casefold()
+    if len(run) == 1:
+        found.append(Token("sym", run, spaced))
+    elif low in ("and", "or"):
+        found.append(Token("sep", low, spaced))
+    elif run in FUNCTIONS:
+        found.append(Token("cmd" if run == "sqrt" else "fn", run, spaced))
+    elif run == "pi":
+        found.append(Token("sym", "pi", spaced))
+    elif low in ("infinity", "inf", "oo"):
+        found.append(Token("sym", "inf", spaced))
+    else:
+        found.append(Token("word", run, spaced))
+    return True
+
+
+def _words(found: list[Token], content: str, command: str, spaced: bool) -> None:
+    """The words of a text command; ``and``, ``or`` and commas in it separate as they do outside."""
+    inner = content.strip()
+    math = command in ("mathrm", "mathbf", "mathit", "mathsf", "boldsymbol", "bm", "operatorname")
+    if math and ((len(inner) == 1 and inner.isalpha()) or inner in FUNCTIONS):
+        kind: Kind = "fn" if inner in FUNCTIONS else "sym"
+        found.append(Token(kind, inner, spaced, roman=True))
+        return
+    start = 0
+    for match in _PARTS.finditer(inner):
+        _phrase(found, inner[start : match.start()])
+        found.append(Token("sep", match[1] or match[2], True))
+        start = match.end()
+    _phrase(found, inner[start:])
+
+
+_PIECES = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+(?:['’.-][^\W\d_]+)*\.?|\S")
+
+
+def _phrase(found: list[Token], words: str) -> None:
+    """Upright text: numbers in it stay numbers, marks stay marks, everything else is words."""
+    for match in _PIECES.finditer(words):
+        piece = match[0]
+        if piece[0].isdigit():
+            found.append(Token("num", piece, True, roman=True))
+        elif piece == "%":
+            found.append(Token("unit", "percent", True, roman=True))
+        elif piece in "+-*/^_!'()[]:|=<>":
+            found.extend(tokens_of(piece) or ())
+        elif piece != "\\":
+            found.append(Token("word", piece.rstrip("."), True, roman=True))

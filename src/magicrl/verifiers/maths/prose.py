@@ -1,0 +1,176 @@
+r"""The final answer in running text, when no box holds it (``lenient``).
+
+One candidate is taken, by rules that depend on the text alone: what an announcement ("the answer is") names, else
+the last value of the last sentence that has one. Two candidates joined by "or" are taken as both, which is wrong.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_ANSWER_WORDS = (
+    r"(?:final\s+)?answers?|answer|result|solution|correct\s+(?:option|choice|letter)|"
+    r"答案|正确答案|正確答案|答え|正解|정답|답|réponse|reponse|respuesta|resposta|risposta|antwort|ответ|відповідь|"
+    r"उत्तर|الجواب|الإجابة|إجابة|odpowiedź|odpověď|cevap|svar|svaret|vastaus|antwoord|jawaban|đáp án|válasz|คำตอบ|উত্তর"
+)
+_IS = (
+    r"\s*(?:\*\*)?\s*(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|是|為|为|は|은|는|هي|هو|है|to|jest|je|är|er|on|adalah|là)?"
+    r"(?:\s*[:：=]|\s+therefore|\s+thus|\s+indeed)?\s*(?:\*\*)?\s*[:：]?\s*"
+)
+_ANCHOR = re.compile(rf"(?<![^\W_])(?:{_ANSWER_WORDS})(?![A-Za-z]){_IS}", re.IGNORECASE)
+_STRONG = re.compile(
+    r"(?:[:：=]|\bis\b|\bare\b|\best\b|\bes\b|\bist\b|\blautet\b|[éè是為为は은는]|هي|هو|है|это|\bà\b|\blà\b)\W*$",
+    re.IGNORECASE,
+)
+_CONTROL = re.compile(r"<\|.*", re.DOTALL)
+_HOPE = re.compile(r"I hope (?:it|this) is correct\.?\s*$|Let me know if .{0,80}$", re.IGNORECASE)
+_MATH = re.compile(
+    r"\$\$(?P<a>[^$]{1,400})\$\$|(?<!\\)\$(?P<b>[^$\n]{1,300})(?<!\\)\$(?!\d)|\\\((?P<c>.{1,300}?)\\\)|\\\[(?P<d>.{1,400}?)\\\]",
+    re.DOTALL,
+)
+_PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
+_BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
+_NUMBER_BODY = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
+_NUMBER = re.compile(
+    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?[$€£¥₹]?\s?(?:{_NUMBER_BODY})(?:\s?/\s?\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?",
+    re.IGNORECASE,
+)
+_LATEX = re.compile(
+    r"-?(?:\d+)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
+)
+_SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
+_CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
+_MAX_SENTENCES = 6
+_MAX_SEGMENT = 300
+
+_LETTER = re.compile(r"(?<![A-Za-z\d\\$'’])[(\[（]?(?P<letter>[A-J])[)\]）]?(?![A-Za-z\d'’])")
+_FIRST_LETTER = re.compile(r"\W*(?P<letter>[A-J])(?:[).:,;。．、，：）]|\s*$|\s*\n|[^\x00-\x7f]|\*)")
+_NEGATED = re.compile(
+    r"(?:\bnot|n['’]t(?:\s+be)?|\bcannot be|\bneither|\bnor|\bexclude|\beliminate|\brule out|\bnicht|\bkein|\bno es|"
+    # Chinese: is not, by no means, not chosen (in both scripts)
+    r"\u4e0d\u662f|\u5e76\u975e|\u4e0d\u9009|\u4e0d\u9078|n['’]est pas|\bnon è|\bnão é|\bне|नहीं|ليس|"
+    r"\binstead of|\brather than|\bexcept)\s*(?:the\s+)?(?:option|choice|answer)?\s*[\"'(*]*$",
+    re.IGNORECASE,
+)
+
+
+def final_answer(text: str, *, choice: bool) -> str | None:
+    """The text of the final answer, or None when none was found; ``choice``: a multiple-choice letter is asked.
+
+    Example:
+        >>> final_answer("We get 3 + 4 = 7. So the answer is 7 apples.", choice=False)
+        '7'
+    """
+    text = _CONTROL.sub("", text)
+    text = _HOPE.sub("", text.strip()).strip()
+    text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
+    if choice:
+        return _choice(text)
+    anchored = _anchored(text)
+    return anchored if anchored is not None else _last_value(text)
+
+
+def _anchored(text: str) -> str | None:
+    """What the last announcement names; an announcement that names nothing is none."""
+    for anchor in reversed(list(_ANCHOR.finditer(text))):
+        if not _STRONG.search(anchor[0]):
+            continue
+        rest = text[anchor.end() : anchor.end() + _MAX_SEGMENT]
+        segment = _SENTENCE.split(rest, maxsplit=1)[0] if not rest.startswith(("\\[", "$$")) else rest
+        found = _first_value(segment)
+        if found is not None:
+            return found
+        plain = segment.strip(" .*:")
+        if plain and len(plain) <= 80:
+            return plain
+    return None
+
+
+def _first_value(segment: str) -> str | None:
+    """The first value of a segment, and those joined to it by ``and``, ``or`` or a comma."""
+    spans = list(_MATH.finditer(segment))
+    if spans:
+        return _run([(span.start(), span.end(), _content(span, segment)) for span in spans], segment)
+    segment = segment.replace("**", "")
+    equals = segment.rfind("=")
+    if equals >= 0:
+        segment = segment[equals + 1 :]
+        if segment.count(")") > segment.count("("):
+            segment = segment[: segment.rfind(")")]
+    latex = list(_LATEX.finditer(segment))
+    values = latex or list(_NUMBER.finditer(segment))
+    if not values:
+        return None
+    whole = segment.strip().rstrip(".")
+    if not latex and re.fullmatch(r"[\d\s()\[\]{}+*/^,.:;a-z\\-]{1,60}", whole) and re.search(r"[()\[\]^*\\]", whole):
+        return whole  # an interval, a tuple or a formula in plain text
+    return _run([(value.start(), value.end(), value[0].strip()) for value in values], segment)
+
+
+def _run(values: list[tuple[int, int, str]], segment: str) -> str:
+    chosen = [values[0][2]]
+    end = values[0][1]
+    for start, stop, value in values[1:]:
+        between = segment[end:start]
+        if not _CONNECTED.fullmatch(between):
+            break
+        chosen.append(("or " if "or" in between.lower() else ", ") + value)
+        end = stop
+    return " ".join(chosen)
+
+
+def _content(span: re.Match[str], text: str) -> str:
+    inner = next(part for part in span.groups() if part is not None)
+    percent = _PERCENT.match(text, span.end())
+    return inner + r"\%" if percent and "%" not in inner else inner
+
+
+def _last_value(text: str) -> str | None:
+    """The last value of the last sentence that has one."""
+    displayed = list(_MATH.finditer(text))
+    sentences = [sentence for sentence in _SENTENCE.split(text) if sentence and sentence.strip()]
+    for sentence in reversed(sentences[-_MAX_SENTENCES:]):
+        bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
+        part = bold[-1] if bold else sentence
+        spans = list(_MATH.finditer(part))
+        after = part[spans[-1].end() :] if spans else part
+        values = list(_LATEX.finditer(after)) or list(_NUMBER.finditer(after))
+        if values and not (spans and _PERCENT.match(after)):
+            return values[-1][0].strip()
+        if spans:
+            return _content(spans[-1], part)
+    return _content(displayed[-1], text) if displayed else None
+
+
+def _choice(text: str) -> str | None:
+    for anchor in reversed(list(_ANCHOR.finditer(text))):
+        segment = _SENTENCE.split(text[anchor.end() : anchor.end() + _MAX_SEGMENT], maxsplit=1)[0]
+        letters = _letters(segment)
+        if letters:
+            return _one_of(letters)
+    first = _FIRST_LETTER.match(text)
+    if first is not None:
+        return first["letter"]
+    for sentence in reversed([part for part in _SENTENCE.split(text) if part and part.strip()][-_MAX_SENTENCES:]):
+        letters = _letters(sentence)
+        if letters:
+            return _one_of(
+                letters[-1:] if re.search(r"therefore|so |thus|hence|因此|所以|donc|also", sentence, re.I) else letters
+            )
+    return None
+
+
+def _letters(part: str) -> list[str]:
+    """The letters that a part names as the choice: no article, none that is ruled out."""
+    found: list[str] = []
+    for match in _LETTER.finditer(part):
+        after = part[match.end() : match.end() + 2]
+        article = match["letter"] in "AI" and match[0] == match["letter"] and re.match(r" [a-z]", after)
+        if not article and not _NEGATED.search(part[: match.start()]):
+            found.append(match["letter"])
+    return found
+
+
+def _one_of(letters: list[str]) -> str:
+    return " or ".join(dict.fromkeys(letters))

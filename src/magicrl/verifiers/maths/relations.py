@@ -1,0 +1,361 @@
+r"""Relations: names and their values, equations, inequalities as sets of numbers, unions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import pairwise
+
+from magicrl.verifiers.maths import expression
+from magicrl.verifiers.maths.answers import (
+    Answer,
+    Equation,
+    Group,
+    Named,
+    Order,
+    Quantity,
+    RealSet,
+    Several,
+    Span,
+)
+from magicrl.verifiers.maths.expression import Expr, symbol
+from magicrl.verifiers.maths.formulas import parse
+from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.probing import number_value, same_value
+from magicrl.verifiers.maths.units import Unit
+
+_PLUS, _MINUS = symbol("inf"), Expr("neg", (symbol("inf"),))
+_FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_FUNCTION_NAMES = frozenset("fghFGHPQRTpqyxuvwzabS")
+
+
+def related(
+    parts: list[Sequence[Token]],
+    relations: list[str],
+    read: Callable[[Sequence[Token]], Answer | None],
+    trusted: bool,
+) -> Answer | None:
+    """What a chain of relations says."""
+    if not all(parts):
+        return None
+    kinds = set(relations)
+    if kinds == {"in"} and len(parts) == 2:
+        value = read(parts[1])
+        name = _name(parts[0])
+        if value is None or name is None:
+            return None
+        return Named(name[0], name[1], value, name[2])
+    if kinds <= {"=", "~"}:
+        return _equality(parts, relations, read)
+    if kinds <= {"<", "<=", ">", ">="} or relations == ["!="]:
+        formulas = [parse(part) for part in parts]
+        trees = [tree for tree in formulas if tree is not None]
+        return inequality(trees, relations) if len(trees) == len(parts) else None
+    return None
+
+
+def _equality(
+    parts: list[Sequence[Token]], relations: list[str], read: Callable[[Sequence[Token]], Answer | None]
+) -> Answer | None:
+    name = _name(parts[0])
+    if "~" in relations:
+        about = relations.index("~")
+        # before the sign stands the exact value, unless it is a mere name
+        exact = parts[: about + 1]
+        if len(exact) > 1 or name is None:
+            return _equality(exact, relations[:about], read) if len(exact) > 1 else read(exact[0])
+        value = read(parts[-1]) if len(parts) == 2 else None
+        return None if value is None else Named(name[0], name[1], value, name[2])
+    values = [read(part) for part in parts[1:]]
+    if name is not None:
+        last = values[-1]
+        if last is None or not _agree(values):
+            return None
+        return Named(name[0], name[1], last, name[2])
+    first = read(parts[0])
+    last_name = _name(parts[-1])
+    if last_name is not None and first is not None and _agree([first, *values[:-1]]):
+        return Named(last_name[0], last_name[1], first, last_name[2])
+    last = values[-1]
+    if first is None and last is not None and _agree(values) and _unread_formula(parts[0]):
+        return Named(" ".join(token.text for token in parts[0]), (), last)
+    if first is None or any(value is None for value in values):
+        return None
+    every = [first, *values]
+    if all(isinstance(value, Quantity) and not value.expr.symbols for value in every):
+        return every[-1] if _agree(every) else None
+    sides = [value.expr for value in every if isinstance(value, Quantity) and value.unit is None]
+    return Equation(sides[0], sides[1]) if len(sides) == len(every) == 2 else None
+
+
+def _unread_formula(tokens: Sequence[Token]) -> bool:
+    """A determinant or a sum whose value follows: a formula, if not one of this grammar, and no words."""
+    kinds = {token.kind for token in tokens}
+    return bool(kinds & {"cmd", "env", "fn"}) and not kinds & {"word", "unit"}
+
+
+def _agree(values: Sequence[Answer | None]) -> bool:
+    """Whether a chain of equal formulas is one: ``5 = 6`` gives no answer."""
+    if len(values) < 2:
+        return True
+    formulas = [value.expr for value in values if isinstance(value, Quantity) and value.unit is None]
+    if len(formulas) != len(values):
+        return False
+    return all(same_value(formulas[0], other) is True for other in formulas[1:])
+
+
+def _name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    """The name that the tokens spell, its arguments, and its symbol; None when they are no name."""
+    if tokens and all(token.kind == "word" for token in tokens) and (tokens[0].roman or len(tokens[0].text) > 3):
+        return " ".join(token.text.casefold() for token in tokens), (), None
+    colons = [at for at, token in enumerate(tokens) if token.kind == "colon"]
+    if colons:
+        sides = [_name(tokens[: colons[0]]), _name(tokens[colons[0] + 1 :])]
+        known = [side[0] for side in sides if side is not None]
+        return (":".join(known), (), None) if len(known) == 2 else None
+    tree = parse(tokens)
+    if tree is not None and tree.op == "sym":
+        return tree.name, (), tree
+    if tree is not None and _point_pair(tree):
+        return "".join(part.name for part in tree.args), (), None
+    return _function_name(tokens) or _tuple_name(tokens)
+
+
+def _point_pair(tree: Expr) -> bool:
+    """``AB``: a segment, an angle or a triangle is named by its points."""
+    return tree.op == "mul" and all(part.op == "sym" and part.name[0].isupper() for part in tree.args)
+
+
+def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    opening = next((at for at, token in enumerate(tokens) if token.kind == "open" and token.text == "("), None)
+    if not opening or tokens[-1].kind != "close":
+        return None
+    head = parse(tokens[:opening])
+    inner = tokens[opening + 1 : -1]
+    names = [token.text for token in inner[::2]]
+    if head is None or head.op != "sym" or not inner:
+        return None
+    plain = all(token.kind == "sym" for token in inner[::2]) and all(token.text == "," for token in inner[1::2])
+    return (head.name, tuple(names), None) if plain else None
+
+
+def _tuple_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    if len(tokens) < 5 or tokens[0].kind != "open" or tokens[-1].kind != "close":
+        return None
+    inner = list(tokens[1:-1])
+    parts: list[list[Token]] = [[]]
+    for token in inner:
+        if token.kind == "sep":
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    trees = [parse(part) for part in parts]
+    if all(tree is not None and tree.op == "sym" for tree in trees):
+        return "(" + ",".join(tree.name for tree in trees if tree is not None) + ")", (), None
+    return None
+
+
+def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None:
+    """A set of numbers when it bounds one name by formulas without it, else an order or nothing."""
+    if list(relations) == ["!="]:
+        return _unequal(parts) or Order(tuple(parts), ("!=",))
+    if any(relation in (">", ">=") for relation in relations):
+        if any(relation in ("<", "<=") for relation in relations):
+            return None
+        parts, relations = parts[::-1], [_FLIPPED[relation] for relation in reversed(relations)]
+    closed = [relation == "<=" for relation in relations]
+    subject = [at for at, part in enumerate(parts) if _is_subject(part, parts)]
+    if len(parts) == 2 and len(subject) >= 1:
+        at = _one_subject(subject, parts)
+        if at == 0:
+            return RealSet((Span(_MINUS, False, parts[1], closed[0]),), _spelling(parts[0]))
+        if at == 1:
+            return RealSet((Span(parts[0], closed[0], _PLUS, False),), _spelling(parts[1]))
+    if len(parts) == 2 and (solved := _solved(parts[0], parts[1], closed[0])) is not None:
+        return solved
+    if len(parts) == 3 and _is_subject(parts[1], parts):
+        return RealSet((Span(parts[0], closed[0], parts[2], closed[1]),), _spelling(parts[1]))
+    return Order(tuple(parts), tuple(relations))
+
+
+def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
+    """A linear inequality in one name: ``-x < -1`` is ``x > 1``."""
+    names = left.symbols | right.symbols
+    if len(names) != 1:
+        return None
+    (name,) = names
+    whole = Expr("add", (left, Expr("neg", (right,))))
+    values = [expression.substitute(whole, name, expression.number(at)) for at in (0, 1, 2)]
+    slope, second = (Expr("add", (values[at + 1], Expr("neg", (values[at],)))) for at in (0, 1))
+    rise = number_value(slope)
+    if same_value(slope, second) is not True or not isinstance(rise, Fraction) or rise == 0:
+        return None
+    bound = Expr("neg", (Expr("div", (values[0], slope)),))
+    if rise > 0:
+        return RealSet((Span(_MINUS, False, bound, closed),), name)
+    return RealSet((Span(bound, closed, _PLUS, False),), name)
+
+
+def _one_subject(subject: list[int], parts: Sequence[Expr]) -> int | None:
+    """Of two names the one that is bounded: not to be told; of a name and a number the name."""
+    numbers = [at for at in subject if not parts[1 - at].symbols]
+    return numbers[0] if numbers else None
+
+
+def _is_subject(part: Expr, parts: Sequence[Expr]) -> bool:
+    """A name, or a function of names, that the other parts do not hold."""
+    named = part.op == "sym" or (
+        part.op == "mul" and len(part.args) == 2 and all(factor.op == "sym" for factor in part.args)
+        and part.args[0].name in _FUNCTION_NAMES and part.args[0].name in "fgh"
+    )  # fmt: skip
+    return named and not any(part.symbols & other.symbols for other in parts if other is not part)
+
+
+def _spelling(part: Expr) -> str:
+    return part.name if part.op == "sym" else f"{part.args[0].name}({part.args[1].name})"
+
+
+def _unequal(parts: Sequence[Expr]) -> RealSet | None:
+    for one, other in ((parts[0], parts[1]), (parts[1], parts[0])):
+        if one.op == "sym" and not other.symbols:
+            return RealSet((Span(_MINUS, False, other, False), Span(other, False, _PLUS, False)), one.name)
+    return None
+
+
+def as_spans(answer: Answer) -> RealSet | None:
+    """The set of numbers that an interval, a finite set or a number stands for."""
+    if isinstance(answer, RealSet):
+        return answer
+    if isinstance(answer, Named):
+        inner = as_spans(answer.value) if not isinstance(answer.value, Named) else None
+        return None if inner is None else RealSet(inner.spans, answer.name)
+    if isinstance(answer, Group) and answer.opening == "{":
+        points = [item.expr for item in answer.items if isinstance(item, Quantity) and item.unit is None]
+        return _points(points) if len(points) == len(answer.items) else None
+    if isinstance(answer, Group) and len(answer.items) == 2 and {answer.opening, answer.closing} <= {"(", "["}:
+        low, high = answer.items
+        if isinstance(low, Quantity) and isinstance(high, Quantity) and low.unit is None and high.unit is None:
+            return RealSet((Span(low.expr, answer.opening == "[", high.expr, answer.closing == "["),))
+    return None
+
+
+def _points(points: Sequence[Expr]) -> RealSet:
+    return RealSet(tuple(Span(point, True, point, True) for point in points))
+
+
+def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer | None:
+    r"""``A \cup B``, and ``A \setminus \{points\}``."""
+    sets = [as_spans(item) if item is not None else None for item in items]
+    spans = [found.spans for found in sets if found is not None]
+    if len(spans) != len(items):
+        return None
+    if set(operations) == {"cup"}:
+        return RealSet(tuple(span for group in spans for span in group))
+    if list(operations) == ["setminus"]:
+        return _without_points(spans[0], spans[1])
+    return None
+
+
+def _without_points(spans: Sequence[Span], points: Sequence[Span]) -> RealSet | None:
+    """One span without points inside it."""
+    if len(spans) != 1 or any(point.low != point.high for point in points):
+        return None
+    if not points or any(point.low.symbols for point in points):
+        return None
+    ordered = sorted(points, key=lambda point: _position(point.low))
+    pieces: list[Span] = []
+    rest = spans[0]
+    for point in ordered:
+        pieces.append(Span(rest.low, rest.low_closed, point.low, False))
+        rest = Span(point.low, False, rest.high, rest.high_closed)
+    return RealSet((*pieces, rest))
+
+
+def _position(bound: Expr) -> float:
+    if bound == _PLUS:
+        return float("inf")
+    if bound == _MINUS:
+        return float("-inf")
+    value = number_value(bound)
+    return float(value) if value is not None and not isinstance(value, complex) else 0.0
+
+
+def added(items: Sequence[Answer]) -> Answer | None:
+    """``12 minutes and 30 seconds`` as one quantity: units of one kind, each smaller than the one before."""
+    quantities = [item for item in items if isinstance(item, Quantity)]
+    units = [item.unit for item in quantities if item.unit is not None and item.unit.kind == "unit"]
+    if len(units) != len(items) or len(units) < 2 or len({unit.dimension for unit in units}) != 1:
+        return None
+    if any(small.factor >= large.factor for large, small in pairwise(units)):
+        return None
+    parts = [
+        Expr("mul", (expression.number(unit.factor), item.expr)) for unit, item in zip(units, quantities, strict=True)
+    ]
+    return Quantity(Expr("add", tuple(parts)), Unit("unit", units[0].dimension))
+
+
+def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
+    """A list of items: a union of sets of numbers, several answers, or one name with several values."""
+    if any(isinstance(item, RealSet) for item in items) and len(items) > 1:
+        sets = [_subject_set(item) for item in items]
+        known = [one for one in sets if one is not None]
+        if len(known) == len(items):
+            return _joined_sets(known, separators)
+        return Several(tuple(items))
+    flat: list[Answer] = []
+    for item in items:
+        flat.extend(item.items if isinstance(item, Several) and item.signs else (item,))
+    if (whole := added(items)) is not None and set(separators) <= {"and", ","}:
+        return whole
+    first = items[0]
+    others = flat[1:] if not (isinstance(first, Several) and first.signs) else flat
+    if isinstance(first, Named) and len(items) > 1 and not any(isinstance(item, Named) for item in others):
+        head = first.value.items if isinstance(first.value, Several) else (first.value,)
+        return Named(first.name, first.arguments, Several((*head, *others)), first.symbol)
+    named_flat: list[Answer] = []
+    for item in flat:
+        if isinstance(item, Named) and isinstance(item.value, Several) and item.value.signs:
+            named_flat.extend(Named(item.name, item.arguments, one, item.symbol) for one in item.value.items)
+        else:
+            named_flat.append(item)
+    return Several(tuple(named_flat)) if len(named_flat) > 1 else named_flat[0]
+
+
+def _subject_set(item: Answer) -> RealSet | None:
+    """A condition on one name as a set: an inequality, or ``a = 1``."""
+    if isinstance(item, RealSet):
+        return item
+    if isinstance(item, Named) and isinstance(item.value, Quantity) and item.value.unit is None and item.symbol:
+        point = item.value.expr
+        return RealSet((Span(point, True, point, True),), item.name)
+    return None
+
+
+def _joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer | None:
+    subjects = {one.subject for one in sets}
+    if len(subjects) != 1:
+        return Several(tuple(sets))
+    subject = subjects.pop()
+    if not subject:  # intervals in a list are several answers, or a union that was written with commas
+        return Several(tuple(sets)) if "or" not in separators else _union(sets, "")
+    if all(separator == "or" for separator in separators):
+        return _union(sets, subject)
+    if len(sets) == 2 and all(len(one.spans) == 1 for one in sets):
+        both = _both(sets[0].spans[0], sets[1].spans[0])
+        return RealSet((both,), subject) if both is not None else _union(sets, subject)
+    return _union(sets, subject)
+
+
+def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
+    return RealSet(tuple(span for one in sets for span in one.spans), subject)
+
+
+def _both(one: Span, other: Span) -> Span | None:
+    """What two half-lines have in common, None when that is nothing."""
+    low, low_closed = max(
+        ((one.low, one.low_closed), (other.low, other.low_closed)), key=lambda bound: _position(bound[0])
+    )
+    high, high_closed = min(
+        ((one.high, one.high_closed), (other.high, other.high_closed)), key=lambda bound: _position(bound[0])
+    )
+    return Span(low, low_closed, high, high_closed) if _position(low) < _position(high) else None

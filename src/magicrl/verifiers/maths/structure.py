@@ -1,0 +1,121 @@
+r"""The comparison by structure: both sides are read whole and compared part by part, without Math-Verify.
+
+Math-Verify is asked where this cannot tell, and only about texts of which it drops nothing (`engine_may_judge`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from magicrl.verifiers.maths.answers import Answer, Group, Several
+from magicrl.verifiers.maths.comparison import same
+from magicrl.verifiers.maths.families import names_of, periodic_parameters, same_family
+from magicrl.verifiers.maths.lexer import Token, tokens_of
+from magicrl.verifiers.maths.reading import read
+from magicrl.verifiers.maths.words import word_set
+
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])")
+_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})(?![\w.])")
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
+_ELLIPSES = word_set("ldots cdots dots vdots ddots dotsb dotsc")
+_SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
+
+
+def same_structure(gold: str, answer: str) -> bool | None:
+    """Whether two answers in canonical notation say the same; None when one was not read or nothing was decided."""
+    if gold == answer:
+        return None
+    verdict: bool | None = None
+    undecided = False
+    for left in readings(gold, trusted=True):
+        for right in readings(answer, trusted=False):
+            verdict = compare(left, right)
+            if verdict is True:
+                return True
+            undecided = undecided or verdict is None
+    if verdict is None or undecided:
+        return True if _decimal_comma(gold, answer) else None
+    return _decimal_comma(gold, answer)
+
+
+def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
+    """The shapes that a text can have: commas between groups of three digits may be no list."""
+    text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
+    text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
+    joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
+    for spelling in dict.fromkeys((joined, text)):
+        found = read(spelling, trusted)
+        if found is not None:
+            yield found
+
+
+def has_shape(gold: str) -> bool:
+    """Whether a gold can be read at all."""
+    return next(readings(gold, trusted=True), None) is not None
+
+
+def compare(gold: Answer, answer: Answer) -> bool | None:
+    """Compare two shapes, with their parameters renamed where they have some."""
+    verdict = same(gold, answer)
+    if verdict is True or names_of(gold) == names_of(answer):
+        return verdict
+    if periodic_parameters(gold) and periodic_parameters(answer) and same_family(gold, answer, same) is True:
+        return True
+    return verdict
+
+
+def same_list(gold: str, boxes: str, count: int) -> bool:
+    """Whether several boxes together are a gold that is a list of as many answers."""
+    for left in readings(gold, trusted=True):
+        items = left.items if isinstance(left, Several) or (isinstance(left, Group) and left.opening == "{") else ()
+        if len(items) == count and any(same(left, right) is True for right in readings(boxes, trusted=False)):
+            return True
+    return False
+
+
+def _decimal_comma(gold: str, answer: str) -> bool:
+    """An answer ``2,74`` to a gold 2.74: in the answer only, where the gold shows that no list is asked for."""
+    if not (_DECIMAL_POINT.fullmatch(gold) and _DECIMAL_COMMA.fullmatch(answer)):
+        return False
+    return not _GROUPED.fullmatch(answer.lstrip("-")) and gold == answer.replace(",", ".")
+
+
+def engine_may_judge(gold: str, answer: str) -> bool:
+    """Whether Math-Verify reads all that these texts say.
+
+    It drops words, bases and ellipses, forgets how often an item stands in a list and in which order: words,
+    brackets, separators and relations must be the same on both sides, and the rest must be there at all.
+    """
+    left, right = tokens_of(gold), tokens_of(answer)
+    if left is None or right is None:
+        return False
+    if any(_unreadable(tokens) for tokens in (left, right)):
+        return False
+    return _words(left) == _words(right) and _shape(left) == _shape(right)
+
+
+def _unreadable(tokens: list[Token]) -> bool:
+    for position, token in enumerate(tokens):
+        if token.kind == "cmd" and (token.text in _ELLIPSES or token.text in "?…"):
+            return True
+        if token.kind == "op" and token.text == "_" and position and tokens[position - 1].kind in ("num", "close"):
+            return True
+    return False
+
+
+def _words(tokens: list[Token]) -> list[str]:
+    """Words and units; short plain runs of letters are products or differentials, which Math-Verify reads."""
+    return sorted(
+        token.text
+        for token in tokens
+        if token.kind == "unit" or (token.kind == "word" and (token.roman or len(token.text) > 3))
+    )
+
+
+def _shape(tokens: list[Token]) -> list[str]:
+    """Brackets, separators and relations in order, where there are any separators or relations."""
+    marks = [f"{token.kind} {token.text}" for token in tokens if token.kind in _SHAPE]
+    return marks if any(not mark.startswith(("open", "close")) for mark in marks) else []

@@ -1,0 +1,63 @@
+"""Answers in words, and the letters of multiple-choice questions."""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of ``text``: a long set that reads as a line."""
+    return frozenset(text.split())
+
+
+_COUNTED = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty"
+)
+_NUMBERS = {word: Fraction(value) for value, word in enumerate(_COUNTED.split())} | {
+    "half": Fraction(1, 2),
+    "none": Fraction(0),
+    "thirty": Fraction(30),
+    "hundred": Fraction(100),
+}
+_FILLERS = frozenset(("a", "an", "the", "and", "it", "is", "its"))
+
+_LETTER = re.compile(
+    r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)*"
+    r"(?:(?:option|choice|answer|case)\s*(?:is)?\s*:?\s*)?"
+    r"[(\[]?\s*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)*(?P<letter>[A-J])\s*\}*\s*"
+    r"(?:(?P<mark>[)\]][.:]?|[.:])\s*\}*\s*(?P<rest>.*))?\}*",
+    re.IGNORECASE | re.DOTALL,
+)
+_OTHER_LETTER = re.compile(r"(?<![A-Za-z\\])[(\[]?[A-J][)\].:](?![A-Za-z])|(?<![A-Za-z\\])[B-J](?![A-Za-z])")
+
+
+def same_words(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+    """The same words, articles and other words without content aside."""
+    left, right = _content(gold), _content(answer)
+    return bool(left) and left == right
+
+
+def _content(words: tuple[str, ...]) -> list[str]:
+    plain = [re.sub(r"[^\w]", "", word.casefold()) for word in words]
+    return [word for word in plain if word and word not in _FILLERS]
+
+
+def word_number(words: tuple[str, ...]) -> Fraction | None:
+    """The number that one word says."""
+    return _NUMBERS.get(words[0]) if len(words) == 1 else None
+
+
+def choice_letter(text: str) -> str | None:
+    """The letter of a multiple-choice answer, when it is all that is answered: ``(B)``, ``B.``, ``B) 15``.
+
+    Upper case is asked for; what follows the letter must name no other one.
+    """
+    match = _LETTER.fullmatch(text.strip().strip("*").strip())
+    if match is None:
+        return None
+    letter, rest = match["letter"], (match["rest"] or "").strip()
+    if not letter.isupper() or _OTHER_LETTER.search(rest) or re.search(r"\bor\b", rest, re.IGNORECASE):
+        return None
+    return letter
