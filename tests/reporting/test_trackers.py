@@ -246,15 +246,17 @@ class Breaking:
             raise OSError(28, "No space left on device")
         self.seen.append(step)
 
-    def event(self, step: int, kind: str, message: str) -> None: ...
+    def event(self, step: int, kind: str, message: str) -> None:
+        raise OSError(28, "No space left on device")
 
-    def results(self, step: int, values: Mapping[str, float]) -> None: ...
+    def results(self, step: int, values: Mapping[str, float]) -> None:
+        raise AssertionError("a tracker that ended is told of no results")
 
     def close(self, status: str) -> None:
         raise AssertionError("a tracker that ended is not closed")
 
 
-@pytest.mark.parametrize(("at", "seen"), [(0, []), (3, [1, 2])])
+@pytest.mark.parametrize(("at", "seen"), [(0, []), (3, [1, 2]), (9, [1, 2, 3, 4, 5])])
 def test_a_tracker_that_fails_is_told_of_once_and_harms_nobody(at: int, seen: list[int], young_run: Path) -> None:
     told: list[Mapping[str, object]] = []
     broken, whole = Breaking(at), make_trackers(["tensorboard"])
@@ -265,6 +267,7 @@ def test_a_tracker_that_fails_is_told_of_once_and_harms_nobody(at: int, seen: li
             with (young_run / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps(row) + "\n")
             mirror.step(StepMetrics(step=step, stage=0, values={"train/accuracy/mean": 0.5}))
+        mirror.event({"kind": "evaluation", "step": 5, "message": "test after"})
     assert broken.seen == seen
     assert [event["kind"] for event in told] == ["warning"]
     assert "tracker breaking ended" in str(told[0]["message"])

@@ -95,12 +95,10 @@ class TrackerMirror:
 
     def event(self, event: Mapping[str, object]) -> None:
         """A stage mark, a test, a finding."""
-        opened = self._begin()
+        if self._begin():
+            return
         for tracker in list(self._open):
-            if not opened:
-                self._guard(tracker, lambda t: self._tell(t, event))
-                if event.get("kind") == "evaluation":
-                    self._guard(tracker, self._tell_results)
+            self._guard(tracker, lambda t: self._tell(t, event))
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Trackers show no progress inside a step."""
@@ -151,6 +149,8 @@ class TrackerMirror:
         place = step if isinstance(step, int) else self._step
         if place >= self._last.get(tracker.name, NOTHING):
             tracker.event(place, kind, str(event.get("message", "")))
+        if kind == "evaluation" and tracker.name in self._told:  # not while it is brought level
+            self._tell_results(tracker)
 
     def _guard(self, tracker: Tracker, action: Callable[[Tracker], None]) -> None:
         try:
