@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from types import CodeType
 from typing import Any
 
+from magicrl.verifiers.code.values import encode, refuse
+
 RESULT = "__result__"
 _SAFE_CALLS: dict[str, Callable[..., Any]] = {
     f.__name__: f
@@ -231,9 +233,11 @@ def _literal(node: ast.expr) -> Any:
     expression = ast.Expression(node)
     _check_safe(expression)
     try:
-        return eval(compile(ast.fix_missing_locations(expression), "<literal>", "eval"), _globals())
+        value = eval(compile(ast.fix_missing_locations(expression), "<literal>", "eval"), _globals())
+        encode(value, refuse)
     except Exception as error:
         raise _NotSimple from error
+    return value
 
 
 def _check_safe(expression: ast.Expression) -> None:

@@ -262,7 +262,7 @@ class _Trial:
             return case.parsed.holds(found)
         if compare.same_value(found, case.expected, tolerance, strict=False):
             return True
-        if not self._suite.wrapped:
+        if not self._suite.wrapped or not isinstance(case.expected, list):
             return False
         return compare.same_value(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
 

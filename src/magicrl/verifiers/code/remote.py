@@ -133,7 +133,7 @@ class Server:
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         try:
-            target = self._objects[message["h"]] if "h" in message else resolve(self._namespace, message["name"])
+            target = self._objects[message["h"][0]] if "h" in message else resolve(self._namespace, message["name"])
             if message["op"] == "get":
                 return {
                     "value": self._encode(getattr(target, message["attribute"]) if "attribute" in message else target)
@@ -155,14 +155,14 @@ class Server:
         if hasattr(value, "val") and (hasattr(value, "next") or hasattr(value, "left")):
             return None
         self._objects.append(value)
-        return {"h": len(self._objects) - 1}
+        return {"h": [len(self._objects) - 1, values.truth(value)]}
 
     def _decode(self, value: Any) -> Any:
         return values.decode(value, self._hook)
 
     def _hook(self, tagged: Mapping[str, Any]) -> Any:
         if "h" in tagged:
-            return self._objects[tagged["h"]]
+            return self._objects[tagged["h"][0]]
         if "callback" in tagged:
             return partial(self._call_back, tagged["callback"])
         return self._nodes.hook(tagged)
@@ -260,7 +260,7 @@ class Client:
 
     def _hook(self, tagged: Mapping[str, Any]) -> Any:
         handle = tagged.get("h")
-        if isinstance(handle, int):
+        if isinstance(handle, list) and len(handle) == 2:
             return Remote(self, {"h": handle})
         return self._nodes.hook(tagged)
 
@@ -270,7 +270,7 @@ class Client:
 
 
 class Remote:
-    """Something of the program's. Equal to itself alone; has no truth value."""
+    """Something of the program's. Equal to itself alone; as true as it was when it came."""
 
     def __init__(self, client: Client, target: Mapping[str, Any]) -> None:
         self._client = client
@@ -294,8 +294,8 @@ class Remote:
     def __iter__(self) -> Iterator[Any]:
         return iter([self[place] for place in range(len(self))])
 
-    def __bool__(self) -> NoReturn:
-        raise TypeError("an object of the program's own making has no truth value here")
+    def __bool__(self) -> bool:
+        return "h" not in self._target or self._target["h"][1] is True
 
 
 class AssertionNamespace(dict[str, Any]):

@@ -19,6 +19,9 @@ MAX_ITEMS = 1_000_000
 _SMALL = 1 << 63
 _MAX_NODES = 200_000
 
+_TYPES = {kind.__name__: kind for kind in (int, float, str, bool, list, tuple, dict, set, frozenset, bytes, complex)}
+"""Types that are values themselves, e.g. as the argument of a filter."""
+
 Hook = Callable[[Any], Any]
 
 
@@ -104,6 +107,8 @@ _BASES: tuple[tuple[type, Callable[[Any, Hook | None], Any]], ...] = (
 
 def _encode_odd(value: Any, other: Hook | None) -> Any:
     kind = type(value)
+    if kind is type and _TYPES.get(value.__name__) is value:
+        return {"T": value.__name__}
     if kind.__module__.split(".")[0] == "numpy" and hasattr(value, "tolist"):
         plain = value.tolist()
         return {"it": _many(plain, other)} if isinstance(plain, list) else encode(plain, other)
@@ -116,9 +121,36 @@ def _encode_odd(value: Any, other: Hook | None) -> Any:
         return encoded
     node = _nodes(value)
     if node is None:
-        raise NotPlainError(f"a value of type {kind.__name__} is no plain data")
+        return {"O": truth(value)}
     tag, items = node
     return {tag: _many(items, other)}
+
+
+def refuse(value: Any) -> Any:
+    """A hook for `encode` that lets nothing pass but plain data."""
+    raise NotPlainError(f"a value of type {type(value).__name__} is no plain data")
+
+
+def truth(value: Any) -> bool:
+    """Whether an object of no plain type counts as true.
+
+    Raises:
+        NotPlainError: it will not say.
+    """
+    try:
+        return bool(value) is True
+    except Exception as error:
+        raise NotPlainError(f"a value of type {type(value).__name__} is no plain data") from error
+
+
+class Opaque:
+    """What a program returned that is no plain data: equal to nothing; only its truth value is known."""
+
+    def __init__(self, truth: bool) -> None:
+        self._truth = truth
+
+    def __bool__(self) -> bool:
+        return self._truth
 
 
 def _nodes(value: Any) -> tuple[str, list[Any]] | None:
@@ -186,6 +218,8 @@ def _whole(value: Any) -> int:
 
 
 _DECODERS: dict[str, Callable[[Any, Hook | None], Any]] = {
+    "O": lambda known, other: Opaque(known is True),
+    "T": lambda name, other: _TYPES[name],
     "i": lambda text, other: int(text, 16),
     "t": lambda items, other: tuple(_all(items, other)),
     "s": lambda items, other: set(_all(items, other)),
