@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from magicrl.config.errors import RecipeError
+from magicrl.config.errors import RecipeError, without_secrets
 
 app = App(
     name="magicrl",
@@ -172,6 +172,7 @@ def main() -> None:
         # Every expected failure is one of these and explains itself; a traceback would bury the sentence.
         if os.environ.get("MAGICRL_TRACEBACK"):
             raise
-        errors.print(f"magicrl: {error}", markup=False, soft_wrap=True)
+        text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
+        errors.print(f"magicrl: {without_secrets(text)}", markup=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
     sys.exit(status or 0)

@@ -31,6 +31,7 @@ from magicrl.models.prompts import end_of_turn_token
 
 _log = logging.getLogger(__name__)
 
+_LONGEST_REASON = 400
 # transformers reports a malformed file by whatever its parser happened to raise
 _LOADER_ERRORS = (
     OSError,
@@ -212,10 +213,10 @@ def quiet_bars() -> Generator[None]:
 
 
 def _unloadable(source: str, error: Exception) -> ValueError:
-    reason = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else "no reason given"
+    reason = " ".join(str(error).split()).rstrip(".")[:_LONGEST_REASON]
     return ValueError(
-        f"cannot load model {source!r}: {type(error).__name__}: {reason}. Check that plain transformers loads it "
-        "(AutoModelForCausalLM.from_pretrained); if so, please report this"
+        f"cannot load model {source!r}: {type(error).__name__}: {reason}. Correct the file; if plain transformers "
+        "loads the folder (AutoModelForCausalLM.from_pretrained), please report this"
     )
 
 
@@ -275,7 +276,10 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
     if stated is None:
         stated = getattr(model.config.get_text_config(), "eos_token_id", None)
     named: list[Any] = stated if isinstance(stated, list) else [stated]
-    named = [*named, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
+    try:
+        named = [*named, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
+    except ValueError as error:
+        raise ValueError(f"model {folder}: {error}") from error
     ends = frozenset(token for token in named if token is not None)
     if not ends:
         raise ValueError(

@@ -136,8 +136,11 @@ def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
 
     It is what a chat model ends a response with, and need not be ``eos_token``: base models that ship a template
     have another ``eos_token``.
+
+    Raises:
+        ValueError: the template fails, or leaves the user's message out.
     """
-    if not tokenizer.chat_template:
+    if _chat_frame(tokenizer) is None:
         return None
     rendered = _render(tokenizer, [("user", "?"), ("assistant", _MARK)], generation_prompt=False)
     after = rendered.rpartition(_MARK)[2]

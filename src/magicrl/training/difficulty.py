@@ -42,15 +42,21 @@ class DifficultyFilter:
         encode: Encode,
         progress: Callable[[int, int], None],
     ) -> FilterResult:
-        """Which problems stay. Raises ``ValueError`` when none does."""
+        """Which problems stay. Raises ``ValueError`` when none does, or its table is damaged."""
         counts = self._read() or self._measure(problems, engine, judge, encode, progress)
-        return offline_filter(counts)
+        try:
+            return offline_filter(counts)
+        except ValueError as error:
+            raise ValueError(f"data.difficulty_filter: {error} (the counts are in {self.path})") from None
 
     def _read(self) -> dict[str, PassCount] | None:
         if not self.path.exists():
             return None
-        document = json.loads(self.path.read_text())
-        return {key: PassCount(correct=c, counted=n) for key, (c, n) in document["counts"].items()}
+        try:
+            document = json.loads(self.path.read_text())
+            return {key: PassCount(correct=c, counted=n) for key, (c, n) in document["counts"].items()}
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self.path} is damaged ({error}); delete it to measure the difficulty anew") from None
 
     def _measure(
         self,

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from magicrl.config.errors import RecipeError
 from magicrl.config.schema import LoraConfig
 
 _ADAPTER = "default"
@@ -21,6 +22,7 @@ class LoraAdapters:
     B starts at 0, so the policy starts as the model itself. A starts from a fixed seed.
 
     Raises:
+        RecipeError: the model has no such layers.
         ValueError: peft is not installed, or the output head or embedding would be adapted.
     """
 
@@ -40,7 +42,14 @@ class LoraAdapters:
         with torch.random.fork_rng():
             torch.manual_seed(_SEED)
             # the learner decides about precision: adapters have float32 masters like any other weight
-            self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
+            try:
+                self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
+            except ValueError as error:
+                linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+                named = f"{list(config.target_modules)} are no layers of this model"
+                raise RecipeError(
+                    f"{named}; it has: {', '.join(sorted(linear))}", key="model.lora.target_modules"
+                ) from error
         self.model = cast(PreTrainedModel, self._peft.get_base_model())
         self._layers: dict[str, Any] = {
             name: module for name, module in self.model.named_modules() if hasattr(module, "lora_A")
