@@ -125,8 +125,8 @@ def model_card(facts: RunFacts) -> str:
     parts = [
         front_matter(licence=facts.licence, base=facts.base, tags=("reinforcement-learning", "magic")),
         f"# {facts.name}\n",
-        f"A causal language model trained with reinforcement learning on problems with verifiable answers, by "
-        f"magicrl with the recipe [MAGIC](https://arxiv.org/abs/2505.22312), from **{facts.start}**: {steps} training steps "
+        "A causal language model trained with reinforcement learning on problems with verifiable answers, by magicrl "
+        f"with the recipe [MAGIC](https://arxiv.org/abs/2505.22312), from **{facts.start}**: {steps} training steps "
         f"({stages}), sampled at temperature {facts.temperature:g}, loss `{facts.loss}`.\n",
         "## Measured\n",
         _results(facts),
