@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import torch
+from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -79,7 +80,7 @@ def learner(dtype: torch.dtype, loss: str, budget: int = 10_000) -> LocalLearner
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = LlamaForCausalLM(config).to(dtype)
+        model = in_own_precision(LlamaForCausalLM(config).to(dtype))
     settings = ModelConfig(dtype="float32", micro_batch_tokens=budget, head_chunk_tokens=7)
     return LocalLearner(
         model,

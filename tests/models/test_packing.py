@@ -59,7 +59,6 @@ def test_packed_batch_by_hand() -> None:
     batch = PackedBatch.of([sample([7, 8], [9]), sample([4], [5, 6])])
     assert batch.input_ids.tolist() == [[7, 8, 4, 5]]  # nothing is predicted from 9 and 6
     assert batch.position_ids.tolist() == [[0, 1, 0, 1]]
-    assert batch.lengths == (2, 2)
     assert batch.predict_index.tolist() == [1, 2, 3]
     assert batch.targets.tolist() == [9, 5, 6]
     assert batch.response_lengths == (1, 2)

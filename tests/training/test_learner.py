@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -37,7 +38,7 @@ def tiny(dtype: torch.dtype = torch.float64, tied: bool = True, seed: int = 0, s
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return LlamaForCausalLM(config).to(dtype)
+        return in_own_precision(LlamaForCausalLM(config).to(dtype))
 
 
 def learner(

@@ -16,12 +16,13 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from magicrl.models.attention import AttentionContext
 from magicrl.records import TrainSample
 
 MAX_ATTENTION_PADDING = 0.15
 """Most padding a bucket of the attention may hold, as a share of its tokens."""
 
-_WIDENED_UP_TO = 256
+WIDENED_UP_TO = 256
 """Below this width torch's CPU attention is faster in float32 than in bfloat16, four times at 48 tokens (it packs
 operands anew for every block); above, the two are equal and bfloat16 takes half the memory."""
 
@@ -81,22 +82,23 @@ class PackedBatch:
     """One micro-batch as the model reads it.
 
     A sample's last token is not among the inputs: nothing is predicted from it. With N input tokens and R
-    response tokens over all samples:
+    response tokens over all samples (``of`` packs whole sequences; ``packed_with_shared_prompts`` computes a
+    prompt once for all its responses):
 
     Attributes:
         input_ids: ``[1, N]`` int64.
         position_ids: ``[1, N]`` int64, restarting at 0 in each sequence.
-        lengths: input tokens of each sequence (prompt + response - 1); their sum is N.
+        attention: keeps every token to its own sequence.
         predict_index: ``[R]`` int64, the input positions whose next token is a response token.
         targets: ``[R]`` int64, those response tokens, sample after sample.
         response_lengths: response tokens of each sequence; their sum is R.
 
-    Example: prompts of 2 and 1 tokens, responses of 1 and 2: lengths (2, 2), predict_index [1, 2, 3].
+    Example: prompts of 2 and 1 tokens, responses of 1 and 2: two sequences of 2, predict_index [1, 2, 3].
     """
 
     input_ids: Tensor
     position_ids: Tensor
-    lengths: tuple[int, ...]
+    attention: AttentionContext
     predict_index: Tensor
     targets: Tensor
     response_lengths: tuple[int, ...]
@@ -108,12 +110,7 @@ class PackedBatch:
         Raises:
             ValueError: a prompt or a response is empty.
         """
-        for sample in samples:
-            if not len(sample.prompt_tokens) or not len(sample.tokens):
-                raise ValueError(
-                    f"sample {sample.sample_index} of group {sample.group_index} has {len(sample.prompt_tokens)} "
-                    f"prompt and {len(sample.tokens)} response tokens; the learner needs at least one of each"
-                )
+        check_samples(samples)
         responses = np.array([len(s.tokens) for s in samples])
         lengths = np.array([len(s) for s in samples]) - 1
         starts = np.cumsum(lengths) - lengths
@@ -122,21 +119,31 @@ class PackedBatch:
         arrays = (
             np.concatenate(pieces)[None],
             (np.arange(lengths.sum()) - np.repeat(starts, lengths))[None],
-            _ranges(first_predicted, responses),
+            ranges(first_predicted, responses),
             np.concatenate([s.tokens for s in samples]),
         )
         tensors = [torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays]
         return PackedBatch(
             input_ids=tensors[0],
             position_ids=tensors[1],
-            lengths=tuple(lengths.tolist()),
+            attention=PackedContext(lengths.tolist(), device),
             predict_index=tensors[2],
             targets=tensors[3],
             response_lengths=tuple(responses.tolist()),
         )
 
 
-def _ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
+def check_samples(samples: Sequence[TrainSample]) -> None:
+    """Raise ``ValueError`` where a prompt or a response is empty."""
+    for sample in samples:
+        if not len(sample.prompt_tokens) or not len(sample.tokens):
+            raise ValueError(
+                f"sample {sample.sample_index} of group {sample.group_index} has {len(sample.prompt_tokens)} "
+                f"prompt and {len(sample.tokens)} response tokens; the learner needs at least one of each"
+            )
+
+
+def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.int64]:
     """``[s, s+1, ..., s+c-1]`` for each start and count, one after the other."""
     offsets = np.cumsum(counts) - counts
     return np.repeat(starts - offsets, counts) + np.arange(counts.sum())
@@ -150,7 +157,7 @@ class _Bucket:
     width: int
 
 
-def _buckets(lengths: Sequence[int]) -> list[list[int]]:
+def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Sequences by falling length, cut where padding would exceed its limit."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     parts: list[list[int]] = []
@@ -193,7 +200,7 @@ class PackedContext:
         self.longest = max(lengths)
         """Tokens of the longest sequence: what a sliding window has to be compared with."""
         self._on_key_value = on_key_value
-        parts = _buckets(lengths)
+        parts = similar_lengths(lengths)
         self._buckets = [_Bucket(len(part), lengths[part[0]]) for part in parts]
         sizes = np.array(lengths)
         starts = np.cumsum(sizes) - sizes
@@ -202,10 +209,10 @@ class PackedContext:
         slots = np.cumsum(widths) - widths  # where each sequence begins in the padded layout
         self._in_place = bool((widths == sizes[members]).all() and (slots == starts[members]).all())
         # padded slots read their sequence's last token: finite numbers that nothing real ever sees
-        spread = _ranges(np.zeros_like(widths), widths)
+        spread = ranges(np.zeros_like(widths), widths)
         source = np.repeat(starts[members], widths) + np.minimum(spread, np.repeat(sizes[members] - 1, widths))
         place = np.empty(int(sizes.sum()), dtype=np.int64)
-        place[_ranges(starts[members], sizes[members])] = _ranges(slots, sizes[members])
+        place[ranges(starts[members], sizes[members])] = ranges(slots, sizes[members])
         self.padded_tokens = len(source)
         """Tokens of all buckets, padding included."""
         self._source = torch.from_numpy(source).to(device)
@@ -222,23 +229,23 @@ class PackedContext:
         sizes = [b.rows * b.width for b in self._buckets]
         for bucket, *parts in zip(self._buckets, *(x.split(sizes) for x in padded), strict=True):
             q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)).transpose(1, 2) for x in parts)
-            if widen and bucket.width <= _WIDENED_UP_TO:
+            if widen and bucket.width <= WIDENED_UP_TO:
                 q, k, v = q.float(), k.float(), v.float()
             out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
             outputs.append(out.transpose(1, 2).flatten(0, 1).to(query.dtype))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if not self._in_place:
-            joined = cast(Tensor, _Reorder.apply(joined, self._place, self._source, True))
+            joined = cast(Tensor, Reorder.apply(joined, self._place, self._source, True))
         return joined[None]
 
     def _pad(self, x: Tensor) -> Tensor:
         """``[tokens, heads, head_dim]`` -> ``[padded tokens, heads, head_dim]``."""
         if self._in_place:
             return x
-        return cast(Tensor, _Reorder.apply(x, self._source, self._place, False))
+        return cast(Tensor, Reorder.apply(x, self._source, self._place, False))
 
 
-class _Reorder(torch.autograd.Function):
+class Reorder(torch.autograd.Function):
     """Rows of ``x`` in another order; the backward pass is a copy too, where ``index_select`` would add.
 
     Between the packed and the padded layout every real token has exactly one place in each, so the gradient

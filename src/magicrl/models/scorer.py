@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -11,9 +11,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.attention import ATTENTION_NAME, AttentionContext, register_attention
 from magicrl.models.head import HeadOptions, logprobs_and_entropies
 from magicrl.models.packing import PackedBatch, PackedContext, plan_micro_batches
+from magicrl.models.shared_prompts import PAYS_FROM, families, packed_with_shared_prompts, shared_layout
 from magicrl.records import FloatArray, TrainSample, frozen_floats
 
 _PROBED_WORDS = 64
@@ -30,6 +31,7 @@ class PolicyScorer:
         valid_vocab: rows of the head that are words; None means all.
         micro_batch_tokens: most tokens of one forward pass in ``score``.
         head_chunk_tokens: rows of logits that exist at once.
+        share_prompts: compute a prompt once for its responses in a micro-batch, where that saves enough.
         gradient_checkpointing: keep only each layer's input for the backward pass and compute the rest again.
 
     Raises:
@@ -44,6 +46,7 @@ class PolicyScorer:
         valid_vocab: int | None = None,
         micro_batch_tokens: int = 16384,
         head_chunk_tokens: int = 1024,
+        share_prompts: bool = True,
         gradient_checkpointing: bool = False,
     ) -> None:
         register_attention()
@@ -51,6 +54,7 @@ class PolicyScorer:
         model.eval()
         self.model = model
         self._budget = micro_batch_tokens
+        self._share_prompts = share_prompts
         self._backbone = cast(torch.nn.Module, model.get_decoder())
         self._options = _head_options(model, valid_vocab, head_chunk_tokens)
         if gradient_checkpointing:
@@ -61,9 +65,20 @@ class PolicyScorer:
     def device(self) -> torch.device:
         return self.model.device
 
-    def plan(self, samples: Sequence[TrainSample]) -> list[list[int]]:
-        """Micro-batches of at most ``micro_batch_tokens`` tokens, as indices into ``samples``."""
-        return plan_micro_batches([len(sample) for sample in samples], self._budget)
+    def micro_batches(self, samples: Sequence[TrainSample]) -> Iterator[tuple[list[int], PackedBatch]]:
+        """Micro-batches of at most ``micro_batch_tokens`` tokens: indices into ``samples``, and those samples packed.
+
+        With shared prompts a prompt's responses stay together as far as they fit, and the prompt counts once.
+        """
+        if not self._share_prompts or not samples or shared_layout(samples)[0].saved < PAYS_FROM:
+            for part in plan_micro_batches([len(sample) for sample in samples], self._budget):
+                yield part, PackedBatch.of([samples[i] for i in part], self.device)
+            return
+        parts = families(samples, self._budget)
+        tokens = [len(samples[part[0]].prompt_tokens) + sum(len(samples[i].tokens) for i in part) for part in parts]
+        for plan in plan_micro_batches(tokens, self._budget):
+            members = [i for part in plan for i in parts[part]]
+            yield members, packed_with_shared_prompts([samples[i] for i in members], self.device)
 
     def forward(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens, ``[R]`` each, with gradient where enabled.
@@ -72,8 +87,7 @@ class PolicyScorer:
             batch: a packed micro-batch on the model's device.
             temperature: tau.
         """
-        context = PackedContext(batch.lengths, self.device)
-        hidden = self._hidden(batch.input_ids, batch.position_ids, context)
+        hidden = self._hidden(batch.input_ids, batch.position_ids, batch.attention)
         # the head, a fifth of a small model's work, sees response positions only
         return self._head(hidden.index_select(0, batch.predict_index), batch.targets, temperature)
 
@@ -85,8 +99,7 @@ class PolicyScorer:
             temperature: tau.
         """
         found: dict[int, tuple[FloatArray, FloatArray]] = {}
-        for part in self.plan(samples):
-            batch = PackedBatch.of([samples[i] for i in part], self.device)
+        for part, batch in self.micro_batches(samples):
             with torch.no_grad():
                 arrays = self.forward(batch, temperature)
             split = [array.float().cpu().split(batch.response_lengths) for array in arrays]
@@ -95,7 +108,7 @@ class PolicyScorer:
         ordered = [found[i] for i in range(len(samples))]
         return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
 
-    def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: PackedContext) -> Tensor:
+    def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
         """``[N, d]`` last hidden states."""
         output = self._backbone(
             input_ids=input_ids, position_ids=position_ids, use_cache=False, attention_context=context

@@ -30,6 +30,7 @@ class ReferenceModel:
             valid_vocab=valid_vocab,
             micro_batch_tokens=settings.micro_batch_tokens,
             head_chunk_tokens=settings.head_chunk_tokens,
+            share_prompts=settings.share_prompts,
         )
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
