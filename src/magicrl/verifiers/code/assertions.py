@@ -9,6 +9,7 @@ from __future__ import annotations
 import ast
 import builtins
 import math
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from types import CodeType
@@ -93,6 +94,20 @@ class _Maths:
 
 
 _MATHS = _Maths()
+
+
+def parse_trusted(source: str) -> ast.Module:
+    """The tree of test code or of a checker. Unlike a program's text it may hold integers of any length.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: it does not parse.
+    """
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        return ast.parse(source)
+    finally:
+        sys.set_int_max_str_digits(limit)
 
 
 def called_names(tree: ast.Module) -> list[str]:

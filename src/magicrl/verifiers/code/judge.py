@@ -22,7 +22,7 @@ from magicrl.verifiers.code.extract import program_in
 from magicrl.verifiers.code.host import Program, SandboxOptions
 from magicrl.verifiers.code.limits import Limits, Observation
 from magicrl.verifiers.code.sandbox import Lost, Sandbox, failure
-from magicrl.verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite
+from magicrl.verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError
 
 _ATTEMPTS = 2
 _MAX_REASON = 300
@@ -121,7 +121,10 @@ class CodeJudge:
     def judge_program(self, source: str, suite: Suite) -> CodeVerdict:
         """Run the program on every test; never raises for what a program does."""
         start = time.perf_counter()
-        checker = None if suite.checker is None else checkers.load_checker(suite.checker)
+        try:
+            checker = None if suite.checker is None else checkers.load_checker(suite.checker)
+        except (SuiteError, OSError) as error:
+            return code_verdict("infrastructure_error", str(error), total=len(suite.cases))
         trial = _Trial(self._sandbox, self._options, source, suite, checker)
         try:
             status, reason = trial.run()
