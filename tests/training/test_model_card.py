@@ -90,6 +90,9 @@ def test_the_command_is_the_one_that_was_typed() -> None:
     assert called_as(["/venv/bin/magicrl", "train", "a b.toml"]) == "magicrl train 'a b.toml'"
     assert called_as(["/usr/lib/pytest"]) is None
     assert called_as([]) is None
+    assert called_as(["magicrl", "train", "--set", "data=https://ann:hunter2@host/x"]) == (
+        "magicrl train --set data=https://***@host/x"
+    )
 
 
 SFT: dict[str, Any] = {

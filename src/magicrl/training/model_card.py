@@ -19,6 +19,7 @@ from typing import Any
 
 from huggingface_hub import ModelCardData
 
+from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash
 from magicrl.config.schema import TrainConfig
 
@@ -164,10 +165,10 @@ def read_base_model(folder: Path) -> str | None:
 
 
 def called_as(argv: Sequence[str]) -> str | None:
-    """The command line as one would type it; None where Python called."""
+    """The command line as one would type it, secrets masked; None where Python called."""
     if not argv or Path(argv[0]).name not in ("magicrl", "__main__.py"):
         return None
-    return shlex.join(["magicrl", *argv[1:]])
+    return without_secrets(shlex.join(["magicrl", *argv[1:]]))
 
 
 def _results(facts: RunFacts) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import os
-import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
@@ -13,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from magicrl.config.errors import without_secrets
 from magicrl.records import StepMetrics
 from magicrl.reporting.run_folder import RecordedRun, read_run
 from magicrl.reporting.trackers.base import NOTHING, TrackedRun, Tracker, result_figures, scalars
@@ -168,20 +167,6 @@ class TrackerMirror:
                 row = {"time": datetime.now(tz=UTC).isoformat(timespec="seconds"), **warning}
                 file.write(json.dumps(row) + "\n")
             self._report(warning)
-
-
-def without_secrets(text: str) -> str:
-    """``text`` without the values of environment variables that are named like a key, token, secret or password.
-
-    Example:
-        >>> os.environ["EXAMPLE_API_KEY"] = "0123456789"
-        >>> without_secrets("refused 0123456789")
-        'refused <EXAMPLE_API_KEY>'
-    """
-    for name, value in os.environ.items():
-        if len(value) >= 8 and re.search(r"KEY|TOKEN|SECRET|PASSWORD", name):
-            text = text.replace(value, f"<{name}>")
-    return text
 
 
 def _in_order(recorded: RecordedRun) -> list[tuple[int, StepMetrics | Mapping[str, Any]]]:
