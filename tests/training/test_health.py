@@ -12,7 +12,8 @@ from collections.abc import Callable
 import pytest
 
 from magicrl.records import StepMetrics
-from magicrl.training.health import RULES, HealthMonitor, check_run
+from magicrl.training.health import HealthMonitor, check_run
+from magicrl.training.health_signs import RULES
 
 Values = dict[str, float | int | str | None]
 Curve = Callable[[int], float]

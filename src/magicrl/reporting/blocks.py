@@ -18,7 +18,8 @@ from magicrl.reporting.run_folder import EvaluatedSample, RecordedRun, SampledRe
 from magicrl.reporting.scores import headline
 from magicrl.reporting.timeline import timeline_rows
 from magicrl.reporting.views import chart_view, hover, timeline_view
-from magicrl.training.health import RULES, check_run
+from magicrl.training.health import check_run
+from magicrl.training.health_signs import RULES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
