@@ -77,7 +77,7 @@ def _smollm2(name: str, dtype: DType, *, ragged: bool) -> Case:
         if ragged
         else {"prompts": 2, "samples": 4, "prompt_tokens": 128, "tokens": 128}
     )
-    return Case(name=name, model=SMOLLM2, dtype=dtype, peer_batch=4, micro_batch_tokens=2048, **shape)
+    return Case(name=name, model=SMOLLM2, dtype=dtype, peer_batch=4, micro_batch_tokens=1024, **shape)
 
 
 CASES = (

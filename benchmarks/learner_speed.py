@@ -133,7 +133,13 @@ def agreement(ours: Mapping[str, Tensor], theirs: Mapping[str, Tensor]) -> dict[
 
 
 def run_case(case: Case, order: Sequence[Turn], *, memory: bool) -> dict[str, Any]:
-    """Both sides in turns, the bound before and after; with ``memory`` that of each in a process of its own."""
+    """Both sides in turns, the bound before and after; with ``memory`` that of each in a process of its own.
+
+    Memory comes first: later this process holds the models of both sides, and a child's beside them may be too much.
+    """
+    sides: dict[str, Any] = {}
+    for name in ("magicrl", "trl"):
+        sides[name] = {"memory": memory_in_child(case, name) if memory else None}
     model = plain_model(model_folder(case.model), case.dtype)
     bound = [bound_seconds(case, model)]
     ours = Ours(case)
@@ -144,14 +150,10 @@ def run_case(case: Case, order: Sequence[Turn], *, memory: bool) -> dict[str, An
     responses = ours.responses
     tokens = sum(len(r.prompt_tokens) + len(r.tokens) for r in responses)
     work = {"responses": len(responses), "response_tokens": sum(len(r.tokens) for r in responses), "tokens": tokens}
-    sides: dict[str, Any] = {}
-    for name in ("magicrl", "trl"):
+    for name, side in sides.items():
         found = summary(hooks.times[name], work)
-        sides[name] = {
-            "measured": found,
-            "share_of_gemm_bound": rounded(best["total_s"] / found["threads_1"]["cpu_s"]),
-            "memory": memory_in_child(case, name) if memory else None,
-        }
+        side["measured"] = found
+        side["share_of_gemm_bound"] = rounded(best["total_s"] / found["threads_1"]["cpu_s"])
     return {
         "case": asdict(case),
         "parameters": parameters(model),
@@ -282,6 +284,7 @@ def main() -> None:
     parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
     parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
     parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the two processes that measure memory")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--memory-of", choices=("magicrl", "trl"), help=argparse.SUPPRESS)
     parser.add_argument("--memory-case", help=argparse.SUPPRESS)
@@ -299,7 +302,8 @@ def main() -> None:
         else:
             most = 1 if arguments.one_thread or case.model == TINY else None
             # float32 runs hold what bfloat16 runs hold, twice as wide
-            result = run_case(case, turns(arguments.repetitions, most_threads=most), memory=case.dtype == "bfloat16")
+            memory = case.dtype == "bfloat16" and not arguments.no_memory
+            result = run_case(case, turns(arguments.repetitions, most_threads=most), memory=memory)
             print(case.name, result["times_faster"], result["gradients"])
         write_case(output, head, case.name, result, [c.name for c in known])
 

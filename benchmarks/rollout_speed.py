@@ -77,8 +77,8 @@ CASES = (
         rows=64,
     ),
     Case(
-        name="smollm2-long-tail", model=SMOLLM2, dtype="bfloat16", prompts=32, samples=1, prompt_tokens=32, tokens=160,
-        rows=16, median=32,
+        name="smollm2-long-tail", model=SMOLLM2, dtype="bfloat16", prompts=48, samples=1, prompt_tokens=32, tokens=160,
+        rows=24, median=32,
     ),
 )  # fmt: skip
 QUICK = (
