@@ -104,6 +104,8 @@ class Evaluator:
             return self._quotient(args[0], args[1])
         if tree.op == "pow":
             return self._power(args[0], args[1])
+        if tree.op == "apply":
+            return self._unknown(tree.name, args)
         if tree.op == "fn":
             return self._function(tree.name, args)
         raise OutOfReachError
@@ -176,6 +178,8 @@ class Evaluator:
             return self._root(first, args[1])
         if name == "abs":
             return abs(first)
+        if name in ("max", "min", "gcd", "lcm"):
+            return self._of_several(name, args)
         if name in ("floor", "ceil"):
             return self._rounded(name, first)
         if name in ("factorial", "binomial"):
@@ -183,6 +187,26 @@ class Evaluator:
         if name in ("ln", "log", "lg", "logb"):
             return self._logarithm(name, args)
         return self._elementary(name, self.number(first))
+
+    def _unknown(self, name: str, args: list[Value]) -> Any:
+        """A function of which only the name is known: some function, another for every name."""
+        seed = sum(ord(char) * 31**position for position, char in enumerate(name)) % 997
+        total = self.context.mpf(seed) / 7
+        for position, arg in enumerate(args):
+            if abs(arg) > _MOST_ARGUMENT:
+                raise OutOfReachError
+            total += self.context.cos(self.number(arg) * (position + 2) + seed) * (position + 3)
+        return total
+
+    def _of_several(self, name: str, args: list[Value]) -> Value:
+        if name in ("max", "min"):
+            if any(isinstance(arg, self.context.mpc) for arg in args):
+                raise UndefinedError
+            return max(args, key=self.number) if name == "max" else min(args, key=self.number)
+        if any(not isinstance(arg, Fraction) or arg.denominator != 1 for arg in args):
+            raise UndefinedError
+        whole = [int(arg) for arg in args]
+        return Fraction(math.gcd(*whole) if name == "gcd" else math.lcm(*whole))
 
     def _rounded(self, name: str, value: Value) -> Fraction:
         if not isinstance(value, Fraction):

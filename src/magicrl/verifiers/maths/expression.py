@@ -18,7 +18,8 @@ class Expr:
     """A formula.
 
     Attributes:
-        op: num, sym, const, add, mul, div, pow, neg, fn, pm (two signs), mp (the opposite two signs).
+        op: num, sym, const, add, mul, div, pow, neg, fn, pm (two signs), mp (the opposite two signs), apply (a function
+            that only has a name).
         args: its parts.
         name: of a symbol, a constant (e, i, pi, inf) or a function.
         value: of a number, exactly.

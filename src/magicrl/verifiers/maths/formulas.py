@@ -17,6 +17,8 @@ MAX_DEPTH = 40
 _MAX_DIGITS = 400
 
 _ACCENTS = word_set("hat vec bar overline tilde dot ddot widehat widetilde mathcal mathbb mathfrak underline")
+_EXTREMES = frozenset(("max", "min", "gcd", "lcm"))
+_FUNCTIONS = frozenset("fgh")
 _MARKS = word_set("angle triangle odot")
 _CLOSERS = {"(": "(", "[": "[", "{": "{", "floor": "floor", "ceil": "ceil", "|": "|"}
 
@@ -145,7 +147,7 @@ class _Reader:
         if token.kind == "word":
             return not token.roman and len(token.text) <= 3
         if token.kind == "cmd":
-            return token.text in ("frac", "sqrt", "binom", "exp") or token.text in _ACCENTS or token.text in _MARKS
+            return token.text in ("frac", "sqrt", "binom", "exp") or token.text in _ACCENTS | _MARKS | _EXTREMES
         return token.kind in ("num", "sym", "fn", "open", "lbrace")
 
     def _factor(self, depth: int) -> Expr:
@@ -229,6 +231,9 @@ class _Reader:
         if token.kind == "num":
             return self._number(token.text)
         if token.kind == "sym":
+            applied = self._applied(token, depth)
+            if applied is not None:
+                return applied
             if token.text == "Delta" and self.peek("sym"):  # a difference is one name, not a product
                 return symbol("Delta:" + self.next().text)
             return symbol(token.text)
@@ -255,6 +260,17 @@ class _Reader:
             return self._command(token.text, depth)
         raise _NoFormulaError
 
+    def _applied(self, token: Token, depth: int) -> Expr | None:
+        """``f(2)`` and ``y'(0)``: a function of its arguments, not a product."""
+        at = self.at
+        while self.peek("op", "'"):
+            self.at += 1
+        primes = self.at - at
+        if not self.peek("open", "(") or not (primes or token.text in _FUNCTIONS):
+            self.at = at
+            return None
+        return Expr("apply", tuple(self._listed(depth)), token.text + "'" * primes)
+
     def _number(self, text: str) -> Expr:
         if len(text) > _MAX_DIGITS:
             raise _NoFormulaError
@@ -272,10 +288,23 @@ class _Reader:
                 self.need("close", "[")
             arg = self._base(depth + 1) if self.peek("open", "(") else self._argument(depth)
             return function("root", arg, root)
+        if name in _EXTREMES:
+            return function(name, *self._listed(depth))
         if name in _ACCENTS or name in _MARKS:
             content = self._script_text() if self.peek("lbrace") else self.next().text
             return symbol(f"{name}:{content}")
         raise _NoFormulaError
+
+    def _listed(self, depth: int) -> list[Expr]:
+        """The arguments in brackets, with commas between."""
+        opening = self.next()
+        if opening.kind != "open" or opening.text not in "({":
+            raise _NoFormulaError
+        found = [self.sum(depth + 1)]
+        while self.take("sep", ","):
+            found.append(self.sum(depth + 1))
+        self.need("close", opening.text)
+        return found
 
     def _argument(self, depth: int) -> Expr:
         """An argument of a command: a group, or one character."""

@@ -36,6 +36,7 @@ _TOKENS = re.compile(
     r"(?P<newline>\\\\)"
     r"|(?P<sized>\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z]))"
     r"|(?P<frac>\\[dtc]frac(?![A-Za-z]))"
+    r"|(?P<binom>\\[dt]binom(?![A-Za-z]))"
     r"|(?P<style>\\(?:display|text)style(?![A-Za-z]))"
     r"|(?P<nothing>\\!)"
     r"|(?P<space>\\[,;:> ]|~|\\q?quad(?![A-Za-z]))"
@@ -49,6 +50,7 @@ _REPLACEMENT = {
     "newline": r"\\",
     "sized": "",
     "frac": r"\frac",
+    "binom": r"\binom",
     "style": "",
     "nothing": "",
     "space": " ",

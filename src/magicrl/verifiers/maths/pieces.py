@@ -109,12 +109,14 @@ def based(tokens: Sequence[Token]) -> Based | None:
     said = str(named) if named is not None else texts[-1]
     if not said.isdigit() or len(said) > 2:
         return None
-    digits, base = "".join(texts[:-2]).upper(), int(said)
-    if not 2 <= base <= 36 or len(digits) > 200 or tokens[0].kind == "sym" or not digits.isalnum():
+    written, base = "".join(texts[:-2]).upper(), int(said)
+    sign, digits = ("-", written[1:]) if written.startswith("-") else ("", written)
+    plain = digits.replace(".", "", 1)
+    if not 2 <= base <= 36 or len(digits) > 200 or tokens[0].kind == "sym" or not plain.isalnum():
         return None
-    if any(int(digit, 36) >= base for digit in digits):
+    if any(int(digit, 36) >= base for digit in plain):
         return None
-    return Based(digits.lstrip("0") or "0", base)
+    return Based(sign + (digits.lstrip("0") or "0"), base)
 
 
 def clock_time(tokens: Sequence[Token]) -> Clock | None:
@@ -123,9 +125,11 @@ def clock_time(tokens: Sequence[Token]) -> Clock | None:
     colons = [token for token in tokens if token.kind == "colon"]
     rest = tokens[len(numbers) + len(colons) :]
     kinds = [token.kind for token in tokens[: len(numbers) + len(colons)]]
+    if kinds == ["num"] and half_of(rest) in ("am", "pm") and numbers[0].text.isdigit():
+        return Clock(int(numbers[0].text[:4]) * 3600, half_of(rest), None)
     if kinds not in (["num", "colon", "num"], ["num", "colon", "num", "colon", "num"]):
         return None
-    half = "".join(token.text for token in rest).casefold().replace(".", "").replace(" ", "")
+    half = half_of(rest)
     if half not in ("", "am", "pm"):
         return None
     values = [token.text for token in numbers]
@@ -137,6 +141,11 @@ def clock_time(tokens: Sequence[Token]) -> Clock | None:
     padded = any(value.startswith("0") for value in values)
     ratio = None if half or padded else Ratio(tuple(number(int(value)) for value in values))
     return Clock(seconds, half, ratio)
+
+
+def half_of(tokens: Sequence[Token]) -> str:
+    """``am``, ``pm`` or what else the tokens say."""
+    return "".join(token.text for token in tokens).casefold().replace(".", "").replace(" ", "")
 
 
 def unit_start(tokens: Sequence[Token], levels: list[int]) -> int | None:

@@ -90,6 +90,12 @@ def number_value(tree: Expr, digits: int = _DIGITS) -> Value | None:
     return None
 
 
+def real_number(value: Value) -> Any | None:
+    """A value as a real number that can be ordered; None when it is complex."""
+    machine = _evaluator(_DIGITS, True, 0)
+    return None if hasattr(value, "_mpc_") else machine.context.convert(machine.number(value))
+
+
 def _same_number(gold: Expr, answer: Expr, base: int) -> bool | None:
     for real in (True, False):
         verdict = _agree_at(gold, answer, {}, real, base)
@@ -176,8 +182,9 @@ def _domains(names: list[str], gold: Expr, answer: Expr) -> Iterator[tuple[list[
     yield points(4, -40, 40, 13), True
     yield points(2, 1, 12, 13), True
     yield points(2, 100, 400, 7), True
+    divisors = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("gcd", "lcm"))
     whole = [{name: Fraction(numbers.randint(1, 9)) for name in names} for _ in range(5)]
-    if any(name.split("_")[0] in _COUNTERS for name in names):
+    if divisors or any(name.split("_")[0] in _COUNTERS for name in names):
         yield whole, True
     yield points(5, 1, 40, 13), False
 
@@ -195,7 +202,7 @@ def approximates(decimal: Expr, exact: Expr) -> bool:
     if value is None or isinstance(value, Fraction):
         return False
     machine = _evaluator(_DIGITS, True, 0)
-    if isinstance(value, machine.context.mpc):
+    if hasattr(value, "_mpc_"):
         return False
     said = machine.number(-literal.value if negative else literal.value)
     step = machine.number(unit)

@@ -142,7 +142,9 @@ class _Reader:
         if all(token.kind == "word" or (token.kind == "op" and token.text == "-") for token in tokens):
             named = self._expression(tokens) if word_number(words_of(tokens)) is None else None
             return named or Text(words_of(tokens))
-        return based(tokens) or self.quantity(tokens, levels)
+        if _starts_in_words(tokens) and all(token.kind in ("word", "num") for token in tokens):
+            return Text(words_of(tokens))  # June 20
+        return based(tokens) or clock_time(tokens) or self.quantity(tokens, levels)
 
     def _again(self, tokens: Sequence[Token], depth: int) -> Answer | None:
         levels = depths(tokens)
@@ -301,3 +303,7 @@ def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answ
         return None
     groups = tuple(Group(opening, closing, chosen) for chosen in product(*choices))
     return groups[0] if len(groups) == 1 else Several(groups, signs=True)
+
+
+def _starts_in_words(tokens: Sequence[Token]) -> bool:
+    return tokens[0].kind == "word" and (tokens[0].roman or len(tokens[0].text) > 2)

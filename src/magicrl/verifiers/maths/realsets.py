@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from magicrl.verifiers.maths.answers import RealSet, Span
 from magicrl.verifiers.maths.evaluation import Value
 from magicrl.verifiers.maths.expression import Expr
-from magicrl.verifiers.maths.probing import number_value, same_value
+from magicrl.verifiers.maths.probing import number_value, real_number, same_value
 
 
 def same_set(gold: RealSet, answer: RealSet) -> bool | None:
@@ -63,4 +63,4 @@ def _place(bound: Expr) -> Value | None:
     if bound.op == "neg" and bound.args[0].op == "const" and bound.args[0].name == "inf":
         return float("-inf")
     value = number_value(bound)
-    return None if value is None or type(value).__name__ == "mpc" else value
+    return None if value is None else real_number(value)

@@ -26,7 +26,6 @@ from magicrl.verifiers.maths.units import Unit
 
 _PLUS, _MINUS = symbol("inf"), Expr("neg", (symbol("inf"),))
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
-_FUNCTION_NAMES = frozenset("fghFGHPQRTpqyxuvwzabS")
 
 
 def related(
@@ -67,6 +66,10 @@ def _equality(
         value = read(parts[-1]) if len(parts) == 2 else None
         return None if value is None else Named(name[0], name[1], value, name[2])
     values = [read(part) for part in parts[1:]]
+    names = [_name(part) for part in parts[:-1]]
+    if len(names) > 1 and all(names) and values[-1] is not None and set(relations) == {"="}:
+        shared = "=".join(one[0] for one in names if one is not None)
+        return Named(shared, (), values[-1])  # a = b = c = 0
     if name is not None:
         last = values[-1]
         if last is None or not _agree(values):
@@ -83,7 +86,7 @@ def _equality(
         return None
     every = [first, *values]
     if all(isinstance(value, Quantity) and not value.expr.symbols for value in every):
-        return every[-1] if _agree(every) else None
+        return every[-1] if _agree(every) else Several(())  # 5 = 6 is no answer, and equal to none
     sides = [value.expr for value in every if isinstance(value, Quantity) and value.unit is None]
     return Equation(sides[0], sides[1]) if len(sides) == len(every) == 2 else None
 
@@ -98,10 +101,20 @@ def _agree(values: Sequence[Answer | None]) -> bool:
     """Whether a chain of equal formulas is one: ``5 = 6`` gives no answer."""
     if len(values) < 2:
         return True
-    formulas = [value.expr for value in values if isinstance(value, Quantity) and value.unit is None]
+    formulas = [_plain(value) for value in values if isinstance(value, Quantity)]
     if len(formulas) != len(values):
         return False
-    return all(same_value(formulas[0], other) is True for other in formulas[1:])
+    return all(
+        first is not None and other is not None and same_value(first, other) is True
+        for first, other in pairwise(formulas)
+    )
+
+
+def _plain(value: Quantity) -> Expr | None:
+    """The value of a quantity without a unit, or of a percentage."""
+    if value.unit is not None and value.unit.kind == "percent":
+        return Expr("div", (value.expr, expression.number(100)))
+    return value.expr if value.unit is None else None
 
 
 def _name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
@@ -116,6 +129,8 @@ def _name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] |
     tree = parse(tokens)
     if tree is not None and tree.op == "sym":
         return tree.name, (), tree
+    if tree is not None and tree.op == "apply" and not tree.symbols:
+        return "".join(token.text for token in tokens), (), None  # f(0)
     if tree is not None and _point_pair(tree):
         return "".join(part.name for part in tree.args), (), None
     return _function_name(tokens) or _tuple_name(tokens)
@@ -140,7 +155,7 @@ def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr 
 
 
 def _tuple_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
-    if len(tokens) < 5 or tokens[0].kind != "open" or tokens[-1].kind != "close":
+    if len(tokens) < 5 or (tokens[0].kind, tokens[0].text) != ("open", "(") or tokens[-1].text != "(":
         return None
     inner = list(tokens[1:-1])
     parts: list[list[Token]] = [[]]
@@ -204,15 +219,12 @@ def _one_subject(subject: list[int], parts: Sequence[Expr]) -> int | None:
 
 def _is_subject(part: Expr, parts: Sequence[Expr]) -> bool:
     """A name, or a function of names, that the other parts do not hold."""
-    named = part.op == "sym" or (
-        part.op == "mul" and len(part.args) == 2 and all(factor.op == "sym" for factor in part.args)
-        and part.args[0].name in _FUNCTION_NAMES and part.args[0].name in "fgh"
-    )  # fmt: skip
+    named = part.op == "sym" or (part.op == "apply" and all(arg.op == "sym" for arg in part.args))
     return named and not any(part.symbols & other.symbols for other in parts if other is not part)
 
 
 def _spelling(part: Expr) -> str:
-    return part.name if part.op == "sym" else f"{part.args[0].name}({part.args[1].name})"
+    return part.name if part.op == "sym" else f"{part.name}({part.args[0].name})"
 
 
 def _unequal(parts: Sequence[Expr]) -> RealSet | None:

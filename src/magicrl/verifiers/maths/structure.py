@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from magicrl.verifiers.maths.answers import Answer, Group, Several
+from magicrl.verifiers.maths.answers import Answer, Group, Quantity, Several
 from magicrl.verifiers.maths.comparison import same
 from magicrl.verifiers.maths.families import names_of, periodic_parameters, same_family
 from magicrl.verifiers.maths.lexer import Token, tokens_of
@@ -21,6 +21,8 @@ _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})(?![\w.])")
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 _ELLIPSES = word_set("ldots cdots dots vdots ddots dotsb dotsc")
+_MOST_WORDS = 3
+"""In a sentence Math-Verify reads one formula of several."""
 _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
 
 
@@ -89,12 +91,18 @@ def engine_may_judge(gold: str, answer: str) -> bool:
     It drops words, bases and ellipses, forgets how often an item stands in a list and in which order: words,
     brackets, separators and relations must be the same on both sides, and the rest must be there at all.
     """
+    if _plain_number(gold, trusted=True) and _plain_number(answer, trusted=False):
+        return False  # out of reach here: Math-Verify would compare roundings
     left, right = tokens_of(gold), tokens_of(answer)
     if left is None or right is None:
         return False
-    if any(_unreadable(tokens) for tokens in (left, right)):
+    if any(_unreadable(tokens) for tokens in (left, right)) or len(_words(left)) > _MOST_WORDS:
         return False
     return _words(left) == _words(right) and _shape(left) == _shape(right)
+
+
+def _plain_number(text: str, *, trusted: bool) -> bool:
+    return any(isinstance(one, Quantity) and not one.expr.symbols for one in readings(text, trusted=trusted))
 
 
 def _unreadable(tokens: list[Token]) -> bool:

@@ -24,7 +24,8 @@ class Unit:
     """What stands after (or before) a number.
 
     Attributes:
-        kind: ``unit``, ``percent``, ``degree``, ``noun`` or ``none`` (the word "units").
+        kind: ``unit`` (of "units" alone the dimension is named ``any``), ``percent``, ``degree``, ``noun`` or
+            ``none`` (an ordinal's ending).
         dimension: of a unit.
         factor: size in base units; exact.
         noun: the last word of a noun, singular; of a unit of one letter that letter.
@@ -121,6 +122,7 @@ _PERCENT = frozenset(("percent", "percentage", "pct", "%"))
 _DEGREES = frozenset(("degree", "degrees", "deg"))
 _ORDINALS = frozenset(("st", "nd", "rd", "th"))
 _ANY = frozenset(("unit", "units"))
+_POWERS = frozenset(("square", "sq", "cubic", "cu", "^", "2", "3"))
 _DOUBTS = word_set(
     "not no isn't if else unless or and is are was be than more less least most about but maybe perhaps probably "
     "either wrong false incorrect except nor neither instead correct true answer option times"
@@ -145,8 +147,11 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
     low = [word.casefold() for word in words]
     if low[0] in _ORDINALS and len(low) > 1:
         return unit_phrase([t for t in tokens if t.kind == "word"][1:], trusted=trusted)
-    if all(word in _ANY or word in _SQUARE or word in ("^", "2", "3") for word in low) or low[0] in _ORDINALS:
+    if low[0] in _ORDINALS:
         return Unit("none")
+    if any(word in _ANY for word in low) and all(word in _ANY | _POWERS for word in low):
+        power = 2 if "2" in low or low[0] in ("square", "sq") else 3 if "3" in low or low[0] in ("cubic", "cu") else 1
+        return Unit("unit", (("any", power),))
     if low[0] in _PERCENT:
         return PERCENT if len(low) == 1 else None
     if low[0] in _DEGREES:
