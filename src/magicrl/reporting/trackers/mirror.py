@@ -66,6 +66,7 @@ class TrackerMirror:
         self._project = project
         self._report = report
         self._waiting = list(trackers)
+        self._held: dict[str, int] = {}
         self._last: dict[str, int] = {}
         self._told: dict[str, set[str]] = {}
         self._open: list[Tracker] = []
@@ -94,10 +95,11 @@ class TrackerMirror:
 
     def event(self, event: Mapping[str, object]) -> None:
         """A stage mark, a test, a finding."""
-        if self._begin():
-            return
+        opened = self._begin()
         for tracker in list(self._open):
-            self._guard(tracker, lambda t: self._tell(t, event))
+            # one that opened just now has been told of it, unless the event (a resume) is where its history ended
+            if not opened or self._place(event) <= self._held[tracker.name]:
+                self._guard(tracker, lambda t: self._tell(t, event))
 
     def progress(self, phase: str, done: int, total: int) -> None:
         """Trackers show no progress inside a step."""
@@ -115,7 +117,7 @@ class TrackerMirror:
     def _bring_level(self, tracker: Tracker) -> None:
         recorded = read_run(self._folder)
         run = TrackedRun(recorded=recorded, project=self._project, identity=_identity(self._folder))
-        held = tracker.open(run)
+        self._held[tracker.name] = held = tracker.open(run)
         for step, row in _in_order(recorded):
             self._step = max(self._step, step)
             if step <= held and held != NOTHING:
@@ -143,13 +145,16 @@ class TrackerMirror:
         kind = str(event.get("kind", "event"))
         if kind == "health":
             kind = str(event.get("rule", kind))
-        step = event.get("step")
+        place = self._place(event)
         # a tracker that held later steps than the checkpoint takes no text at earlier ones again
-        place = step if isinstance(step, int) else self._step
         if place >= self._last.get(tracker.name, NOTHING):
             tracker.event(place, kind, str(event.get("message", "")))
         if kind == "evaluation" and tracker.name in self._told:  # not while it is brought level
             self._tell_results(tracker)
+
+    def _place(self, event: Mapping[str, Any]) -> int:
+        step = event.get("step")
+        return step if isinstance(step, int) else self._step
 
     def _guard(self, tracker: Tracker, action: Callable[[Tracker], None]) -> None:
         try:
