@@ -165,8 +165,16 @@ def _parse_value(raw: str) -> Any:
 
 
 def _explain(path: Path, text: str, schema: type[BaseModel], error: ValidationError, overrides: Sequence[str]) -> str:
-    lines = [_explain_one(path, text, schema, details, overrides) for details in error.errors()]
-    return "\n".join(lines)
+    found = error.errors()
+    # A list whose entries are wrong is reported once more as too short: the entries' own errors say it.
+    inner = [details["loc"] for details in found]
+    told = [
+        details
+        for details in found
+        if details["type"] != "too_short"
+        or not any(loc[: len(details["loc"])] == details["loc"] != loc for loc in inner)
+    ]
+    return "\n".join(_explain_one(path, text, schema, details, overrides) for details in told)
 
 
 def _explain_one(

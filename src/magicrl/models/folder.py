@@ -152,4 +152,4 @@ def _similar(folder: Path) -> str:
     """A folder beside it whose name is nearly the same, as the middle of an error."""
     siblings = [path.name for path in folder.parent.iterdir() if path.is_dir()] if folder.parent.is_dir() else []
     near = difflib.get_close_matches(folder.name, siblings, n=1)
-    return f"; did you mean {folder.parent / near[0]}?" if near else ""
+    return f" (did you mean {folder.parent / near[0]}?)" if near else ""

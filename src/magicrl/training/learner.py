@@ -101,7 +101,8 @@ class LocalLearner:
         """One SGD step on the mini-batch; see ``Learner.update``.
 
         Raises:
-            NotFiniteError: loss or gradient norm is not finite; weights and moments are as before.
+            NotFiniteError: loss or gradient norm is not finite (weights and moments are as before), or the new
+                weights are not: the learner is then of no more use.
             ValueError: the batch has no loss tokens, or samples disagree in what log-probs they carry.
         """
         metrics = self.accumulate(batch.samples, self.sample_weights(batch), controls)
@@ -118,6 +119,13 @@ class LocalLearner:
                     culprit,
                 )
         self._optimizer.step(controls.learning_rate, norm)
+        if not self._optimizer.weights_are_finite():
+            raise NotFiniteError(
+                f"update {self.version} made weights that are not finite, with a learning rate of "
+                f"{controls.learning_rate:g}; this step is in no checkpoint. Resume from the last one with a lower "
+                "optimizer.learning_rate",
+                None,
+            )
         return UpdateMetrics(values={**values, "grad_norm": norm, "learning_rate": controls.learning_rate})
 
     def _culprit(self, batch: TrainBatch, controls: Controls) -> tuple[int, int] | None:

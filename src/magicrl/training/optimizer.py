@@ -98,6 +98,11 @@ class MasterOptimizer:
         self.forget()
         self._refresh()
 
+    @torch.no_grad()
+    def weights_are_finite(self) -> bool:
+        """Whether every master is; a sum is enough to see, and one look at the device."""
+        return bool(torch.stack([master.sum() for master in self._masters.values()]).isfinite().all())
+
     def forget(self) -> None:
         """Drop the collected gradients."""
         for name, master in self._masters.items():

@@ -32,7 +32,7 @@ class Controls:
 
 
 class NotFiniteError(FloatingPointError):
-    """A loss or gradient norm that is NaN or infinite; nothing was updated.
+    """A loss, a gradient norm or an updated weight that is NaN or infinite; the step must not be kept.
 
     Attributes:
         culprit: (group_index, sample_index) of the first sample that gives it by itself; None if none does.

@@ -1,0 +1,165 @@
+"""Bad input ends in one message that names the place and the remedy, and the page quotes it; no secret is written."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from error_cases import CASES
+from error_making import RECIPE, Case, Desk, content, problems, recipe, seen, settings, several
+from write_page import PAGE, STATED, entry
+
+from magicrl.config.loader import load_train_recipe, to_toml
+
+pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
+
+SECRETS = {
+    "WANDB_API_KEY": "wandb-0123456789abcdef",
+    "HF_TOKEN": "hf_FakeFakeFakeFake",
+    "OPENAI_API_KEY": "sk-not-a-real-key",
+    "AWS_SECRET_ACCESS_KEY": "aws/secret/access",
+    "DATABASE_PASSWORD": "correct-horse-battery",
+}
+
+
+@pytest.fixture(scope="session")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
+    return Desk.prepare(tmp_path_factory.mktemp("desk"))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_message_names_place_and_remedy_and_is_on_the_page(case: Case, desk: Desk, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    status, text = seen(case, desk, folder)
+    assert status == case.status
+    assert text.startswith("magicrl: ")
+    assert "Traceback" not in text
+    for words in case.says:
+        assert words in text
+    assert entry(case, status, text) in PAGE.read_text(), "write the page anew: python tests/errors/write_page.py"
+
+
+def test_the_page_lists_no_other_errors() -> None:
+    titles = [line.removeprefix("### ") for line in PAGE.read_text().splitlines() if line.startswith("### ")]
+    assert titles == [case.title for case in CASES]
+    assert STATED in PAGE.read_text()
+
+
+def command(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "magicrl", "train", "recipe.toml", "--output", "run", *arguments],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def quiet(case: Case, desk: Desk, folder: Path) -> dict[str, object]:
+    """``run.json`` of a case that is no error."""
+    folder.mkdir()
+    status, text = seen(case, desk, folder)
+    assert status == 0, text
+    return json.loads((folder / "run" / "run.json").read_text())
+
+
+def stated(make: object) -> Case:
+    return Case(name="stated", title="", make=make, status=0, says=())  # type: ignore[arg-type]
+
+
+def test_overlong_prompts_are_dropped_and_counted_where_asked(desk: Desk, tmp_path: Path) -> None:
+    long = problems({"problem": "L 5 2 3 0 1 0 0 0 0 0 0 :", "answer": "1"})
+    dropped = several(long, settings("data.max_prompt_tokens=11", "data.overlong_prompts=drop"))
+    facts = quiet(stated(dropped), desk, tmp_path / "drop")
+    assert facts["dropped_overlong"] == 1
+    assert facts["data"]["train"]["problems"] == 3  # type: ignore[index]
+    assert facts["prompt_format"] == "plain text"
+
+
+def test_test_problems_are_left_out_of_training_and_counted(desk: Desk, tmp_path: Path) -> None:
+    # other spacing and another template make no other problem of one
+    held = several(
+        content("test.jsonl", '{"problem": "L 8  1 0 8 0 5 1 0 0 :", "answer": "3"}\n'),
+        recipe("[rollout]", '[data.test.exam]\npath = "test.jsonl"\nverifier = "exact"\n\n[rollout]'),
+        recipe('verifier = "exact"', 'verifier = "exact"\ntemplate = "L {prompt}"'),
+    )
+    facts = quiet(stated(held), desk, tmp_path / "held")
+    assert facts["dropped_in_test"] == 1
+    assert facts["data"]["train"]["problems"] == 2  # type: ignore[index]
+
+
+def test_weights_that_are_not_finite_reach_no_checkpoint(desk: Desk, tmp_path: Path) -> None:
+    # the first update leaves weights of 1e28 and a finite gradient, the second overflows
+    folder = tmp_path / "here"
+    folder.mkdir()
+    absurd = settings("optimizer.learning_rate=1e30", "algorithm.reject_zero_advantage=false", "stages.0.max_steps=9")
+    status, text = seen(Case(name="x", title="", make=absurd, status=1, says=()), desk, folder)
+    assert status == 1
+    assert "update 2 made weights that are not finite" in text
+    assert "lower optimizer.learning_rate" in text
+    facts = json.loads((folder / "run" / "run.json").read_text())
+    assert facts["status"] == "failed"
+    found = sorted((folder / "run" / "checkpoints").glob("step-*/tensors.safetensors"))
+    assert found
+    for path in found:
+        assert all(bool(tensor.isfinite().all()) for tensor in load_file(path).values())
+
+
+def test_keys_of_the_environment_are_written_nowhere(desk: Desk, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    here = Path.cwd()
+    os.chdir(folder)
+    desk.lay_out(resumes=False)
+    os.chdir(here)
+    result = command(folder, **SECRETS)
+    assert result.returncode == 0, result.stderr
+    written = [path for path in folder.rglob("*") if path.is_file() and "start" not in path.parts]
+    assert {"run.json", "metrics.jsonl", "config.toml", "model.safetensors"} <= {path.name for path in written}
+    for value in SECRETS.values():
+        assert value not in result.stdout + result.stderr
+        for path in written:
+            assert value.encode() not in path.read_bytes(), path
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        "model=https://ann:hunter2@host/model",
+        "model=https://hunter2@host/model",
+        'data.train=[{path="https://ann:hunter2@host/x.jsonl"}]',
+        'data.train=[{hub="hf://ann:hunter2@host"}]',
+        "rollout.replay=s3://ann:hunter2@bucket",
+        "model=./hunter2-in-a-variable",
+    ],
+)
+def test_credentials_in_settings_are_masked_in_messages_and_records(setting: str, desk: Desk, tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    engine = ("rollout.engine=replay",) if "replay" in setting else ()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MY_TOKEN", "hunter2-in-a-variable")
+        case = Case(name="x", title="", make=settings(*engine, setting), status=1, says=())
+        status, text = seen(case, desk, folder)
+        assert status in (1, 2)
+        assert "hunter2" not in text
+        assert "***" in text
+        for path in (folder / "run").rglob("*"):
+            assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
+
+
+def test_the_resolved_recipe_holds_no_credentials(tmp_path: Path) -> None:
+    path = tmp_path / "recipe.toml"
+    path.write_text(RECIPE)
+    written = to_toml(load_train_recipe(path, ["model=https://ann:p@ss@host/m"]))
+    assert 'model = "https://***@host/m"' in written
