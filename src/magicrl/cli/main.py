@@ -157,6 +157,70 @@ def math(
     return 0
 
 
+@verify_app.command
+def code(
+    *,
+    input: Path,
+    output: Path,
+    reasoning: Literal["auto", "required", "none"] = "auto",
+    time_limit: float = 10.0,
+    memory_limit_mb: int = 4096,
+    total_limit: float | None = None,
+    stop_at_failure: bool = False,
+    explain: bool = False,
+    preload: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
+    tier: Literal["auto", "A", "B"] = "auto",
+    workers: int | None = None,
+) -> int:
+    """Judge programs in a sandbox: lines {"id"?, "response" | "program", "tests"} -> {"id", "correct", "status", ...}.
+
+    Example: magicrl verify code --input programs.jsonl --output verdicts.jsonl
+
+    Parameters
+    ----------
+    input
+        JSON Lines; tests as {"inputs", "outputs", "fn_name"?}, {"entry_point", "import_prefix", "test_code"} or
+        {"assert_case"}; optional "checker", "time_limit", "memory_limit_mb", "float_tolerance".
+    output
+        JSON Lines, one verdict a line, same order.
+    reasoning
+        auto: reasoning opened and never closed is no answer; required: no </think>, no answer; none: ignore tags.
+    time_limit
+        CPU seconds of one test, unless the problem states its own.
+    memory_limit_mb
+        MiB of one test, unless the problem states its own.
+    total_limit
+        CPU seconds of all tests of a program together; default: 12 times the limit of one test.
+    stop_at_failure
+        Leave out the tests after the first that fails.
+    explain
+        Add "reason", a sentence, to every line.
+    preload
+        A further module that programs may import at once, e.g. sortedcontainers (repeatable).
+    tier
+        auto: private namespaces where the system allows them; B: demand them; A: do without.
+    workers
+        Worker processes; default: the cores this process may use.
+    """
+    from magicrl.verifiers.base import JudgeOptions
+    from magicrl.verifiers.code.batch import verify_code_file
+    from magicrl.verifiers.code.host import SandboxOptions
+    from magicrl.verifiers.code.judge import CodeOptions
+    from magicrl.verifiers.code.limits import Limits
+
+    options = CodeOptions(
+        limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb),
+        total_seconds=total_limit,
+        stop_at_failure=stop_at_failure,
+        sandbox=SandboxOptions(tier=tier, preload=tuple(preload or ())),
+        judge=JudgeOptions(reasoning=reasoning),
+    )
+    count = workers or len(os.sched_getaffinity(0))
+    summary = verify_code_file(input, output, options=options, workers=count, explain=explain)
+    Console().print(f"{summary.total} judged, {summary.correct} correct, {summary.not_judged} not judged -> {output}")
+    return 0
+
+
 def main() -> None:
     """Entry point: exit 0 done, 1 failed, 2 wrong usage; every error says what to do."""
     for stream in (sys.stdout, sys.stderr):

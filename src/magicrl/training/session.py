@@ -42,7 +42,6 @@ from magicrl.training.observer import RunObserver
 from magicrl.training.recorder import RunFolder
 from magicrl.training.stages import StageSchedule
 from magicrl.training.validation import Validation
-from magicrl.verifiers.base import verifier_spec
 from magicrl.verifiers.pool import VerifierPool
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -76,8 +75,7 @@ def _train(
     start = start_model_folder(config.start, recipe_folder, folder.path.parent / "models", observer.progress)
     with VerifierPool.from_config(config.verifier) as judge:
         built = build(config, recipe_folder, start)
-        if any(verifier_spec(name).isolated for name in built.data.verifiers()):
-            judge.warm_up()  # a broken installation is found now, not after the first rollout
+        judge.warm_up(built.data.verifiers())  # a broken installation is found now, not after the first rollout
         folder.start(config, {**built.facts(), "threads": threads})
         try:
             checkpoint = load_latest(folder.checkpoints, owner=folder.owner)

@@ -122,24 +122,41 @@ class VerifierService(Protocol):
         ...
 
 
+class WarmService(VerifierService, Protocol):
+    """A service whose workers can be started ahead of the first item."""
+
+    def warm_up(self) -> Any:
+        """Start every worker now; raises RuntimeError if one cannot be."""
+        ...
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that live now."""
+        ...
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierSpec:
-    """A registered verifier: either judged in the calling process or in worker processes.
+    """A registered verifier: judged in the calling process, in worker processes, or by a service of its own.
 
     Attributes:
         name: what ``Problem.verifier`` says.
         in_process: makes a verifier for the calling process, or None.
-        isolated: makes a verifier inside a worker process, or None. Exactly one of the two is given.
+        isolated: makes a verifier inside a worker process, or None.
+        service: makes a pool of its own from (options, seconds, MiB, workers), or None. Exactly one of the three is
+            given.
         warm_up: a (gold, response) pair judged once when a worker starts, so that no item pays for loading.
     """
 
     name: str
     in_process: Callable[[JudgeOptions], Verifier] | None = None
     isolated: Callable[[JudgeOptions, Progress], IsolatedVerifier] | None = None
+    service: Callable[[JudgeOptions, float, int, int], WarmService] | None = None
     warm_up: tuple[str, str] = ("1", "\\boxed{1}")
 
     def __post_init__(self) -> None:
-        assert (self.in_process is None) != (self.isolated is None), self.name
+        given = [kind for kind in (self.in_process, self.isolated, self.service) if kind is not None]
+        assert len(given) == 1, self.name
 
 
 def _exact(options: JudgeOptions) -> Verifier:
@@ -155,12 +172,20 @@ def _maths(options: JudgeOptions, progress: Progress) -> IsolatedVerifier:
     return MathsVerifier(options, progress)
 
 
+def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int, workers: int) -> WarmService:
+    from magicrl.verifiers.code.judge import CodeOptions
+    from magicrl.verifiers.code.limits import Limits
+    from magicrl.verifiers.code.pool import CodePool
+
+    limits = Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb)
+    return CodePool(CodeOptions(limits=limits, judge=options), workers=workers)
+
+
 _SPECS: dict[str, VerifierSpec] = {
+    "code": VerifierSpec(name="code", service=_code),
     "exact": VerifierSpec(name="exact", in_process=_exact),
     # a pair that only Math-Verify can judge: no item pays for loading it
-    "maths": VerifierSpec(
-        name="maths", isolated=_maths, warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}")
-    ),
+    "maths": VerifierSpec(name="maths", isolated=_maths, warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}")),
 }
 
 

@@ -10,18 +10,18 @@ from __future__ import annotations
 import itertools
 import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Problem, Verdict
-from magicrl.verifiers.base import JudgeOptions, Verifier, verifier_spec
+from magicrl.verifiers.base import JudgeOptions, Verifier, VerifierSpec, WarmService, verifier_spec
 from magicrl.verifiers.feeder import Distrust, Feeder, Item, Ticket
 
 
 class VerifierPool:
-    r"""Judges responses, in this process (``exact``) or in worker processes (``maths``).
+    r"""Judges responses, in this process (``exact``) or in worker processes (``maths``, ``code``).
 
     Safe to use from several threads. Workers start with the first item that needs one.
 
@@ -52,7 +52,7 @@ class VerifierPool:
         if time_limit <= 0:
             raise ValueError(f"time_limit must be positive seconds, got {time_limit}")
         self._options = options or JudgeOptions()
-        settings: dict[str, Any] = {
+        self._settings: dict[str, Any] = {
             "verifiers": ["maths"],
             "reasoning": self._options.reasoning,
             "extract": self._options.extract,
@@ -60,11 +60,12 @@ class VerifierPool:
             "memory_limit_mb": memory_limit_mb,
         }
         self._local: dict[str, Verifier] = {}
+        self._services: dict[str, WarmService] = {}
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         distrust = Distrust()
-        self._feeders = [Feeder(self._items, settings, distrust) for _ in range(workers)]
+        self._feeders = [Feeder(self._items, self._settings, distrust) for _ in range(workers)]
         self._started = False
         self._closed = False
 
@@ -88,6 +89,8 @@ class VerifierPool:
         if not problem.golds:
             raise ValueError(f"problem {problem.id!r} has no gold answer; give it at least one")
         spec = verifier_spec(problem.verifier)
+        if spec.service is not None:
+            return self._service(spec).submit(problem, responses)
         ticket = Ticket(problem, len(responses))
         with self._lock:
             if self._closed:
@@ -118,12 +121,18 @@ class VerifierPool:
         """`submit` and `result` in one."""
         return self.result(self.submit(problem, responses))
 
-    def warm_up(self) -> None:
-        """Start every worker now and wait for them, so that a broken installation shows before a run does.
+    def warm_up(self, verifiers: Iterable[str] = ("maths",)) -> None:
+        """Start every worker of these verifiers now, so that a broken installation shows before a run does.
 
         Raises:
             RuntimeError: a worker could not be started (with what it wrote on standard error).
         """
+        specs = [verifier_spec(name) for name in verifiers]
+        for spec in specs:
+            if spec.service is not None:
+                self._service(spec).warm_up()
+        if not any(spec.isolated is not None for spec in specs):
+            return
         with self._lock:
             if self._closed:
                 raise RuntimeError("the verifier pool is closed")
@@ -134,13 +143,17 @@ class VerifierPool:
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers that live now, for monitors."""
-        return tuple(pid for feeder in self._feeders if (pid := feeder.worker_pid) is not None)
+        own = tuple(pid for feeder in self._feeders if (pid := feeder.worker_pid) is not None)
+        return own + tuple(pid for service in self._services.values() for pid in service.worker_pids)
 
     def close(self) -> None:
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
         with self._lock:
             self._closed = True
             started, self._started = self._started, False
+            services = list(self._services.values())
+        for service in services:
+            service.close()
         if not started:
             return
         for feeder in self._feeders:
@@ -156,6 +169,16 @@ class VerifierPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _service(self, spec: VerifierSpec) -> WarmService:
+        assert spec.service is not None
+        with self._lock:
+            if self._closed:
+                raise RuntimeError("the verifier pool is closed")
+            if spec.name not in self._services:
+                limit, memory = self._settings["cpu_limit"], self._settings["memory_limit_mb"]
+                self._services[spec.name] = spec.service(self._options, limit, memory, len(self._feeders))
+            return self._services[spec.name]
 
     def _start_feeders(self) -> None:
         if not self._started:

@@ -203,7 +203,8 @@ class Zygote:
             "cpu": limits.cpu_seconds,
             "idle": limits.idle_seconds,
             "memory": limits.memory_mb * MIB,
-            "output": limits.output_mb * MIB,
+            # a result in its tagged form may be several times as long as it would be printed
+            "output": limits.output_mb * MIB * (4 if job.role == "call" else 1),
             "threads": limits.threads,
         }
         try:

@@ -44,14 +44,20 @@ class CodeVerdict(Verdict):
 
 
 def code_verdict(
-    status: str, reason: str = "", *, passed: int = 0, total: int = 0, seconds: float = 0.0
+    status: str,
+    reason: str = "",
+    *,
+    passed: int = 0,
+    total: int = 0,
+    seconds: float = 0.0,
+    decided_by: str = "tests",
 ) -> CodeVerdict:
     """The verdict of this status; its outcome follows from the status alone."""
     return CodeVerdict(
         outcome=OUTCOME_OF_STATUS[status],
         status=status,
         reason=reason[:_MAX_REASON],
-        decided_by="extraction" if status == "no_code" else "tests",
+        decided_by="extraction" if status == "no_code" else decided_by,
         seconds=seconds,
         passed=passed,
         total=total,
