@@ -525,6 +525,17 @@ RESUMING = (
         arguments=RESUME,
         resumes=True,
     ),
+    case(
+        "run-record-foreign",
+        "A run.json of something else",
+        content("run/run.json", '{"name": "thesis"}'),
+        1,
+        "run/run.json",
+        "does not hold what magicrl writes",
+        "another --output",
+        arguments=RESUME,
+        resumes=True,
+    ),
 )
 
 SECTIONS = (

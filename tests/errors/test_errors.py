@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from error_making import RECIPE, Case, Desk, content, problems, recipe, seen, se
 from write_page import PAGE, STATED, entry
 
 from magicrl.config.loader import load_train_recipe, to_toml
+from magicrl.training.recorder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
@@ -163,3 +165,18 @@ def test_the_resolved_recipe_holds_no_credentials(tmp_path: Path) -> None:
     path.write_text(RECIPE)
     written = to_toml(load_train_recipe(path, ["model=https://ann:p@ss@host/m"]))
     assert 'model = "https://***@host/m"' in written
+
+
+def test_foreign_lines_and_damaged_tests_of_a_resumed_run(desk: Desk, tmp_path: Path) -> None:
+    shutil.copytree(desk.finished, tmp_path / "run")
+    (tmp_path / "recipe.toml").write_text(RECIPE)
+    folder = RunFolder(tmp_path / "run", load_train_recipe(tmp_path / "recipe.toml"), resume=True)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    lines = metrics.read_text().splitlines()
+    foreign = [b"hello", b"[1]", b'{"step": "x"}', b'{"step": 1}', b"\xff\xfe"]
+    metrics.write_bytes(b"\n".join([*foreign, *(line.encode() for line in lines), b""]))
+    assert folder.rewind(2) == []
+    assert metrics.read_text().splitlines() == lines
+    (tmp_path / "run" / "evaluations" / "before-exam.json").write_text('{"set": ')
+    with pytest.raises(ValueError, match=r"before-exam\.json is damaged .*delete it to run that test again"):
+        folder.read_evaluation("before-exam")

@@ -9,10 +9,10 @@ import platform
 import subprocess
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash, to_toml
@@ -81,7 +81,10 @@ class RunFolder:
 
     def _facts(self) -> dict[str, Any]:
         try:
-            return json.loads(self._run.read_text())
+            facts: Any = json.loads(self._run.read_text())
+            if not isinstance(facts, dict) or not {"config_hash", "environments"} <= facts.keys():
+                raise ValueError("it does not hold what magicrl writes")
+            return cast("dict[str, Any]", facts)
         except ValueError as error:
             raise ValueError(
                 f"{self._run} is damaged ({error}); put it back from a copy, or start anew with another --output"
@@ -159,7 +162,9 @@ class RunFolder:
         """
         for path in (self._metrics, self._events, self.timeline):
             if path.exists():
-                kept = [line for line in path.read_text().splitlines() if _step_of(line) <= step]
+                fields = ("step", "stage", "values") if path == self._metrics else ()
+                lines = path.read_text(errors="replace").splitlines()
+                kept = [line for line in lines if _step_of(line, fields) <= step]
                 write_atomically(path, "".join(line + "\n" for line in kept))
         recorded = {metrics.step for metrics in self.metrics()}
         return [number for number in range(1, step + 1) if number not in recorded]
@@ -169,7 +174,10 @@ class RunFolder:
 
     def read_evaluation(self, name: str) -> dict[str, Any] | None:
         path = self.evaluations / f"{name}.json"
-        return json.loads(path.read_text()) if path.exists() else None
+        try:
+            return json.loads(path.read_text()) if path.exists() else None
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error}); delete it to run that test again") from None
 
 
 def environment_facts() -> dict[str, Any]:
@@ -231,11 +239,14 @@ def _flat(config: TrainConfig) -> dict[str, object]:
     return dict(walk("", config.model_dump(mode="json")))
 
 
-def _step_of(line: str) -> int:
+def _step_of(line: str, fields: Sequence[str] = ()) -> int:
+    """The step of a record; beyond every step for one that is no record with these fields."""
+    beyond = 1 << 62  # torn by a kill: it is written again
     try:
-        return int(json.loads(line).get("step", 0))
-    except (json.JSONDecodeError, AttributeError):
-        return 1 << 62  # torn by a kill: it is written again
+        document = json.loads(line)
+        return int(document.get("step", 0)) if all(field in document for field in fields) else beyond
+    except (ValueError, TypeError, AttributeError):
+        return beyond
 
 
 def _now() -> str:
