@@ -1,4 +1,8 @@
-"""Each health rule on a run that has the sign and on runs that have not, and the monitor's episodes."""
+"""Each health rule on runs that have the sign and on runs that have not, recorded and made up; the episodes.
+
+The recorded ones are real runs of the quickstart's task that went wrong on purpose (`benchmarks/health_runs.py`);
+the made-up ones show what looks alike and is none.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ import random
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magicrl.records import StepMetrics
 from magicrl.training.health import HealthMonitor, check_run
-from magicrl.training.health_signs import RULES
+from magicrl.training.health_signs import RULES, HealthRule
 
 Values = dict[str, float | int | str | None]
 Curve = Callable[[int], float]
@@ -84,6 +90,19 @@ SICK: dict[str, list[StepMetrics]] = {
 }
 
 
+RECORDED: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_name("recorded_health_runs.json").read_text())
+WELL = [name for name in RECORDED if name.startswith("well: ")]
+
+
+def recorded(name: str) -> list[StepMetrics]:
+    """A run of ``recorded_health_runs.json``."""
+    entry = RECORDED[name]
+    return [
+        StepMetrics(step=step, stage=stage, values={key: column[i] for key, column in entry["metrics"].items()})
+        for i, (step, stage) in enumerate(zip(entry["step"], entry["stage"], strict=True))
+    ]
+
+
 def names(rows: list[StepMetrics]) -> list[str]:
     return [finding.rule for finding in check_run(rows)]
 
@@ -94,6 +113,36 @@ def test_each_rule_speaks_on_a_run_that_has_its_sign(rule: str) -> None:
     assert len(findings) == 1, "once an episode"
     assert any(character.isdigit() for character in findings[0].message), "the message names numbers"
     assert findings[0].remedy
+
+
+@pytest.mark.parametrize("rule", [rule.name for rule in RULES])
+def test_each_rule_speaks_on_a_recorded_run_that_has_its_sign(rule: str) -> None:
+    assert rule in names(recorded(rule)), RECORDED[rule]["settings"]
+
+
+@pytest.mark.parametrize("run", WELL)
+def test_a_recorded_run_that_is_well_has_no_finding(run: str) -> None:
+    assert len(recorded(run)) >= 50
+    assert names(recorded(run)) == []
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.name)
+def test_a_rule_reads_only_the_metrics_that_it_names(rule: HealthRule) -> None:
+    """The monitor remembers no others, so a rule that read one would speak in a report and never in a run."""
+    read: set[str] = set()
+
+    class Watched(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            read.add(key)
+            return super().get(key, default)
+
+    for rows in (*SICK.values(), good_run()):
+        watched = [StepMetrics(step=row.step, stage=row.stage, values=Watched(row.values)) for row in rows]
+        for end in range(1, len(rows) + 1):
+            rule.check(watched[:end])
+    assert read <= set(rule.keys)
+    assert read, "it reads something"
+    assert rule.sign
 
 
 def test_a_good_run_has_no_finding() -> None:
