@@ -106,7 +106,8 @@ def test_bad_overrides(tmp_path: Path, override: str, message: str) -> None:
 
 
 def test_bad_toml_and_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"recipe\.toml, line 2: not valid TOML: .*'model ='; every key needs a value"):
+    message = r"recipe\.toml, line 2: not valid TOML: .*'model ='; every key needs a value"
+    with pytest.raises(RecipeError, match=message):
         load_train_recipe(write(tmp_path, "[start]\nmodel = \n"))
     write(tmp_path, GOOD)
     with pytest.raises(RecipeError, match=r"did you mean .*recipe\.toml"):
