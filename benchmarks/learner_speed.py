@@ -33,6 +33,7 @@ from measure import (
     Times,
     Turn,
     document,
+    plausible,
     ratio,
     rounded,
     summary,
@@ -49,6 +50,7 @@ from magicrl.records import TrainBatch
 from magicrl.training.learner import LocalLearner
 from magicrl.training.protocols import Controls
 
+SIDES = ("magicrl", "trl")
 LEARNING_RATE = 1e-6
 MAX_GRAD_NORM = 1000.0  # the norm is taken on both sides and never reached, so that gradients can be compared
 CONTROLS = Controls(clip_low=0.2, clip_high=0.28, temperature=1.0, learning_rate=LEARNING_RATE)
@@ -138,7 +140,7 @@ def run_case(case: Case, order: Sequence[Turn], *, memory: bool) -> dict[str, An
     Memory comes first: later this process holds the models of both sides, and a child's beside them may be too much.
     """
     sides: dict[str, Any] = {}
-    for name in ("magicrl", "trl"):
+    for name in SIDES:
         sides[name] = {"memory": memory_in_child(case, name) if memory else None}
     model = plain_model(model_folder(case.model), case.dtype)
     bound = [bound_seconds(case, model)]
@@ -305,6 +307,8 @@ def main() -> None:
             memory = case.dtype == "bfloat16" and not arguments.no_memory
             result = run_case(case, turns(arguments.repetitions, most_threads=most), memory=memory)
             print(case.name, result["times_faster"], result["gradients"])
+        if not arguments.tune and not plausible(result, SIDES):
+            raise SystemExit(f"{case.name}: faster than its own matrix products; the machine was disturbed")
         write_case(output, head, case.name, result, [c.name for c in known])
 
 

@@ -109,6 +109,11 @@ def ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float
     return {**found, "wall_all_threads": rounded(theirs[most]["wall_s"] / ours[most]["wall_s"])}
 
 
+def plausible(result: Mapping[str, Any], sides: Sequence[str]) -> bool:
+    """Whether no side beat the bound, which nothing can: else the clock or the machine was disturbed."""
+    return all(result[side]["share_of_gemm_bound"] <= 1 for side in sides)
+
+
 # memory
 
 

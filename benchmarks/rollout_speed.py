@@ -21,7 +21,20 @@ from typing import Any
 import numpy as np
 import torch
 from bench_models import SMOLLM2, TINY, long_tailed, model_folder, parameters, plain_model, random_prompts, vocabulary
-from measure import FIGURES, GemmBound, Times, Turn, document, ratio, rounded, summary, timed, turns, write_case
+from measure import (
+    FIGURES,
+    GemmBound,
+    Times,
+    Turn,
+    document,
+    plausible,
+    ratio,
+    rounded,
+    summary,
+    timed,
+    turns,
+    write_case,
+)
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
@@ -31,6 +44,8 @@ from magicrl.models.loading import load_policy
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.sampling import sample_tokens
+
+SIDES = ("magicrl", "transformers")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -306,8 +321,10 @@ def main() -> None:
         most = 1 if arguments.one_thread or case.model == TINY else None
         order = turns(arguments.repetitions, most_threads=most)
         result = run_case(case, order, arguments.peer_cache, arguments.peer_logprobs)
-        shares = {side: result[side]["share_of_gemm_bound"] for side in ("magicrl", "transformers")}
+        shares = {side: result[side]["share_of_gemm_bound"] for side in SIDES}
         print(case.name, result["times_faster"], shares)
+        if not plausible(result, SIDES):
+            raise SystemExit(f"{case.name}: faster than its own matrix products; the machine was disturbed")
         write_case(arguments.output, head, case.name, result, [c.name for c in known])
 
 

@@ -1,0 +1,24 @@
+"""docs/benchmarks.md says what the committed JSON files say."""
+
+from __future__ import annotations
+
+import benchmark_page
+import pytest
+
+
+def test_every_marked_number_is_its_files_number() -> None:
+    text = benchmark_page.PAGE.read_text()
+    marked = list(benchmark_page.MARKED.finditer(text))
+    assert len(marked) == text.count("<!--="), "a marker without a number before it"
+    assert len(marked) > 10
+    for match in marked:
+        value = benchmark_page.value_at(match["file"], match["path"])
+        assert match["text"] == benchmark_page.shown(value, match["text"]), match[0]
+
+
+@pytest.mark.parametrize(
+    ("value", "like", "expected"),
+    [(2.345, "9.9", "2.3"), (0.4171, "3%", "42%"), (1520.4, "7", "1520"), (0.05554, "1.0%", "5.6%")],
+)
+def test_numbers_keep_their_decimals(value: float, like: str, expected: str) -> None:
+    assert benchmark_page.shown(value, like) == expected
