@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from magicrl.verifiers.maths import probing
 from magicrl.verifiers.maths.answers import (
@@ -26,7 +27,7 @@ from magicrl.verifiers.maths.expression import Expr, number, rename, symbol
 from magicrl.verifiers.maths.families import same_family
 from magicrl.verifiers.maths.probing import same_value
 from magicrl.verifiers.maths.realsets import same_set
-from magicrl.verifiers.maths.relations import as_spans
+from magicrl.verifiers.maths.spans import as_spans
 from magicrl.verifiers.maths.units import Unit
 from magicrl.verifiers.maths.words import same_words, word_number
 
@@ -151,8 +152,8 @@ def _ratios(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(left, Ratio) and isinstance(right, Ratio):
         if len(left.parts) != len(right.parts):
             return False
-        pairs = zip(left.parts[1:], right.parts[1:], strict=True)
-        return _all([same_value(_cross(left.parts[0], b), _cross(right.parts[0], a)) for a, b in pairs])
+        pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
+        return _all([same_value(_cross(a, d), _cross(c, b)) for (a, b), (c, d) in pairs])
     ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
     if isinstance(ratio, Ratio) and len(ratio.parts) == 2 and isinstance(other, Quantity) and other.unit is None:
         return same_value(Expr("div", ratio.parts), other.expr)
@@ -189,7 +190,8 @@ def _both_named(gold: Named, answer: Named) -> bool | None:
 
 
 def _squeezed(name: str) -> str:
-    return "".join(char for char in name if char.isalnum() or char in "'(,")
+    """A name without what spelling leaves free."""
+    return "".join(char for char in name if not char.isspace() and char not in "_{}\\")
 
 
 def _renamed(answer: Answer, names: dict[str, str]) -> Answer:
@@ -204,6 +206,10 @@ def _relations(gold: Answer, answer: Answer) -> bool | None:
         return same_equation(left, right)
     if isinstance(gold, Order) and isinstance(answer, Order):
         return same_order(gold, answer)
+    if isinstance(answer, Equation) and not isinstance(gold, Equation | Order | Named):
+        # x + y = 5 gives 5 where a value is asked
+        given = Quantity(answer.right) if answer.left.symbols and not answer.right.symbols else None
+        return False if given is None else same(gold, given)
     if isinstance(gold, Equation) and isinstance(answer, Quantity) and answer.unit is None:
         return solves(gold, answer.expr)
     if isinstance(gold, Order) or isinstance(answer, Order):
@@ -241,6 +247,9 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
         return matched(left, right)
     several, group = (gold, answer) if isinstance(gold, Several) else (answer, gold)
     assert isinstance(several, Several)
+    if isinstance(gold, Text) and (said := [item.words for item in several.items if isinstance(item, Text)]):
+        # "yes, it is": the comma stood between words
+        return len(said) == len(several.items) and same_words(gold.words, tuple(word for part in said for word in part))
     if isinstance(group, Group) and group.opening == group.closing:
         if group.opening == "{":
             return matched(_values(several.items), group.items)

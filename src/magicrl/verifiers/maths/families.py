@@ -3,6 +3,7 @@ r"""Families of answers: ``k\pi`` and ``n\pi`` are one, when the letter is known
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import permutations
 
 from magicrl.verifiers.maths.answers import Answer, Equation, Family, Group, Matrix, Named, Quantity, Several
 from magicrl.verifiers.maths.equations import difference
@@ -34,6 +35,24 @@ def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
         return False
     (one,), (other,) = left, right
     return same(plain_gold, renamed(plain_answer, {other: one})) if one != other else False
+
+
+def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
+    """``f(x) = cx`` and ``f(x) = kx``: letters that are no argument of a named function are constants of any name.
+
+    Only letters that one side alone has are renamed, and all on both sides must pair off.
+    """
+    if not isinstance(gold, Named) or not gold.arguments:
+        return False
+    if isinstance(answer, Named) and answer.arguments != gold.arguments:
+        return False
+    left, right = names_of(gold), names_of(answer)
+    ours, theirs = sorted(left - right), sorted(right - left)
+    if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & set(gold.arguments):
+        return False
+    return any(
+        same(gold, renamed(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
+    )
 
 
 def periodic_parameters(answer: Answer) -> frozenset[str]:

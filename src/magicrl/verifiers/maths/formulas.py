@@ -16,7 +16,9 @@ from magicrl.verifiers.maths.words import word_set
 MAX_DEPTH = 40
 _MAX_DIGITS = 400
 
-_ACCENTS = word_set("hat vec bar overline tilde dot ddot widehat widetilde mathcal mathbb mathfrak underline")
+_ACCENTS = word_set(
+    "overrightarrow hat vec bar overline tilde dot ddot widehat widetilde mathcal mathbb mathfrak underline"
+)
 _EXTREMES = frozenset(("max", "min", "gcd", "lcm"))
 _FUNCTIONS = frozenset("fgh")
 _MARKS = word_set("angle triangle odot")
@@ -238,8 +240,9 @@ class _Reader:
                 return symbol("Delta:" + self.next().text)
             return symbol(token.text)
         if token.kind == "word" and not token.roman and len(token.text) <= 3:
-            parts = [symbol(letter) for letter in token.text]
-            return Expr("mul", tuple(parts)) if len(parts) > 1 else parts[0]
+            letters = [Token("sym", letter) for letter in token.text]
+            self.tokens = [*self.tokens[: self.at - 1], *letters, *self.tokens[self.at :]]
+            return symbol(letters[0].text)
         if token.kind == "lbrace":
             inner = self.sum(depth + 1)
             self.need("rbrace")

@@ -184,6 +184,8 @@ def _letters(found: list[Token], run: str, spaced: bool) -> bool:
         found.append(Token("cmd" if run == "sqrt" else "fn", run, spaced))
     elif run == "pi":
         found.append(Token("sym", "pi", spaced))
+    elif low == "to":
+        found.append(Token("colon", ":", spaced))
     elif low in ("infinity", "inf", "oo"):
         found.append(Token("sym", "inf", spaced))
     else:
@@ -212,6 +214,9 @@ _PIECES = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+(?:['’.-][^\W\d_]+)*\.?|\S")
 
 def _phrase(found: list[Token], words: str) -> None:
     """Upright text: numbers in it stay numbers, marks stay marks, everything else is words."""
+    if words.strip().casefold() == "to":
+        found.append(Token("colon", ":", True))  # 5 to 3
+        return
     for match in _PIECES.finditer(words):
         piece = match[0]
         if piece[0].isdigit():

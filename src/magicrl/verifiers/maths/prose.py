@@ -10,9 +10,10 @@ import re
 import unicodedata
 
 _ANSWER_WORDS = (
-    r"(?:final\s+)?answers?|answer|result|solution|correct\s+(?:option|choice|letter)|"
+    r"(?:final\s+)?answers?|answer|results?|solutions?|correct\s+(?:option|choice|letter)|"
     r"答案|正确答案|正確答案|答え|正解|정답|답|réponse|reponse|respuesta|resposta|risposta|antwort|ответ|відповідь|"
-    r"उत्तर|الجواب|الإجابة|إجابة|odpowiedź|odpověď|cevap|svar|svaret|vastaus|antwoord|jawaban|đáp án|válasz|คำตอบ|উত্তর"
+    r"उत्तर|الجواب|الإجابة|إجابة|odpowiedź|odpověď|cevap|svar|svaret|vastaus|antwoord|jawaban|"
+    r"đáp án|câu trả lời|válasz|คำตอบ|উত্তর"
 )
 _IS = (
     r"\s*(?:\*\*)?\s*(?:is|are|was|would\s+be|will\s+be|be|est|es|é|è|ist|lautet|является|это|是|為|为|は|은|는|هي|هو|है|to|jest|je|är|er|on|adalah|là)?"
@@ -33,7 +34,7 @@ _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
 _NUMBER_BODY = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
 _NUMBER = re.compile(
-    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?[$€£¥₹]?\s?(?:{_NUMBER_BODY})(?:\s?/\s?\d+)?(?:\s*(?:\\?%|percent\b|pct\b))?",
+    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?[$€£¥₹]?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b))?",
     re.IGNORECASE,
 )
 _LATEX = re.compile(
@@ -44,8 +45,15 @@ _CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
 _MAX_SENTENCES = 6
 _MAX_SEGMENT = 300
 
-_LETTER = re.compile(r"(?<![A-Za-z\d\\$'’])[(\[（]?(?P<letter>[A-J])[)\]）]?(?![A-Za-z\d'’])")
+_LETTER = re.compile(r"(?<![A-Za-z\d\\$'’])[(\[（]?(?P<letter>[A-J])[)\]）]?(?![A-Za-zÀ-ɏ\u1e00-\u1eff\d'’])")
 _FIRST_LETTER = re.compile(r"\W*(?P<letter>[A-J])(?:[).:,;。．、，：）]|\s*$|\s*\n|[^\x00-\x7f]|\*)")
+_CALLED_RIGHT = re.compile(
+    r"(?<![A-Za-z\d])[(]?(?P<letter>[A-J])[)]?\s+(?:is|must be|est|es|ist)\s+(?:the\s+|la\s+|die\s+)?(?:only\s+)?"
+    r"(?:correct|right|best|true|correcte?|bonne|correcta|richtig)"
+)
+_CALLED_WRONG = re.compile(
+    r"[)]?\s+(?:is|are|est|es|ist)\s+(?:\w+\s+)?(?:not|wrong|incorrect|false|out\b|impossible|falsch)|\s*(?:isn|cannot)"
+)
 _NEGATED = re.compile(
     r"(?:\bnot|n['’]t(?:\s+be)?|\bcannot be|\bneither|\bnor|\bexclude|\beliminate|\brule out|\bnicht|\bkein|\bno es|"
     # Chinese: is not, by no means, not chosen (in both scripts)
@@ -139,7 +147,10 @@ def _last_value(text: str) -> str | None:
         if values and not (spans and _PERCENT.match(after)):
             return values[-1][0].strip()
         if spans:
-            return _content(spans[-1], part)
+            first = len(spans) - 1
+            while first and _CONNECTED.fullmatch(part, spans[first - 1].end(), spans[first].start()):
+                first -= 1
+            return _run([(span.start(), span.end(), _content(span, part)) for span in spans[first:]], part)
     return _content(displayed[-1], text) if displayed else None
 
 
@@ -149,6 +160,9 @@ def _choice(text: str) -> str | None:
         letters = _letters(segment)
         if letters:
             return _one_of(letters)
+    called = [match["letter"] for match in _CALLED_RIGHT.finditer(text) if not _NEGATED.search(text[: match.start()])]
+    if called:
+        return _one_of(called)
     first = _FIRST_LETTER.match(text)
     if first is not None:
         return first["letter"]
@@ -165,9 +179,14 @@ def _letters(part: str) -> list[str]:
     """The letters that a part names as the choice: no article, none that is ruled out."""
     found: list[str] = []
     for match in _LETTER.finditer(part):
-        after = part[match.end() : match.end() + 2]
-        article = match["letter"] in "AI" and match[0] == match["letter"] and re.match(r" [a-z]", after)
-        if not article and not _NEGATED.search(part[: match.start()]):
+        after = part[match.end() : match.end() + 10]
+        article = (
+            match["letter"] in "AI"
+            and match[0] == match["letter"]
+            and re.match(r" (?!or\b|and\b|is\b|because\b|since\b|as\b)[a-z]", after)
+        )
+        wrong = _CALLED_WRONG.match(part, match.end())
+        if not article and not wrong and not _NEGATED.search(part[: match.start()]):
             found.append(match["letter"])
     return found
 

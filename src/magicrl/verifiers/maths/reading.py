@@ -36,9 +36,10 @@ from magicrl.verifiers.maths.pieces import (
     without_clause,
     words_of,
 )
-from magicrl.verifiers.maths.relations import added, joined, related, united
+from magicrl.verifiers.maths.relations import added, joined, related
+from magicrl.verifiers.maths.spans import united
 from magicrl.verifiers.maths.units import DEGREE, PERCENT, UNITS, Unit, unit_phrase
-from magicrl.verifiers.maths.words import word_number
+from magicrl.verifiers.maths.words import plain_word
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 200
@@ -69,12 +70,16 @@ class _Reader:
         tokens, levels, parameters = without_clause(tokens, levels)
         if not tokens:
             return None
+        if tokens[0].kind == "sym" and len(tokens) > 3 and tokens[1].kind == "bar":
+            built = self._set_builder(tokens, depth)  # {x | x > 1} with braces that show nothing
+            if built is not None:
+                return built
         pieces, separators = split(tokens, levels, "sep")
         if len(pieces) > _MAX_ITEMS:
             return None
         if not separators:
             found = self.item(tokens, levels, depth)
-        elif ";" in separators and "," in separators:
+        elif "," in separators and (";" in separators or _named_blocks(pieces, separators)):
             found = self._blocks(tokens, levels, depth)
         else:
             found = self._list(pieces, separators, parameters, depth)
@@ -140,7 +145,7 @@ class _Reader:
         if real is not None:
             return real
         if all(token.kind == "word" or (token.kind == "op" and token.text == "-") for token in tokens):
-            named = self._expression(tokens) if word_number(words_of(tokens)) is None else None
+            named = self._expression(tokens) if not plain_word(words_of(tokens)) else None
             return named or Text(words_of(tokens))
         if _starts_in_words(tokens) and all(token.kind in ("word", "num") for token in tokens):
             return Text(words_of(tokens))  # June 20
@@ -303,6 +308,12 @@ def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answ
         return None
     groups = tuple(Group(opening, closing, chosen) for chosen in product(*choices))
     return groups[0] if len(groups) == 1 else Several(groups, signs=True)
+
+
+def _named_blocks(pieces: Sequence[Sequence[Token]], separators: Sequence[str]) -> bool:
+    """``x = 2, y = 1 or x = 1, y = 2``: every piece gives a value to a name, ``or`` parts the solutions."""
+    named = all(any(token.kind == "rel" and token.text == "=" for token in piece) for piece in pieces)
+    return named and "or" in separators and separators.count(",") > separators.count("or")
 
 
 def _starts_in_words(tokens: Sequence[Token]) -> bool:

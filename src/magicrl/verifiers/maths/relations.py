@@ -10,7 +10,6 @@ from magicrl.verifiers.maths import expression
 from magicrl.verifiers.maths.answers import (
     Answer,
     Equation,
-    Group,
     Named,
     Order,
     Quantity,
@@ -18,13 +17,14 @@ from magicrl.verifiers.maths.answers import (
     Several,
     Span,
 )
-from magicrl.verifiers.maths.expression import Expr, symbol
+from magicrl.verifiers.maths.expression import Expr
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
-from magicrl.verifiers.maths.probing import number_value, same_value
+from magicrl.verifiers.maths.names import name_of
+from magicrl.verifiers.maths.probing import number_value, real_number, same_value
+from magicrl.verifiers.maths.spans import MINUS_INFINITY, PLUS_INFINITY, joined_sets, subject_set
 from magicrl.verifiers.maths.units import Unit
 
-_PLUS, _MINUS = symbol("inf"), Expr("neg", (symbol("inf"),))
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -40,7 +40,7 @@ def related(
     kinds = set(relations)
     if kinds == {"in"} and len(parts) == 2:
         value = read(parts[1])
-        name = _name(parts[0])
+        name = name_of(parts[0])
         if value is None or name is None:
             return None
         return Named(name[0], name[1], value, name[2])
@@ -56,17 +56,19 @@ def related(
 def _equality(
     parts: list[Sequence[Token]], relations: list[str], read: Callable[[Sequence[Token]], Answer | None]
 ) -> Answer | None:
-    name = _name(parts[0])
+    name = name_of(parts[0])
     if "~" in relations:
         about = relations.index("~")
         # before the sign stands the exact value, unless it is a mere name
         exact = parts[: about + 1]
+        if name is None and len(exact) == 1 and len(parts) == 2 and not _near(read(parts[0]), read(parts[1])):
+            return Several(())  # 2 ~ 7 is no answer
         if len(exact) > 1 or name is None:
             return _equality(exact, relations[:about], read) if len(exact) > 1 else read(exact[0])
         value = read(parts[-1]) if len(parts) == 2 else None
         return None if value is None else Named(name[0], name[1], value, name[2])
     values = [read(part) for part in parts[1:]]
-    names = [_name(part) for part in parts[:-1]]
+    names = [name_of(part) for part in parts[:-1]]
     if len(names) > 1 and all(names) and values[-1] is not None and set(relations) == {"="}:
         shared = "=".join(one[0] for one in names if one is not None)
         return Named(shared, (), values[-1])  # a = b = c = 0
@@ -76,7 +78,7 @@ def _equality(
             return None
         return Named(name[0], name[1], last, name[2])
     first = read(parts[0])
-    last_name = _name(parts[-1])
+    last_name = name_of(parts[-1])
     if last_name is not None and first is not None and _agree([first, *values[:-1]]):
         return Named(last_name[0], last_name[1], first, last_name[2])
     last = values[-1]
@@ -110,64 +112,23 @@ def _agree(values: Sequence[Answer | None]) -> bool:
     )
 
 
+def _near(exact: Answer | None, about: Answer | None) -> bool:
+    """Whether an approximation is one, to a unit of its last digit; what is not numbers is not doubted."""
+    if not (isinstance(exact, Quantity) and isinstance(about, Quantity)):
+        return True
+    values = [number_value(one.expr) for one in (exact, about)]
+    numbers = [real for value in values if value is not None and (real := real_number(value)) is not None]
+    if len(numbers) != 2:
+        return True
+    decimals = about.expr.args[0].decimals if about.expr.op == "neg" else about.expr.decimals
+    return bool(abs(numbers[0] - numbers[1]) <= 10 ** (-decimals))
+
+
 def _plain(value: Quantity) -> Expr | None:
     """The value of a quantity without a unit, or of a percentage."""
     if value.unit is not None and value.unit.kind == "percent":
         return Expr("div", (value.expr, expression.number(100)))
     return value.expr if value.unit is None else None
-
-
-def _name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
-    """The name that the tokens spell, its arguments, and its symbol; None when they are no name."""
-    if tokens and all(token.kind == "word" for token in tokens) and (tokens[0].roman or len(tokens[0].text) > 3):
-        return " ".join(token.text.casefold() for token in tokens), (), None
-    colons = [at for at, token in enumerate(tokens) if token.kind == "colon"]
-    if colons:
-        sides = [_name(tokens[: colons[0]]), _name(tokens[colons[0] + 1 :])]
-        known = [side[0] for side in sides if side is not None]
-        return (":".join(known), (), None) if len(known) == 2 else None
-    tree = parse(tokens)
-    if tree is not None and tree.op == "sym":
-        return tree.name, (), tree
-    if tree is not None and tree.op == "apply" and not tree.symbols:
-        return "".join(token.text for token in tokens), (), None  # f(0)
-    if tree is not None and _point_pair(tree):
-        return "".join(part.name for part in tree.args), (), None
-    return _function_name(tokens) or _tuple_name(tokens)
-
-
-def _point_pair(tree: Expr) -> bool:
-    """``AB``: a segment, an angle or a triangle is named by its points."""
-    return tree.op == "mul" and all(part.op == "sym" and part.name[0].isupper() for part in tree.args)
-
-
-def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
-    opening = next((at for at, token in enumerate(tokens) if token.kind == "open" and token.text == "("), None)
-    if not opening or tokens[-1].kind != "close":
-        return None
-    head = parse(tokens[:opening])
-    inner = tokens[opening + 1 : -1]
-    names = [token.text for token in inner[::2]]
-    if head is None or head.op != "sym" or not inner:
-        return None
-    plain = all(token.kind == "sym" for token in inner[::2]) and all(token.text == "," for token in inner[1::2])
-    return (head.name, tuple(names), None) if plain else None
-
-
-def _tuple_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
-    if len(tokens) < 5 or (tokens[0].kind, tokens[0].text) != ("open", "(") or tokens[-1].text != "(":
-        return None
-    inner = list(tokens[1:-1])
-    parts: list[list[Token]] = [[]]
-    for token in inner:
-        if token.kind == "sep":
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    trees = [parse(part) for part in parts]
-    if all(tree is not None and tree.op == "sym" for tree in trees):
-        return "(" + ",".join(tree.name for tree in trees if tree is not None) + ")", (), None
-    return None
 
 
 def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None:
@@ -183,9 +144,9 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
     if len(parts) == 2 and len(subject) >= 1:
         at = _one_subject(subject, parts)
         if at == 0:
-            return RealSet((Span(_MINUS, False, parts[1], closed[0]),), _spelling(parts[0]))
+            return RealSet((Span(MINUS_INFINITY, False, parts[1], closed[0]),), _spelling(parts[0]))
         if at == 1:
-            return RealSet((Span(parts[0], closed[0], _PLUS, False),), _spelling(parts[1]))
+            return RealSet((Span(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
     if len(parts) == 2 and (solved := _solved(parts[0], parts[1], closed[0])) is not None:
         return solved
     if len(parts) == 3 and _is_subject(parts[1], parts):
@@ -207,8 +168,8 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
         return None
     bound = Expr("neg", (Expr("div", (values[0], slope)),))
     if rise > 0:
-        return RealSet((Span(_MINUS, False, bound, closed),), name)
-    return RealSet((Span(bound, closed, _PLUS, False),), name)
+        return RealSet((Span(MINUS_INFINITY, False, bound, closed),), name)
+    return RealSet((Span(bound, closed, PLUS_INFINITY, False),), name)
 
 
 def _one_subject(subject: list[int], parts: Sequence[Expr]) -> int | None:
@@ -230,66 +191,10 @@ def _spelling(part: Expr) -> str:
 def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     for one, other in ((parts[0], parts[1]), (parts[1], parts[0])):
         if one.op == "sym" and not other.symbols:
-            return RealSet((Span(_MINUS, False, other, False), Span(other, False, _PLUS, False)), one.name)
+            return RealSet(
+                (Span(MINUS_INFINITY, False, other, False), Span(other, False, PLUS_INFINITY, False)), one.name
+            )
     return None
-
-
-def as_spans(answer: Answer) -> RealSet | None:
-    """The set of numbers that an interval, a finite set or a number stands for."""
-    if isinstance(answer, RealSet):
-        return answer
-    if isinstance(answer, Named):
-        inner = as_spans(answer.value) if not isinstance(answer.value, Named) else None
-        return None if inner is None else RealSet(inner.spans, answer.name)
-    if isinstance(answer, Group) and answer.opening == "{":
-        points = [item.expr for item in answer.items if isinstance(item, Quantity) and item.unit is None]
-        return _points(points) if len(points) == len(answer.items) else None
-    if isinstance(answer, Group) and len(answer.items) == 2 and {answer.opening, answer.closing} <= {"(", "["}:
-        low, high = answer.items
-        if isinstance(low, Quantity) and isinstance(high, Quantity) and low.unit is None and high.unit is None:
-            return RealSet((Span(low.expr, answer.opening == "[", high.expr, answer.closing == "["),))
-    return None
-
-
-def _points(points: Sequence[Expr]) -> RealSet:
-    return RealSet(tuple(Span(point, True, point, True) for point in points))
-
-
-def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer | None:
-    r"""``A \cup B``, and ``A \setminus \{points\}``."""
-    sets = [as_spans(item) if item is not None else None for item in items]
-    spans = [found.spans for found in sets if found is not None]
-    if len(spans) != len(items):
-        return None
-    if set(operations) == {"cup"}:
-        return RealSet(tuple(span for group in spans for span in group))
-    if list(operations) == ["setminus"]:
-        return _without_points(spans[0], spans[1])
-    return None
-
-
-def _without_points(spans: Sequence[Span], points: Sequence[Span]) -> RealSet | None:
-    """One span without points inside it."""
-    if len(spans) != 1 or any(point.low != point.high for point in points):
-        return None
-    if not points or any(point.low.symbols for point in points):
-        return None
-    ordered = sorted(points, key=lambda point: _position(point.low))
-    pieces: list[Span] = []
-    rest = spans[0]
-    for point in ordered:
-        pieces.append(Span(rest.low, rest.low_closed, point.low, False))
-        rest = Span(point.low, False, rest.high, rest.high_closed)
-    return RealSet((*pieces, rest))
-
-
-def _position(bound: Expr) -> float:
-    if bound == _PLUS:
-        return float("inf")
-    if bound == _MINUS:
-        return float("-inf")
-    value = number_value(bound)
-    return float(value) if value is not None and not isinstance(value, complex) else 0.0
 
 
 def added(items: Sequence[Answer]) -> Answer | None:
@@ -309,10 +214,10 @@ def added(items: Sequence[Answer]) -> Answer | None:
 def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
     """A list of items: a union of sets of numbers, several answers, or one name with several values."""
     if any(isinstance(item, RealSet) for item in items) and len(items) > 1:
-        sets = [_subject_set(item) for item in items]
+        sets = [subject_set(item) for item in items]
         known = [one for one in sets if one is not None]
         if len(known) == len(items):
-            return _joined_sets(known, separators)
+            return joined_sets(known, separators)
         return Several(tuple(items))
     flat: list[Answer] = []
     for item in items:
@@ -331,43 +236,3 @@ def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
         else:
             named_flat.append(item)
     return Several(tuple(named_flat)) if len(named_flat) > 1 else named_flat[0]
-
-
-def _subject_set(item: Answer) -> RealSet | None:
-    """A condition on one name as a set: an inequality, or ``a = 1``."""
-    if isinstance(item, RealSet):
-        return item
-    if isinstance(item, Named) and isinstance(item.value, Quantity) and item.value.unit is None and item.symbol:
-        point = item.value.expr
-        return RealSet((Span(point, True, point, True),), item.name)
-    return None
-
-
-def _joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer | None:
-    subjects = {one.subject for one in sets}
-    if len(subjects) != 1:
-        return Several(tuple(sets))
-    subject = subjects.pop()
-    if not subject:  # intervals in a list are several answers, or a union that was written with commas
-        return Several(tuple(sets)) if "or" not in separators else _union(sets, "")
-    if all(separator == "or" for separator in separators):
-        return _union(sets, subject)
-    if len(sets) == 2 and all(len(one.spans) == 1 for one in sets):
-        both = _both(sets[0].spans[0], sets[1].spans[0])
-        return RealSet((both,), subject) if both is not None else _union(sets, subject)
-    return _union(sets, subject)
-
-
-def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
-    return RealSet(tuple(span for one in sets for span in one.spans), subject)
-
-
-def _both(one: Span, other: Span) -> Span | None:
-    """What two half-lines have in common, None when that is nothing."""
-    low, low_closed = max(
-        ((one.low, one.low_closed), (other.low, other.low_closed)), key=lambda bound: _position(bound[0])
-    )
-    high, high_closed = min(
-        ((one.high, one.high_closed), (other.high, other.high_closed)), key=lambda bound: _position(bound[0])
-    )
-    return Span(low, low_closed, high, high_closed) if _position(low) < _position(high) else None

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from magicrl.verifiers.maths.rational import approximates, plain_number
 from magicrl.verifiers.maths.structure import same_structure
-from magicrl.verifiers.maths.words import choice_letter
+from magicrl.verifiers.maths.words import choice_letter, choice_letters
 
 Step = Callable[[str, str], bool | None]
 """(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
@@ -50,6 +50,9 @@ def same_word(gold: str, answer: str) -> bool | None:
 
 def same_choice(gold: str, answer: str) -> bool | None:
     """A multiple-choice letter against whatever the answer makes of one: ``B`` and ``(B) 15``."""
+    several = choice_letters(gold)
+    if several is not None:
+        return True if several == choice_letters(answer) and sorted(gold) == list(gold) else None
     if len(gold) > 3:
         return None
     asked, given = choice_letter(gold), choice_letter(answer)

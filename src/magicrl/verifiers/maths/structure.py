@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from magicrl.verifiers.maths.answers import Answer, Group, Quantity, Several
 from magicrl.verifiers.maths.comparison import same
-from magicrl.verifiers.maths.families import names_of, periodic_parameters, same_family
+from magicrl.verifiers.maths.families import names_of, periodic_parameters, same_constants, same_family
 from magicrl.verifiers.maths.lexer import Token, tokens_of
 from magicrl.verifiers.maths.reading import read
 from magicrl.verifiers.maths.words import word_set
@@ -23,6 +23,7 @@ _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 _ELLIPSES = word_set("ldots cdots dots vdots ddots dotsb dotsc")
 _MOST_WORDS = 3
 """In a sentence Math-Verify reads one formula of several."""
+_BOUNDED = frozenset(("sum", "prod", "int", "lim"))
 _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
 
 
@@ -66,7 +67,7 @@ def compare(gold: Answer, answer: Answer) -> bool | None:
         return verdict
     if periodic_parameters(gold) and periodic_parameters(answer) and same_family(gold, answer, same) is True:
         return True
-    return verdict
+    return True if same_constants(gold, answer, same) else verdict
 
 
 def same_list(gold: str, boxes: str, count: int) -> bool:
@@ -125,5 +126,24 @@ def _words(tokens: list[Token]) -> list[str]:
 
 def _shape(tokens: list[Token]) -> list[str]:
     """Brackets, separators and relations in order, where there are any separators or relations."""
-    marks = [f"{token.kind} {token.text}" for token in tokens if token.kind in _SHAPE]
+    marks = [f"{token.kind} {token.text}" for token in _without_bounds(tokens) if token.kind in _SHAPE]
     return marks if any(not mark.startswith(("open", "close")) for mark in marks) else []
+
+
+def _without_bounds(tokens: list[Token]) -> Iterator[Token]:
+    r"""All but the bounds of a sum, a product, an integral or a limit: ``k=1`` there is no relation."""
+    depth = skip_at = 0
+    bounded = False
+    for position, token in enumerate(tokens):
+        bounded = bounded or (token.kind == "cmd" and token.text in _BOUNDED)
+        if token.kind == "lbrace":
+            depth += 1
+            before = tokens[position - 1] if position else token
+            if bounded and not skip_at and before.kind == "op" and before.text in "_^":
+                skip_at = depth
+        if not skip_at:
+            yield token
+        if token.kind == "rbrace":
+            if skip_at == depth:
+                skip_at = 0
+            depth -= 1

@@ -15,13 +15,24 @@ _COUNTED = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
     "seventeen eighteen nineteen twenty"
 )
-_NUMBERS = {word: Fraction(value) for value, word in enumerate(_COUNTED.split())} | {
-    "half": Fraction(1, 2),
-    "none": Fraction(0),
-    "thirty": Fraction(30),
-    "hundred": Fraction(100),
-}
-_FILLERS = frozenset(("a", "an", "the", "and", "it", "is", "its"))
+_NUMBERS = (
+    {word: Fraction(value) for value, word in enumerate(_COUNTED.split())}
+    | {
+        word: Fraction(value)
+        for value, word in enumerate(
+            ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"), start=1
+        )
+    }
+    | {
+        "half": Fraction(1, 2),
+        "none": Fraction(0),
+        "thirty": Fraction(30),
+        "hundred": Fraction(100),
+    }
+)
+_OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
+_FILLERS = word_set("a an the and it is its on at")
 
 _LETTER = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)*"
@@ -36,7 +47,9 @@ _OTHER_LETTER = re.compile(r"(?<![A-Za-z\\])[(\[]?[A-J][)\].:](?![A-Za-z])|(?<![
 def same_words(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
     """The same words, articles and other words without content aside."""
     left, right = _content(gold), _content(answer)
-    return bool(left) and left == right
+    if len(left) == 1 and left[0] in _OPPOSITE and right[:1] == left:
+        return _OPPOSITE[left[0]] not in right  # "Yes, it is possible"
+    return bool(left) and (left == right or _ENDLESS.issuperset((" ".join(left), " ".join(right))))
 
 
 def _content(words: tuple[str, ...]) -> list[str]:
@@ -47,6 +60,17 @@ def _content(words: tuple[str, ...]) -> list[str]:
 def word_number(words: tuple[str, ...]) -> Fraction | None:
     """The number that one word says."""
     return _NUMBERS.get(words[0]) if len(words) == 1 else None
+
+
+def plain_word(words: tuple[str, ...]) -> bool:
+    """Whether one short word is a word and no product of letters."""
+    return word_number(words) is not None or (len(words) == 1 and words[0] in _OPPOSITE)
+
+
+def choice_letters(text: str) -> frozenset[str] | None:
+    """The letters of a question with several right choices: ``AC``, ``A, C``, ``(A) and (C)``."""
+    bare = re.sub(r"\\(?:text|mathrm|mathbf)|\band\b|[\s{}(),;.]", "", text)
+    return frozenset(bare) if re.fullmatch(r"[A-J]{2,8}", bare) and len(set(bare)) == len(bare) else None
 
 
 def choice_letter(text: str) -> str | None:

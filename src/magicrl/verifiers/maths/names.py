@@ -1,0 +1,77 @@
+r"""Names that answers give to their values: ``x``, ``f(x)``, ``(p, q)``, ``AB``, ``P(X > 1)``, ``Paolo``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from magicrl.verifiers.maths.expression import Expr
+from magicrl.verifiers.maths.formulas import parse
+from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.words import word_set
+
+_NAMING = word_set("abs sin cos tan cot sec csc")
+_APPLIED = word_set("f g h P E D S V")
+
+
+def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    """The name that the tokens spell, its arguments, and its symbol; None when they are no name."""
+    if not tokens:
+        return None
+    spelled = " ".join(token.text.casefold() for token in tokens)
+    wordy = tokens[0].kind == "word" and (tokens[0].roman or len(tokens[0].text) > 3)
+    if wordy and all(token.kind in ("word", "sym") for token in tokens):
+        return spelled, (), None
+    if [token.text for token in tokens[:2]] == ["m", "angle"]:
+        tokens = tokens[1:]  # the measure of an angle
+    colons = [at for at, token in enumerate(tokens) if token.kind == "colon"]
+    if colons:
+        sides = [name_of(tokens[: colons[0]]), name_of(tokens[colons[0] + 1 :])]
+        known = [side[0] for side in sides if side is not None]
+        return (":".join(known), (), None) if len(known) == 2 else None
+    tree = parse(tokens)
+    if tree is not None and tree.op == "sym":
+        return tree.name, (), tree
+    if tree is not None and tree.op == "apply" and not tree.symbols:
+        return "".join(token.text for token in tokens), (), None  # f(0)
+    if tree is not None and _point_pair(tree):
+        return "".join(part.name for part in tree.args), (), None
+    if tree is not None and tree.op == "fn" and tree.name in _NAMING and tree.symbols:
+        return spelled, (), None  # |AB|, cos A
+    return _function_name(tokens) or _tuple_name(tokens)
+
+
+def _point_pair(tree: Expr) -> bool:
+    """``AB``: a segment, an angle or a triangle is named by its points."""
+    return tree.op == "mul" and all(part.op == "sym" and part.name[0].isupper() for part in tree.args)
+
+
+def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    opening = next((at for at, token in enumerate(tokens) if token.kind == "open" and token.text == "("), None)
+    if not opening or tokens[-1].kind != "close":
+        return None
+    head = parse(tokens[:opening])
+    inner = tokens[opening + 1 : -1]
+    names = [token.text for token in inner[::2]]
+    if head is None or head.op != "sym" or not inner:
+        return None
+    plain = all(token.kind == "sym" for token in inner[::2]) and all(token.text == "," for token in inner[1::2])
+    if plain:
+        return head.name, tuple(names), None
+    # P(X > 1): what is in the brackets is part of the name
+    return ("".join(token.text for token in tokens), (), None) if head.name in _APPLIED else None
+
+
+def _tuple_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    if len(tokens) < 5 or (tokens[0].kind, tokens[0].text) != ("open", "(") or tokens[-1].text != "(":
+        return None
+    inner = list(tokens[1:-1])
+    parts: list[list[Token]] = [[]]
+    for token in inner:
+        if token.kind == "sep":
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    trees = [parse(part) for part in parts]
+    if all(tree is not None and tree.op == "sym" for tree in trees):
+        return "(" + ",".join(tree.name for tree in trees if tree is not None) + ")", (), None
+    return None

@@ -1,0 +1,114 @@
+"""Sets of numbers as spans: from intervals, points and conditions, their unions and intersections."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from magicrl.verifiers.maths.answers import Answer, Group, Named, Quantity, RealSet, Several, Span
+from magicrl.verifiers.maths.expression import Expr, symbol
+from magicrl.verifiers.maths.probing import number_value, real_number
+
+PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), Expr("neg", (symbol("inf"),))
+
+
+def as_spans(answer: Answer) -> RealSet | None:
+    """The set of numbers that an interval, a finite set or a number stands for."""
+    if isinstance(answer, RealSet):
+        return answer
+    if isinstance(answer, Named):
+        inner = as_spans(answer.value) if not isinstance(answer.value, Named) else None
+        return None if inner is None else RealSet(inner.spans, answer.name)
+    if isinstance(answer, Group) and answer.opening == "{":
+        points = [item.expr for item in answer.items if isinstance(item, Quantity) and item.unit is None]
+        return _points(points) if len(points) == len(answer.items) else None
+    if isinstance(answer, Group) and len(answer.items) == 2 and {answer.opening, answer.closing} <= {"(", "["}:
+        low, high = answer.items
+        if isinstance(low, Quantity) and isinstance(high, Quantity) and low.unit is None and high.unit is None:
+            return RealSet((Span(low.expr, answer.opening == "[", high.expr, answer.closing == "["),))
+    return None
+
+
+def _points(points: Sequence[Expr]) -> RealSet:
+    return RealSet(tuple(Span(point, True, point, True) for point in points))
+
+
+def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer | None:
+    r"""``A \cup B``, and ``A \setminus \{points\}``."""
+    sets = [as_spans(item) if item is not None else None for item in items]
+    spans = [found.spans for found in sets if found is not None]
+    if len(spans) != len(items):
+        return None
+    if set(operations) == {"cup"}:
+        return RealSet(tuple(span for group in spans for span in group))
+    if list(operations) == ["setminus"]:
+        return _without_points(spans[0], spans[1])
+    return None
+
+
+def _without_points(spans: Sequence[Span], points: Sequence[Span]) -> RealSet | None:
+    """One span without points inside it."""
+    if len(spans) != 1 or any(point.low != point.high for point in points):
+        return None
+    if not points or any(point.low.symbols for point in points):
+        return None
+    ordered = sorted(points, key=lambda point: _position(point.low))
+    pieces: list[Span] = []
+    rest = spans[0]
+    for point in ordered:
+        pieces.append(Span(rest.low, rest.low_closed, point.low, False))
+        rest = Span(point.low, False, rest.high, rest.high_closed)
+    return RealSet((*pieces, rest))
+
+
+def _position(bound: Expr) -> float:
+    if bound == PLUS_INFINITY:
+        return float("inf")
+    if bound == MINUS_INFINITY:
+        return float("-inf")
+    value = number_value(bound)
+    real = None if value is None else real_number(value)
+    return 0.0 if real is None else float(real)
+
+
+def subject_set(item: Answer) -> RealSet | None:
+    """A condition on one name as a set: an inequality, ``a = 1`` or ``a \\in R``."""
+    if isinstance(item, RealSet):
+        return item
+    if isinstance(item, Named) and isinstance(item.value, RealSet):
+        return RealSet(item.value.spans, item.name)
+    if isinstance(item, Named) and isinstance(item.value, Quantity) and item.value.unit is None and item.symbol:
+        point = item.value.expr
+        return RealSet((Span(point, True, point, True),), item.name)
+    return None
+
+
+def joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer:
+    """Conditions joined by ``or`` are a union; by ``and`` or a comma an intersection, if there is any."""
+    subjects = {one.subject for one in sets}
+    if len(subjects) != 1:
+        return Several(tuple(sets))
+    subject = subjects.pop()
+    if not subject:  # intervals in a list are several answers, or a union that was written with "or"
+        return Several(tuple(sets)) if "or" not in separators else _union(sets, "")
+    if all(separator == "or" for separator in separators):
+        return _union(sets, subject)
+    common = list(sets[0].spans)
+    for other in sets[1:]:
+        pairs = [_both(one, span) for one in common for span in other.spans]
+        common = [span for span in pairs if span is not None]
+    return RealSet(tuple(common), subject) if common else _union(sets, subject)
+
+
+def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
+    return RealSet(tuple(span for one in sets for span in one.spans), subject)
+
+
+def _both(one: Span, other: Span) -> Span | None:
+    """What two half-lines have in common, None when that is nothing."""
+    low, low_closed = max(
+        ((one.low, one.low_closed), (other.low, other.low_closed)), key=lambda bound: _position(bound[0])
+    )
+    high, high_closed = min(
+        ((one.high, one.high_closed), (other.high, other.high_closed)), key=lambda bound: _position(bound[0])
+    )
+    return Span(low, low_closed, high, high_closed) if _position(low) < _position(high) else None
