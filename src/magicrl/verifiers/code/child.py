@@ -58,6 +58,7 @@ def prepare() -> None:
     _convenience.update(_modules)
     _convenience.update(inf=float("inf"), ListNode=values.ListNode, TreeNode=values.TreeNode)
     atexit._clear()  # pyright: ignore[reportPrivateUsage] # the zygote's own imports registered some: not a program's
+    importlib.import_module("random").seed(0)  # the same verdict every time
     # str.encode and the traceback machinery load lazily what Landlock may later hide
     str(ZeroDivisionError())
     "a".encode("utf-8", "surrogatepass")

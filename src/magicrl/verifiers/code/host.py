@@ -174,7 +174,7 @@ class Zygote:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
-            env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "0", **_ONE_THREAD},
+            env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "1", **_ONE_THREAD},
             start_new_session=True,
         )
         theirs.close()
@@ -220,7 +220,7 @@ class Zygote:
         report = self._receive((limits.cpu_seconds + limits.idle_seconds) * _HARD_FACTOR + _GRACE_SECONDS)
         if report is None:
             running.close()
-            self.close()
+            self.close(wait=0)
             return Observation(lost="the zygote was lost")
         return running.observe(report)
 
@@ -228,9 +228,11 @@ class Zygote:
     def pid(self) -> int:
         return self._child.pid
 
-    def close(self) -> None:
-        """End it and what it runs. Safe to call twice."""
+    def close(self, *, wait: float = 1.0) -> None:
+        """End it and what it runs; one that is idle leaves by itself within ``wait`` seconds. Safe to call twice."""
         self._link.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout=wait)
         if self._child.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(self._child.pid, signal.SIGKILL)

@@ -332,8 +332,8 @@ class _Trial:
         assert self._checker is not None
         channels: dict[str, bytes | int] = {"input": given, "output": output, "answer": answer}
         if self._checker.kind is Kind.COMPILED:
-            with open(self._checker.text, "rb") as binary:
-                seen = self._trusted("execute", None, channels={**channels, "binary": binary.fileno()})
+            with open(self._checker.text, "rb") as file:  # its path does not exist inside; its bytes are handed over
+                seen = self._trusted("execute", None, channels={**channels, "binary": file.read()})
         else:
             seen = self._trusted("checker", Program(self._checker.text), channels=channels)
         reason = "" if seen.killed is None else f"ended: {seen.killed}"

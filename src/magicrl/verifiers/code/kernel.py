@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -36,6 +37,7 @@ _PIVOT_ROOT = 155  # x86-64
 _CAPABILITY_VERSION_3 = 0x20080522
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc_holding_lock = ctypes.PyDLL(None)
 _libc.mount.argtypes = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p]
 _libc.prctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong]
 _libc.syscall.restype = ctypes.c_long
@@ -93,8 +95,21 @@ def drop_capabilities() -> None:
     _check(_libc.capset(ctypes.byref(_header), ctypes.byref(_no_capabilities)), "capset")
 
 
+def fork() -> int:
+    """The C library's fork, without Python's handlers for it, which touch four times as many pages as the rest.
+
+    Only for a process of one thread that holds no lock: what those handlers repair is then whole. `random` is not
+    seeded anew.
+
+    Raises:
+        OSError: no process could be made.
+    """
+    pid = _libc_holding_lock.fork()
+    if pid < 0:
+        raise OSError("fork failed")
+    return pid
+
+
 def cpu_seconds(pid: int) -> float:
     """CPU seconds (all threads, user and system) of a child that has not been waited for."""
-    import time
-
     return time.clock_gettime((~pid << 3) | 2)  # the kernel's clock id of another process: CPUCLOCK_SCHED

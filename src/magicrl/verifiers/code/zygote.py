@@ -165,10 +165,10 @@ class _Zygote:
 
     def _fork(self) -> int:
         if not self._new_numbers:
-            return os.fork()
+            return kernel.fork()
         kernel.unshare(kernel.CLONE_NEWPID)
         try:
-            pid = os.fork()
+            pid = kernel.fork()
         except OSError:
             kernel.setns(self._own_numbers, kernel.CLONE_NEWPID)
             raise

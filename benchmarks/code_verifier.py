@@ -1,0 +1,374 @@
+"""Figures of the code verifier: speed against the fork floor and LiveCodeBench's way, attacks, references, soak.
+
+    python benchmarks/code_verifier.py speed
+    python benchmarks/code_verifier.py attacks --data ../shared/data/code/adversarial_dev.jsonl
+    python benchmarks/code_verifier.py references --data ../shared/data/code/sets
+    python benchmarks/code_verifier.py soak --runs 100000
+
+Each writes its part of docs/figures/code-verifier.json. Speed is CPU time of the process and everything below it, so
+that the machine's load does not change it; each measurement is a process of its own, start-up taken off.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import multiprocessing
+import os
+import platform
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "code-verifier.json"
+PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
+_FLOOR = """
+import os, resource
+def cpu():
+    both = map(resource.getrusage, (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(part.ru_utime + part.ru_stime for part in both)
+for count in (50, 1000):
+    start = cpu()
+    for _ in range(count):
+        pid = os.fork()
+        if pid == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+    spent = cpu() - start
+print(spent / count)
+"""
+
+
+def cpu_seconds() -> float:
+    """CPU seconds of this process and of every process below it that has been waited for."""
+    parts = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(part.ru_utime + part.ru_stime for part in parts)
+
+
+def tests_of(count: int) -> dict[str, list[str]]:
+    return {
+        "inputs": [f"{i} {i + 1}\n" for i in range(count)],
+        "outputs": [f"{2 * i + 1}\n" for i in range(count)],
+    }
+
+
+# --- a harness in the manner of LiveCodeBench's check_correctness (described in its repository) -------------------
+
+
+def _lcb_run(tests: dict[str, list[str]], program: str, result: Any) -> None:
+    """One process a sample: the program as a function, a mocked stdin and an alarm a test, comparison inside."""
+    import ast
+    import faulthandler
+    import io
+    from types import ModuleType
+    from unittest.mock import mock_open, patch
+
+    def alarmed(number: int, frame: Any) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, alarmed)
+    faulthandler.disable()
+    tree = ast.parse(program)
+    body = "\n".join("    " + line for line in ast.unparse(tree).split("\n"))
+    module = ModuleType("tmp_sol")
+    exec(compile("import sys\n\ndef wrapped_function():\n" + body, "<string>", "exec"), vars(module))
+    outcomes: list[Any] = []
+    for given, wanted in zip(tests["inputs"], tests["outputs"], strict=True):
+        signal.alarm(6)
+        kept, sys.stdout = sys.stdout, io.StringIO()
+        lines = iter(given.split("\n"))
+
+        @patch("builtins.open", mock_open(read_data=given))
+        @patch("sys.stdin", io.StringIO(given))
+        @patch("sys.stdin.readline", lambda *_: next(lines))
+        @patch("sys.stdin.readlines", lambda *_: given.split("\n"))
+        @patch("sys.stdin.read", lambda *_: given)
+        def call() -> None:
+            vars(module)["wrapped_function"]()
+
+        try:
+            call()
+        finally:
+            written = sys.stdout.getvalue()
+            sys.stdout = kept
+            signal.alarm(0)
+        found = [line.strip() for line in written.strip().split("\n")]
+        outcomes.append(found == [line.strip() for line in wanted.strip().split("\n")])
+    result.append(outcomes)
+
+
+def lcb_sample(tests: dict[str, list[str]], program: str) -> bool:
+    manager = multiprocessing.get_context("fork").Manager()
+    result = manager.list()
+    worker = multiprocessing.get_context("fork").Process(target=_lcb_run, args=(tests, program, result))
+    worker.start()
+    worker.join(timeout=30)
+    if worker.is_alive():
+        worker.kill()
+    passed = bool(result) and all(result[0])
+    manager.shutdown()
+    return passed
+
+
+# --- speed -----------------------------------------------------------------------------------------------------------
+
+
+def child_speed(kind: str, tests: int, samples: int) -> float:
+    """CPU seconds a sample of one harness, measured in this process."""
+    cases = tests_of(tests)
+    if kind == "lcb":
+        for _ in range(2):
+            assert lcb_sample(cases, PROGRAM)
+        start = cpu_seconds()
+        assert all(lcb_sample(cases, PROGRAM) for _ in range(samples))
+        return (cpu_seconds() - start) / samples
+    from magicrl.verifiers.code.host import SandboxOptions
+    from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
+    from magicrl.verifiers.code.suite import parse_suite
+
+    tier = {"ours_A": "A", "ours_B": "B", "ours_B_one_pid_namespace": "B"}[kind]
+    off = ("pid_namespace",) if kind == "ours_B_one_pid_namespace" else ()
+    suite = parse_suite(cases)
+    spent: list[float] = []
+    for count in (2, samples + 2):  # the difference leaves the start out
+        start = cpu_seconds()
+        with CodeJudge(CodeOptions(sandbox=SandboxOptions(tier=tier, guards_off=off))) as judge:
+            for _ in range(count):
+                assert judge.judge_program(PROGRAM, suite).correct
+        spent.append(cpu_seconds() - start)
+    return (spent[1] - spent[0]) / samples
+
+
+def _measured(kind: str, tests: int, samples: int) -> float:
+    command = [sys.executable, __file__, "child", kind, str(tests), str(samples)]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def _floor() -> float:
+    command = [sys.executable, "-I", "-S", "-c", _FLOOR]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def measure_speed(rounds: int) -> dict[str, Any]:
+    """Rounds of every measurement in turn; the median of each."""
+    kinds = ["ours_A", "ours_B", "ours_B_one_pid_namespace", "lcb"]
+    plan = {1: 200, 10: 40, 50: 12}
+    found: dict[str, list[float]] = collections.defaultdict(list)
+    for _ in range(rounds):
+        found["floor"].append(_floor())
+        for kind in kinds:
+            for tests, samples in plan.items():
+                try:
+                    found[f"{kind}_{tests}"].append(_measured(kind, tests, samples if kind != "lcb" else samples // 4))
+                except subprocess.CalledProcessError as error:  # a tier that this machine does not allow
+                    sys.stderr.write(f"{kind} {tests}: {error.stderr[-400:]}\n")
+    middle = {name: sorted(values)[len(values) // 2] for name, values in found.items()}
+    floor = middle["floor"]
+    result: dict[str, Any] = {"rounds": rounds, "fork_exit_floor_ms": round(1000 * floor, 3)}
+    for kind in kinds:
+        for tests in plan:
+            seconds = middle.get(f"{kind}_{tests}")
+            if seconds is None:
+                continue
+            row = {"ms_per_sample": round(1000 * seconds, 2), "tests_per_second_core": round(tests / seconds, 1)}
+            if kind != "lcb":
+                row["share_of_floor"] = round(floor * tests / seconds, 3)
+                row["times_lcb"] = round(middle[f"lcb_{tests}"] / seconds, 2)
+            result[f"{kind}, {tests} tests"] = row
+    return result
+
+
+# --- attacks and references ----------------------------------------------------------------------------------------
+
+
+def _side_effects(row: dict[str, Any]) -> list[str]:
+    effect = row.get("side_effect") or {}
+    path = os.path.expanduser(effect.get("path") or "")
+    if effect.get("kind") == "file_absent" and os.path.lexists(path):
+        return [f"{path} was made"]
+    if effect.get("kind") == "file_present" and not os.path.lexists(path):
+        return [f"{path} was removed"]
+    if effect.get("kind") == "no_process":
+        names = [Path(f"/proc/{pid}/comm") for pid in os.listdir("/proc") if pid.isdigit()]
+        alive = [name for name in names if name.exists() and name.read_text().strip() == effect["comm"]]
+        return [f"{name} is alive" for name in alive]
+    return []
+
+
+def _each_tier(run: Callable[[Any], dict[str, Any]], tiers: list[str]) -> dict[str, Any]:
+    from magicrl.verifiers.code.host import SandboxError, SandboxOptions
+    from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
+    from magicrl.verifiers.code.limits import Limits
+
+    found: dict[str, Any] = {}
+    for tier in tiers:
+        sandbox = SandboxOptions(tier=tier, preload=("sortedcontainers",))
+        limits = Limits(cpu_seconds=20.0 if run is _references else 4.0, memory_mb=4096 if run is _references else 1024)
+        try:
+            with CodeJudge(CodeOptions(limits=limits, sandbox=sandbox)) as judge:
+                found[f"tier {tier}"] = run(judge)
+        except SandboxError as error:
+            found[f"tier {tier}"] = str(error)
+    return found
+
+
+def _attacks(judge: Any) -> dict[str, Any]:
+    from magicrl.verifiers.code.suite import parse_suite
+
+    victim = Path("/tmp/adv_victim")
+    victim.mkdir(exist_ok=True)
+    (victim / "file").write_text("x")
+    statuses: collections.Counter[str] = collections.Counter()
+    counts: collections.Counter[str] = collections.Counter()
+    wrong: list[str] = []
+    for line in ARGUMENTS.data.read_text().splitlines():
+        row = json.loads(line)
+        verdict = judge.judge_program(
+            row["program"], parse_suite({k: v for k, v in row["tests"].items() if k != "prelude"})
+        )
+        statuses[verdict.status] += 1
+        honest = row["expected"] == "pass"
+        counts["honest" if honest else "attacks"] += 1
+        effects = _side_effects(row)
+        if verdict.correct != honest or verdict.status == "infrastructure_error" or effects:
+            wrong.append(f"{row['id']}: {verdict.status} {effects}")
+    return {**counts, "wrong": wrong, "statuses": dict(statuses.most_common())}
+
+
+def tests_in(row: dict[str, Any]) -> dict[str, Any] | None:
+    """The fields of a reference row as the verifier's tests; None where there are only inputs."""
+    tests = dict(row["tests"])
+    if tests.get("type") == "checker":
+        return {"fn_name": "sol", "inputs": [[]], "checker": tests["checker"]}
+    if "outputs" in tests and tests["outputs"] is None:
+        return None
+    if "entry_point" in row:
+        tests["entry_point"] = row["entry_point"]
+    if "prelude" in row:
+        tests["import_prefix"] = row["prelude"]
+    return tests
+
+
+def _references(judge: Any) -> dict[str, Any]:
+    from magicrl.verifiers.code.suite import parse_suite
+
+    found: dict[str, Any] = {}
+    for folder in sorted(path for path in ARGUMENTS.data.iterdir() if path.is_dir()):
+        known = {entry[0] for entry in json.loads((folder / "reference_failures.json").read_text())}
+        counts: collections.Counter[str] = collections.Counter()
+        failed: list[str] = []
+        for line in (folder / "data.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            tests = tests_in(row)
+            if tests is None:
+                counts["inputs only"] += 1
+                continue
+            verdict = judge.judge_program(row["reference_solution"], parse_suite(tests))
+            counts["passed" if verdict.correct else "failed"] += 1
+            if not verdict.correct:
+                failed.append(f"{row['id']}: {verdict.status}{' (known)' if row['id'] in known else ''}")
+            if "buggy_solution" in row:
+                buggy = judge.judge_program(row["buggy_solution"], parse_suite(tests))
+                counts["buggy rejected" if not buggy.correct else "buggy accepted"] += 1
+        found[folder.name] = {**counts, "failures": failed}
+        sys.stderr.write(f"{folder.name}: {found[folder.name]}\n")
+    return found
+
+
+# --- soak ----------------------------------------------------------------------------------------------------------
+
+_SOAK = {
+    "right": PROGRAM,
+    "wrong": "print(0)",
+    "raises": "raise ValueError(1)",
+    "exits": "import sys\nsys.exit(3)",
+    "writes a file": "open('/tmp/x', 'w').write('1' * 1000)\na, b = map(int, input().split())\nprint(a + b)",
+    "forks": "import os\nos.fork()",
+    "kills": "import os\nos.kill(os.getppid(), 9)\nos.kill(-1, 9)",
+    "asks the kernel": "import ctypes\nctypes.CDLL(None).unshare(0x10000000)",
+    "does not parse": "print(",
+    "threads": "import threading\n[threading.Thread(target=print, args=(1,)).start() for _ in range(5)]",
+}
+
+
+def measure_soak(runs: int) -> dict[str, Any]:
+    """Runs one test each, programs of ten kinds in turn; memory, descriptors, processes and files at start and end."""
+    import psutil
+
+    from magicrl.verifiers.code.judge import CodeJudge
+    from magicrl.verifiers.code.suite import parse_suite
+
+    suite = parse_suite(tests_of(1))
+    me = psutil.Process()
+
+    def state() -> dict[str, Any]:
+        below = me.children(recursive=True)
+        return {
+            "resident_mb": round(me.memory_info().rss / 2**20, 1),
+            "resident_below_mb": round(sum(p.memory_info().rss for p in below) / 2**20, 1),
+            "descriptors": me.num_fds(),
+            "descriptors_below": sum(p.num_fds() for p in below),
+            "processes_below": len(below),
+            "files_in_tmp": len(os.listdir("/tmp")),
+        }
+
+    statuses: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    names = list(_SOAK)
+    with CodeJudge() as judge:
+        for index in range(200):
+            judge.judge_program(_SOAK[names[index % len(names)]], suite)
+        before, start = state(), time.perf_counter()
+        for index in range(runs):
+            name = names[index % len(names)]
+            statuses[name][judge.judge_program(_SOAK[name], suite).status] += 1
+        after = state()
+    left = len(me.children(recursive=True))
+    return {
+        "runs": runs,
+        "hours": round((time.perf_counter() - start) / 3600, 2),
+        "before": before,
+        "after": after,
+        "processes_left_at_end": left,
+        "statuses": {name: dict(counter) for name, counter in statuses.items()},
+    }
+
+
+def main() -> None:
+    if ARGUMENTS.what == "child":
+        kind, tests, samples = ARGUMENTS.rest
+        print(child_speed(kind, int(tests), int(samples)))
+        return
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        "speed": lambda: measure_speed(ARGUMENTS.rounds),
+        "attacks": lambda: _each_tier(_attacks, ["B", "A"]),
+        "references": lambda: _each_tier(_references, ["auto"]),
+        "soak": lambda: measure_soak(ARGUMENTS.runs),
+    }
+    found = parts[ARGUMENTS.what]()
+    figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
+    figures["machine"] = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
+    figures[ARGUMENTS.what] = {"command": " ".join(["python", "benchmarks/code_verifier.py", *sys.argv[1:]]), **found}
+    FIGURES.parent.mkdir(parents=True, exist_ok=True)
+    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps(found, indent=1))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "child"])
+    parser.add_argument("rest", nargs="*")
+    parser.add_argument("--data", type=Path)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--runs", type=int, default=100_000)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    ARGUMENTS = _arguments()
+    main()
