@@ -140,6 +140,14 @@ class CodeJudge:
             status, reason, passed=trial.passed, total=len(suite.cases), seconds=time.perf_counter() - start
         )
 
+    def outputs(self, source: str, suite: Suite) -> list[bytes | None]:
+        """What a program gives on every test, uncompared: its output or its result; None where it fails."""
+        trial = _Trial(self._sandbox, self._options, source, suite, None)
+        try:
+            return [trial.output(case) for case in suite.cases]
+        finally:
+            trial.close()
+
 
 class _Trial:
     """One program's way through its tests."""
@@ -214,9 +222,27 @@ class _Trial:
         self._left -= seen.cpu_seconds
         return seen, failure(seen, limits)
 
-    def _stdin(self, case: StdinCase) -> tuple[str, str] | None:
+    def output(self, case: Case) -> bytes | None:
+        """The bare output of one test. Raises Lost if the sandbox fails."""
+        if isinstance(case, AssertCase):
+            return None
+        if isinstance(case, StdinCase):
+            seen, failed = self._run_stdin(case)
+            return seen.output if failed is None else None
+        seen, failed = self._run_call(case)
+        return seen.result if failed is None else None
+
+    def _run_stdin(self, case: StdinCase) -> tuple[Observation, tuple[str, str] | None]:
         given = case.input.encode("utf-8", "surrogatepass")
-        seen, failed = self._run("program", channels={"stdin": given}, outputs=("stdout",))
+        return self._run("program", channels={"stdin": given}, outputs=("stdout",))
+
+    def _run_call(self, case: CallCase) -> tuple[Observation, tuple[str, str] | None]:
+        named = {name: values.encode(item) for name, item in case.named.items()}
+        arguments = json.dumps({"a": [values.encode(item) for item in case.positional], "k": named}).encode("ascii")
+        return self._run("call", channels={"args": arguments}, outputs=("result",), entry=case.entry)
+
+    def _stdin(self, case: StdinCase) -> tuple[str, str] | None:
+        seen, failed = self._run_stdin(case)
         if failed is not None:
             return failed
         if self._accepts_text(case, seen.output):
@@ -236,9 +262,7 @@ class _Trial:
         return self._by_program(case.input.encode("utf-8", "surrogatepass"), output, answer)
 
     def _call(self, case: CallCase) -> tuple[str, str] | None:
-        named = {name: values.encode(item) for name, item in case.named.items()}
-        arguments = json.dumps({"a": [values.encode(item) for item in case.positional], "k": named}).encode("ascii")
-        seen, failed = self._run("call", channels={"args": arguments}, outputs=("result",), entry=case.entry)
+        seen, failed = self._run_call(case)
         if failed is not None:
             return failed
         try:
