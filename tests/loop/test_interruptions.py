@@ -16,10 +16,10 @@ import torch
 from safetensors.torch import load_file
 
 from magicrl.config.loader import load_train_recipe
+from magicrl.evaluation.locks import only_writer
 from magicrl.records import StepMetrics
 from magicrl.training.checkpoint import CheckpointError
 from magicrl.training.interrupt import Interrupted
-from magicrl.training.locks import only_writer
 from magicrl.training.loop import TrainingStopped
 from magicrl.training.observer import NullObserver
 from magicrl.training.session import train

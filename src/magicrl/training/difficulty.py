@@ -11,10 +11,10 @@ from typing import Any
 
 from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
 from magicrl.config.schema import DifficultyFilterConfig
+from magicrl.evaluation.provenance import write_atomically
 from magicrl.evaluation.sampling import Encode, evaluation_seed, sample_problems
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.training.recorder import write_atomically
 from magicrl.verifiers.base import VerifierService
 
 

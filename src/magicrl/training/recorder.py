@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import platform
-import subprocess
-import time
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
 
 from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash, to_toml
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
+from magicrl.evaluation.provenance import environment_facts, now, write_atomically
 from magicrl.records import StepMetrics
 
 SCHEMA_VERSION = 1
-_PACKAGES = ("magicrl", "torch", "transformers", "numpy", "safetensors", "tokenizers", "math-verify", "pydantic")
 
 
 class RunFolder:
@@ -121,7 +116,7 @@ class RunFolder:
         """Mark the run as ``finished``, ``stopped`` or ``failed``."""
         document = self._facts()
         shown = {key: without_secrets(value) if isinstance(value, str) else value for key, value in facts.items()}
-        document |= {"status": status, "ended": _now(), **shown}
+        document |= {"status": status, "ended": now(), **shown}
         write_atomically(self._run, json.dumps(document, indent=1))
 
     def step(self, metrics: StepMetrics) -> None:
@@ -131,7 +126,7 @@ class RunFolder:
 
     def event(self, event: Mapping[str, object]) -> None:
         """Append a line to ``events.jsonl``."""
-        _append(self._events, {"time": _now(), **event})
+        _append(self._events, {"time": now(), **event})
 
     def has_event(self, kind: object, message: object) -> bool:
         """Whether this was told before, by this process or by one that was killed after telling it."""
@@ -180,38 +175,6 @@ class RunFolder:
             raise ValueError(f"{path} is damaged ({error}); delete it to run that test again") from None
 
 
-def environment_facts() -> dict[str, Any]:
-    """Versions, machine and git commit, as recorded with every run."""
-    return {
-        "started": _now(),
-        "python": platform.python_version(),
-        "machine": f"{platform.machine()} {_cpu_name()}, {os.cpu_count()} cores",
-        "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
-        "git": git_commit(),
-    }
-
-
-def git_commit() -> str | None:
-    """The commit of the source tree this package runs from, with ``+changes`` if it is dirty; None outside git."""
-    here = Path(__file__).resolve().parent
-    try:
-        head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True)
-        dirty = subprocess.run(["git", "status", "--porcelain"], cwd=here, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` so that ``path`` holds either the old or the new text, never a part."""
-    writing = path.with_name(f".{path.name}.writing")
-    with writing.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    writing.replace(path)
-
-
 def _append(path: Path, row: Mapping[str, object]) -> None:
     with path.open("a") as file:
         file.write(json.dumps(row, allow_nan=False) + "\n")
@@ -247,15 +210,3 @@ def _step_of(line: str, fields: Sequence[str] = ()) -> int:
         return int(document.get("step", 0)) if all(field in document for field in fields) else beyond
     except (ValueError, TypeError, AttributeError):
         return beyond
-
-
-def _now() -> str:
-    return datetime.fromtimestamp(time.time(), tz=UTC).isoformat(timespec="seconds")
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")

@@ -16,6 +16,7 @@ from typing import Any
 from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
+from magicrl.evaluation.locks import only_writer
 from magicrl.records import Problem, StepMetrics
 from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import Stateful
@@ -34,7 +35,6 @@ from magicrl.training.difficulty import DifficultyFilter
 from magicrl.training.exam import Exam
 from magicrl.training.health import HealthMonitor
 from magicrl.training.interrupt import StopRequest
-from magicrl.training.locks import only_writer
 from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
 from magicrl.training.model_card import recommended_sampling, run_card

@@ -27,6 +27,8 @@ import torch
 from magicrl.config.loader import config_hash, to_toml
 from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig
 from magicrl.data.families import TaskFamily, make_family
+from magicrl.evaluation.locks import only_writer
+from magicrl.evaluation.provenance import write_atomically
 from magicrl.models.gguf import prepare_gguf_package
 from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
@@ -34,9 +36,7 @@ from magicrl.models.tiny import make_tiny
 from magicrl.records import Problem, TrainSample
 from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
 from magicrl.training.learner import LocalLearner
-from magicrl.training.locks import only_writer
 from magicrl.training.model_card import front_matter, read_base_model
-from magicrl.training.recorder import write_atomically
 from magicrl.training.supervised import SupervisedStep, phase_schedule, supervised_sample, supervised_steps
 
 RECORD = "sft.json"
