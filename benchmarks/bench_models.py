@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.config.schema import DType, TinyModelConfig
+from magicrl.data.families import make_family
 from magicrl.models.gguf import prepare_gguf_package
 from magicrl.models.loading import quiet_bars, resolve_dtype, save_policy
 from magicrl.models.tiny import make_tiny
@@ -48,6 +50,25 @@ def plain_model(folder: Path, dtype: DType) -> Any:
 def random_prompts(count: int, length: int, vocab: int, seed: int = 0) -> NDArray[np.int64]:
     """``[count, length]`` tokens; what they say has no bearing on how long they take."""
     return np.random.default_rng(seed).integers(2, vocab, (count, length))
+
+
+@cache
+def story_tokens(name: str, count: int, seed: int) -> NDArray[np.int64]:
+    """``[count]`` tokens of worked-out arithmetic stories, one after the other: text that the model knows how to read.
+
+    On random tokens SmolLM2's gradient is ill-conditioned: transformers' own in bfloat16 and in float32 can have a
+    cosine of -0.7, and two learners could not be compared.
+    """
+    if name == TINY:
+        return np.random.default_rng(seed).integers(2, TINY_SYMBOLS, count)
+    tokenizer: Any = AutoTokenizer.from_pretrained(model_folder(name))
+    family, rng = make_family("word_problems", {}), np.random.default_rng(seed)
+    found: list[int] = []
+    for problem in family.stream(seed=seed, split="train", levels=None):
+        found += tokenizer(f"{problem.prompt}\n{family.demonstration(problem, rng)}\n\n")["input_ids"]
+        if len(found) >= count:
+            break
+    return np.array(found[:count], dtype=np.int64)
 
 
 def long_tailed(count: int, median: int, longest: int, seed: int = 0) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from bench_models import SMOLLM2, TINY, long_tailed, random_prompts
+from bench_models import SMOLLM2, TINY, long_tailed, story_tokens
 
 from magicrl.config.schema import DType
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
@@ -51,23 +51,23 @@ class Case:
     micro_batch_tokens: int
     median: int | None = None
 
-    def responses(self, vocab: int) -> list[Response]:
-        """Random tokens; in each group every other response is right."""
+    def responses(self) -> list[Response]:
+        """Stories, cut to the case's lengths; in each group every other response is right."""
         count = self.prompts * self.samples
         lengths = np.full(count, self.tokens)
         if self.median is not None:
             lengths = long_tailed(count, self.median, self.tokens)
             lengths[0] = self.tokens  # the limit is what padding reaches
-        prompts = random_prompts(self.prompts, self.prompt_tokens, vocab)
-        rng = np.random.default_rng(1)
+        prompts = story_tokens(self.model, self.prompts * self.prompt_tokens, 0).reshape(self.prompts, -1)
+        text = np.split(story_tokens(self.model, int(lengths.sum()), 1), np.cumsum(lengths)[:-1])
         return [
             Response(
                 group=number // self.samples,
                 prompt_tokens=prompts[number // self.samples].tolist(),
-                tokens=rng.integers(2, vocab, int(length)).tolist(),
+                tokens=text[number].tolist(),
                 reward=float(number % 2),
             )
-            for number, length in enumerate(lengths)
+            for number in range(count)
         ]
 
 

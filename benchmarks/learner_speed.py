@@ -24,7 +24,7 @@ from typing import Any
 
 import psutil
 import torch
-from bench_models import TINY, model_folder, parameters, plain_model, vocabulary
+from bench_models import TINY, model_folder, parameters, plain_model
 from learner_cases import CASES, QUICK, Case, Response, samples_of
 from measure import (
     FIGURES,
@@ -62,7 +62,7 @@ class Ours:
 
     def __init__(self, case: Case) -> None:
         loaded = load_policy(model_folder(case.model), dtype="float32")
-        self.responses = case.responses(vocabulary(loaded.model))
+        self.responses = case.responses()
         self.batch = TrainBatch.of(samples_of(self.responses))
         self._learner = LocalLearner(
             loaded.model,
@@ -186,7 +186,7 @@ def peer_updates(case: Case, responses: Sequence[Response], hooks: PeerHooks, up
 
 def bound_seconds(case: Case, model: Any) -> dict[str, float]:
     """CPU seconds at one thread of the products that one update needs: no padding, the head on responses only."""
-    responses = case.responses(vocabulary(model))
+    responses = case.responses()
     body = sum(len(r.prompt_tokens) + len(r.tokens) - 1 for r in responses)
     head = sum(len(r.tokens) for r in responses)
     size = min(BOUND_TOKENS, body)
@@ -232,7 +232,7 @@ def memory_of(case: Case, side: str) -> dict[str, float]:
         highest = peak.read()
     else:
         hooks = _Second()
-        peer_updates(case, case.responses(vocabulary(plain_model(folder, "float32"))), hooks, updates=2)
+        peer_updates(case, case.responses(), hooks, updates=2)
         highest = hooks.highest
     # float32 weights (masters), gradients and two moments; ours computes in a rounded copy in bfloat16
     state = count * (16 + (2 if side == "magicrl" and case.dtype == "bfloat16" else 0))
