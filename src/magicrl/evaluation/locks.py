@@ -20,6 +20,8 @@ def only_writer(folder: Path, *, wait: bool) -> Generator[None]:
     Raises:
         ValueError: another process holds it, and ``wait`` is False; or the folder cannot be written.
     """
+    if folder.exists() and not folder.is_dir():
+        raise ValueError(f"{folder} is a file, not a folder; choose another --output")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)

@@ -338,7 +338,9 @@ class Session:
     def _restore(self, checkpoint: Checkpoint) -> None:
         try:
             self._restore_parts(checkpoint)
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+        except ValueError as error:  # says itself what does not fit, and what to do
+            raise CheckpointError(f"{checkpoint.folder} does not fit this run: {error}") from error
+        except (KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{checkpoint.folder} does not fit this run ({type(error).__name__}: {error}); it may come from "
                 "another model or another magicrl. Delete that folder to resume from the checkpoint before it"
