@@ -1,31 +1,56 @@
-"""The maths verifier against labelled pairs from real test suites: errors may fall, not rise."""
+"""The maths verifier against labelled and hostile answers beside the checkout, and near misses of real golds."""
 
 from __future__ import annotations
 
 import json
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
+from maths_sets import golds, hostile, labelled
+from near_misses import near_misses
+
+from magicrl.records import Outcome, Problem
+from magicrl.verifiers import VerifierPool
 from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.notation import close_braces
 
-# Measured with Math-Verify 0.9.0 on the 571 development pairs: 1 false positive, 31 false negatives
-# (10 of them outside the deliberately hard part), 11 s of CPU.
-MOST_FALSE_POSITIVES = 0
-MOST_FALSE_NEGATIVES = 10
+MOST_FALSE_NEGATIVES = 0.03
 
 
 def test_errors_on_the_labelled_pairs(shared_data: Path) -> None:
-    verifier = MathsVerifier(JudgeOptions(reasoning="auto", extract="lenient"))
-    wrong: dict[bool, list[tuple[str, str]]] = {True: [], False: []}
-    with (shared_data / "math" / "labelled_dev.jsonl").open(encoding="utf-8") as file:
-        for row in map(json.loads, file):
-            verdict = verifier.judge(_golds(row), "<think>Let me see.</think>\n" + row["response"])
-            if verdict.correct != row["label"]:
-                wrong[verdict.correct].append((row["gold"], row["response"][-60:]))
-    assert len(wrong[True]) <= MOST_FALSE_POSITIVES, wrong[True]
-    assert len(wrong[False]) <= MOST_FALSE_NEGATIVES, wrong[False]
+    verifier = MathsVerifier(JudgeOptions())
+    pairs = labelled()
+    said = [verifier.judge(pair.golds, pair.response).correct for pair in pairs]
+    assert [pair.number for pair, one in zip(pairs, said, strict=True) if one and not pair.label] == []
+    missed = [pair.number for pair, one in zip(pairs, said, strict=True) if pair.label and not one]
+    assert len(missed) <= MOST_FALSE_NEGATIVES * sum(pair.label for pair in pairs), missed
 
 
-def _golds(row: dict[str, Any]) -> list[str]:
-    return [row["gold"]] if isinstance(row["gold"], str) else row["gold"]
+def test_hostile_answers_through_the_pool(shared_data: Path) -> None:
+    cases = hostile()
+    with VerifierPool(workers=1) as pool:
+        pool.warm_up()
+        for case in cases:
+            problem = Problem(id=str(case.number), prompt="", golds=case.golds, verifier="maths", source="hostile")
+            (verdict,) = pool.judge(problem, [case.response])
+            assert (verdict.outcome is Outcome.CORRECT) == case.label, case.kind
+        assert len(pool.worker_pids) == 1
+
+
+def test_near_misses_of_real_golds_are_wrong(shared_data: Path) -> None:
+    verifier = MathsVerifier(JudgeOptions())
+    accepted = [
+        (name, gold, wrong)
+        for name, gold, wrong in islice(near_misses(golds(), seed=7), 3000)
+        if verifier.judge([gold], f"\\boxed{{{wrong}}}").correct
+    ]
+    assert len(accepted) <= 3, accepted
+
+
+def test_every_gold_that_math_verify_cannot_read_can_be_earned(shared_data: Path) -> None:
+    verifier = MathsVerifier(JudgeOptions())
+    with (shared_data / "math" / "gold_unmatchable.jsonl").open(encoding="utf-8") as file:
+        rows = [json.loads(line)["gold"] for line in file]
+    # some golds were cut too early: an honest answer closes its braces
+    assert [gold for gold in rows if not verifier.judge([gold], f"\\boxed{{{close_braces(gold)}}}").correct] == []

@@ -69,6 +69,8 @@ def _single(gold: Answer, answer: Answer) -> bool | None:
         return same_words(gold.words, answer.words)
     for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Text) and isinstance(other, Quantity):
+            if len(one.words) == 2 and len(one.words[1]) == 1 and other.unit is None:  # student B
+                return other.expr.op == "sym" and other.expr.name.casefold() == one.words[1]
             value = word_number(one.words)
             return False if value is None else same_value(number(value), other.expr)
     return None
@@ -175,6 +177,8 @@ def _times(clock: Clock) -> set[int]:
 
 
 def _both_named(gold: Named, answer: Named) -> bool | None:
+    if gold.name == answer.name and not (gold.arguments and answer.arguments):
+        return same(gold.value, answer.value)
     if gold.name == answer.name and len(gold.arguments) == len(answer.arguments):
         if gold.arguments == answer.arguments:
             return same(gold.value, answer.value)
@@ -247,6 +251,9 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
         return matched(left, right)
     several, group = (gold, answer) if isinstance(gold, Several) else (answer, gold)
     assert isinstance(several, Several)
+    if isinstance(group, Quantity) and all(isinstance(item, Named) for item in several.items):
+        shared = set(_values(several.items))  # p = q = 2
+        return same(group, shared.pop()) if len(shared) == 1 else False
     if isinstance(gold, Text) and (said := [item.words for item in several.items if isinstance(item, Text)]):
         # "yes, it is": the comma stood between words
         return len(said) == len(several.items) and same_words(gold.words, tuple(word for part in said for word in part))

@@ -50,6 +50,6 @@ def solves(gold: Equation, answer: Expr) -> bool | None:
     if same_value(put_in, number(0)) is not True:
         return False
     # linear in the name: equal steps make equal differences, so that there is no second solution
-    steps = [substitute(whole, name, number(value)) for value in (1, 2, 3)]
+    steps = [substitute(whole, name, number(value)) for value in (-2, 1, 4)]
     linear = same_value(difference(steps[1], steps[0]), difference(steps[2], steps[1]))
     return linear is True

@@ -81,7 +81,9 @@ class _Reader:
             if sign in ("pm", "mp"):
                 total = Expr(sign, (total, term))
             else:
-                total = Expr("add", (total, term if sign == "+" else Expr("neg", (term,))))
+                # flat, so that a long sum is no deep tree
+                before = total.args if total.op == "add" else (total,)
+                total = Expr("add", (*before, term if sign == "+" else Expr("neg", (term,))))
         return total
 
     def _sign_ahead(self) -> bool:
@@ -269,6 +271,11 @@ class _Reader:
         while self.peek("op", "'"):
             self.at += 1
         primes = self.at - at
+        if not primes and token.text == "Gamma" and self.peek("open", "("):
+            arg, *rest = self._listed(depth)
+            if rest:
+                raise _NoFormulaError
+            return function("factorial", Expr("add", (arg, number(-1))))
         if not self.peek("open", "(") or not (primes or token.text in _FUNCTIONS):
             self.at = at
             return None

@@ -18,7 +18,7 @@ from magicrl.verifiers.base import JudgeOptions, Progress, make_verdict
 from magicrl.verifiers.extraction import answer_part, joint_boxes, last_box
 from magicrl.verifiers.maths import engine
 from magicrl.verifiers.maths.alarm import CpuAlarm, cpu_limit
-from magicrl.verifiers.maths.notation import canonical
+from magicrl.verifiers.maths.notation import canonical, close_braces
 from magicrl.verifiers.maths.prose import final_answer
 from magicrl.verifiers.maths.steps import CHEAP_STEPS
 from magicrl.verifiers.maths.structure import engine_may_judge, has_shape, same_list
@@ -60,7 +60,7 @@ class MathsVerifier:
         answer = self._extract(golds, response)
         if isinstance(answer, Verdict):
             return answer
-        pairs = [(gold, canonical(gold)) for gold in golds]
+        pairs = [(gold, canonical(close_braces(gold))) for gold in golds]
         verdict = self._by_steps(pairs, canonical(answer.text), answer)
         if verdict is None or (verdict.status == "mismatch" and answer.boxes):
             joint = self._by_joint_boxes(pairs, answer)

@@ -116,6 +116,21 @@ def canonical(text: str) -> str:
     return _SINGLE.sub(r"\1\2", text)
 
 
+def close_braces(text: str) -> str:
+    r"""``text`` with the braces closed that it leaves open, as golds do that were cut too early.
+
+    Example:
+        >>> close_braces(r"\frac{1}{2^{15}")
+        '\\frac{1}{2^{15}}'
+    """
+    depth = 0
+    for token in re.finditer(r"\\.|[{}]", text, re.DOTALL):
+        depth += {"{": 1, "}": -1}.get(token[0], 0)
+        if depth < 0:
+            return text
+    return text + "}" * depth
+
+
 def _token(match: re.Match[str]) -> str:
     return match[0] if match.lastgroup is None else _REPLACEMENT[match.lastgroup]
 

@@ -169,14 +169,21 @@ def _domains(names: list[str], gold: Expr, answer: Expr) -> Iterator[tuple[list[
     numbers = random.Random(20250101)
     imaginary = gold.holds("const", "i") or answer.holds("const", "i")
 
+    whole_names = _whole_names(gold) | _whole_names(answer)
+
     def points(count: int, low: int, high: int, below: int) -> list[dict[str, Fraction]]:
         return [
-            {name: Fraction(numbers.randint(low, high), numbers.randint(1, below)) for name in names}
+            {name: Fraction(numbers.randint(low, high), 1 if name in whole_names else numbers.randint(1, below))
+             for name in names}
             for _ in range(count)
-        ]
+        ]  # fmt: skip
 
     if imaginary:
         yield points(6, 1, 40, 13), False
+        return
+    steps = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("floor", "ceil"))
+    if steps and _COUNTERS.issuperset(names):  # between whole numbers nobody asks
+        yield [{name: Fraction(numbers.randint(1, 30)) for name in names} for _ in range(12)], True
         return
     yield points(3, 1, 40, 13), True
     yield points(4, -40, 40, 13), True
@@ -210,6 +217,14 @@ def approximates(decimal: Expr, exact: Expr) -> bool:
     if literal.value >= 10**14 * unit and distance <= abs(value) * _FLOAT_ERROR:
         return True  # all digits of a double
     return bool(2 * distance <= step or (distance < step and abs(said) < abs(value)))
+
+
+def _whole_names(tree: Expr) -> frozenset[str]:
+    """Names in the exponent of a negative number, as n in (-1)^n: they stand for whole numbers."""
+    found = frozenset[str]().union(*(_whole_names(part) for part in tree.args))
+    if tree.op == "pow" and tree.args[1].symbols and tree.args[0].holds("neg") and not tree.args[0].symbols:
+        found |= tree.args[1].symbols
+    return found
 
 
 def constant_ratio(one: Expr, other: Expr) -> Fraction | None:

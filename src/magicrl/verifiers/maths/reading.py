@@ -42,7 +42,7 @@ from magicrl.verifiers.maths.units import DEGREE, PERCENT, UNITS, Unit, unit_phr
 from magicrl.verifiers.maths.words import plain_word
 
 _MAX_DEPTH = 12
-_MAX_ITEMS = 200
+_MAX_ITEMS = 100
 _ABOUT = frozenset(("approximately", "about", "around", "approx", "roughly", "~", "="))
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix")
 
@@ -147,6 +147,10 @@ class _Reader:
         if all(token.kind == "word" or (token.kind == "op" and token.text == "-") for token in tokens):
             named = self._expression(tokens) if not plain_word(words_of(tokens)) else None
             return named or Text(words_of(tokens))
+        if len(tokens) > 1 and tokens[0].text in ("a", "A") and all(token.kind == "word" for token in tokens[1:]):
+            return Text(words_of(tokens))  # a circle: no product
+        if _starts_in_words(tokens) and all(token.kind in ("word", "sym") for token in tokens):
+            return Text(words_of(tokens))  # student B
         if _starts_in_words(tokens) and all(token.kind in ("word", "num") for token in tokens):
             return Text(words_of(tokens))  # June 20
         return based(tokens) or clock_time(tokens) or self.quantity(tokens, levels)

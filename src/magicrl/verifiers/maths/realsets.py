@@ -31,18 +31,14 @@ def _same_span(gold: Span, answer: Span) -> bool | None:
 
 
 def merged(spans: Sequence[Span]) -> list[Span] | None:
-    """The spans in order, those that touch made one; None when a bound has no value that can be compared."""
+    """The spans in order, those that touch made one; None when bounds cannot be compared or are the wrong way."""
     keyed = [(_place(span.low), _place(span.high), span) for span in spans]
     known = [(low, high, span) for low, high, span in keyed if low is not None and high is not None]
     if len(known) != len(keyed):
         return None
-    # an empty span such as (3, 3) or (5, 2) holds nothing
-    solid = [
-        (low, high, span)
-        for low, high, span in known
-        if low < high or (low == high and span.low_closed and span.high_closed)
-    ]
-    solid.sort(key=lambda entry: (entry[0], not entry[2].low_closed))
+    if any(low > high or (low == high and not (span.low_closed and span.high_closed)) for low, high, span in known):
+        return None  # (5, 2) is no interval
+    solid = sorted(known, key=lambda entry: (entry[0], not entry[2].low_closed))
     result: list[Span] = []
     end: Value = None
     for low, high, span in solid:

@@ -44,7 +44,8 @@ def related(
         if value is None or name is None:
             return None
         return Named(name[0], name[1], value, name[2])
-    if kinds <= {"=", "~"}:
+    if kinds <= {"=", "~", "=="}:
+        relations = ["=" if relation == "==" else relation for relation in relations]
         return _equality(parts, relations, read)
     if kinds <= {"<", "<=", ">", ">="} or relations == ["!="]:
         formulas = [parse(part) for part in parts]
@@ -70,12 +71,14 @@ def _equality(
     values = [read(part) for part in parts[1:]]
     names = [name_of(part) for part in parts[:-1]]
     if len(names) > 1 and all(names) and values[-1] is not None and set(relations) == {"="}:
-        shared = "=".join(one[0] for one in names if one is not None)
-        return Named(shared, (), values[-1])  # a = b = c = 0
+        # a = b = c = 0
+        return Several(tuple(Named(one[0], one[1], values[-1], one[2]) for one in names if one is not None))
     if name is not None:
         last = values[-1]
         if last is None or not _agree(values):
-            return None
+            return _contradiction(values)
+        if isinstance(last, Several) and last.signs:
+            return Several(tuple(Named(name[0], name[1], one, name[2]) for one in last.items), signs=True)
         return Named(name[0], name[1], last, name[2])
     first = read(parts[0])
     last_name = name_of(parts[-1])
@@ -89,8 +92,17 @@ def _equality(
     every = [first, *values]
     if all(isinstance(value, Quantity) and not value.expr.symbols for value in every):
         return every[-1] if _agree(every) else Several(())  # 5 = 6 is no answer, and equal to none
+    if len(every) == 2 and isinstance(first, Several) and first.signs and isinstance(last, Quantity):
+        equations = [Equation(one.expr, last.expr) for one in first.items if isinstance(one, Quantity)]
+        return Several(tuple(equations), signs=True)  # 3x +- 4y = 0
     sides = [value.expr for value in every if isinstance(value, Quantity) and value.unit is None]
     return Equation(sides[0], sides[1]) if len(sides) == len(every) == 2 else None
+
+
+def _contradiction(values: Sequence[Answer | None]) -> Answer | None:
+    """``x = 5 = 6`` gives no value; what is not numbers is only not understood."""
+    numbers = all(isinstance(value, Quantity) and not value.expr.symbols for value in values)
+    return Several(()) if numbers else None
 
 
 def _unread_formula(tokens: Sequence[Token]) -> bool:
@@ -113,15 +125,17 @@ def _agree(values: Sequence[Answer | None]) -> bool:
 
 
 def _near(exact: Answer | None, about: Answer | None) -> bool:
-    """Whether an approximation is one, to a unit of its last digit; what is not numbers is not doubted."""
-    if not (isinstance(exact, Quantity) and isinstance(about, Quantity)):
+    """Whether an approximation is one, to a unit of its last digit; formulas without a value are not doubted."""
+    if exact is None or about is None:
         return True
+    if not (isinstance(exact, Quantity) and isinstance(about, Quantity)):
+        return False
     values = [number_value(one.expr) for one in (exact, about)]
     numbers = [real for value in values if value is not None and (real := real_number(value)) is not None]
     if len(numbers) != 2:
         return True
     decimals = about.expr.args[0].decimals if about.expr.op == "neg" else about.expr.decimals
-    return bool(abs(numbers[0] - numbers[1]) <= 10 ** (-decimals))
+    return bool(abs(numbers[0] - numbers[1]) < 10 ** (-decimals))
 
 
 def _plain(value: Quantity) -> Expr | None:
@@ -149,8 +163,15 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
             return RealSet((Span(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
     if len(parts) == 2 and (solved := _solved(parts[0], parts[1], closed[0])) is not None:
         return solved
+    if len(parts) == 2 and (around := _absolute(parts, closed[0])) is not None:
+        return around
     if len(parts) == 3 and _is_subject(parts[1], parts):
         return RealSet((Span(parts[0], closed[0], parts[2], closed[1]),), _spelling(parts[1]))
+    if len(parts) == 3:
+        halves = [_solved(parts[0], parts[1], closed[0]), _solved(parts[1], parts[2], closed[1])]
+        known = [half for half in halves if half is not None]
+        if len(known) == 2:
+            return joined_sets(known, ["and"])
     return Order(tuple(parts), tuple(relations))
 
 
@@ -161,15 +182,35 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
         return None
     (name,) = names
     whole = Expr("add", (left, Expr("neg", (right,))))
-    values = [expression.substitute(whole, name, expression.number(at)) for at in (0, 1, 2)]
-    slope, second = (Expr("add", (values[at + 1], Expr("neg", (values[at],)))) for at in (0, 1))
+    values = [expression.substitute(whole, name, expression.number(at)) for at in (-2, 0, 1, 3)]
+    steps = [Expr("add", (after, Expr("neg", (before,)))) for before, after in pairwise(values)]
+    slope, twice = steps[1], Expr("mul", (expression.number(2), steps[1]))
     rise = number_value(slope)
-    if same_value(slope, second) is not True or not isinstance(rise, Fraction) or rise == 0:
+    if not all(same_value(step, twice) is True for step in (steps[0], steps[2])):
         return None
-    bound = Expr("neg", (Expr("div", (values[0], slope)),))
+    if not isinstance(rise, Fraction) or rise == 0:
+        return None
+    bound = Expr("neg", (Expr("div", (values[1], slope)),))
     if rise > 0:
         return RealSet((Span(MINUS_INFINITY, False, bound, closed),), name)
     return RealSet((Span(bound, closed, PLUS_INFINITY, False),), name)
+
+
+def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
+    """``|x - 1| < 2`` and ``|x| > 2``, of a linear formula in one name and a positive number."""
+    for at, part in enumerate(parts):
+        bound = parts[1 - at]
+        value = None if bound.symbols else number_value(bound)
+        if not (part.op == "fn" and part.name == "abs" and isinstance(value, Fraction) and value > 0):
+            continue
+        inner, minus = part.args[0], Expr("neg", (bound,))
+        if at == 0:  # |x| < c
+            halves, word = [_solved(inner, bound, closed), _solved(minus, inner, closed)], "and"
+        else:  # c < |x|
+            halves, word = [_solved(bound, inner, closed), _solved(inner, minus, closed)], "or"
+        known = [half for half in halves if half is not None]
+        return joined_sets(known, [word]) if len(known) == 2 else None
+    return None
 
 
 def _one_subject(subject: list[int], parts: Sequence[Expr]) -> int | None:

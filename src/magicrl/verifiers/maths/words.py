@@ -32,7 +32,7 @@ _NUMBERS = (
 )
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
-_FILLERS = word_set("a an the and it is its on at")
+_FILLERS = word_set("a an the and it is its on at wins win has have winning strategy")
 
 _LETTER = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)*"
@@ -53,7 +53,7 @@ def same_words(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
 
 
 def _content(words: tuple[str, ...]) -> list[str]:
-    plain = [re.sub(r"[^\w]", "", word.casefold()) for word in words]
+    plain = [re.sub(r"[^\w]|-?angled$", "", word.casefold()) for word in words]
     return [word for word in plain if word and word not in _FILLERS]
 
 

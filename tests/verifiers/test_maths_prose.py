@@ -1,0 +1,124 @@
+"""The final answer in running text: one candidate, by rules that depend on the text alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from magicrl.verifiers.base import JudgeOptions
+from magicrl.verifiers.extraction import joint_boxes
+from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.prose import final_answer
+
+CHOICES = [
+    ("Die Antwort ist B.", "B"),
+    ("La respuesta correcta es B", "B"),
+    ("正确答案是B", "B"),
+    ("所以选B", "B"),
+    ("答案：B", "B"),
+    ("答えはBです", "B"),
+    ("Ответ: B", "B"),
+    ("الإجابة الصحيحة هي B", "B"),
+    ("B)", "B"),
+    ("B.", "B"),
+    ("(B)", "B"),
+    ("**B**", "B"),
+    ("The answer is: B", "B"),
+    ("I think B", "B"),
+    ("Option B is correct", "B"),
+    ("B is the correct answer", "B"),
+    ("C is wrong. B", "B"),
+    ("B is correct because A is wrong", "B"),
+    ("The correct choice is (C) 15", "C"),
+    ("Answer: **D**", "D"),
+    ("A: cats, B: dogs. The answer is A", "A"),
+    ("It can't be C, so it is D.", "D"),
+    ("Not A, not B. So C.", "C"),
+    ("選択肢はCが正しい", "C"),
+    ("La bonne réponse est C.", "C"),
+    ("A and B are both possible", "A or B"),
+    ("The answer is A or B", "A or B"),
+    ("정답은 C입니다", "C"),
+    ("सही उत्तर B है", "B"),
+    ("A resposta é D", "D"),
+    ("La risposta corretta è A", "A"),
+    ("Doğru cevap C", "C"),
+    ("Câu trả lời là B", "B"),
+    ("คำตอบคือ B", "B"),
+    ("Odpowiedź: B", "B"),
+    ("Het antwoord is B", "B"),
+    ("B, nicht A", "B"),
+]
+VALUES = [
+    ("一共有13只鸟。", "13"),
+    ("所以答案是 12 元。", "12"),
+    ("So there are 5 apples and 3 pears, 8 in all.", "8"),
+    ("The answer is 5 or 6.", "5 or 6"),
+    ("Итого получается 42 рубля.", "42"),
+    ("答えは25個です。", "25"),
+    ("合計は１２個です。", "12"),
+    ("মোট ১২টি", "12"),
+    ("รวม 45 บาท", "45"),
+    (r"The final answer is $\frac{1}{2}$.", r"\frac{1}{2}"),
+    ("Final answer: x = 5", "5"),
+    ("#### 18", "18"),
+    ("He has $18 left.", "$18"),
+    ("So 3+4=7.", "7"),
+    ("The answer is (3, 4).", "(3, 4)"),
+    ("Thus, x = -3.", "-3"),
+    ("the ratio is 3:4", "3:4"),
+    ("답은 7개입니다.", "7"),
+    ("Yhteensä 12 omenaa.", "12"),
+    ("The total cost is 3,450 dollars. I hope this helps!", "3,450"),
+    ("Therefore the answer is 20%.", "20%"),
+    ("因此，小明一共花了 36.5 元", "36.5"),
+    ("She needs 4 more hours", "4"),
+    ("= 72", "72"),
+    ("total: 1.5 hours", "1.5"),
+    ("The answer is **Evelyn**.", "Evelyn"),
+    ("The answer is no.", "no"),
+    ("The solutions are $x=2$ and $x=3$.", "x=2 , x=3"),
+    (r"So the answer is \frac{3}{4}.", r"\frac{3}{4}"),
+    ("**Answer:** 42", "42"),
+    ("Answer: 42 (since 6*7=42)", "42"),
+    ("The answer is 10^3", "10^3"),
+    ("The answer is 2/5 of the cake", "2/5"),
+    ("Resulta 3 × 4 = 12 manzanas", "12"),
+]
+
+
+@pytest.mark.parametrize(("text", "letter"), CHOICES)
+def test_choices(text: str, letter: str) -> None:
+    assert final_answer(text, choice=True) == letter
+
+
+@pytest.mark.parametrize(("text", "value"), VALUES)
+def test_values(text: str, value: str) -> None:
+    assert final_answer(text, choice=False) == value
+
+
+@pytest.mark.parametrize("text", ["The answer is A or B.", "A, B, C, D", "It is A. It is B or A.", "all of A, B and C"])
+def test_a_hedged_choice_is_wrong(text: str) -> None:
+    verifier = MathsVerifier(JudgeOptions())
+    assert not verifier.judge(["B"], text).correct
+
+
+def test_without_a_box_only_lenient_takes_an_answer() -> None:
+    text = "So the answer is 7."
+    assert MathsVerifier(JudgeOptions(extract="lenient")).judge(["7"], text).correct
+    assert MathsVerifier(JudgeOptions(extract="box")).judge(["7"], text).status == "no_answer"
+    assert not MathsVerifier(JudgeOptions()).judge(["7"], "We saw 7 before, but the answer is 8.").correct
+
+
+@pytest.mark.parametrize(
+    ("text", "boxes"),
+    [
+        (r"$\boxed{1}$ and $\boxed{2}$", ("1", "2")),
+        (r"\boxed{1}, \boxed{\frac{1}{2}}", ("1", r"\frac{1}{2}")),
+        (r"\boxed{1} \quad \text{or} \quad \boxed{2}", ("1", "2")),
+        (r"\boxed{1}. Wait, \boxed{2}", None),
+        (r"\boxed{1}", None),
+        ("no box", None),
+    ],
+)
+def test_joint_boxes(text: str, boxes: tuple[str, ...] | None) -> None:
+    assert joint_boxes(text) == boxes
