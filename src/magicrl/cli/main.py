@@ -18,6 +18,7 @@ app = App(
     name="magicrl",
     help="Reinforcement-learning post-training of reasoning models: the MAGIC recipe.",
     version_flags=["--version"],
+    suppress_keyboard_interrupt=False,  # `main` says what to do next
 )
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
 app.command(verify_app)

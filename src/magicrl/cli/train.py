@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,15 +29,22 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
         )
     trackers = make_trackers(config.logging.trackers)
     # torch takes seconds to import: not before the recipe is known to be right
+    from magicrl.training.loop import TrainingStopped
     from magicrl.training.session import train
 
     steps = [stage.max_steps for stage in config.stages]
-    with (
-        placed_errors(recipe, overrides),
-        LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
-        TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
-    ):
-        train(config, recipe.parent, folder, Observers(display, mirror), resume=resume)
+    try:
+        with (
+            placed_errors(recipe, overrides),
+            LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
+            TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
+        ):
+            train(config, recipe.parent, folder, Observers(display, mirror), resume=resume)
+    except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
+        if (folder / "metrics.jsonl").exists():
+            with contextlib.suppress(ValueError):  # a full disk: why the run stopped is what matters
+                console.print(f"report so far: {write_report(folder)}")
+        raise
     page = write_report(folder)
     print_summary(folder, console)
     console.print(f"report: {page}")
