@@ -229,7 +229,7 @@ def _call(request: dict[str, Any]) -> None:
         after: Any = [values.encode(item) for item in positional]
     except (values.NotPlainError, RecursionError):
         after = None
-    reply = {"result": values.encode(result), "after": after}
+    reply = {"result": remote.encode_result(function, result), "after": after}
     _write(SLOTS["result"], json.dumps(reply).encode("ascii"))
 
 

@@ -65,6 +65,14 @@ def arguments_for(
     return positional, {name: nodes.shaped(item, notes.get(name, "")) for name, item in named.items()}
 
 
+def encode_result(function: Callable[..., Any], result: Any) -> Any:
+    """A result as plain data; None from a function that returns nodes is the empty list of them."""
+    note = (getattr(function, "__annotations__", None) or {}).get("return", "")
+    if result is None and ("ListNode" in str(note) or "TreeNode" in str(note)):
+        return {"linked": []}
+    return values.encode(result)
+
+
 class _Nodes:
     """Builds linked lists and trees of the program's own classes, or of the common ones."""
 

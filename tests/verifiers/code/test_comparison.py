@@ -1,0 +1,217 @@
+"""Comparison, checkers, tests' schemas and extraction: no sandbox but where a checker runs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+
+from magicrl.verifiers.code import checker_tools as tools
+from magicrl.verifiers.code.admission import disagreements, examine_checker
+from magicrl.verifiers.code.compare import same_lines, same_text, same_value
+from magicrl.verifiers.code.extract import program_in
+from magicrl.verifiers.code.judge import CodeJudge
+from magicrl.verifiers.code.suite import SuiteError, parse_suite
+
+
+@pytest.mark.parametrize(
+    ("output", "expected", "tolerance", "same"),
+    [
+        (b"1 2\n3", b"1  2 3\n", None, True),
+        (b"12", b"1 2", None, False),
+        (b"1 2 3", b"1 2", None, False),
+        (b"1", b"1 2", None, False),
+        (b"", b"", None, True),
+        (b"0.3333333333", b"0.333333", None, True),
+        (b"0.3334", b"0.333333", None, False),
+        (b"1e-10", b"0.0000000001", 1e-12, True),
+        (b"5.0", b"5", None, False),
+        (b"5.0", b"5", 1e-6, True),
+        (b"5", b"5.0", None, True),
+        (b"1.000001e9", b"1.0e9", None, True),
+        (b"nan", b"nan", None, True),
+        (b"nan", b"0.5", 1e9, False),
+        (b"inf", b"1e308", 1e9, False),
+        ("٥".encode(), b"5.0", 1e-6, False),
+        (b"1_0.0", b"10.0", 1e-6, False),
+        (b"0.5", b"0.5000000001", 0.0, False),
+        (b"wrong\r5", b"5", None, False),
+        ("5\u2028".encode(), b"5", None, False),
+        (b"5\x00", b"5", None, False),
+        (b"YES", b"Yes", None, False),
+    ],
+)
+def test_text(output: bytes, expected: bytes, tolerance: float | None, same: bool) -> None:
+    assert same_text(output, expected, tolerance) is same
+
+
+def test_text_of_either_case_and_by_lines() -> None:
+    assert same_text(b"YES", b"Yes", fold_case=True)
+    assert same_lines(b"1 2 \n3\n\n", b"1 2\n3")
+    assert not same_lines(b"1 2 3", b"1 2\n3")
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "tolerance", "strict", "same"),
+    [
+        ((1, [2]), [1, (2,)], None, False, True),
+        ((1, 2), [1, 2], None, True, False),
+        (0.1 + 0.2, 0.3, None, False, True),
+        (0.1 + 0.2, 0.3, None, True, False),
+        (0.1 + 0.2, 0.3, 1e-9, True, True),
+        ([float("nan")], [0.5], 1.0, False, False),
+        (True, 1.0, 0.5, False, True),
+        (False, 0.4, 0.5, False, False),
+        ({1: 2}, {"1": 2}, None, False, True),
+        ({1: 2}, {"1": 2}, None, True, False),
+        ([1], [1, 2], None, False, False),
+        ("5", 5, None, False, False),
+        (10**400, 1.0, 0.1, False, False),
+    ],
+)
+def test_values(found: Any, wanted: Any, tolerance: float | None, strict: bool, same: bool) -> None:
+    assert same_value(found, wanted, tolerance, strict=strict) is same
+
+
+@pytest.mark.parametrize(
+    ("tests", "word"),
+    [
+        ({"inputs": [], "outputs": []}, "no test"),
+        ({"assert_case": []}, "no test"),
+        ({}, "none of inputs"),
+        ({"inputs": ["1"], "outputs": []}, "differ in length"),
+        ({"inputs": ["1"], "outputs": [5]}, "texts"),
+        ({"inputs": ["1"]}, "'outputs' must be a list"),
+        ({"test_code": "assert ("}, "does not parse"),
+        ({"test_code": "def check(c): assert c(1)"}, "entry_point"),
+        ({"inputs": ["1"], "outputs": ["1"], "interactive": True}, "interactive problems are not supported"),
+        ({"inputs": ["1"], "outputs": ["1"], "time_limit": -1}, "time_limit"),
+        ({"inputs": ["1"], "outputs": ["1"], "float_tolerance": "x"}, "float_tolerance"),
+        ("{", "not JSON"),
+        (7, "object"),
+    ],
+)
+def test_unusable_tests_are_errors(tests: Any, word: str) -> None:
+    with pytest.raises(SuiteError, match=word):
+        parse_suite(tests)
+
+
+def program(body: str) -> str:
+    return f"print({body!r})"
+
+
+@pytest.mark.parametrize(
+    ("checker", "expected", "right", "wrong"),
+    [
+        ("exact", "1 2\n", "1 2", "1  2"),
+        ("lines", "1 2\n3", "1 2 \n3", "1 2 3"),
+        ("nocase", "Yes", "YES", "No"),
+        ("float", "100", "100.00001", "101"),
+        ("unordered", "a b\nc", "c\na  b", "b a\nc"),
+        ("permutation", "1 2 2", "2 1 2", "1 1 2"),
+        ("set", "1 2 2", "2 1", "1"),
+        ("def check(inp, out, ans):\n    return out.strip() in ('1', '2')", "1", "2", "3"),
+        ("def sat(out):\n    return int(out) % 2 == 0", "", "4", "x"),
+        ("def check(inp, out, ans):\n    n = integers(out)\n    return n is not None and is_permutation(n, 3)", "1 2 3",
+         "3 1 2", "3 1 x"),
+        ("import sys\no, a = (open(p).read().split() for p in sys.argv[2:4])\nsys.exit(0 if len(o) == len(a) else 1)",
+         "1 2", "3 4", "3"),
+        ("import sys\nint(open(sys.argv[2]).read())", "1", "2", "x"),
+    ],
+)  # fmt: skip
+def test_checkers(judge: CodeJudge, checker: str, expected: str, right: str, wrong: str) -> None:
+    answers = {"outputs": [expected]} if expected else {}
+    suite = parse_suite({"inputs": ["in"], "checker": checker, **answers})
+    accepted, rejected = (judge.judge_program(program(body), suite) for body in (right, wrong))
+    assert accepted.status == "passed", accepted.reason
+    assert rejected.status == "wrong_answer", rejected.reason
+
+
+@pytest.mark.parametrize(
+    "checker",
+    [
+        "import sys\nsys.exit(3)",
+        "def check(inp, out, ans): return undefined",
+        "import sys\nraise RuntimeError",
+        "no_such",
+    ],
+)
+def test_a_failed_checker_is_nobodys_fault(judge: CodeJudge, checker: str) -> None:
+    verdict = judge.judge_program("print(2)", parse_suite({"inputs": [""], "outputs": ["1"], "checker": checker}))
+    assert verdict.status == "infrastructure_error"
+    assert verdict.outcome.value == "not_judged"
+
+
+def test_checkers_of_function_results(judge: CodeJudge) -> None:
+    tests = {"fn_name": "f", "inputs": [[3]], "outputs": [[[1, 2], [3]]], "checker": "unordered"}
+    assert judge.judge_program("def f(n): return [[3], [1, 2]]", parse_suite(tests)).correct
+    assert not judge.judge_program("def f(n): return [[3], [2, 1]]", parse_suite(tests)).correct
+    puzzle = {"fn_name": "f", "inputs": [[]], "checker": "def sat(x: int):\n    return x % 7 == 3"}
+    assert judge.judge_program("def f(): return 10", parse_suite(puzzle)).correct
+    assert not judge.judge_program("class A(int):\n    __mod__ = lambda s, o: 3\ndef f(): return A(1)",
+                                   parse_suite(puzzle)).correct  # fmt: skip
+
+
+def test_a_compiled_checker(judge: CodeJudge) -> None:
+    """Any executable with testlib's arguments will do; sh runs its first file, the input, with the other two."""
+    script = 'read out < "$1"; read answer < "$2"; test "$out" -gt "$answer"'
+    suite = parse_suite({"inputs": [script], "outputs": ["5"], "checker": os.path.realpath("/bin/sh")})
+    assert judge.judge_program("print(6)", suite).status == "passed"
+    assert judge.judge_program("print(4)", suite).status == "wrong_answer"
+    failing = parse_suite({"inputs": ["exit 3"], "outputs": ["5"], "checker": os.path.realpath("/bin/sh")})
+    assert judge.judge_program("print(6)", failing).status == "infrastructure_error"
+
+
+def test_admission_and_disagreement(judge: CodeJudge) -> None:
+    tests = {"inputs": ["3", "1"], "outputs": ["1 2 3", "1"]}
+    up, down = "print(*range(1, int(input()) + 1))", "print(*range(int(input()), 0, -1))"
+    assert disagreements(judge, parse_suite(tests), [up, down]) == [0]
+    assert disagreements(judge, parse_suite(tests), [up, up]) == []
+    good = parse_suite({**tests, "checker": "permutation"})
+    assert examine_checker(judge, good, right=[up, down], wrong=["print(1)"]).admitted
+    blind = parse_suite({**tests, "checker": "def check(i, o, a): return True"})
+    assert examine_checker(judge, blind, right=[up], wrong=["print(1)"]).accepted_wrong == (0,)
+    strict = parse_suite({**tests, "checker": "tokens"})
+    assert [index for index, _ in examine_checker(judge, strict, right=[up, down], wrong=["x"]).rejected_right] == [1]
+    assert not examine_checker(judge, good, right=[up], wrong=[]).admitted
+
+
+def test_checker_tools() -> None:
+    edges = [(1, 2), (2, 3), (3, 4)]
+    assert tools.is_tree([1, 2, 3, 4], edges)
+    assert not tools.is_tree([1, 2, 3, 4], [*edges, (1, 4)])
+    assert not tools.is_tree([1, 2, 3, 4], [(1, 2), (2, 1), (3, 4)])
+    assert tools.is_path(edges, [1, 2, 3], 1, 3)
+    assert not tools.is_path(edges, [3, 2, 1], 3, 1, directed=True)
+    assert not tools.is_path(edges, [1, 2, 1, 2, 3], 1, 3, simple=True)
+    assert tools.is_topological_order([1, 2, 3], [(1, 2)], [3, 1, 2])
+    assert not tools.is_topological_order([1, 2, 3], [(1, 2)], [3, 2, 1])
+    assert tools.is_spanning_tree([1, 2, 3], [(1, 2), (2, 3), (1, 3)], [(2, 1), (1, 3)])
+    assert not tools.is_spanning_tree([1, 2, 3], [(1, 2)], [(2, 1), (1, 3)])
+    assert tools.is_colouring(edges, {1: 0, 2: 1, 3: 0, 4: 1})
+    assert not tools.is_matching(edges, [(1, 2), (2, 3)])
+    assert tools.integers("1 -2") == [1, -2]
+    assert tools.integers("1 ٢") is None
+
+
+@pytest.mark.parametrize(
+    ("response", "reasoning", "expected"),
+    [
+        ("```python\na\n```", "auto", "a\n"),
+        ("```python\na\n```\ntext\n```py\nb\n```", "auto", "b\n"),
+        ("```python\na\n```\nIt prints\n```\n1\n```", "auto", "a\n"),
+        ("```\na\n```", "auto", "a\n"),
+        ("<think>```python\na\n```", "auto", None),
+        ("<think>```python\na\n```</think>no code", "auto", None),
+        ("```python\na\n```", "required", None),
+        ("x</think>~~~python\na\n~~~", "required", "a\n"),
+        ("```python\na", "auto", None),
+        ("  ```python\n  a\n  ```", "auto", "  a\n  "),
+        ("````python\n```\n````", "auto", "```\n"),
+        ("no fence", "auto", None),
+    ],
+)
+def test_extraction(response: str, reasoning: Any, expected: str | None) -> None:
+    found = program_in(response, reasoning)
+    assert found == expected or (found or "").rstrip() == (expected or "-").rstrip()

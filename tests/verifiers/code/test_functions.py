@@ -1,0 +1,200 @@
+"""Function calls and assertions: plain data crosses, nothing of the program's own making decides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from magicrl.verifiers.code.judge import CodeJudge
+from magicrl.verifiers.code.suite import AssertCase, CallCase, parse_suite
+
+ADD = {"fn_name": "add", "inputs": [[2, 3], [10, 20]], "outputs": [5, 30]}
+
+
+def correct(judge: CodeJudge, program: str, tests: dict[str, Any]) -> bool:
+    verdict = judge.judge_program(program, parse_suite(tests))
+    assert verdict.status != "infrastructure_error", verdict.reason
+    return verdict.correct
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def add(a, b): return a + b",
+        "class Solution:\n    def add(self, a: int, b: Optional[int]) -> List[int]:\n        return a + b",
+        "class Solution:\n    @cache\n    def add(self, a, b): return a + b",
+        "class Solution:\n    @staticmethod\n    def add(a, b): return a + b",
+        "class Solution:\n    def add(self, a, b): return b if a == 0 else 1 + self.add(a - 1, b)",
+        "calls = 0\ndef add(a, b):\n    global calls\n    calls += 1\n    return a + b",
+        "def add(a, b): return a + b\nif __name__ == '__main__': print(add(*map(int, input().split())))",
+        "import numpy as np\ndef add(a, b): return np.int64(a) + np.int64(b)",
+    ],
+)
+def test_an_honest_function_passes(judge: CodeJudge, program: str) -> None:
+    assert correct(judge, program, ADD)
+
+
+def test_deep_recursion_needs_no_limit_raised(judge: CodeJudge) -> None:
+    program = "def depth(n): return 0 if n == 0 else 1 + depth(n - 1)"
+    assert correct(judge, program, {"fn_name": "depth", "inputs": [[20000]], "outputs": [20000]})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "class A:\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\nr = A()",
+        "class A(int):\n    def __eq__(self, o): return True\n    __hash__ = int.__hash__\nr = A(1)",
+        "class A(list):\n    def __eq__(self, o): return True\nr = A([1])",
+        "class A(str):\n    def __eq__(self, o): return True\nr = A('x')",
+        "from unittest.mock import ANY\nr = ANY",
+        "r = float('nan')",
+        "r = []\nfor _ in range(300000): r = [r]",
+        "r = []\nr.append(r)",
+        "import builtins, json\njson.dumps = lambda *a, **k: '5'\nbuiltins.type = lambda x: int\nr = 1",
+        "class A:\n    def __repr__(self):\n        while True: pass\nr = A()",
+        "import sys\nr = [f for f in sys._current_frames().values()]",
+    ],
+)
+def test_a_result_that_only_claims_to_be_equal_fails(judge: CodeJudge, body: str) -> None:
+    program = body + "\ndef add(a, b): return r"
+    assert not correct(judge, program, ADD)
+    assert not correct(judge, program, {"assert_case": ["assert add(2, 3) == 5", "assert add(10, 20) == 30"]})
+    loop = "def check(candidate):\n    for a, b, c in [(2, 3, 5), (10, 20, 30)]:\n        assert candidate(a, b) == c\n"
+    assert not correct(judge, program, {"entry_point": "add", "test_code": loop})
+
+
+def test_lists_and_trees_of_leetcode(judge: CodeJudge) -> None:
+    reverse = """
+class Solution:
+    def reverseList(self, head: Optional[ListNode]) -> Optional[ListNode]:
+        before = None
+        while head:
+            head.next, before, head = before, head, head.next
+        return before
+"""
+    tests = {"fn_name": "reverseList", "inputs": [[[1, 2, 3]], [[]]], "outputs": [[3, 2, 1], []]}
+    assert correct(judge, reverse, tests)
+    invert = """
+class Solution:
+    def invertTree(self, root: Optional[TreeNode]) -> Optional[TreeNode]:
+        if root:
+            root.left, root.right = self.invertTree(root.right), self.invertTree(root.left)
+        return root
+"""
+    tests = {"fn_name": "invertTree", "inputs": [[[4, 2, 7, None, 3]]], "outputs": [[4, 7, 2, None, None, 3]]}
+    assert correct(judge, invert, tests)
+    merge = """
+class Solution:
+    def merge(self, lists: List[Optional[ListNode]]) -> Optional[ListNode]:
+        values = []
+        for node in lists:
+            while node:
+                values.append(node.val)
+                node = node.next
+        head = None
+        for value in sorted(values, reverse=True):
+            head = ListNode(value, head)
+        return head
+"""
+    assert correct(judge, merge, {"fn_name": "merge", "inputs": [[[[1, 4], [2, 3]]]], "outputs": [[1, 2, 3, 4]]})
+
+
+def test_results_in_place(judge: CodeJudge) -> None:
+    tests = {"fn_name": "order", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]]}
+    assert correct(judge, "def order(a): a.sort()", tests)
+    assert not correct(judge, "def order(a): pass", tests)
+    assert correct(judge, "def order(a):\n    a.sort()\n    return len(a)", {**tests, "in_place": 0})
+
+
+def test_forms_of_arguments_and_results(judge: CodeJudge) -> None:
+    assert correct(judge, "def f(a, b): return a + b", {"fn_name": "f", "inputs": ["[1]\n[2]"], "outputs": ["[1, 2]"]})
+    assert correct(
+        judge, "def f(a): return a", {"fn_name": "f", "inputs": [[True], [False]], "outputs": [[True], [False]]}
+    )
+    assert correct(judge, "def f(a): return (a, a)", {"fn_name": "f", "inputs": [[1]], "outputs": [[1, 1]]})
+    assert correct(judge, "def f(x): return x / 3", {"fn_name": "f", "inputs": [[1]], "outputs": [0.33333333]})
+    assert not correct(judge, "def f(x): return 0.3333", {"fn_name": "f", "inputs": [[1]], "outputs": [0.33333333]})
+    assert correct(judge, "def f(): return 10 ** 5000", {"fn_name": "f", "inputs": [[]], "outputs": [10**5000]})
+    assert correct(judge, "def f(): return {1: 'a'}", {"fn_name": "f", "inputs": [[]], "outputs": [{"1": "a"}]})
+
+
+@pytest.mark.parametrize(
+    ("assertion", "right", "wrong"),
+    [
+        ("assert f(2) == 4", "lambda x: 4", "lambda x: 5"),
+        ("assert f(2) == (1, 2)", "lambda x: (1, 2)", "lambda x: [1, 2]"),
+        ("assert 4 == f(2)", "lambda x: 4", "lambda x: 5"),
+        ("assert f(2) is True", "lambda x: True", "lambda x: 1"),
+        ("assert not f('a')", "lambda x: 0", "lambda x: 1"),
+        ("assert abs(f(.1) - .3) < 1e-6", "lambda x: .3", "lambda x: .4"),
+        ("import math\nassert math.isclose(f(1), 2.0, rel_tol=1e-3)", "lambda x: 2.0001", "lambda x: 2.1"),
+        ("assert set(f([1, 1])) == {1}", "lambda x: [1, 1]", "lambda x: [2]"),
+        ("assert sorted(f((2, 1)))[0] == 1", "lambda x: [2, 1]", "lambda x: 7"),
+        ("assert f('x')", "lambda x: __import__('re').match('x', x)", "lambda x: __import__('re').match('y', x)"),
+    ],
+)
+def test_an_assertion_becomes_a_call(judge: CodeJudge, assertion: str, right: str, wrong: str) -> None:
+    suite = parse_suite({"assert_case": [assertion]})
+    assert [type(case) for case in suite.cases] == [CallCase]
+    assert judge.judge_program(f"f = {right}", suite).status == "passed"
+    assert judge.judge_program(f"f = {wrong}", suite).status == "wrong_answer"
+
+
+@pytest.mark.parametrize(
+    ("code", "right", "wrong"),
+    [
+        ("for i in range(5):\n    assert f(i) == 2 * i", "def f(x): return 2 * x", "def f(x): return x"),
+        ("try:\n    f(-1)\n    assert False\nexcept ValueError: pass",
+         "def f(x): raise ValueError", "def f(x): return x"),
+        ("a = [2, 1]\nf(a)\nassert a == [1, 2]", "def f(x): x.sort()", "def f(x): pass"),
+        ("assert f(f(1)) == 3", "def f(x): return x + 1", "def f(x): return x"),
+        ("assert f(lambda x: 2 * x, [1, 2]) == [2, 4]", "def f(g, x): return list(map(g, x))", "def f(g, x): return x"),
+        ("s = Stack()\ns.push(3)\nassert s.pop() == 3\nassert len(s) == 0",
+         "class Stack:\n    def __init__(self): self.x = []\n    def push(self, v): self.x.append(v)\n"
+         "    def pop(self): return self.x.pop()\n    def __len__(self): return len(self.x)",
+         "class Stack:\n    def push(self, v): pass\n    def pop(self): return 4\n    def __len__(self): return 0"),
+        ("assert sum(1, 2) == sum(2, 1) == 3", "def sum(a, b): return a + b", "def sum(a, b): return a"),
+    ],
+)  # fmt: skip
+def test_other_assertions_run_beside_the_program(judge: CodeJudge, code: str, right: str, wrong: str) -> None:
+    suite = parse_suite({"test_code": code})
+    assert [type(case) for case in suite.cases] == [AssertCase]
+    verdict = judge.judge_program(right, suite)
+    assert verdict.status == "passed", verdict.reason
+    assert not judge.judge_program(wrong, suite).correct
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os\nos._exit(0)",
+        "import sys\nsys.exit(0)",
+        "def f(x):\n    import os\n    os._exit(0)",
+        "def f(x): raise SystemExit(0)",
+        "def f(x): raise KeyboardInterrupt",
+        "import sys\nsys.excepthook = lambda *a: None\ndef f(x): return 0",
+        "class AssertionError(Exception): pass\ndef f(x): return 0",
+        "def check(candidate): pass\ndef f(x): return 0",
+        "import os\ndef f(x):\n    for fd in range(3, 250):\n        try: os.write(fd, b'held\\n{\"value\": 6}\\n')\n"
+        "        except OSError: pass\n    os._exit(0)",
+        "import os\ndef f(x):\n    os.closerange(0, 256)\n    return 6",
+        "def f(x):\n    while True: pass",
+        "class R:\n    def __eq__(self, o): return True\n    def __bool__(self): return True\ndef f(x): return R()",
+    ],
+)
+def test_no_way_around_an_assertion_process(judge: CodeJudge, program: str) -> None:
+    code = "def check(candidate):\n    for i in (3, 4):\n        assert candidate(i) == 2 * i\n"
+    verdict = judge.judge_program(program, parse_suite({"entry_point": "f", "test_code": code}))
+    assert not verdict.correct
+    assert verdict.status != "infrastructure_error", verdict.reason
+
+
+def test_helpers_of_the_prelude_cannot_be_replaced(judge: CodeJudge) -> None:
+    tests = {
+        "entry_point": "f",
+        "import_prefix": "def same(a, b):\n    return a == b\n",
+        "test_code": "def check(candidate):\n    for i in range(2): assert same(candidate(i), i + 1)\n",
+    }
+    assert correct(judge, "def f(x): return x + 1", tests)
+    assert not correct(judge, "def same(a, b): return True\ndef f(x): return 0", tests)

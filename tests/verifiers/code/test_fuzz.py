@@ -1,0 +1,115 @@
+"""Any text as a program, any data as tests, any bytes as an output: one verdict each, in order, no hang, no crash."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from magicrl.records import Problem
+from magicrl.verifiers.base import OUTCOME_OF_STATUS
+from magicrl.verifiers.code import remote, values
+from magicrl.verifiers.code.compare import same_text, same_value
+from magicrl.verifiers.code.extract import program_in
+from magicrl.verifiers.code.judge import CodeOptions
+from magicrl.verifiers.code.limits import Limits
+from magicrl.verifiers.code.pool import CodePool
+from magicrl.verifiers.code.suite import SuiteError, parse_suite
+
+from .conftest import judge_of
+
+CALM = settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
+LEAVES = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(max_size=8)
+HASHABLE = st.integers() | st.text(max_size=4) | st.tuples(st.integers(), st.booleans())
+PLAIN = st.recursive(
+    LEAVES,
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.dictionaries(HASHABLE, inner, max_size=3)
+        | st.sets(HASHABLE, max_size=3)
+    ),
+    max_leaves=12,
+)
+FRAGMENTS = st.sampled_from(
+    ["print(", "input()", ")", "\n", " ", "0", "'", '"""', "def f(x):", "return", "import os", "os.", "_exit(0)", "fork()",
+     "while 1:", "pass", "lambda", "[", "]", "{", "}", "\\", "\0", "\ud800", "é", "raise ", "SystemExit", "sys", "exec(",
+     "__import__('sys')", ".stdout", ".close()", "class A:", "yield", "await", "async ", "~" * 50, "(" * 200]
+)  # fmt: skip
+PROGRAMS = st.lists(FRAGMENTS, max_size=25).map("".join) | st.text(max_size=200)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[CodePool]:
+    judge_of("auto").close()
+    with CodePool(CodeOptions(limits=Limits(cpu_seconds=0.5, memory_mb=256, idle_seconds=0.3))) as made:
+        yield made
+
+
+@CALM
+@given(programs=st.lists(PROGRAMS, min_size=1, max_size=4), fenced=st.booleans())
+def test_random_programs_get_one_verdict_each(pool: CodePool, programs: list[str], fenced: bool) -> None:
+    tests = json.dumps({"inputs": ["4711"], "outputs": ["4711"]})
+    problem = Problem(id="p", prompt="", golds=(tests,), verifier="code", source="fuzz")
+    right = "print(input())"
+    texts = [f"```python\n{p}\n```" if fenced else p for p in [right, *programs, right]]
+    submit = pool.submit if fenced else pool.submit_programs
+    verdicts = pool.result(submit(problem, texts))
+    assert len(verdicts) == len(texts)
+    assert all(verdict.status in OUTCOME_OF_STATUS for verdict in verdicts)
+    assert "infrastructure_error" not in {verdict.status for verdict in verdicts}
+    assert verdicts[0].correct
+    assert verdicts[-1].correct
+
+
+@CALM
+@given(value=PLAIN)
+def test_plain_values_cross_unchanged(value: Any) -> None:
+    back = values.decode(json.loads(json.dumps(values.encode(value))), remote.as_list)
+    assert repr(back) == repr(value) or (back == value and type(back) is type(value))
+
+
+@CALM
+@given(value=st.recursive(LEAVES, lambda x: st.lists(x) | st.dictionaries(st.text(max_size=3), x), max_leaves=10))
+def test_any_json_is_decoded_or_refused(value: Any) -> None:
+    try:
+        values.decode(json.loads(json.dumps(value, default=str)), remote.as_list)
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError):
+        pass  # exactly what the judge treats as no plain data
+
+
+@CALM
+@given(output=st.binary(max_size=60), expected=st.binary(max_size=60), tolerance=st.none() | st.floats(0, 1))
+def test_random_bytes_compare(output: bytes, expected: bytes, tolerance: float | None) -> None:
+    assert same_text(expected, expected, tolerance)
+    if tolerance is None and output.split() == expected.split():
+        assert same_text(output, expected)
+
+
+@CALM
+@given(found=PLAIN, wanted=PLAIN, strict=st.booleans())
+def test_random_values_compare(found: Any, wanted: Any, strict: bool) -> None:
+    assert isinstance(same_value(found, wanted, None, strict=strict), bool)
+
+
+@CALM
+@given(tests=PLAIN | st.dictionaries(st.sampled_from(["inputs", "outputs", "fn_name", "test_code", "assert_case",
+       "entry_point", "checker", "time_limit"]), st.lists(st.text(max_size=9), max_size=3) | st.text(max_size=20)))  # fmt: skip
+def test_random_tests_parse_or_are_named(tests: Any) -> None:
+    try:
+        assert parse_suite(tests).cases
+    except SuiteError as error:
+        assert str(error)
+
+
+@CALM
+@given(
+    text=st.lists(st.sampled_from(["```", "~~~", "`", "python", "\n", "x", "<think>", "</think>", " "])).map("".join)
+)
+def test_random_fences(text: str) -> None:
+    found = program_in(text, "auto")
+    assert found is None or found in text

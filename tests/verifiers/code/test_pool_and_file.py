@@ -1,0 +1,154 @@
+"""The pool and the command: nothing lost, nothing mixed up, right verdicts after any accident."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from magicrl.records import Outcome, Problem
+from magicrl.verifiers import VerifierPool
+from magicrl.verifiers.code.batch import verify_code_file
+from magicrl.verifiers.code.judge import CodeOptions
+from magicrl.verifiers.code.limits import Limits
+from magicrl.verifiers.code.pool import CodePool
+
+from .conftest import judge_of
+
+OPTIONS = CodeOptions(limits=Limits(cpu_seconds=2.0, memory_mb=512, output_mb=4, idle_seconds=1.0))
+ECHO = "```python\nprint(input())\n```"
+
+
+def problem(number: int = 1, **more: Any) -> Problem:
+    tests = {"inputs": [str(number)], "outputs": [str(number)], **more}
+    return Problem(id=str(number), prompt="", golds=(json.dumps(tests),), verifier="code", source="test")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[CodePool]:
+    judge_of("auto").close()
+    with CodePool(OPTIONS, workers=2) as made:
+        yield made
+
+
+def test_many_items_keep_their_order_and_their_problem(pool: CodePool) -> None:
+    responses = [ECHO, "no code", "```python\nprint(0)\n```", "```python\n1/0\n```"]
+    tickets = [pool.submit(problem(n), responses) for n in range(40)]
+    expected = ["passed", "no_code", "wrong_answer", "runtime_error"]
+    for number, ticket in enumerate(tickets):
+        # print(0) is right for problem 0
+        wanted = ["passed" if number == 0 and s == "wrong_answer" else s for s in expected]
+        assert [verdict.status for verdict in pool.result(ticket)] == wanted
+    assert pool.result(pool.submit(problem(), [])) == ()
+
+
+def test_items_survive_the_death_of_their_worker(pool: CodePool) -> None:
+    slow = "```python\nimport time\ntime.sleep(0.5)\nprint(input())\n```"
+    ticket = pool.submit(problem(), [slow] * 4)
+    time.sleep(0.3)
+    os.kill(pool.worker_pids[0], signal.SIGKILL)
+    assert [verdict.status for verdict in pool.result(ticket)] == ["passed"] * 4
+
+
+def test_unusable_tests_are_not_judged_and_never_right(pool: CodePool) -> None:
+    for tests in ('{"inputs": [], "outputs": []}', "{", '{"inputs": ["1"], "outputs": ["1"], "interactive": true}'):
+        broken = Problem(id="b", prompt="", golds=(tests,), verifier="code", source="test")
+        (verdict,) = pool.result(pool.submit(broken, [ECHO]))
+        assert (verdict.outcome, verdict.status) == (Outcome.NOT_JUDGED, "infrastructure_error")
+        assert verdict.reason
+    with pytest.raises(ValueError, match="no tests"):
+        pool.submit(Problem(id="b", prompt="", golds=(), verifier="code", source="test"), [ECHO])
+
+
+def test_one_verifier_pool_judges_code_beside_the_rest() -> None:
+    exact = Problem(id="e", prompt="", golds=("7",), verifier="exact", source="test")
+    with VerifierPool(time_limit=2.0) as pool:
+        pool.warm_up(["code"])
+        (pid,) = pool.worker_pids
+        tickets = [pool.submit(problem(), [ECHO, "x"]), pool.submit(exact, ["7", "8"])]
+        assert [[v.correct for v in pool.result(ticket)] for ticket in tickets] == [[True, False]] * 2
+        below = psutil.Process(pid).children(recursive=True)
+        assert below
+    deadline = time.monotonic() + 10
+    while any(p.is_running() and p.status() != "zombie" for p in below) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not any(p.is_running() and p.status() != "zombie" for p in below)
+
+
+def test_closing_ends_a_waiting_result() -> None:
+    pool = CodePool(OPTIONS)
+    pool.warm_up()
+    ticket = pool.submit(problem(), ["```python\nwhile True: pass\n```"] * 50)
+    caught: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            pool.result(ticket)
+        except RuntimeError as error:
+            caught.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    pool.close()
+    pool.close()
+    thread.join(timeout=20)
+    assert len(caught) == 1
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.submit(problem(), [ECHO])
+
+
+def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
+    judge_of("auto").close()
+    tests = {"inputs": ["1", "2"], "outputs": ["1", "2"]}
+    rows: list[dict[str, Any]] = [
+        {"id": "a", "program": "print(input())", "tests": tests},
+        {"response": "<think>no</think>\n" + ECHO, "tests": json.dumps(tests)},
+        {"id": "c", "program": "print(1)", "tests": tests},
+        {"id": "d", "program": "print(1.00001)", "tests": {"inputs": [""], "outputs": ["1"]}, "float_tolerance": 0.1},
+        {"id": "e", "program": "print(1)", "tests": {"inputs": [], "outputs": []}},
+        {"id": "f", "program": "def f(x): return x", "tests": {"assert_case": ["assert f(1) == 1"]}},
+    ]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    options = CodeOptions(limits=OPTIONS.limits, stop_at_failure=False)
+    summary = verify_code_file(source, output, options=options)
+    found = [json.loads(line) for line in output.read_text().splitlines()]
+    keys = ["id", "correct", "status", "passed", "total", "seconds"]
+    assert [list(row) for row in found] == [keys] * 6
+    assert [[row[key] for key in keys[:5]] for row in found] == [
+        ["a", True, "passed", 2, 2],
+        [2, True, "passed", 2, 2],
+        ["c", False, "wrong_answer", 1, 2],
+        ["d", True, "passed", 1, 1],
+        ["e", False, "infrastructure_error", 0, 0],
+        ["f", True, "passed", 1, 1],
+    ]
+    assert (summary.total, summary.correct, summary.wrong, summary.not_judged) == (6, 4, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("row", "word"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected an object"),
+        ('{"tests": {}}', "exactly one of the fields"),
+        ('{"program": "x", "response": "y", "tests": {}}', "exactly one of the fields"),
+        ('{"program": 1, "tests": {}}', "'program' must be text"),
+        ('{"program": "x"}', "'tests' is missing"),
+        ('{"program": "x", "tests": 5}', "'tests' must be an object"),
+    ],
+)
+def test_a_malformed_line_is_named_before_anything_runs(tmp_path: Path, row: str, word: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text('{"program": "x", "tests": {}}\n' + row + "\n")
+    with pytest.raises(ValueError, match=rf"in\.jsonl:2: .*{word}"):
+        verify_code_file(source, tmp_path / "out.jsonl")
+    assert list(tmp_path.iterdir()) == [source]
