@@ -157,9 +157,21 @@ def test_format_auto_knows_the_released_schema_by_its_columns(tmp_path: Path) ->
     assert load(tmp_path, "or1.parquet")[0].golds == ("5",)
 
 
-def test_code_rows_are_set_aside_with_their_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_code_rows_are_problems_of_the_code_verifier(tmp_path: Path) -> None:
     tests = json.dumps({"inputs": ["1"], "outputs": ["2"]})
-    rows = [released('["5"]'), released(tests), released('{"assert_case": ["assert True"]}', ability="code")]
+    rows = [released('["5"]'), released(tests), released('["assert f(1) == 2"]', ability="code")]
+    write_lines(tmp_path / "mix.jsonl", rows)
+    loaded = load_source(SourceConfig(path="mix.jsonl"), base_folder=tmp_path)
+    assert [p.verifier for p in loaded.problems] == ["maths", "code", "code"]
+    assert loaded.problems[1].golds == (tests,)
+    assert loaded.problems[2].golds == ('{"assert_case": ["assert f(1) == 2"]}',)
+    assert not loaded.set_aside
+
+
+def test_code_rows_without_tests_are_set_aside_with_their_reason(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [released('["5"]'), released("{}", ability="code"), released('{"inputs": []}', ability="code")]
     write_lines(tmp_path / "mix.jsonl", rows)
     loaded = load_source(SourceConfig(path="mix.jsonl"), base_folder=tmp_path)
     assert [p.id for p in loaded.problems] == ["mix-0"]
@@ -170,6 +182,18 @@ def test_code_rows_are_set_aside_with_their_reason(tmp_path: Path, caplog: pytes
     write_lines(tmp_path / "code.jsonl", rows[1:])
     with pytest.raises(ValueError, match=r"code\.jsonl: no problems; all 2 records were set aside: a code problem"):
         load(tmp_path, "code.jsonl")
+
+
+def test_tests_of_a_named_field(tmp_path: Path) -> None:
+    tests = {"inputs": ["1"], "outputs": ["2"]}
+    mapping = {"prompt": "q", "answer": "tests"}
+    write_lines(tmp_path / "a.jsonl", [{"q": "x", "tests": tests}, {"q": "y", "tests": json.dumps(tests)}])
+    first, second = load(tmp_path, "a.jsonl", format="fields", fields=mapping, verifier="code")
+    assert (first.verifier, first.golds) == ("code", (json.dumps(tests),))
+    assert second.golds == first.golds
+    write_lines(tmp_path / "b.jsonl", [{"q": "x", "tests": {}}])
+    with pytest.raises(ValueError, match="must be an object of tests"):
+        load(tmp_path, "b.jsonl", format="fields", fields=mapping, verifier="code")
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ class SourceConfig(Section):
     fields: FieldMapping = FieldMapping()
     template: str = "{prompt}"
     """Text around each prompt; must hold ``{prompt}``."""
-    verifier: Literal["maths", "exact"] | None = None
-    """Default: the family's own; ``maths`` for files."""
+    verifier: Literal["maths", "exact", "code"] | None = None
+    """Default: the family's own; ``maths`` for files (``code`` for code problems of the released schema)."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -35,7 +35,7 @@ def problem_by_fields(row: Row, mapping: FieldMapping, *, stem: str, verifier: s
         ValueError: a field is missing, empty or of the wrong type; names file, line and field.
     """
     prompt = _text(row, mapping.prompt, "fields.prompt")
-    golds = _golds(row, mapping.answer)
+    golds = (_tests(row, mapping.answer),) if verifier == "code" else _golds(row, mapping.answer)
     name = f"{stem}-{row.index}" if mapping.id is None else _identifier(row, mapping.id)
     level = None if mapping.level is None else _level(row, mapping.level)
     used = {mapping.prompt, mapping.answer, mapping.id, mapping.level}
@@ -51,19 +51,21 @@ def problem_released(row: Row, *, stem: str, verifier: str) -> Problem:
 
     Raises:
         ValueError: a field is missing, empty or of the wrong type; names file, line and field.
-        Quarantined: a code problem.
+        Quarantined: a code problem without tests in a known form.
     """
     for name in _RELEASED_FIELDS:
         if name not in row.record:
             raise ValueError(_missing(row, name, name, row.record, 'set format = "fields" for other schemas'))
-    golds = _released_golds(row, _lookup(row, "reward_model.ground_truth", "the released schema"))
+    ground_truth = _lookup(row, "reward_model.ground_truth", "the released schema")
+    tests = _code_tests(row, ground_truth)
+    golds = _released_golds(row, ground_truth) if tests is None else (tests,)
     source = row.record.get("data_source")
     extra = {key: value for key, value in row.record.items() if key not in _RELEASED_FIELDS}
     return Problem(
         id=f"{stem}-{row.index}",
         prompt=_user_message(row, row.record["prompt"]),
         golds=golds,
-        verifier=verifier,
+        verifier=verifier if tests is None else "code",
         source=source if isinstance(source, str) and source else stem,
         extra=extra,
     )
@@ -159,6 +161,21 @@ def _golds(row: Row, name: str) -> tuple[str, ...]:
     return tuple(_gold(row, name, _after_hashes(v)) for v in values)
 
 
+def _tests(row: Row, name: str) -> str:
+    """The tests of a code problem (an object, or its JSON text) as JSON text."""
+    value = _lookup(row, name, "fields.answer")
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{row.where}: field {name!r} is text but no JSON: {error}") from error
+    if not isinstance(parsed, Mapping) or not any(parsed.get(key) for key in _CODE_KEYS):
+        known = ", ".join(_CODE_KEYS)
+        raise ValueError(
+            f"{row.where}: field {name!r} must be an object of tests with one of {known}, got {value!r:.60}"
+        )
+    return json.dumps(parsed)
+
+
 def _after_hashes(value: Any) -> Any:
     """The answer of a worked solution whose last line is ``#### answer``; anything else as it is."""
     if not isinstance(value, str):
@@ -167,14 +184,31 @@ def _after_hashes(value: Any) -> Any:
     return found.group(1) if found else value
 
 
+def _code_tests(row: Row, ground_truth: Any) -> str | None:
+    """The tests of a code problem as JSON text, or None for a problem of another kind.
+
+    Raises:
+        Quarantined: a code problem without tests in a known form.
+    """
+    try:
+        parsed = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
+    except json.JSONDecodeError:
+        parsed = None
+    if isinstance(parsed, Mapping) and any(parsed.get(key) for key in _CODE_KEYS):
+        return json.dumps(parsed)
+    if row.record.get("ability") != "code":
+        return None
+    if isinstance(parsed, list) and parsed and all(isinstance(text, str) for text in parsed):
+        return json.dumps({"assert_case": parsed})
+    raise Quarantined("a code problem without tests in a known form")
+
+
 def _released_golds(row: Row, ground_truth: Any) -> tuple[str, ...]:
     name = "reward_model.ground_truth"
     try:
         parsed = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
     except json.JSONDecodeError:
         parsed = None  # LaTeX, zero-padded numbers: the text itself is the gold
-    if row.record.get("ability") == "code" or (isinstance(parsed, Mapping) and any(k in parsed for k in _CODE_KEYS)):
-        raise Quarantined("a code problem: no code verifier in this version")
     if isinstance(parsed, list) and parsed and all(isinstance(gold, str) for gold in parsed):
         return tuple(_gold(row, name, gold) for gold in parsed)
     if isinstance(parsed, str):

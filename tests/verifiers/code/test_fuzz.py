@@ -38,8 +38,9 @@ PLAIN = st.recursive(
 )
 FRAGMENTS = st.sampled_from(
     ["print(", "input()", ")", "\n", " ", "0", "'", '"""', "def f(x):", "return", "import os", "os.", "_exit(0)",
-     "fork()", "while 1:", "pass", "lambda", "[", "]", "{", "}", "\\", "\0", "\ud800", "é", "raise ", "SystemExit", "sys",
-     "exec(", "__import__('sys')", ".stdout", ".close()", "class A:", "yield", "await", "async ", "~" * 50, "(" * 200]
+     "fork()", "while 1:", "pass", "lambda", "[", "]", "{", "}", "\\", "\0", "\ud800", "é", "raise ", "SystemExit",
+     "sys", "exec(",
+     "__import__('sys')", ".stdout", ".close()", "class A:", "yield", "await", "async ", "~" * 50, "(" * 200]
 )  # fmt: skip
 REFUSALS = (ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, RecursionError)
 """What the judge takes to mean: no plain data."""
