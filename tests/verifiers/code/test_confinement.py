@@ -181,6 +181,13 @@ def test_process_numbers_are_its_own_in_tier_b() -> None:
         assert judge.outputs(program, parse_suite({"inputs": [""], "outputs": [""]})) == [b"1 0 []\n"]
 
 
+def test_every_test_in_tier_b_has_an_empty_scratch_folder_of_its_own() -> None:
+    program = "import os\nprint(os.listdir('/tmp'))\nos.makedirs('/tmp/a/b')\nopen('/tmp/a/b/c', 'w').write('x')"
+    with judge_of("B") as judge:
+        outputs = judge.outputs(program, parse_suite({"inputs": [""] * 4, "outputs": [""] * 4}))
+    assert outputs == [b"[]\n"] * 4
+
+
 def test_a_killed_zygote_is_replaced(judge: CodeJudge) -> None:
     suite = parse_suite({"inputs": ["1"], "outputs": ["1"]})
     assert judge.judge_program("print(input())", suite).correct

@@ -8,6 +8,7 @@ output: what a child inherits is this process's memory.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import gc
 import importlib
 import json
@@ -109,6 +110,7 @@ class _Zygote:
             paths.append((namespaces.SCRATCH, landlock.SCRATCH))
             with contextlib.suppress(OSError):
                 self._own_numbers = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._paths = paths
         if landlock.abi() > 0:
             rules = landlock.ruleset(paths)
         elif tier == "A":
@@ -154,7 +156,7 @@ class _Zygote:
         killed = self._watch(pid, request, start)
         _, status, usage = os.wait4(pid, 0)
         if self._tier == "B" and os.listdir(namespaces.SCRATCH):
-            namespaces.fresh_scratch()
+            self._renew_scratch()
         return {
             "status": status,
             "cpu": usage.ru_utime + usage.ru_stime,
@@ -162,6 +164,14 @@ class _Zygote:
             "wall": time.monotonic() - start,
             "killed": killed,
         }
+
+    def _renew_scratch(self) -> None:
+        """An empty scratch folder; Landlock's rule for the old one does not reach it."""
+        namespaces.fresh_scratch()
+        old = self._guards.rules
+        if old is not None:
+            self._guards = dataclasses.replace(self._guards, rules=landlock.ruleset(self._paths))
+            os.close(old)
 
     def _fork(self) -> int:
         if not self._new_numbers:
