@@ -91,6 +91,7 @@ class CodeJudge:
     """Judges programs one after another in this thread. Closing it ends the sandbox's processes.
 
     Example:
+        >>> from magicrl.verifiers.code.suite import parse_suite
         >>> suite = parse_suite({"inputs": ["2 3"], "outputs": ["5"]})
         >>> with CodeJudge() as judge:
         ...     judge.judge_program("a, b = map(int, input().split()); print(a + b)", suite).status
