@@ -1,0 +1,275 @@
+"""Benchmarks by name: where they are, how their records read, what is put around a prompt (``benchmarks.toml``)."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal
+
+from huggingface_hub import hf_hub_download
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import Section
+from magicrl.data.readers import Row, read_file, read_hub
+from magicrl.evaluation.records import Form, Read, read_record
+from magicrl.records import Problem
+
+Window = tuple[date | None, date | None]
+
+
+class Template(Section):
+    """Text around a prompt; left out where the prompt holds ``unless`` already."""
+
+    text: str
+    unless: str | None = None
+
+    def around(self, prompt: str) -> str:
+        if self.unless is not None and self.unless in prompt:
+            return prompt
+        return self.text.replace("{prompt}", prompt)
+
+
+class Benchmark(Section):
+    """One row of ``benchmarks.toml``; ``problems`` is how many the whole set holds, where that is known."""
+
+    title: str
+    hub: str
+    subset: str | None = None
+    split: str = "test"
+    revision: str | None = None
+    files: tuple[str, ...] = ()
+    problems: int | None = None
+    licence: str
+    verifier: Literal["maths", "exact", "code"] = "maths"
+    forms: tuple[str, ...]
+    window: tuple[date, date] | None = None
+    local: str = ""
+
+
+class Catalogue(Section):
+    """All of ``benchmarks.toml``."""
+
+    templates: dict[str, Template]
+    forms: dict[str, Form]
+    benchmarks: dict[str, Benchmark]
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The benchmarks that come with magicrl."""
+    text = resources.files("magicrl.evaluation").joinpath("benchmarks.toml").read_text(encoding="utf-8")
+    return Catalogue.model_validate(tomllib.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """What a ``--benchmark`` names: ``NAME``, ``NAME=FILE`` or ``FILE``.
+
+    Attributes:
+        name: of its folder and its results.
+        known: the row of the catalogue, None for a file of the user's own.
+        path: the local file or folder, None for the hub.
+    """
+
+    name: str
+    known: Benchmark | None
+    path: Path | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How a set is read, beside what the catalogue says.
+
+    Attributes:
+        limit: at most so many problems, the first ones.
+        template: text around each prompt in place of the benchmark's; holds ``{prompt}``.
+        fields: columns in place of a form's: ``prompt``, ``answer``, ``id``, ``level``.
+        verifier: in place of the benchmark's.
+        window: first and last day of problems that have a date; None: the benchmark's own.
+    """
+
+    limit: int | None = None
+    template: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict[str, str])
+    verifier: str | None = None
+    window: Window | None = None
+
+    def __post_init__(self) -> None:
+        if self.template is not None and "{prompt}" not in self.template:
+            raise ValueError(f"--template must hold {{prompt}}, got {self.template!r}")
+        unknown = sorted(set(self.fields) - {"prompt", "answer", "id", "level"})
+        if unknown:
+            raise ValueError(f"--field {unknown[0]}=...: known are prompt, answer, id and level")
+        if self.limit is not None and self.limit < 1:
+            raise ValueError(f"--limit must be at least 1, got {self.limit}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoadedBenchmark:
+    """Problems to put to a model, and where they come from.
+
+    Attributes:
+        name: of its folder and its results.
+        problems: in order, ids unique, texts around the prompts included.
+        set_aside: records that cannot be used: place and reason.
+        facts: source, licence, window and template, for the record of the job.
+        whole: all problems of the known set are there (what a published figure speaks of).
+    """
+
+    name: str
+    problems: tuple[Problem, ...]
+    set_aside: tuple[str, ...]
+    facts: dict[str, Any]
+    whole: bool
+
+
+def parse_asked(text: str) -> Asked:
+    """What a ``--benchmark`` names.
+
+    Raises:
+        ValueError: neither a known name nor a file (says the nearest names).
+    """
+    known = catalogue().benchmarks
+    name, equals, path = text.partition("=")
+    if equals and name and path and not Path(text).exists():
+        return Asked(name=_folder_name(name), known=known.get(name), path=Path(path))
+    if text in known:
+        return Asked(name=text, known=known[text], path=None)
+    if Path(text).exists() or Path(text).suffix:
+        return Asked(name=_folder_name(Path(text).stem), known=None, path=Path(text))
+    near = difflib.get_close_matches(text.lower().replace("-", ""), known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    raise RecipeError(
+        f"--benchmark {text}: no such benchmark and no such file; {hint}Known: {', '.join(known)}; "
+        "or NAME=FILE, or a file"
+    )
+
+
+def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
+    """Its problems, from the hub or from the local file.
+
+    Raises:
+        RecipeError: no such file, or of an unknown kind.
+        ValueError: the file is broken, no form fits its records, or nothing is left.
+    """
+    known = asked.known
+    window = reading.window or (known.window if known is not None else None) or (None, None)
+    found, aside = _read_all(asked, reading, window)
+    if not found:
+        why = f": {aside[0]}" if aside else " (an empty file, or no problem in the window)"
+        raise ValueError(f"benchmark {asked.name}: no problem can be used{why}")
+    default = known.verifier if known is not None else "maths"
+    problems = tuple(_finished(read, asked.name, reading, default) for read in found)
+    _check_ids(problems, asked.name)
+    limited = reading.limit is not None and len(problems) >= reading.limit
+    size = known.problems if known is not None else None
+    return LoadedBenchmark(
+        name=asked.name,
+        problems=problems,
+        set_aside=tuple(aside),
+        facts={
+            "title": known.title if known is not None else asked.name,
+            "source": str(asked.path) if asked.path is not None else known.hub if known is not None else None,
+            "subset": None if asked.path is not None or known is None else known.subset,
+            "split": None if asked.path is not None or known is None else known.split,
+            "revision": None if asked.path is not None or known is None else known.revision,
+            "licence": known.licence if known is not None else None,
+            "window": [None if day is None else day.isoformat() for day in window] if any(window) else None,
+            "template": reading.template or sorted({read.template for read in found}),
+        },
+        whole=known is not None and not aside and not limited and (size is None or len(problems) == size),
+    )
+
+
+def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
+    found: list[Read] = []
+    aside: list[str] = []
+    forms = _forms(asked, reading)
+    for row in _rows(asked):
+        try:
+            read = read_record(row, forms, stem=asked.name)
+        except ValueError as error:
+            aside.append(str(error))
+            continue
+        if _inside(read.date, window):
+            found.append(read)
+        if reading.limit is not None and len(found) == reading.limit:
+            break
+    return found, aside
+
+
+def _forms(asked: Asked, reading: Reading) -> list[Form]:
+    every = catalogue().forms
+    if reading.fields:
+        own = dict(reading.fields)
+        prompt = own.pop("prompt", "problem")
+        return [Form.model_validate({"answer": "answer", **own, "prompt": [prompt]})]
+    first = [] if asked.known is None else [every[name] for name in asked.known.forms]
+    return [*first, *(form for form in every.values() if form not in first)]
+
+
+def _rows(asked: Asked) -> Iterator[Row]:
+    known = asked.known
+    if asked.path is not None:
+        paths = sorted(asked.path.glob("*.jsonl")) if asked.path.is_dir() else [asked.path]
+        if not paths:
+            raise RecipeError(f"{asked.path}: the folder holds no .jsonl file; name one data file")
+        for path in paths:
+            yield from read_file(path)
+    elif known is not None and known.files:
+        for name in known.files:
+            yield from read_file(_fetched(known, name))
+    else:
+        assert known is not None, "a name without a file is one of the catalogue"
+        yield from read_hub(known.hub, split=known.split, subset=known.subset, revision=known.revision)
+
+
+def _fetched(known: Benchmark, name: str) -> Path:
+    try:
+        return Path(hf_hub_download(known.hub, name, repo_type="dataset", revision=known.revision))
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{name} of hub data set {known.hub}: {str(error).strip() or type(error).__name__}. Without network "
+            "download it once elsewhere and give NAME=FILE"
+        ) from error
+
+
+def _inside(day: date | None, window: Window) -> bool:
+    first, last = window
+    if day is None:
+        return True
+    return (first is None or day >= first) and (last is None or day <= last)
+
+
+def _finished(read: Read, name: str, reading: Reading, verifier: str) -> Problem:
+    """With the text around its prompt, and its verifier."""
+    template = Template(text=reading.template) if reading.template else catalogue().templates[read.template]
+    kind = reading.verifier or ("code" if read.problem.verifier == "code" else verifier)
+    return replace(read.problem, prompt=template.around(read.problem.prompt), verifier=kind, source=name)
+
+
+def _check_ids(problems: Sequence[Problem], name: str) -> None:
+    seen: set[str] = set()
+    for problem in problems:
+        if problem.id in seen:
+            raise ValueError(f"benchmark {name}: id {problem.id!r} stands twice; correct the file, or name another id")
+        seen.add(problem.id)
+
+
+def _folder_name(name: str) -> str:
+    """A name that can be a folder's."""
+    kept = "".join(c if c.isalnum() or c in "-_." else "-" for c in name).strip(".")
+    if not kept:
+        raise ValueError(f"--benchmark: {name!r} cannot be a folder's name")
+    return kept
+
+
+def described() -> list[tuple[str, str, str, str]]:
+    """Name, title, hub data set and licence of every benchmark, for a table."""
+    return [(name, b.title, b.hub, b.licence) for name, b in catalogue().benchmarks.items()]

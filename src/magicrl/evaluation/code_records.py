@@ -1,0 +1,268 @@
+"""Code benchmarks' records as a statement and tests in the forms that the code verifier reads."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import json
+import pickletools
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Style = Literal["stdin", "function", "complete"]
+MOST_BYTES = 1 << 30
+"""Most bytes of one problem's private tests once unpacked: what is larger was made to fill a machine."""
+
+IMPORTS = "\n".join(
+    [
+        "import bisect, collections, functools, heapq, itertools, math, operator, random, re, string, sys",
+        "from bisect import bisect_left, bisect_right, insort",
+        "from collections import Counter, OrderedDict, defaultdict, deque",
+        "from functools import cache, cmp_to_key, lru_cache, reduce",
+        "from heapq import heapify, heappop, heappush, nlargest, nsmallest",
+        "from itertools import accumulate, combinations, groupby, pairwise, permutations, product",
+        "from math import ceil, comb, floor, gcd, inf, isqrt, lcm, sqrt",
+        "from typing import *",
+        "",
+    ]
+)
+"""What a site such as LeetCode imports before a solution; starter code takes ``List`` for granted."""
+
+_TEXT_OPCODES = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
+_OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CodeTask:
+    """A code problem: its statement, its tests, and which template belongs around it."""
+
+    prompt: str
+    tests: dict[str, Any]
+    style: Style
+
+
+def code_task(record: Mapping[str, Any], kind: str, prompt: str) -> CodeTask:
+    """The task of a record of this form.
+
+    Raises:
+        ValueError: a field is missing or of the wrong type; names the field.
+    """
+    return _KINDS[kind](record, prompt)
+
+
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"text that is no JSON: {error}") from None
+
+
+def _given(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    """Tests as an object of their own: ``{type, inputs, outputs, fn_name?}``, ``{type, code}``, a checker."""
+    tests = _parsed(record["tests"])
+    if not isinstance(tests, Mapping):
+        raise ValueError(f"field 'tests' must be an object, got {type(tests).__name__}")
+    known = {name: value for name, value in tests.items() if name != "type" and value is not None}
+    for name, own in (("entry_point", "entry_point"), ("prelude", "import_prefix"), ("import_prefix", "import_prefix")):
+        if record.get(name) and not known.get(own):
+            known[own] = record[name]
+    tolerance = known.pop("atol", None) or record.get("atol")
+    if tolerance:
+        known.setdefault("float_tolerance", tolerance)
+    if record.get("plus_inputs") and record.get("entry_point") and record.get("reference_solution"):
+        plus = {"fn_name": record["entry_point"], "inputs": _parsed(record["plus_inputs"])}
+        shown = _statement(record, known, prompt)[0]
+        checker = reference_checker(record, str(record["entry_point"]), tolerance)
+        return CodeTask(prompt=shown, tests=plus | {"checker": checker}, style="function")
+    if "checker" in known and "inputs" not in known:
+        return _puzzle(known, prompt)
+    if "inputs" in known and "outputs" not in known and "checker" not in known:
+        known["checker"] = reference_checker(record, str(known.get("fn_name")), tolerance)
+    statement, style = _statement(record, known, prompt)
+    if style == "complete":
+        known.setdefault("import_prefix", before_stub(statement))
+    return CodeTask(prompt=statement, tests=known, style=style)
+
+
+def _statement(record: Mapping[str, Any], tests: Mapping[str, Any], prompt: str) -> tuple[str, Style]:
+    """What to say beside the prompt so that it names what the tests call."""
+    if tests.get("starter_code") or record.get("starter_code"):
+        return f"{prompt.rstrip()}\n\nStart from this:\n```python\n{record['starter_code'].rstrip()}\n```", "function"
+    entry = tests.get("entry_point") or tests.get("fn_name")
+    if entry and _is_stub(prompt, str(entry)):
+        return prompt, "complete"
+    code = str(tests.get("code") or tests.get("test_code") or "")
+    if code and "assert " not in prompt:
+        return f"{prompt.rstrip()}\n\nThese tests must pass:\n{_assertions(code)}", "function"
+    if tests.get("fn_name") and str(entry) not in prompt:
+        return f"{prompt.rstrip()}\n\nThe function is named {entry}.", "function"
+    return prompt, "function" if entry or code else "stdin"
+
+
+def _assertions(code: str) -> str:
+    lines = [line for line in code.splitlines() if line.strip()]
+    return "\n".join(lines[:3]) if all(line.startswith("assert ") for line in lines) else "\n".join(lines)
+
+
+def _is_stub(prompt: str, entry: str) -> bool:
+    """Whether the prompt is Python that ends in the function to be written, its docstring its only body."""
+    try:
+        tree = ast.parse(prompt)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.FunctionDef) or last.name != entry:
+        return False
+    return all(isinstance(node, ast.Expr | ast.Import | ast.ImportFrom | ast.Pass) for node in last.body)
+
+
+def before_stub(prompt: str) -> str:
+    """Imports and helpers before the last function of a prompt, which programs and tests may both use.
+
+    The stub itself is left out: in the tests' process it would stand for the program's function.
+    """
+    try:
+        tree = ast.parse(prompt)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ""
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.FunctionDef):
+        return ""
+    start = min([last.lineno, *(node.lineno for node in last.decorator_list)])
+    return "".join(prompt.splitlines(keepends=True)[: start - 1])
+
+
+def reference_checker(record: Mapping[str, Any], entry: str, tolerance: Any) -> str:
+    """A checker that runs the reference solution inside the sandbox, for inputs that come without outputs.
+
+    Raises:
+        ValueError: there is no reference solution.
+    """
+    reference = record.get("reference_solution")
+    if not isinstance(reference, str) or not reference.strip():
+        raise ValueError("field 'tests': inputs without outputs, and no 'reference_solution' that could judge them")
+    return f"{reference}\n\n_reference = {entry}\n_tolerance = {float(tolerance or 0)!r}\n{_COMPARE}"
+
+
+_COMPARE = """
+def _same(a, b):
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
+    if isinstance(a, float) or isinstance(b, float):
+        try:
+            return a == b or abs(a - b) <= max(_tolerance, 1e-6 * abs(b)) or (a != a and b != b)
+        except TypeError:
+            return False
+    return a == b
+
+
+def check(input, output, answer):
+    import copy
+    return _same(output, _reference(*copy.deepcopy(input)))
+"""
+
+
+def _puzzle(tests: dict[str, Any], prompt: str) -> CodeTask:
+    """A puzzle whose checker ``sat`` takes whatever ``sol()`` returns (P3)."""
+    call = re.fullmatch(r"\s*sat\((\w+)\(\)\)\s*", str(tests.pop("call", "sat(sol())")))
+    if call is None:
+        raise ValueError("field 'tests.call' must be sat(NAME())")
+    statement = (
+        f"{prompt.rstrip()}\n\nWrite a function {call[1]}() without arguments for whose result `sat` is true:\n"
+        f"```python\n{str(tests['checker']).rstrip()}\n```"
+    )
+    return CodeTask(prompt=statement, tests={**tests, "fn_name": call[1], "inputs": [[]]}, style="function")
+
+
+def _humaneval(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    """The prompt's own imports and helpers stand before the program, as in the authors' harness."""
+    tests = {"test_code": record["test"], "entry_point": record["entry_point"], "import_prefix": before_stub(prompt)}
+    return CodeTask(prompt=prompt, tests=tests, style="complete")
+
+
+def _mbpp(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    cases = record["test_list"]
+    imports = record.get("test_imports") or []
+    prefix = "\n".join([*imports, *([record["test_setup_code"]] if record.get("test_setup_code") else [])])
+    statement = f"{prompt.rstrip()}\n\nThese tests must pass:\n" + "\n".join(map(str, cases))
+    return CodeTask(prompt=statement, tests={"assert_case": list(cases), "import_prefix": prefix}, style="function")
+
+
+def _mbpp_plus(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    statement = f"{prompt.rstrip()}\n\nThese tests must pass:\n" + "\n".join(map(str, record["test_list"]))
+    prefix = "\n".join(record.get("test_imports") or [])
+    return CodeTask(prompt=statement, tests={"test_code": record["test"], "import_prefix": prefix}, style="function")
+
+
+def _livecodebench(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    cases = [*_cases(record["public_test_cases"]), *_cases(record["private_test_cases"])]
+    if not cases:
+        raise ValueError("no test case; a problem without tests cannot be judged")
+    tests: dict[str, Any] = {"inputs": [c["input"] for c in cases], "outputs": [c["output"] for c in cases]}
+    metadata = _parsed(record.get("metadata") or "{}")
+    name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
+    functional = [case.get("testtype") == "functional" for case in cases]
+    if any(functional) and not (all(functional) and name):
+        raise ValueError("test cases of both kinds, or functional ones without metadata.func_name")
+    if not name or not all(functional):
+        return CodeTask(prompt=prompt, tests=tests, style="stdin")
+    starter = str(record.get("starter_code") or "").rstrip()
+    statement = f"{prompt.rstrip()}\n\nStart from this:\n```python\n{starter}\n```"
+    return CodeTask(prompt=statement, tests={**tests, "fn_name": name, "import_prefix": IMPORTS}, style="function")
+
+
+def _cases(value: Any) -> list[Mapping[str, Any]]:
+    """Test cases as JSON text, or as the JSON text inside a base64, zlib and pickle wrap."""
+    if not isinstance(value, str):
+        raise ValueError(f"test cases must be text, got {type(value).__name__}")
+    try:
+        cases = json.loads(value)
+    except ValueError:
+        cases = json.loads(unwrapped_text(value))
+    if not isinstance(cases, list) or not all(isinstance(case, Mapping) and "input" in case for case in cases):
+        raise ValueError("test cases must be a list of objects with input and output")
+    return cases
+
+
+def unwrapped_text(value: str) -> str:
+    """The text inside base64, zlib and pickle, which is how LiveCodeBench stores its private tests.
+
+    The pickle is never executed: its opcodes are read, and anything but one text is refused. So no name is ever
+    looked up and nothing is built.
+
+    Raises:
+        ValueError: it is not base64 or zlib data, unpacks to more than a GiB, or holds more than one text.
+    """
+    try:
+        packed = base64.b64decode(value, validate=True)
+        unpacker = zlib.decompressobj()
+        data = unpacker.decompress(packed, MOST_BYTES)
+    except (ValueError, zlib.error) as error:
+        raise ValueError(f"private tests are not base64 of zlib data: {error}") from None
+    if unpacker.unconsumed_tail:
+        raise ValueError(f"private tests unpack to more than {MOST_BYTES} bytes")
+    text: str | None = None
+    for opcode, argument, _position in pickletools.genops(data):
+        if opcode.name in _TEXT_OPCODES and text is None:
+            text = str(argument)
+        elif opcode.name not in _OTHER_OPCODES:
+            raise ValueError(f"private tests hold more than one text (pickle opcode {opcode.name}); they are not read")
+    if text is None:
+        raise ValueError("private tests hold no text")
+    return text
+
+
+_KINDS = {
+    "given": _given,
+    "humaneval": _humaneval,
+    "mbpp": _mbpp,
+    "mbpp_plus": _mbpp_plus,
+    "livecodebench": _livecodebench,
+}
