@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -257,3 +258,14 @@ def test_the_calling_process_loads_neither_torch_nor_sympy() -> None:
     code = "import sys, magicrl.verifiers.batch; print(sorted({'torch', 'sympy', 'transformers'} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_many_tasks_of_an_event_loop_share_a_pool(pool: VerifierPool) -> None:
+    async def judge(value: int) -> bool:
+        verdicts = await asyncio.to_thread(pool.judge, problem(str(value)), [f"\\boxed{{{value}}}", r"\boxed{-1}"])
+        return [one.correct for one in verdicts] == [True, False]
+
+    async def everything() -> list[bool]:
+        return await asyncio.gather(*(judge(value) for value in range(40)))
+
+    assert all(asyncio.run(everything()))
