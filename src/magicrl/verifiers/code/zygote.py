@@ -37,6 +37,9 @@ PRELOADED = (
 _MAX_REQUEST = 1 << 16
 _SLICES = (0.02, 0.05, 0.1, 0.25)
 _HARD_FACTOR = 10.0
+_PROGRESS_SECONDS = 0.002
+_STILL_LOOKS = 3
+"""Looks without progress before a program counts as waiting: on a busy machine it may not run for a while."""
 _PARENT_DEATH = signal.SIGKILL
 
 
@@ -192,11 +195,12 @@ class _Zygote:
         try:
             poll = select.poll()
             poll.register(ended, select.POLLIN)
-            killed, turn, before = None, 0, 0.0
+            killed, turn, before, still = None, 0, 0.0, 0
             while not poll.poll(1000 * _SLICES[min(turn, len(_SLICES) - 1)]):
                 turn += 1
                 used = kernel.cpu_seconds(pid)
-                killed = self._verdict(pid, request, time.monotonic() - start, used, used - before)
+                still = still + 1 if used - before < _PROGRESS_SECONDS else 0
+                killed = self._verdict(pid, request, time.monotonic() - start, used, still)
                 before = used
                 if killed is not None:
                     signal.pidfd_send_signal(ended, signal.SIGKILL)
@@ -206,11 +210,11 @@ class _Zygote:
         finally:
             os.close(ended)
 
-    def _verdict(self, pid: int, request: dict[str, Any], wall: float, cpu: float, progress: float) -> str | None:
+    def _verdict(self, pid: int, request: dict[str, Any], wall: float, cpu: float, still: int) -> str | None:
         if cpu > request["cpu"]:
             return "cpu"
         patience = request["cpu"] + request["idle"]
-        if wall > patience * _HARD_FACTOR or (wall > patience and progress < 0.002):
+        if wall > patience * _HARD_FACTOR or (wall > patience and still >= _STILL_LOOKS):
             return "idle"
         if self._has_proc and _threads(pid) > request["threads"]:
             return "threads"
