@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from magicrl.evaluation.samples import SampleRow, row_of
@@ -78,6 +78,19 @@ def requests_for(
     return requests
 
 
+def spread(requests: Sequence[RolloutRequest], most: int) -> list[RolloutRequest]:
+    """At most ``most`` of the requested samples, of as many problems as possible: a pilot of the whole."""
+    taken: list[list[int]] = [[] for _ in requests]
+    left = most
+    for turn in range(max((len(request.indices) for request in requests), default=0)):
+        for chosen, request in zip(taken, requests, strict=True):
+            if left and turn < len(request.indices):
+                chosen.append(request.indices[turn])
+                left -= 1
+    pairs = zip(requests, taken, strict=True)
+    return [replace(request, samples=tuple(chosen)) for request, chosen in pairs if chosen]
+
+
 def run_job(
     problems: Sequence[Problem],
     plan: SamplingPlan,
@@ -88,6 +101,7 @@ def run_job(
     write: Callable[[SampleRow], None],
     done: Iterable[SampleRow] = (),
     progress: Callable[[int, int], None] | None = None,
+    most: int | None = None,
 ) -> None:
     """Generate and judge every sample that is missing; ``write`` gets each row as soon as it is judged.
 
@@ -102,6 +116,7 @@ def run_job(
         write: appends a row (``SampleFile.append``).
         done: rows that exist already.
         progress: told samples done and samples in all, those that existed included.
+        most: generate at most so many, spread over the problems (a pilot); None: all that is missing.
 
     Raises:
         ValueError: a prompt that does not fit, or ids that stand twice.
@@ -127,7 +142,7 @@ def run_job(
 
     if progress is not None:
         progress(finished, total)
-    engine.submit(requests)
+    engine.submit(requests if most is None else spread(requests, most))
     for sample in engine.finished_samples():
         waiting.append((sample, judge.submit(sample.request.problem, [sample.completion.text])))
         while waiting and judge.ready(waiting[0][1]):

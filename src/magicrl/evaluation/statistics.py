@@ -17,6 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+MOST_ENUMERATED = 16
+"""Problems with a difference up to which a permutation test goes through all sign patterns."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
@@ -174,3 +177,37 @@ def paired_difference(
     means = delta[rng.integers(0, len(delta), size=(resamples, len(delta)))].mean(axis=1)
     low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
     return Difference(mean=float(delta.mean()), low=float(low), high=float(high), problems=len(delta))
+
+
+def permutation_test(delta: Sequence[float] | NDArray[np.float64], *, draws: int = 100_000) -> float:
+    """Two-sided p-value of a paired permutation test over problems: which of the two models is which is exchanged.
+
+    Under the null hypothesis the sign of each problem's difference is a coin. All sign patterns are enumerated while
+    there are at most 2^16 of them (problems without a difference change nothing and are left out); otherwise
+    ``draws`` are drawn with a fixed seed and the observed one is counted among them, so that p is never 0.
+
+    Args:
+        delta: one difference a problem, e.g. of the shares of right samples.
+        draws: of the sampled test.
+
+    Raises:
+        ValueError: no problems.
+    """
+    values = np.asarray(delta, dtype=np.float64)
+    if len(values) == 0:
+        raise ValueError("no problems to compare")
+    moved = np.abs(values[values != 0])
+    if len(moved) == 0:
+        return 1.0
+    observed = abs(float(values.sum())) - 1e-12 * float(moved.sum())  # sums in another order differ in the last bit
+    if len(moved) <= MOST_ENUMERATED:
+        sums = np.zeros(1)
+        for size in moved:
+            sums = np.concatenate([sums + size, sums - size])
+        return float(np.mean(np.abs(sums) >= observed))
+    rng = np.random.Generator(np.random.PCG64(0))
+    extreme = 0
+    for start in range(0, draws, 1000):
+        signs = rng.integers(0, 2, size=(min(1000, draws - start), len(moved)), dtype=np.int8) * 2.0 - 1.0
+        extreme += int(np.sum(np.abs(signs @ moved) >= observed))
+    return (extreme + 1) / (draws + 1)

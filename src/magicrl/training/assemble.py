@@ -15,9 +15,9 @@ from magicrl.config.errors import RecipeError, under, without_secrets
 from magicrl.config.loader import load_sft_recipe
 from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
 from magicrl.data.fingerprint import fingerprint
+from magicrl.evaluation.engines import in_process_engine
 from magicrl.models.loading import LoadedModel, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
-from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.lagged import LaggedEngine
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.recording import read_rollouts
@@ -137,12 +137,9 @@ def make_engine(config: TrainConfig, folder: Path | str, encoder: PromptEncoder)
         except ValueError as error:
             raise RecipeError(str(error), key="rollout.replay") from error
     policy = load_policy(folder, dtype=rollout.dtype or config.model.dtype, device=resolve_device(config.run.device))
-    engine = InProcessEngine(
-        policy.model,
-        end_tokens=policy.end_tokens,
-        decode=encoder.decode,
-        valid_vocab=policy.valid_vocab,
-        max_context=policy.max_context,
+    engine = in_process_engine(
+        policy,
+        encoder.decode,
         max_rows=rollout.max_rows,
         memory_limit_mb=rollout.memory_limit_mb,
         device=resolve_device(config.run.device),
