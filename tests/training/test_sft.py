@@ -22,6 +22,7 @@ from magicrl.config.schema import (
     TinyModelConfig,
 )
 from magicrl.data.families import OptionValue, Split, register_family
+from magicrl.data.families import base as families
 from magicrl.models.loading import describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.tiny import make_tiny
@@ -55,7 +56,10 @@ class Echo:
         return " ".join([problem.golds[0]] * self.times)
 
 
-register_family("test_echo", Echo)
+@pytest.fixture(autouse=True)
+def _echo_is_known_here_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(families, "_FACTORIES", dict(families._FACTORIES))
+    register_family("test_echo", Echo)
 
 
 def recipe(*, seed: int = 0, rate: float = 1e-2, steps: tuple[int, ...] = (25, 10), times: int = 2) -> SftConfig:
