@@ -24,7 +24,6 @@ from magicrl.verifiers.code import checker_tools, kernel, landlock, remote, valu
 from magicrl.verifiers.code.limits import EXIT_CHECKER_CRASHED, EXIT_MEMORY, EXIT_NOT_PLAIN, SLOTS
 from magicrl.verifiers.code.seccomp import Filter
 
-_STACK = 120 << 20
 _RECURSION = 50_000
 _MAX_MESSAGE = 400
 _FIRST_SLOT, _END_SLOT = 200, 220
@@ -40,7 +39,6 @@ class Guards:
     rules: int | None
     filter: Filter | None
     exec_filter: Filter
-    base_memory: int
 
 
 def prepare() -> None:
@@ -53,7 +51,7 @@ def prepare() -> None:
             if not hasattr(builtins, name):
                 _convenience.setdefault(name, getattr(loaded, name))
         _modules[module] = loaded
-    for module in ("random", "re", "datetime", "copy", "sys", "json", "statistics", "os", "time"):
+    for module in ("random", "re", "datetime", "copy", "sys", "json", "os", "time"):
         _modules[module] = importlib.import_module(module)
     _convenience.update(_modules)
     _convenience.update(inf=float("inf"), ListNode=values.ListNode, TreeNode=values.TreeNode)
@@ -91,12 +89,6 @@ def _bind(request: dict[str, Any], guards: Guards) -> None:
     # a second net only: the kernel counts this limit in ticks, which may run ahead of the true time by a quarter
     cpu = ceil(2 * request["cpu"]) + 5
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-    memory = guards.base_memory + request["memory"]
-    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (request["output"], request["output"]))
-    _, hard = resource.getrlimit(resource.RLIMIT_STACK)
-    stack = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
-    resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
     kernel.drop_capabilities()
     if guards.rules is not None:
         landlock.restrict(guards.rules)

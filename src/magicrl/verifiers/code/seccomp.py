@@ -60,6 +60,7 @@ _PRCTL, _SETRLIMIT, _SET_AFFINITY, _TGKILL, _PRLIMIT, _CLONE3 = 157, 160, 203, 2
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 _FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032)  # not F_SETOWN: it aims SIGIO at any process
 _PRCTLS = (3, 15, 16, 23, 0x53564D41)  # dumpable?, set and get name, capability?, name a mapping
+_KEPT_LIMITS = (0, 1, 9)  # RLIMIT_CPU, RLIMIT_FSIZE, RLIMIT_AS
 _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020080
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
@@ -107,6 +108,14 @@ def _signal(sender_index: int, signal_index: int) -> list[_Op]:
     ]
 
 
+def _limits(index: int) -> list[_Op]:
+    """A limit of its own, but for CPU time (whoever lowers that is killed as if from outside), size and memory."""
+    count = len(_KEPT_LIMITS)
+    tests = [(_JEQ, count - place - 1, 0, value) for place, value in enumerate(_KEPT_LIMITS)]
+    tests[-1] = (_JEQ, 0, 1, _KEPT_LIMITS[-1])
+    return [_argument(index), *tests, _ret(_EPERM), _ret(_ALLOW)]
+
+
 def _rules(allow_exec: bool) -> dict[int, list[_Op]]:
     rules: dict[int, list[_Op]] = {number: [_ret(_ALLOW)] for number in _FREE.values()}
     rules.update({number: [_ret(_KILL_PROCESS)] for number in _FATAL.values()})
@@ -115,16 +124,8 @@ def _rules(allow_exec: bool) -> dict[int, list[_Op]]:
     rules[_IOCTL] = _one_of(1, _IOCTLS, _ENOTTY)
     rules[_FCNTL] = _one_of(1, _FCNTLS, _EPERM)
     rules[_PRCTL] = _one_of(0, _PRCTLS, _EPERM)
-    # its own limits, but for CPU time: whoever lowers that is killed as if from outside
-    rules[_SETRLIMIT] = [_argument(0), (_JEQ, 0, 1, 0), _ret(_EPERM), _ret(_ALLOW)]
-    rules[_PRLIMIT] = [
-        _argument(0),
-        (_JEQ, 0, 2, 0),
-        _argument(1),
-        (_JEQ, 0, 1, 0),
-        _ret(_EPERM),
-        _ret(_ALLOW),
-    ]
+    rules[_SETRLIMIT] = _limits(0)
+    rules[_PRLIMIT] = [_argument(0), (_JEQ, 1, 0, 0), _ret(_EPERM), *_limits(1)]
     rules[_SET_AFFINITY] = _one_of(0, (0,), _EPERM)
     rules[_CLONE3] = [_ret(_ENOSYS)]  # its flags lie in memory, where a filter cannot look; libc then uses clone
     rules[_CLONE] = [

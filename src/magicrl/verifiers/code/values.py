@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import collections
 import datetime
-import decimal
-import fractions
 import itertools
+import sys
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -83,8 +82,6 @@ _EXACT: dict[type, Callable[[Any, Hook | None], Any]] = {
     complex: lambda value, other: {"c": [value.real, value.imag]},
     range: lambda value, other: {"r": [_int(part, None) for part in (value.start, value.stop, value.step)]},
     collections.deque: lambda value, other: {"q": _many(value, other)},
-    decimal.Decimal: lambda value, other: {"D": str(value)},
-    fractions.Fraction: lambda value, other: {"F": [_int(value.numerator, None), _int(value.denominator, None)]},
     datetime.date: lambda value, other: {"date": value.isoformat()},
     datetime.datetime: lambda value, other: {"datetime": value.isoformat()},
     datetime.timedelta: lambda value, other: {"delta": [value.days, value.seconds, value.microseconds]},
@@ -107,6 +104,9 @@ _BASES: tuple[tuple[type, Callable[[Any, Hook | None], Any]], ...] = (
 
 def _encode_odd(value: Any, other: Hook | None) -> Any:
     kind = type(value)
+    for module, name, tag in (("decimal", "Decimal", "D"), ("fractions", "Fraction", "F")):
+        if kind is getattr(sys.modules.get(module), name, None):  # not imported here: it would slow every fork
+            return {tag: str(value) if tag == "D" else [_int(value.numerator, None), _int(value.denominator, None)]}
     if kind is type and _TYPES.get(value.__name__) is value:
         return {"T": value.__name__}
     if kind.__module__.split(".")[0] == "numpy" and hasattr(value, "tolist"):
@@ -210,6 +210,18 @@ def _pairs(items: Any, other: Hook | None) -> dict[Any, Any]:
     return {decode(key, other): decode(item, other) for key, item in items}
 
 
+def _decimal(text: str) -> Any:
+    import decimal
+
+    return decimal.Decimal(text)
+
+
+def _fraction(numerator: int, denominator: int) -> Any:
+    import fractions
+
+    return fractions.Fraction(numerator, denominator)
+
+
 def _whole(value: Any) -> int:
     found = decode(value)
     if type(found) is not int:
@@ -230,8 +242,8 @@ _DECODERS: dict[str, Callable[[Any, Hook | None], Any]] = {
     "c": lambda parts, other: complex(float(parts[0]), float(parts[1])),
     "r": lambda parts, other: range(*(_whole(part) for part in parts)),
     "q": lambda items, other: collections.deque(_all(items, other)),
-    "D": lambda text, other: decimal.Decimal(text),
-    "F": lambda parts, other: fractions.Fraction(_whole(parts[0]), _whole(parts[1])),
+    "D": lambda text, other: _decimal(text),
+    "F": lambda parts, other: _fraction(_whole(parts[0]), _whole(parts[1])),
     "date": lambda text, other: datetime.date.fromisoformat(text),
     "datetime": lambda text, other: datetime.datetime.fromisoformat(text),
     "delta": lambda parts, other: datetime.timedelta(*parts),
