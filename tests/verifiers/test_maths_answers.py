@@ -8,6 +8,16 @@ from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.maths.judge import MathsVerifier
 
 SAME = [
+    (r"\frac{x^3}{3}+C", r"\frac13x^3+K"),
+    ("y=Ce^{x}", "y=Ae^x"),
+    (r"\begin{cases}x=1\\y=2\end{cases}", "x=1,y=2"),
+    (r"2.5 \text{ million}", "2500000"),
+    (r"3\text{ dozen eggs}", "36"),
+    ("[2,3]", r"[1,3]\cap[2,4]"),
+    (r"\bar{z}", r"\overline{z}"),
+    (r"\{ (1,2) \}", "(1,2)"),
+    (r"u(x,t)=\sin x e^{-t}", r"e^{-t}\sin x"),
+    (r"1.6 \times 10^{-19} \mathrm{C}", r"1.6\times10^{-19}"),
     ("1000", r"1\,000"),
     ("1e6", "10^6"),
     ("1000000", "1{,}000{,}000"),
@@ -336,6 +346,12 @@ SAME = [
 ]
 
 DIFFERENT = [
+    ("2c", "2d"),
+    ("C+1", "D+1"),
+    ("2AC", "2AD"),
+    ("2.5", r"2.5\text{ million}"),
+    ("y=C_1x^{C_2}", "y=C_1x^{C_7}"),
+    ("2B", r"2\text{ billion}"),
     ("5", r"5 \text{ or } 6"),
     ("5", r"6 \text{ or } 5"),
     ("5", "x"),

@@ -35,7 +35,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[VerifierPool]:
-    with VerifierPool(time_limit=0.7, workers=1) as shared:
+    with VerifierPool(time_limit=0.4, workers=1) as shared:
         shared.warm_up()
         yield shared
 

@@ -57,7 +57,7 @@ def verify_math_file(
     *,
     options: JudgeOptions | None = None,
     workers: int | None = None,
-    time_limit: float = 10.0,
+    time_limit: float = 2.0,
     memory_limit_mb: int = 4096,
 ) -> BatchSummary:
     """Judge every line ``{"id"?, "gold": str|[str], "response": str}`` of ``input``.

@@ -43,7 +43,7 @@ class VerifierPool:
         self,
         *,
         options: JudgeOptions | None = None,
-        time_limit: float = 10.0,
+        time_limit: float = 2.0,
         workers: int = 1,
         memory_limit_mb: int = 4096,
     ) -> None:

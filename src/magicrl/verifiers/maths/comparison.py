@@ -313,6 +313,9 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
         pairs = zip(gold.rows, answer.rows, strict=True)
         return _all([in_order(left, right) for left, right in pairs])
     if isinstance(gold, Group) and isinstance(answer, Group):
+        for one, other in ((gold, answer), (answer, gold)):
+            if one.opening == "{" and len(one.items) == 1 and other.opening != "{":
+                return same(one.items[0], other) if one is gold else same(other, one.items[0])
         if (gold.opening, gold.closing) != (answer.opening, answer.closing):
             return _brackets_aside(gold, answer)
         return matched(gold.items, answer.items) if gold.opening == "{" else in_order(gold.items, answer.items)

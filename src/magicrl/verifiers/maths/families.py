@@ -2,6 +2,7 @@ r"""Families of answers: ``k\pi`` and ``n\pi`` are one, when the letter is known
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from itertools import permutations
 
@@ -12,6 +13,7 @@ from magicrl.verifiers.maths.probing import same_value
 
 Same = Callable[[Answer, Answer], "bool | None"]
 
+_CONSTANT = re.compile(r"C(?:_\d)?|c_\d")
 _PARAMETERS = frozenset("knmljtzpq")
 
 
@@ -42,14 +44,17 @@ def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
 
     Only letters that one side alone has are renamed, and all on both sides must pair off.
     """
-    if not isinstance(gold, Named) or not gold.arguments:
-        return False
-    if isinstance(answer, Named) and answer.arguments != gold.arguments:
+    arguments = gold.arguments if isinstance(gold, Named) else ()
+    if isinstance(answer, Named) and answer.arguments != arguments:
         return False
     left, right = names_of(gold), names_of(answer)
     ours, theirs = sorted(left - right), sorted(right - left)
-    if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & set(gold.arguments):
+    if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & set(arguments):
         return False
+    variables = any(name.islower() for name in left & right)
+    variables = variables and not any(_CONSTANT.fullmatch(name) for name in left & right)
+    if not arguments and not (variables and all(_CONSTANT.fullmatch(name) for name in ours)):
+        return False  # x + C: a C that only one side has, beside a variable, is a constant of integration
     return any(
         same(gold, renamed(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
     )

@@ -14,11 +14,13 @@ from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.words import word_set
 
 MAX_DEPTH = 40
+_MAX_CHAIN = 40
 _MAX_DIGITS = 400
 
 _ACCENTS = word_set(
     "overrightarrow hat vec bar overline tilde dot ddot widehat widetilde mathcal mathbb mathfrak underline"
 )
+_SAME_ACCENT = {"overline": "bar", "overrightarrow": "vec", "widehat": "hat", "widetilde": "tilde"}
 _EXTREMES = frozenset(("max", "min", "gcd", "lcm"))
 _FUNCTIONS = frozenset("fgh")
 _MARKS = word_set("angle triangle odot")
@@ -100,19 +102,23 @@ class _Reader:
 
     def _term(self, depth: int) -> Expr:
         total = self._factor(depth)
+        divisions = 0
         while True:
             if self.peek("op") and self.tokens[self.at].text in ("*", "/"):
                 op = self.next().text
                 negative = self.take("op", "-")
                 right = self._factor(depth)
                 right = Expr("neg", (right,)) if negative else right
-                total = Expr("mul" if op == "*" else "div", (total, right))
+                divisions += op == "/"
+                if divisions > _MAX_CHAIN:
+                    raise _NoFormulaError
+                total = _times(total, right) if op == "*" else Expr("div", (total, right))
             elif self._starts_factor():
                 if self.peek("num") and self.tokens[self.at - 1].kind == "num":
                     total = self._mixed(total)
                     continue
                 mixed = self._mixed_frac(total) if self.peek("cmd", "frac") else None
-                total = mixed or Expr("mul", (total, self._factor(depth)))
+                total = mixed or _times(total, self._factor(depth))
             else:
                 return total
 
@@ -156,8 +162,11 @@ class _Reader:
 
     def _factor(self, depth: int) -> Expr:
         base = self._base(depth + 1)
+        start = self.at
         while self.at < len(self.tokens):
             token = self.tokens[self.at]
+            if self.at - start > _MAX_CHAIN:
+                raise _NoFormulaError
             if token.kind == "unit" and token.text == "degree":
                 self.at += 1
                 base = Expr("div", (Expr("mul", (base, symbol("pi"))), number(180)))
@@ -197,8 +206,6 @@ class _Reader:
             return Expr("sym", name=base.name + mark)
         if base.op == "pow":
             return Expr("pow", (self._decorate(base.args[0], mark), base.args[1]))
-        if base.op == "mul" and mark != "'":
-            return Expr("mul", (*base.args[:-1], self._decorate(base.args[-1], mark)))
         raise _NoFormulaError
 
     def _script(self, depth: int) -> Expr:
@@ -302,7 +309,7 @@ class _Reader:
             return function(name, *self._listed(depth))
         if name in _ACCENTS or name in _MARKS:
             content = self._script_text() if self.peek("lbrace") else self.next().text
-            return symbol(f"{name}:{content}")
+            return symbol(f"{_SAME_ACCENT.get(name, name)}:{content}")
         raise _NoFormulaError
 
     def _listed(self, depth: int) -> list[Expr]:
@@ -349,6 +356,10 @@ class _Reader:
             return function("arc" + name, arg)
         return Expr("pow", (applied, power))
 
+    def _ends_argument(self) -> bool:
+        r"""What is no more part of an argument without brackets: ``\sin x \cos y``, ``\sin x e^{-t}``."""
+        return self.peek("fn") or self.peek("open") or self.peek("bar") or self.peek("sym", "e")
+
     def _argument_of_log(self, depth: int) -> Expr:
         if self.peek("num"):
             return self._number(self.next().text)
@@ -362,9 +373,14 @@ class _Reader:
         if self.peek("fn"):
             return self._base(depth + 1)
         total = self._factor(depth + 1)
-        while self._starts_factor() and not self.peek("fn") and not self.peek("open") and not self.peek("bar"):
+        while self._starts_factor() and not self._ends_argument():
             total = Expr("mul", (total, self._factor(depth + 1)))
         return total
+
+
+def _times(left: Expr, right: Expr) -> Expr:
+    """A product, flat, so that a long one is no deep tree."""
+    return Expr("mul", (*left.args, right) if left.op == "mul" else (left, right))
 
 
 def _mixed_value(whole: Expr, top: Expr, bottom: Expr) -> Expr | None:

@@ -28,7 +28,7 @@ MAX_PARSED_CHARS = 5000
 """A longer answer is compared as a string only: no formula that anyone asks for has this length."""
 MAX_PROSE_CHARS = 8000
 """Without a box, only the end of the text is searched for an answer."""
-ENGINE_SECONDS = 1.0
+ENGINE_SECONDS = 0.8
 """CPU time that Math-Verify may use for one answer, and once for each gold."""
 _CACHED_GOLDS = 4096
 
@@ -57,6 +57,12 @@ class MathsVerifier:
             self._remember(gold, [])
 
     def judge(self, golds: Sequence[str], response: str) -> Verdict:
+        try:
+            return self._judge(golds, response)
+        except RecursionError:
+            return make_verdict("unparsable", reason="the answer is nested too deeply", decided_by="structure")
+
+    def _judge(self, golds: Sequence[str], response: str) -> Verdict:
         answer = self._extract(golds, response)
         if isinstance(answer, Verdict):
             return answer

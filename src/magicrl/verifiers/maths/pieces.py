@@ -161,9 +161,8 @@ def unit_start(tokens: Sequence[Token], levels: list[int]) -> int | None:
             return position
         if token.kind == "op" and token.text == "^" and ordinal(tokens[position + 1 :]):
             return position
-        if token.kind == "sym" and token.roman and token.spaced and token.text in UNITS:
-            return position
-        if token.kind == "sym" and token.roman and tokens[position - 1].kind == "num" and token.text in UNITS:
+        letters = any(before.kind == "sym" and before.text != "pi" for before in tokens[:position])
+        if token.kind == "sym" and token.roman and token.text in UNITS and not letters:
             return position
     return None
 

@@ -39,11 +39,11 @@ from magicrl.verifiers.maths.pieces import (
 from magicrl.verifiers.maths.relations import added, joined, related
 from magicrl.verifiers.maths.spans import united
 from magicrl.verifiers.maths.units import DEGREE, PERCENT, UNITS, Unit, unit_phrase
-from magicrl.verifiers.maths.words import plain_word
+from magicrl.verifiers.maths.words import SCALES, plain_word
 
 _MAX_DEPTH = 12
 _MAX_ITEMS = 100
-_ABOUT = frozenset(("approximately", "about", "around", "approx", "roughly", "~", "="))
+_ABOUT = frozenset(("both", "approximately", "about", "around", "approx", "roughly", "~", "="))
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix")
 
 
@@ -164,6 +164,8 @@ class _Reader:
         if len(tokens) < 2 or first.kind not in ("open", "lbrace", "env") or any(level == 0 for level in levels[1:-1]):
             return None
         inside = tokens[1:-1]
+        if first.kind == "env" and first.text.split()[-1] in ("cases", "aligned", "gathered"):
+            return self._system(inside, depth)
         if first.kind == "env":
             return self._matrix(first.text.split()[-1], inside, depth)
         opening = "{" if first.kind == "lbrace" else first.text
@@ -196,6 +198,13 @@ class _Reader:
                     return RealSet(found.spans)
                 return None
         return None
+
+    def _system(self, inside: Sequence[Token], depth: int) -> Answer | None:
+        """The rows of a system of equations, as a list; a definition by cases is none."""
+        if any(token.kind == "cell" and token.text == "column" for token in inside):
+            return None
+        commas = [Token("sep", ",") if token.kind == "cell" else token for token in inside]
+        return self.answer(commas, depth + 1)
 
     def _matrix(self, name: str, inside: Sequence[Token], depth: int) -> Answer | None:
         levels = depths(inside)
@@ -251,6 +260,9 @@ class _Reader:
         compound = self._compound(tokens, levels)
         if compound is not None:
             return compound
+        scaled = self._scaled(tokens, levels)
+        if scaled is not None:
+            return scaled
         at = unit_start(tokens, levels)
         if at is not None:
             tree = parse(tokens[:at])
@@ -271,6 +283,18 @@ class _Reader:
         pieces = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
         parts = [self.quantity(piece, depths(piece) or [0] * len(piece)) for piece in pieces]
         return added([part for part in parts if part is not None]) if None not in parts else None
+
+    def _scaled(self, tokens: Sequence[Token], levels: list[int]) -> Answer | None:
+        """``2.5 million``, ``3 dozen eggs``: the word is part of the number."""
+        for at, (token, level) in enumerate(zip(tokens, levels, strict=True)):
+            scale = SCALES.get(token.text.casefold()) if token.kind == "word" and level == 0 else None
+            if at and scale is not None:
+                tree = parse(tokens[:at])
+                unit = self._unit(tokens[at + 1 :]) if tokens[at + 1 :] else None
+                if tree is None or (tokens[at + 1 :] and unit is None):
+                    return None
+                return _free_signs(Expr("mul", (tree, expression.number(scale))), unit)
+        return None
 
     def _unit(self, tokens: Sequence[Token]) -> Unit | None:
         if tokens[0].kind == "unit":

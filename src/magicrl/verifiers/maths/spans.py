@@ -40,9 +40,17 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
         return None
     if set(operations) == {"cup"}:
         return RealSet(tuple(span for group in spans for span in group))
+    if set(operations) == {"cap"}:
+        found = joined_sets([RealSet(group, "x") for group in spans], ["and"] * len(operations))
+        return RealSet(found.spans) if isinstance(found, RealSet) and _meet(spans) else None
     if list(operations) == ["setminus"]:
         return _without_points(spans[0], spans[1])
     return None
+
+
+def _meet(groups: Sequence[Sequence[Span]]) -> bool:
+    """Whether two sets have a span in common."""
+    return len(groups) == 2 and any(_both(one, other) is not None for one in groups[0] for other in groups[1])
 
 
 def _without_points(spans: Sequence[Span], points: Sequence[Span]) -> RealSet | None:

@@ -30,6 +30,10 @@ _NUMBERS = (
         "hundred": Fraction(100),
     }
 )
+SCALES = {
+    "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
+}  # fmt: skip
+"""Words after a number that multiply it."""
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
 _FILLERS = word_set("a an the and it is its on at wins win has have winning strategy")
