@@ -154,6 +154,12 @@ def test_an_assertion_becomes_a_call(judge: CodeJudge, assertion: str, right: st
          "class Stack:\n    def __init__(self): self.x = []\n    def push(self, v): self.x.append(v)\n"
          "    def pop(self): return self.x.pop()\n    def __len__(self): return len(self.x)",
          "class Stack:\n    def push(self, v): pass\n    def pop(self): return 4\n    def __len__(self): return 0"),
+        (
+            "a = Node(1)\na.left = Node(2)\na.left.value = 5\nassert total(a) == 6\nassert a.left.value == 5",
+            "class Node:\n    left = None\n    def __init__(self, v): self.value = v\n"
+            "def total(n): return n.value + (total(n.left) if n.left else 0)",
+            "class Node:\n    left = None\n    def __init__(self, v): self.value = v\ndef total(n): return n.value",
+        ),
         ("assert sum(1, 2) == sum(2, 1) == 3", "def sum(a, b): return a + b", "def sum(a, b): return a"),
     ],
 )  # fmt: skip

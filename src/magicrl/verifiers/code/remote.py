@@ -147,6 +147,9 @@ class Server:
                     "value": self._encode(getattr(target, message["attribute"]) if "attribute" in message else target)
                 }
             positional = [self._decode(item) for item in message["a"]]
+            if message["op"] == "set":
+                setattr(target, message["attribute"], positional[0])
+                return {"value": None}
             named = {name: self._decode(item) for name, item in message["k"].items()}
             result = target(*positional, **named)
             reply = {"value": self._encode(result)}
@@ -212,6 +215,9 @@ class Client:
     def get(self, target: Mapping[str, Any], attribute: str | None) -> Any:
         extra = {} if attribute is None else {"attribute": attribute}
         return self._decode(self._ask({**target, "op": "get", **extra})["value"])
+
+    def set(self, target: Mapping[str, Any], attribute: str, value: Any) -> None:
+        self._ask({**target, "op": "set", "attribute": attribute, "a": [self._encode(value)]})
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         self._send(message)
@@ -280,9 +286,12 @@ class Client:
 class Remote:
     """Something of the program's. Equal to itself alone; as true as it was when it came."""
 
+    _client: Client
+    _target: Mapping[str, Any]
+
     def __init__(self, client: Client, target: Mapping[str, Any]) -> None:
-        self._client = client
-        self._target = target
+        object.__setattr__(self, "_client", client)
+        object.__setattr__(self, "_target", target)
 
     def __call__(self, *positional: Any, **named: Any) -> Any:
         return self._client.call(self._target, positional, named)
@@ -292,6 +301,15 @@ class Remote:
             whole = self._client.get(self._target, None)
             return getattr(whole, name)
         return self._client.get(self._target, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self._client.set(self._target, name, value)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.__getattr__("__setitem__")(key, value)
+
+    def __contains__(self, key: Any) -> bool:
+        return self.__getattr__("__contains__")(key) is True
 
     def __getitem__(self, key: Any) -> Any:
         return self.__getattr__("__getitem__")(key)
