@@ -1,0 +1,113 @@
+"""What engines with a scheduler of their own (a server, vLLM) share: seeds, checks, open groups."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
+from magicrl.rollout.randomness import philox4x32
+from magicrl.rollout.rows import GroupProgress
+
+_NO_POSITION = 0xFFFFFFFF  # no token has this position, so a seed's words are nobody's uniforms
+
+
+def sample_seed(seed: int, draw: int, sample: int, *, bits: int = 63) -> int:
+    """The seed of one sample's own generator, a function of (seed, draw, sample) alone.
+
+    Args:
+        seed: the run seed, up to 64 bits; ``draw`` likewise.
+        draw: the request's draw.
+        sample: index within the request.
+        bits: at most this many, counted from the lowest: 63 for vLLM, 31 for servers, some of which keep an int32.
+
+    Example:
+        >>> sample_seed(0, 0, 0, bits=31) == sample_seed(0, 0, 0, bits=31) != sample_seed(0, 0, 1, bits=31)
+        True
+    """
+    word = np.uint64
+    low, high, *_ = philox4x32(
+        (np.array(_NO_POSITION, word), np.array(sample, word), _low(draw), _high(draw)), (_low(seed), _high(seed))
+    )
+    return (int(low) | int(high) << 32) & ((1 << bits) - 1)
+
+
+def _low(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    return np.array(value & 0xFFFFFFFF, np.uint64)
+
+
+def _high(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
+    return np.array(value >> 32, np.uint64)
+
+
+def check_request(request: RolloutRequest, max_context: int, *, valid_vocab: int | None = None) -> None:
+    """Raise ``ValueError``, naming the problem, for a request that no engine could serve.
+
+    Args:
+        request: what is asked.
+        max_context: most prompt + response tokens.
+        valid_vocab: tokens from here on do not exist; None where the vocabulary is not known.
+    """
+    prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
+    name = f"problem {request.problem.id!r}"
+    if prompt + limit > max_context:
+        raise ValueError(
+            f"{name}: prompt of {prompt} tokens + max_tokens {limit} exceeds the context of {max_context} "
+            "tokens; lower max_tokens (T) or drop the problem"
+        )
+    if request.group_size < 1 or request.draw < 0 or request.sampling.seed < 0:
+        raise ValueError(
+            f"{name}: group_size must be positive, draw and seed not negative; got "
+            f"{request.group_size}, {request.draw}, {request.sampling.seed}"
+        )
+    wanted = request.indices
+    if not wanted or list(wanted) != sorted(set(wanted)) or wanted[0] < 0 or wanted[-1] >= request.group_size:
+        raise ValueError(f"{name}: samples must be ascending indices below {request.group_size}, got {wanted}")
+    if valid_vocab is not None and prompt:
+        low, high = int(request.prompt_tokens.min()), int(request.prompt_tokens.max())
+        if low < 0 or high >= valid_vocab:
+            raise ValueError(f"{name}: prompt tokens {low}..{high} leave the vocabulary of {valid_vocab}")
+
+
+@dataclass(kw_only=True, slots=True)
+class OpenGroups:
+    """Every group with unfinished samples, in issue order.
+
+    Attributes:
+        open: groups by issue order.
+        issued: groups taken in so far.
+    """
+
+    open: dict[int, GroupProgress] = field(default_factory=dict[int, GroupProgress])
+    issued: int = 0
+
+    def take_in(self, requests: Sequence[RolloutRequest]) -> list[GroupProgress]:
+        """Open a group for each request."""
+        groups: list[GroupProgress] = []
+        for request in requests:
+            group = GroupProgress(order=self.issued, request=request)
+            self.open[group.order] = group
+            self.issued += 1
+            groups.append(group)
+        return groups
+
+    def file(self, group: GroupProgress, index: int, completion: Completion) -> FinishedSample:
+        """File a finished sample; a group that is complete is closed."""
+        assert index not in group.done, "a sample ends once"
+        group.done[index] = completion
+        if group.complete:
+            del self.open[group.order]
+        return FinishedSample(request=group.request, index=index, completion=completion)
+
+    def drop(self) -> list[RolloutRequest]:
+        """Close every group; the requests that were unfinished, in issue order."""
+        requests = [self.open[order].request for order in sorted(self.open)]
+        self.open.clear()
+        return requests
+
+
+def group_of(group: GroupProgress) -> RolloutGroup:
+    """The record of a complete group."""
+    return RolloutGroup(request=group.request, completions=tuple(group.done[index] for index in group.request.indices))

@@ -1,0 +1,260 @@
+"""Any OpenAI-compatible server behind the seam: many requests at once inside, synchronous outside."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
+from magicrl.rollout.external import OpenGroups, check_request, group_of
+from magicrl.rollout.openai_http import ServerError, Transport
+from magicrl.rollout.openai_settings import ServerSettings, ServerUsage
+from magicrl.rollout.openai_wire import AnswerError, Wire, usage_of
+from magicrl.rollout.rows import GroupProgress
+
+T = TypeVar("T")
+
+UNLIMITED_CONTEXT = 2**31 - 1
+"""``max_context`` of a server that does not state it."""
+
+_FIRST_ATTEMPTS = 3  # a server that is not there is most often a wrong address
+_Item = tuple[GroupProgress, int]
+
+
+class OpenAIEngine:
+    """A `magicrl.rollout.protocol.RolloutEngine` that asks a server; generation only.
+
+    Every sample is a request of its own, with a seed that depends on (seed, draw, sample) alone. Whether equal seeds
+    give equal tokens is the server's matter: vLLM's do in float32, most hosted models' do not. Log-probs are kept
+    where they are certain to be those of the sampling distribution (``ServerSettings.processed_logprobs``), else they
+    are empty; entropies are unknown; token ids are the server's where it gives them, else ``UNKNOWN_TOKEN``, as many
+    as it counted.
+
+    Attributes:
+        usage: what was asked for so far.
+        settings: as given, the model's name filled in.
+    """
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        tokenizer: Any = None,
+        end_tokens: frozenset[int] = frozenset(),
+        policy_version: int = 0,
+    ) -> None:
+        """Ask the server for its models, so that a wrong address or key is found before anything is sampled.
+
+        Args:
+            settings: the server.
+            tokenizer: the model's, if it is known here; needed where a server takes no token ids, or counts none.
+            end_tokens: end a response in addition to the server's own (vLLM only).
+            policy_version: what the served weights count as.
+
+        Raises:
+            ValueError: the server cannot be reached, refuses the key, or serves several models and none is named.
+        """
+        self.usage = ServerUsage()
+        self._transport = Transport(settings, self.usage)
+        self._version = policy_version
+        self._groups = OpenGroups()
+        self._waiting: deque[_Item] = deque()
+        self._results: queue.SimpleQueue[tuple[_Item, Completion | ValueError | None]] = queue.SimpleQueue()
+        self._in_flight = 0
+        self._failed: ValueError | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-openai", daemon=True)
+        self._thread.start()
+        try:
+            found = self._call(_discover(settings, self._transport))
+        except BaseException:
+            self.close()
+            raise
+        self.settings, vllm, context = found
+        self._max_context = settings.max_context or context or UNLIMITED_CONTEXT
+        self._wire = Wire(settings=self.settings, vllm=vllm, tokenizer=tokenizer, end_tokens=tuple(sorted(end_tokens)))
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    @property
+    def max_context(self) -> int:
+        """As set, else as the server states it, else ``UNLIMITED_CONTEXT``."""
+        return self._max_context
+
+    @property
+    def takes_tokens(self) -> bool:
+        """Whether prompts are sent as token ids, so that the model sees exactly those."""
+        return self._wire.vllm and self.settings.mode == "completions"
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Queue requests; nothing is sent before ``finished`` or ``finished_samples``.
+
+        Prompt tokens may be empty: the problem's text is sent then (in chat mode it always is).
+
+        Raises:
+            ValueError: prompt + ``max_tokens`` over ``max_context``, or a prompt that cannot be sent unchanged.
+        """
+        for request in requests:
+            check_request(request, self._max_context)
+            self._wire.body(request, request.indices[0])
+        for group in self._groups.take_in(requests):
+            self._waiting.extend((group, index) for index in group.request.indices)
+
+    def finished(self) -> Iterator[RolloutGroup]:
+        """Ask until nothing is queued, yielding each group as its last member ends."""
+        for group, _ in self._run():
+            if group.complete:
+                yield group_of(group)
+
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        """Ask until nothing is queued, yielding each completion as it arrives.
+
+        When a request fails for good no new one is sent; those under way are waited for and yielded, since they are
+        paid for, and then the error is raised. What is unfinished stays queued.
+
+        Raises:
+            ServerError: the server refused a request for good, or could not be reached for long enough.
+        """
+        for _, sample in self._run():
+            yield sample
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """A server's weights are its own.
+
+        Raises:
+            ValueError: always, unless it is the version that it counts as already.
+        """
+        if version != self._version:
+            raise ValueError(
+                f"{self.settings.shown('')} serves weights of its own and cannot load version {version}; serve the "
+                "saved model there, or train with the in-process engine"
+            )
+
+    def interrupt(self) -> list[RolloutRequest]:
+        """Cancel every request (a server sees its connection close) and return the unfinished ones in issue order."""
+        self._waiting.clear()
+        if self._in_flight:
+            self._call(self._cancel())
+            self._in_flight = 0
+        self._results = queue.SimpleQueue()
+        self._failed = None
+        return self._groups.drop()
+
+    def close(self) -> None:
+        """Cancel what is under way and close the connections."""
+        if self._loop.is_closed():
+            return
+        self.interrupt()
+        self._call(self._transport.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self) -> Iterator[tuple[GroupProgress, FinishedSample]]:
+        while self._groups.open:
+            if self._failed is None:
+                self._launch()
+            elif not self._in_flight:
+                error, self._failed = self._failed, None
+                raise error
+            (group, index), result = self._results.get()
+            self._in_flight -= 1
+            if isinstance(result, Completion):
+                yield group, self._groups.file(group, index, result)
+                continue
+            self._waiting.append((group, index))
+            if result is not None and self._failed is None:
+                self._failed = result
+
+    def _launch(self) -> None:
+        """Start what waits, at most two rounds ahead of the answers: tasks cost memory too."""
+        while self._waiting and self._in_flight < 2 * self.settings.concurrency:
+            item = self._waiting.popleft()
+            self._in_flight += 1
+            self._loop.call_soon_threadsafe(self._start, item, self._results)
+
+    # in the event loop's thread
+
+    def _start(self, item: _Item, results: queue.SimpleQueue[Any]) -> None:
+        task = self._loop.create_task(self._ask(item, results))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, item: _Item, results: queue.SimpleQueue[Any]) -> None:
+        """Put the sample, its error, or None (not asked, since another failed) on ``results``."""
+        group, index = item
+        async with self._slots:
+            if self._failed is not None:
+                results.put((item, None))
+                return
+            try:
+                results.put((item, await self._sample(group.request, index)))
+            except ValueError as error:
+                results.put((item, error))
+
+    async def _sample(self, request: RolloutRequest, index: int) -> Completion:
+        began, name = time.perf_counter(), f"problem {request.problem.id!r}, sample {index}"
+        body = self._wire.body(request, index)
+        try:
+            answer = await self._transport.send("POST", self._wire.path, body, stopped=lambda: self._failed is not None)
+        except ServerError as error:
+            raise ServerError(f"{name}: {error}", status=error.status, retryable=error.retryable) from None
+        try:
+            completion = self._wire.completion(
+                request, answer, policy_version=self._version, seconds=time.perf_counter() - began
+            )
+        except AnswerError as error:
+            where = f"{name}: POST {self.settings.shown(self._wire.path)}"
+            raise ServerError(f"{where}: the answer cannot be used: {error}", status=200, retryable=False) from None
+        counted = usage_of(answer)
+        self.usage.requests += 1
+        self.usage.unreported += counted is None
+        self.usage.prompt_tokens += counted[0] if counted else 0
+        self.usage.completion_tokens += counted[1] if counted else 0
+        return completion
+
+    async def _cancel(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _discover(settings: ServerSettings, transport: Transport) -> tuple[ServerSettings, bool, int | None]:
+    """The settings with the model's name, whether the server is vLLM, and the context it states."""
+    try:
+        answer = await transport.send("GET", "/models", attempts=_FIRST_ATTEMPTS)
+    except ServerError as error:
+        if error.status not in (404, 405) or not settings.model:
+            raise
+        answer = {}  # not every server lists its models
+    listed: Any = answer.get("data")
+    models = [m for m in listed if isinstance(m, dict) and "id" in m] if isinstance(listed, list) else []
+    transport.served = [str(model["id"]) for model in models]
+    if not settings.model:
+        if len(models) != 1:
+            names = ", ".join(transport.served[:8]) or "none listed"
+            raise ValueError(f"{settings.shown('')}: say which model (served: {names})")
+        settings = replace(settings, model=transport.served[0])
+    mine = next((model for model in models if model["id"] == settings.model), None)
+    owner = (mine or (models[0] if models else {})).get("owned_by")
+    vllm = settings.dialect == "vllm" or (settings.dialect == "auto" and owner == "vllm")
+    if vllm and models and mine is None:
+        raise ValueError(
+            f"{settings.shown('')}: model {settings.model!r} is not served; served: {', '.join(transport.served[:8])}"
+        )
+    context = (mine or {}).get("max_model_len")
+    return settings, vllm, context if isinstance(context, int) else None

@@ -1,0 +1,488 @@
+"""The client of OpenAI-compatible servers against a real HTTP server that a test scripts, trouble included."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast
+
+from magicrl.evaluation.job import SamplingPlan, run_job
+from magicrl.evaluation.samples import SampleRow
+from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, frozen_tokens
+from magicrl.rollout.external import sample_seed
+from magicrl.rollout.openai_client import OpenAIEngine
+from magicrl.rollout.openai_http import ServerError
+from magicrl.rollout.openai_settings import ServerSettings
+from magicrl.rollout.openai_wire import UNKNOWN_TOKEN
+from magicrl.verifiers.pool import VerifierPool
+
+
+@dataclass(kw_only=True)
+class Reply:
+    """An HTTP answer; ``body`` is sent as JSON unless it is text; ``hold`` is waited for first."""
+
+    body: Any
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    hold: threading.Event | None = None
+
+
+@dataclass(kw_only=True)
+class Asked:
+    """One request as it arrived."""
+
+    path: str
+    headers: dict[str, str]
+    body: Any
+
+
+class ScriptedServer:
+    """``answer`` maps a request to its reply; every request is kept in ``asked``."""
+
+    def __init__(self, url: str, answer: Callable[[Asked], Reply]) -> None:
+        self.url = url
+        self.answer = answer
+        self.asked: list[Asked] = []
+        self.most_at_once = 0
+        self._now = 0
+        self._lock = threading.Lock()
+
+    def handle(self, asked: Asked) -> Reply:
+        with self._lock:
+            self.asked.append(asked)
+            self._now += 1
+            self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            reply = self.answer(asked)
+            if reply.hold is not None:
+                reply.hold.wait(60)
+            return reply
+        finally:
+            with self._lock:
+                self._now -= 1
+
+    @property
+    def posts(self) -> list[Asked]:
+        return [asked for asked in self.asked if asked.body is not None]
+
+
+def models(*names: str, **fields: Any) -> Reply:
+    return Reply(body={"object": "list", "data": [{"id": name, "object": "model", **fields} for name in names]})
+
+
+def completion(
+    text: str = "4", *, reason: str = "stop", tokens: int = 2, hold: threading.Event | None = None, **fields: Any
+) -> Reply:
+    return Reply(
+        hold=hold,
+        body={
+            "choices": [{"index": 0, "text": text, "finish_reason": reason, **fields}],
+            "usage": {"prompt_tokens": 3, "completion_tokens": tokens},
+        },
+    )
+
+
+@contextmanager
+def scripted(answer: Callable[[Asked], Reply]) -> Generator[ScriptedServer]:
+    """A server on a free port; ``answer`` sees the posts, the model list holds ``tiny`` unless it answers that too."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self._serve(None)
+
+        def do_POST(self) -> None:
+            self._serve(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+
+        def _serve(self, body: Any) -> None:
+            reply = server.handle(
+                Asked(path=self.path, headers={k.lower(): v for k, v in self.headers.items()}, body=body)
+            )
+            content = (reply.body if isinstance(reply.body, str) else json.dumps(reply.body)).encode()
+            try:
+                self.send_response(reply.status)
+                for name, value in {"content-length": str(len(content)), **reply.headers}.items():
+                    self.send_header(name, value)
+                self.end_headers()
+                self.wfile.write(content)
+            except OSError:
+                self.close_connection = True  # the client went away, as some tests have it
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    http.daemon_threads = True
+    server = ScriptedServer(f"http://127.0.0.1:{http.server_address[1]}/v1", answer)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield server
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+PROBLEM_TEXT = "What is 2 + 2?"
+
+
+def request(draw: int = 0, *, samples: tuple[int, ...] | None = None, **changes: Any) -> RolloutRequest:
+    options: dict[str, Any] = {"prompt": (), "group_size": 3, "temperature": 0.7, "limit": 8, "seed": 5} | changes
+    return RolloutRequest(
+        draw=draw,
+        problem=Problem(id=f"p{draw}", prompt=PROBLEM_TEXT, golds=("4",), verifier="exact", source="test"),
+        prompt_tokens=frozen_tokens(options["prompt"]),
+        group_size=options["group_size"],
+        sampling=SamplingParams(temperature=options["temperature"], max_tokens=options["limit"], seed=options["seed"]),
+        samples=samples,
+    )
+
+
+@contextmanager
+def engine_on(server: ScriptedServer, *, tokenizer: Any = None, **settings: Any) -> Generator[OpenAIEngine]:
+    engine = OpenAIEngine(ServerSettings(**{"base_url": server.url, "model": "tiny"} | settings), tokenizer=tokenizer)
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magicrl.rollout.openai_http._FIRST_WAIT", 0.001)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+
+
+def listing(answer: Callable[[Asked], Reply], **fields: Any) -> Callable[[Asked], Reply]:
+    """Answers the model list; the rest is ``answer``'s."""
+    return lambda asked: models("tiny", **fields) if asked.body is None else answer(asked)
+
+
+def test_every_sample_is_asked_for_once_with_its_own_repeatable_seed() -> None:
+    with (
+        scripted(listing(lambda asked: completion(text=str(asked.body["seed"])))) as server,
+        engine_on(server) as engine,
+    ):
+        engine.submit([request(0), request(1, samples=(1,))])
+        first = {(s.request.draw, s.index): s.completion.text for s in engine.finished_samples()}
+        engine.submit([request(1), request(0, samples=(0, 2))])
+        again = {(g.request.draw, i): c.text for g in engine.finished() for i, c in indexed(g)}
+        assert engine.usage.requests == 9
+        assert (engine.usage.prompt_tokens, engine.usage.completion_tokens) == (27, 18)
+    assert set(first) == {(0, 0), (0, 1), (0, 2), (1, 1)}
+    assert set(again) == {(1, 0), (1, 1), (1, 2), (0, 0), (0, 2)}
+    assert len(set(first.values())) == 4
+    assert all(again[key] == first[key] for key in again.keys() & first.keys())
+    sent = server.posts[0].body
+    assert server.posts[0].path == "/v1/completions"
+    assert (sent["prompt"], sent["temperature"], sent["top_p"], sent["max_tokens"]) == (PROBLEM_TEXT, 0.7, 1.0, 8)
+    assert not {"top_k", "return_token_ids", "logprobs"} & sent.keys()  # other servers refuse what they do not know
+
+
+def indexed(group: RolloutGroup) -> list[tuple[int, Any]]:
+    return list(zip(group.request.indices, group.completions, strict=True))
+
+
+def test_vllm_gets_token_ids_and_none_of_the_models_recommended_settings() -> None:
+    reply = completion(text="w4", token_ids=[4, 0], logprobs={"token_logprobs": [-0.5, -0.25]})
+    with scripted(listing(lambda asked: reply, owned_by="vllm", max_model_len=20)) as server:
+        with engine_on(server) as engine:
+            assert engine.takes_tokens
+            assert engine.max_context == 20
+            engine.submit([request(prompt=(5, 6), group_size=1, temperature=1.0)])
+            (sample,) = engine.finished_samples()
+            engine.submit([request(prompt=(5, 6), group_size=1, temperature=0.7)])
+            (warm,) = engine.finished_samples()
+            with pytest.raises(ValueError, match="exceeds the context of 20"):
+                engine.submit([request(prompt=range(13))])
+        with engine_on(server, processed_logprobs=True) as engine:
+            engine.submit([request(prompt=(5, 6), group_size=1, temperature=0.7)])
+            (certain,) = engine.finished_samples()
+    sent = server.posts[0].body
+    assert sent["prompt"] == [5, 6]
+    assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (0, 0.0, 1.0)
+    assert sent["add_special_tokens"] is False
+    assert sample.completion.tokens.tolist() == [4, 0]
+    assert sample.completion.sampler_logprobs.tolist() == [-0.5, -0.25]
+    assert sample.completion.sampler_entropies is None
+    assert len(warm.completion.sampler_logprobs) == 0, "raw log-probs are not those at temperature 0.7"
+    assert certain.completion.sampler_logprobs.tolist() == [-0.5, -0.25]
+
+
+def test_chat_sends_the_problem_and_puts_cut_out_reasoning_back() -> None:
+    def answer(asked: Asked) -> Reply:
+        message = {"role": "assistant", "content": "so 4", "reasoning_content": "2 + 2"}
+        if asked.body["max_tokens"] == 1:
+            message = {"role": "assistant", "content": None, "reasoning": "2 +"}
+        reason = "length" if asked.body["max_tokens"] == 1 else "stop"
+        usage = {"prompt_tokens": 9, "completion_tokens": 1 if reason == "length" else 6}
+        return Reply(body={"choices": [{"message": message, "finish_reason": reason}], "usage": usage})
+
+    with scripted(listing(answer)) as server, engine_on(server, mode="chat") as engine:
+        engine.submit([request(0, group_size=1), request(1, group_size=1, limit=1)])
+        whole, cut = sorted(engine.finished_samples(), key=lambda s: s.request.draw)
+    assert server.posts[0].path == "/v1/chat/completions"
+    assert server.posts[0].body["messages"] == [{"role": "user", "content": PROBLEM_TEXT}]
+    assert whole.completion.text == "<think>\n2 + 2\n</think>\n\nso 4"
+    assert whole.completion.tokens.tolist() == [UNKNOWN_TOKEN] * 6
+    assert cut.completion.truncated
+    assert cut.completion.text == "<think>\n2 +"
+
+
+def test_fields_are_added_left_out_and_renamed() -> None:
+    with (
+        scripted(listing(lambda asked: completion())) as server,
+        engine_on(server, max_tokens_field="max_completion_tokens", extra={"seed": None, "top_k": 5}) as engine,
+    ):
+        engine.submit([request(group_size=1)])
+        list(engine.finished())
+    sent = server.posts[0].body
+    assert sent["max_completion_tokens"] == 8
+    assert sent["top_k"] == 5
+    assert not {"seed", "max_tokens"} & sent.keys()
+
+
+def test_trouble_that_passes_is_tried_again() -> None:
+    """429 with and without a wait asked for, 5xx, a torn answer, a closed connection, an answer that never comes."""
+    never = threading.Event()
+    troubles = iter(
+        [
+            Reply(status=429, body={"error": {"message": "slow down", "code": "rate_limit_exceeded"}}),
+            Reply(status=429, body="", headers={"retry-after": "0"}),
+            Reply(status=503, body="<html><body>loading</body></html>"),
+            Reply(status=200, body='{"choices": [{"te'),
+            Reply(status=200, body="{}", headers={"content-length": "50", "connection": "close"}),
+            Reply(body={}, hold=never),
+        ]
+    )
+    with (
+        scripted(listing(lambda asked: next(troubles, completion()))) as server,
+        engine_on(server, attempt_seconds=0.5, attempts=7) as engine,
+    ):
+        engine.submit([request(group_size=1)])
+        (sample,) = engine.finished_samples()
+        assert sample.completion.text == "4"
+        assert (engine.usage.requests, engine.usage.retries) == (1, 6)
+        never.set()
+    assert len({asked.body["seed"] for asked in server.posts}) == 1
+
+
+def test_the_wait_a_server_asks_for_is_kept_to_or_refused() -> None:
+    reply = Reply(status=429, body={"error": {"message": "later"}}, headers={"retry-after": "3600"})
+    with scripted(listing(lambda asked: reply)) as server, engine_on(server, total_seconds=60) as engine:
+        engine.submit([request(group_size=1)])
+        with pytest.raises(ServerError, match=r"429: later; .*lower concurrency \(the limit of 60 s"):
+            list(engine.finished())
+    assert len(server.posts) == 1
+
+
+def test_the_total_time_holds_for_a_server_that_drips() -> None:
+    never = threading.Event()
+    with (
+        scripted(listing(lambda asked: Reply(body={}, hold=never))) as server,
+        engine_on(server, attempt_seconds=0.2, total_seconds=0.5, attempts=99) as engine,
+    ):
+        engine.submit([request(group_size=1)])
+        with pytest.raises(ServerError, match=r"no answer within .* s .*the limit of 0\.5 s is reached"):
+            list(engine.finished())
+        never.set()
+    assert 1 < len(server.posts) < 10
+
+
+REFUSALS = {
+    "wrong key": (
+        Reply(status=401, body={"error": {"message": "bad key sk-private-1", "code": "invalid_api_key"}}),
+        r"status 401: bad key \*\*\*OPENAI_API_KEY\*\*\*; the key in OPENAI_API_KEY is not accepted",
+    ),
+    "unknown model": (
+        Reply(status=404, body={"error": {"message": "The model `tiny` does not exist", "code": "model_not_found"}}),
+        "model 'tiny' is not served; served: small, large",
+    ),
+    "no such endpoint": (Reply(status=404, body={"detail": "Not Found"}), "status 404: Not Found; wrong address"),
+    "too long": (
+        Reply(status=400, body={"error": {"message": "This model's maximum context length is 4096 tokens."}}),
+        "lower max_tokens, or drop the problem",
+    ),
+    "unknown field": (
+        Reply(status=400, body={"error": {"message": "Unrecognized request argument: seed"}}),
+        r"left out with extra = \{name: None\}",
+    ),
+    "no quota": (
+        Reply(status=429, body={"error": {"message": "pay", "code": "insufficient_quota"}}),
+        "the account has no quota left",
+    ),
+    "moved": (
+        Reply(status=308, body="", headers={"location": "https://new.example/v1/completions?key=1"}),
+        r"it redirects to \(https://new\.example/v1/completions\)",
+    ),
+    "no choice": (Reply(body={"choices": []}), "the answer cannot be used: no choices"),
+    "strange end": (completion(reason="boredom"), "finish_reason is 'boredom'"),
+    "uncounted": (Reply(body={"choices": [{"text": "4", "finish_reason": "stop"}]}), "name the model's tokenizer"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSALS)
+def test_a_refusal_is_not_repeated_and_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-private-1")
+    reply, text = REFUSALS[name]
+    with scripted(lambda asked: models("small", "large") if asked.body is None else reply) as server:
+        with engine_on(server) as engine:
+            engine.submit([request(group_size=1)])
+            with pytest.raises(ServerError, match=text) as caught:
+                list(engine.finished())
+        assert f"problem 'p0', sample 0: POST {server.url}/completions" in str(caught.value)
+        assert "sk-private-1" not in str(caught.value)
+    assert len(server.posts) == 1
+    assert server.posts[0].headers["authorization"] == "Bearer sk-private-1"
+
+
+def test_a_wrong_address_or_key_is_found_before_anything_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    with scripted(lambda asked: Reply(status=401, body={"detail": "who?"})) as server:
+        with pytest.raises(ServerError, match="wants a key: set OPENAI_API_KEY"), engine_on(server):
+            pass
+        secret = server.url.replace("://", "://ann:hunter22@")
+        with pytest.raises(ServerError, match=f"GET {server.url}/models") as caught, engine_on(server, base_url=secret):
+            pass
+        assert "hunter22" not in str(caught.value)
+        assert server.asked[-1].headers["authorization"].startswith("Basic ")
+        gone = server.url
+    with pytest.raises(ServerError, match=r"cannot reach the server .*gave up after 3 attempts"):
+        OpenAIEngine(ServerSettings(base_url=gone, model="tiny"))
+    with (
+        scripted(lambda asked: Reply(body="<html>hello</html>")) as server,
+        pytest.raises(ServerError, match="no JSON object was answered"),
+        engine_on(server),
+    ):
+        pass
+    with scripted(lambda asked: models("small", "large")) as server:
+        with pytest.raises(ValueError, match=r"say which model \(served: small, large\)"), engine_on(server, model=""):
+            pass
+        monkeypatch.delenv("MY_KEY", raising=False)
+        with pytest.raises(ValueError, match="MY_KEY"), engine_on(server, key_variable="MY_KEY"):
+            pass
+    for url in ("localhost:8000", "ftp://host/v1", "http://host/v1/chat/completions"):
+        with pytest.raises(ValueError, match="base_url"):
+            ServerSettings(base_url=url)
+    assert ServerSettings(base_url="http://host:81").shown("/models") == "http://host:81/v1/models"
+
+
+def test_as_many_requests_are_under_way_as_allowed_and_no_more() -> None:
+    three = threading.Barrier(3)
+
+    def answer(asked: Asked) -> Reply:
+        three.wait(timeout=30)
+        return completion()
+
+    with scripted(listing(answer)) as server, engine_on(server, concurrency=3) as engine:
+        engine.submit([request(draw) for draw in range(5)])
+        assert len(list(engine.finished_samples())) == 15
+    assert server.most_at_once == 3
+
+
+def test_after_an_error_what_is_paid_for_arrives_and_the_rest_can_go_on() -> None:
+    bad = sample_seed(5, 1, 0, bits=31)
+    broken = threading.Event()
+    arrived = threading.Semaphore(0)
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body["seed"] == bad and not broken.is_set():
+            arrived.acquire(timeout=30)  # the other one of the two is under way
+            broken.set()
+            return Reply(status=400, body={"error": {"message": "no"}})
+        arrived.release()
+        return completion(text=str(asked.body["seed"]), hold=broken)
+
+    with scripted(listing(answer)) as server, engine_on(server, concurrency=2) as engine:
+        engine.submit([request(1), request(2)])
+        got: list[tuple[int, int]] = []
+        with pytest.raises(ServerError, match="problem 'p1', sample 0"):
+            collect(engine, got)
+        assert (1, 1) in got
+        rest = [(s.request.draw, s.index) for s in engine.finished_samples()]
+    assert sorted([*got, *rest]) == [(draw, index) for draw in (1, 2) for index in range(3)]
+
+
+def collect(engine: OpenAIEngine, got: list[tuple[int, int]]) -> None:
+    for sample in engine.finished_samples():
+        got.append((sample.request.draw, sample.index))
+
+
+def test_after_an_interrupt_the_unfinished_are_returned_and_the_engine_goes_on() -> None:
+    never = threading.Event()
+    first = sample_seed(5, 0, 0, bits=31)
+    with scripted(listing(lambda asked: completion(hold=None if asked.body["seed"] == first else never))) as server:
+        with engine_on(server) as engine:
+            engine.submit([request(0, group_size=1), request(1), request(2)])
+            samples = engine.finished_samples()
+            assert next(samples).request.draw == 0
+            assert [r.draw for r in engine.interrupt()] == [1, 2]
+            never.set()
+            engine.submit([request(3)])
+            assert [g.request.draw for g in engine.finished()] == [3]
+        engine.close()
+
+
+def test_a_servers_weights_are_its_own() -> None:
+    with scripted(listing(lambda asked: completion())) as server, engine_on(server) as engine:
+        engine.load_weights({}, 0)
+        with pytest.raises(ValueError, match="cannot load version 1"):
+            engine.load_weights({}, 1)
+
+
+def test_a_prompt_that_text_would_change_is_refused(tmp_path: Path) -> None:
+    words = {"<end>": 0, "<unk>": 1, "a": 2, "b": 3}
+    backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
+    backend.pre_tokenizer = WhitespaceSplit()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", unk_token="<unk>")
+    with scripted(listing(lambda asked: completion())) as server, engine_on(server, tokenizer=tokenizer) as engine:
+        engine.submit([request(prompt=(2, 3, 2), group_size=1)])
+        list(engine.finished())
+        with pytest.raises(ValueError, match="'p0': its prompt would become other tokens"):
+            engine.submit([request(prompt=(2, 9), group_size=1)])
+        with engine_on(server) as other, pytest.raises(ValueError, match="name the tokenizer"):
+            other.submit([request(prompt=(2, 3))])
+    assert server.posts[0].body["prompt"] == "a b a"
+
+
+def test_the_sampling_job_runs_on_a_server_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    problems = [
+        Problem(id=f"q{n}", prompt=f"what is {n}?", golds=(str(n),), verifier="exact", source="test") for n in range(4)
+    ]
+    plan = SamplingPlan(samples=3, temperature=1.0, max_tokens=16, seed=3)
+
+    def answer(asked: Asked) -> Reply:
+        right = asked.body["prompt"].split()[-1].rstrip("?")
+        return completion(text=right if asked.body["seed"] % 2 else "nothing")
+
+    def nothing(problem: Problem) -> TokenArray:
+        return frozen_tokens([])
+
+    with scripted(listing(answer)) as server, VerifierPool(workers=1) as judge:
+        whole: list[SampleRow] = []
+        with engine_on(server) as engine:
+            run_job(problems, plan, engine, judge, nothing, write=whole.append)
+        kept = [row for row in whole if (row.problem, row.sample) not in {("q1", 2), ("q3", 0)}]
+        added: list[SampleRow] = []
+        with engine_on(server) as engine:
+            run_job(problems, plan, engine, judge, nothing, write=added.append, done=kept)
+            assert engine.usage.requests == 2
+
+    def key(row: SampleRow) -> tuple[str, int, str, str]:
+        return row.problem, row.sample, row.text, row.outcome
+
+    assert sorted(map(key, [*kept, *added])) == sorted(map(key, whole))
+    assert {row.outcome for row in whole} == {"correct", "wrong"}
+    assert all(row.tokens == 2 and row.logprob is None and row.entropy is None for row in whole)
