@@ -207,7 +207,7 @@ def _renamed(answer: Answer, names: dict[str, str]) -> Answer:
 def _relations(gold: Answer, answer: Answer) -> bool | None:
     left, right = _equation(gold), _equation(answer)
     if left is not None and right is not None:
-        return same_equation(left, right)
+        return _same_relation(gold, left, answer, right)
     if isinstance(gold, Order) and isinstance(answer, Order):
         return same_order(gold, answer)
     if isinstance(answer, Equation) and not isinstance(gold, Equation | Order | Named):
@@ -219,6 +219,18 @@ def _relations(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(gold, Order) or isinstance(answer, Order):
         return None
     return False
+
+
+def _same_relation(gold: Answer, left: Equation, answer: Answer, right: Equation) -> bool | None:
+    """The same equation up to a factor, or one that gives a name the value that the other has for it."""
+    verdict = same_equation(left, right)
+    if verdict is not True:
+        for one, equation in ((gold, right), (answer, left)):
+            if isinstance(one, Named) and isinstance(one.value, Quantity) and one.symbol is not None:
+                names = equation.left.symbols | equation.right.symbols
+                if names - one.value.expr.symbols == one.symbol.symbols and solves(equation, one.value.expr):
+                    return True
+    return verdict
 
 
 def _equation(answer: Answer) -> Equation | None:

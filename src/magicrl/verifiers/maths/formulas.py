@@ -86,6 +86,8 @@ class _Reader:
                 # flat, so that a long sum is no deep tree
                 before = total.args if total.op == "add" else (total,)
                 total = Expr("add", (*before, term if sign == "+" else Expr("neg", (term,))))
+        if self.take("cmd", "choose"):
+            return function("binomial", total, self.sum(depth + 1))
         return total
 
     def _sign_ahead(self) -> bool:
@@ -188,10 +190,9 @@ class _Reader:
             self.at += 1 if self.peek("sym", "prime") else 3
             return self._decorate(base, "'")
         script = self._script(depth)
-        if base.op == "sym" and re.fullmatch(r"C_\d{1,4}", base.name) and script.op == "num":
-            top = int(base.name[2:])  # so many things chosen from ``top``
-            if script.value <= top:
-                return function("binomial", number(top), script)
+        counted = re.fullmatch(r"([CA])_(\d{1,4}|[nm])", base.name) if base.op == "sym" else None
+        if counted and script.op in ("num", "sym"):
+            return _chosen(counted[1], counted[2], script) or Expr("pow", (base, script))
         return Expr("pow", (base, script))
 
     def _braced_prime(self) -> bool:
@@ -376,6 +377,18 @@ class _Reader:
         while self._starts_factor() and not self._ends_argument():
             total = Expr("mul", (total, self._factor(depth + 1)))
         return total
+
+
+def _chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
+    """``C_n^k`` things chosen and ``A_5^2`` arranged, as some write them; None where it is a power."""
+    top = number(int(subscript)) if subscript.isdigit() else symbol(subscript)
+    if top.op == "num" and script.op == "num" and script.value > top.value:
+        return None
+    if letter == "A":
+        if top.op != "num" or script.op != "num":
+            return None
+        return Expr("mul", (function("binomial", top, script), function("factorial", script)))
+    return function("binomial", top, script)
 
 
 def _times(left: Expr, right: Expr) -> Expr:

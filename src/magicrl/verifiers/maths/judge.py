@@ -9,6 +9,7 @@ exactly, and a response whose reasoning never ended has no answer.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,7 @@ MAX_PROSE_CHARS = 8000
 ENGINE_SECONDS = 0.8
 """CPU time that Math-Verify may use for one answer, and once for each gold."""
 _CACHED_GOLDS = 4096
+_MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ class _Answer:
 
     text: str
     boxed: bool
-    boxes: tuple[str, ...] | None = None
+    source: str = ""
 
 
 class MathsVerifier:
@@ -68,7 +70,7 @@ class MathsVerifier:
             return answer
         pairs = [(gold, canonical(close_braces(gold))) for gold in golds]
         verdict = self._by_steps(pairs, canonical(answer.text), answer)
-        if verdict is None or (verdict.status == "mismatch" and answer.boxes):
+        if answer.source and (verdict is None or verdict.status == "mismatch"):
             joint = self._by_joint_boxes(pairs, answer)
             verdict = joint or verdict
         if isinstance(verdict, Verdict):
@@ -81,7 +83,7 @@ class MathsVerifier:
             return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
         box = last_box(text)
         if box is not None:
-            answer = _Answer(box.strip(), boxed=True, boxes=joint_boxes(text))
+            answer = _Answer(box.strip(), boxed=True, source=text)
         elif self._options.extract == "lenient":
             choice = all(choice_letter(gold) is not None for gold in golds)
             found = final_answer(text[-MAX_PROSE_CHARS:], choice=choice)
@@ -108,11 +110,14 @@ class MathsVerifier:
 
     def _by_joint_boxes(self, pairs: list[tuple[str, str]], answer: _Answer) -> Verdict | None:
         """Several boxes in a row are one list, if the gold is a list of as many answers."""
-        if answer.boxes is None:
+        if not any(_MAY_BE_LIST.search(gold) for _, gold in pairs):
             return None
-        spelled = canonical(", ".join(answer.boxes))
-        if len(spelled) <= MAX_PARSED_CHARS and any(same_list(gold, spelled, len(answer.boxes)) for _, gold in pairs):
-            return make_verdict("matched", decided_by="boxes", extracted=", ".join(answer.boxes))
+        boxes = joint_boxes(answer.source)
+        if boxes is None:
+            return None
+        spelled = canonical(", ".join(boxes))
+        if len(spelled) <= MAX_PARSED_CHARS and any(same_list(gold, spelled, len(boxes)) for _, gold in pairs):
+            return make_verdict("matched", decided_by="boxes", extracted=", ".join(boxes))
         return None
 
     def _by_engine(self, pairs: list[tuple[str, str]], answer: _Answer) -> Verdict:

@@ -38,7 +38,7 @@ _TOKENS = re.compile(
     r"|(?P<frac>\\[dtc]frac(?![A-Za-z]))"
     r"|(?P<binom>\\[dt]binom(?![A-Za-z]))"
     r"|(?P<style>\\(?:display|text)style(?![A-Za-z]))"
-    r"|(?P<nothing>\\!)"
+    r"|(?P<nothing>\\! *)"
     r"|(?P<space>\\[,;:> ]|~|\\q?quad(?![A-Za-z]))"
     r"|(?P<comma>\{,\})"
     r"|(?P<le>\\(?:leqslant|leq)(?![A-Za-z]))"

@@ -61,6 +61,11 @@ def split(tokens: Sequence[Token], levels: list[int], kind: str) -> tuple[list[S
 
 def without_clause(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int], set[str]]:
     """Cut off ``for some integer t`` and the like; the names that it declares."""
+    if tokens[-1].text == "(" and tokens[-1].kind == "close" and levels[-1] == 0:
+        opened = max(at for at, level in enumerate(levels[:-1]) if level == 0)
+        name = declared_integer(tokens[opened + 1 : -1])
+        if opened and name:
+            return tokens[:opened], levels[:opened], {name}  # ... (k in Z)
     for position, token in enumerate(tokens):
         if position and levels[position] == 0 and token.kind == "word" and token.text.casefold() in _CLAUSE_STARTS:
             clause = tokens[position:]

@@ -196,6 +196,10 @@ class _Reader:
                 head = [t for t in inside[:position] if t.kind == "sym"]
                 if isinstance(found, RealSet) and head and found.subject == head[0].text:
                     return RealSet(found.spans)
+                inner = found.answer if isinstance(found, Family) else found
+                if isinstance(inner, Named) and head and inner.name == head[0].text:
+                    value = inner.value
+                    return Family(value, found.parameters) if isinstance(found, Family) else value
                 return None
         return None
 

@@ -36,7 +36,7 @@ SCALES = {
 """Words after a number that multiply it."""
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
-_FILLERS = word_set("a an the and it is its on at wins win has have winning strategy")
+_FILLERS = word_set("a an the and it is its on at wins win has have winning strategy condition")
 
 _LETTER = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)*"
