@@ -168,7 +168,8 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
     problems = tuple(_finished(read, asked.name, reading, default) for read in found)
     _check_ids(problems, asked.name)
     limited = reading.limit is not None and len(problems) >= reading.limit
-    size = known.problems if known is not None else None
+    narrowed = known is not None and reading.window not in (None, known.window)
+    size = known.problems if known is not None and known.problems is not None else len(problems)
     return LoadedBenchmark(
         name=asked.name,
         problems=problems,
@@ -181,9 +182,10 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
             "revision": None if asked.path is not None or known is None else known.revision,
             "licence": known.licence if known is not None else None,
             "window": [None if day is None else day.isoformat() for day in window] if any(window) else None,
+            "template_given": reading.template is not None,
             "template": reading.template or sorted({read.template for read in found}),
         },
-        whole=known is not None and not aside and not limited and (size is None or len(problems) == size),
+        whole=known is not None and len(problems) == size and not (aside or limited or narrowed),
     )
 
 

@@ -1,0 +1,166 @@
+"""From the samples of an evaluation's folders to ``results.json``; needs the files alone, no model."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from magicrl.evaluation.folder import RESULTS, SCHEMA_VERSION, EvaluationFolder, Job
+from magicrl.evaluation.presets import PRESETS, against_table13, beside, table13
+from magicrl.evaluation.provenance import now, write_atomically
+from magicrl.evaluation.samples import SampleRow, by_problem
+from magicrl.evaluation.scaling import scaling
+from magicrl.evaluation.scoring import score_rows
+
+
+class Incomplete(ValueError):
+    """Samples are missing: other shards have not ended, or a job was stopped."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ask:
+    """Which k to report; None: the powers of two up to the samples (``pass``) and all of them (``majority``)."""
+
+    pass_at: tuple[int, ...] | None = None
+    majority_at: tuple[int, ...] | None = None
+
+
+def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping[str, int] | None = None) -> Path:
+    """Score these benchmarks' folders and write ``results.json``.
+
+    Args:
+        output: the evaluation's folder.
+        names: benchmarks, in the order of the results.
+        ask: which k.
+        samples: samples a problem by benchmark; default: those each job asks for.
+
+    Raises:
+        Incomplete: samples are missing (says how many of which benchmark).
+        ValueError: a file is damaged, or a k is larger than the samples.
+    """
+    results = {name: result_of(EvaluationFolder(output / name), ask, (samples or {}).get(name)) for name in names}
+    accuracy = {name: result["accuracy"] for name, result in results.items()}
+    document: dict[str, Any] = {
+        "schema_version": SCHEMA_VERSION,
+        "written": now(),
+        "benchmarks": results,
+        "means": means(accuracy, [result["preset"] for result in results.values()]),
+    }
+    comparable = {n: r["accuracy"]["mean"] for n, r in results.items() if not r["table13"]["differs"]}
+    if comparable:
+        document["table13"] = {"rows": beside(comparable), "note": table13().note}
+    path = output / RESULTS
+    write_atomically(path, json.dumps(document, indent=1, allow_nan=False))
+    return path
+
+
+def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) -> dict[str, Any]:
+    """One benchmark's scores.
+
+    Raises:
+        Incomplete: samples are missing.
+    """
+    job = folder.job()
+    wanted = samples or job.samples
+    ids = folder.problem_ids()
+    rows = folder.rows(wanted)
+    missing = wanted * len(ids) - len(rows)
+    if missing:
+        raise Incomplete(
+            f"{folder.path}: {missing} of {wanted * len(ids)} samples are missing; run the same command again, or the "
+            "shards that have not ended"
+        )
+    problems = by_problem(rows, ids)
+    pass_at, majority_at = _counts(ask, min(sum(row.counted for row in rows) for rows in problems), wanted)
+    score = score_rows(problems, pass_at=pass_at, majority_at=majority_at)
+    sampling: Mapping[str, Any] = job.decides["sampling"]
+    source: Mapping[str, Any] = job.recorded["benchmark"]
+    return {
+        "title": source["title"],
+        "problems": len(ids),
+        "samples": wanted,
+        "accuracy": score.accuracy.as_dict(),
+        "pass_at": {str(k): estimate.as_dict() for k, estimate in score.pass_at.items()},
+        "majority_at": {str(k): estimate.as_dict() for k, estimate in score.majority_at.items()},
+        "length": score.length.as_dict(),
+        "truncation": score.truncation.as_dict(),
+        "entropy": score.entropy,
+        "answered_and_stopped": score.boxed_and_stopped,
+        "not_judged": score.not_judged,
+        "scored_sha256": scored_checksum(row for rows in problems for row in rows),
+        "whole_set": source["whole"],
+        "set_aside": source["set_aside"],
+        "preset": job.recorded.get("preset"),
+        "settings": job.decides,
+        "model": job.recorded["engine"],
+        "environment": job.recorded["environment"],
+        "source": {name: value for name, value in source.items() if name not in ("whole", "set_aside", "title")},
+        "table13": _table13(job, source, samples=wanted),
+        "scaling": scaling(problems, sampling["max_tokens"], knows_limit=job.recorded["knows_limit"]),
+        "per_problem": [_problem(name, rows) for name, rows in zip(ids, problems, strict=True)],
+    }
+
+
+def scored_checksum(rows: Iterable[SampleRow]) -> str:
+    """SHA-256 over what was scored, in order: problem, sample, verdict, end, tokens and the text itself."""
+    digest = hashlib.sha256()
+    for row in rows:
+        line = json.dumps([row.problem, row.sample, row.outcome, row.finish_reason, row.tokens, row.text])
+        digest.update(line.encode() + b"\n")
+    return digest.hexdigest()
+
+
+def means(accuracy: Mapping[str, Mapping[str, float]], presets: Sequence[str | None]) -> dict[str, Any]:
+    """Means over benchmarks: of all of them, and a preset's own where its sets are there.
+
+    Sets are independent, so that the standard error is the root of the summed squares over their number.
+    """
+    wanted = {"all": tuple(accuracy)} if len(accuracy) > 1 else {}
+    for name in {name for name in presets if name is not None}:
+        sets = PRESETS[name].mean_of
+        if sets and all(s in accuracy for s in sets):
+            wanted[name] = sets
+    return {
+        name: {
+            "sets": list(sets),
+            "mean": sum(accuracy[s]["mean"] for s in sets) / len(sets),
+            "standard_error": math.sqrt(sum(accuracy[s]["standard_error"] ** 2 for s in sets)) / len(sets),
+        }
+        for name, sets in wanted.items()
+    }
+
+
+def _counts(ask: Ask, fewest: int, samples: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The k of pass@k and maj@k; what was asked for must be possible, defaults go as far as they are."""
+    for option, asked in (("--pass-at", ask.pass_at), ("--majority-at", ask.majority_at)):
+        above = [k for k in asked or () if not 1 <= k <= samples]
+        if above:
+            raise ValueError(f"{option} {above[0]}: k must be between 1 and the {samples} samples of a problem")
+    powers = tuple(k for k in (1 << i for i in range(samples.bit_length())) if 1 < k <= fewest)
+    passed = powers if ask.pass_at is None else ask.pass_at
+    return passed, (powers[-1:] if ask.majority_at is None else ask.majority_at)
+
+
+def _table13(job: Job, source: Mapping[str, Any], *, samples: int) -> dict[str, Any]:
+    name = job.decides["benchmark"]
+    differs = against_table13(name, job.decides["sampling"], samples=samples, whole=bool(source["whole"]))
+    if not differs and source.get("template_given"):
+        differs = ["another text around the prompts"]
+    return {"differs": differs}
+
+
+def _problem(name: str, rows: Sequence[SampleRow]) -> dict[str, Any]:
+    counted = [row for row in rows if row.counted]
+    return {
+        "id": name,
+        "accuracy": sum(row.correct for row in counted) / len(counted) if counted else None,
+        "correct": sum(row.correct for row in counted),
+        "counted": len(counted),
+        "mean_tokens": sum(row.tokens for row in rows) / len(rows),
+        "truncated": sum(row.truncated for row in rows),
+    }

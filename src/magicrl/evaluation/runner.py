@@ -1,0 +1,292 @@
+"""``magicrl eval`` without its terminal: benchmarks, one engine, jobs that resume, results at the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.data.fingerprint import fingerprint
+from magicrl.evaluation.benchmarks import LoadedBenchmark
+from magicrl.evaluation.engines import EngineSettings, OpenedEngine, make_engine
+from magicrl.evaluation.folder import EvaluationFolder, Job
+from magicrl.evaluation.job import SamplingPlan, run_job
+from magicrl.evaluation.presets import Preset
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.evaluation.results import Ask, Incomplete, write_results
+from magicrl.evaluation.samples import SampleFile, SampleRow
+from magicrl.evaluation.sampling import evaluation_seed
+from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning, VerifierService
+from magicrl.verifiers.pool import VerifierPool
+
+PILOT_SAMPLES = 32
+"""Most samples of a pilot; it is run where at least four times as many are to come."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvaluationSettings:
+    """What is asked of the model.
+
+    Attributes:
+        samples: a problem, on every benchmark; None: the preset's, or 1.
+        temperature, max_tokens: of sampling; top-p is 1.
+        seed: of the evaluation; every benchmark has one of its own made from it.
+        reasoning: None: ``required`` where the chat template opens ``<think>``, else ``auto``.
+        extract: ``box`` or ``lenient``.
+        time_limit: CPU seconds of judging one response (of one test, for code).
+        workers: verifier processes.
+        preset: the preset that the settings were taken from, for the record.
+        keep_tokens: keep token ids and entropies with the samples.
+        shard: ``(i, n)``.
+    """
+
+    samples: int | None = None
+    temperature: float = 1.0
+    max_tokens: int = 4096
+    seed: int = 0
+    reasoning: Reasoning | None = None
+    extract: Extract = "lenient"
+    time_limit: float = 10.0
+    workers: int = 1
+    preset: Preset | None = None
+    keep_tokens: bool = False
+    shard: tuple[int, int] = (0, 1)
+    ask: Ask = field(default_factory=Ask)
+
+    def __post_init__(self) -> None:
+        if self.temperature == 0 and (self.samples or 1) > 1:
+            raise RecipeError("--temperature 0 gives the same response every time; use --samples 1")
+
+    def samples_for(self, benchmark: str) -> int:
+        if self.samples is not None:
+            return self.samples
+        return self.preset.samples_for(benchmark) if self.preset is not None else 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cost:
+    """What a benchmark's job costs at most: samples that are missing of all, and their tokens."""
+
+    name: str
+    problems: int
+    samples: int
+    missing: int
+    wanted: int
+    max_tokens: int
+
+    @property
+    def most_tokens(self) -> int:
+        return self.missing * self.max_tokens
+
+
+class Watcher(Protocol):
+    """Who is told how an evaluation goes. It only listens."""
+
+    def cost(self, costs: Sequence[Cost]) -> None:
+        """Before anything is generated."""
+        ...
+
+    def note(self, text: str) -> None:
+        """Something a person should know."""
+        ...
+
+    def progress(self, name: str, done: int, total: int) -> None:
+        """A sample is done."""
+        ...
+
+    def sample(self, name: str, row: SampleRow) -> None:
+        """A judged sample."""
+        ...
+
+    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
+        """After the pilot: how long the rest takes, and how long its responses are."""
+        ...
+
+
+def evaluate(
+    benchmarks: Sequence[LoadedBenchmark],
+    engine_name: str,
+    engine_settings: EngineSettings,
+    settings: EvaluationSettings,
+    output: Path,
+    watcher: Watcher,
+) -> Path | None:
+    """Sample and judge every benchmark, then score them.
+
+    Returns:
+        ``results.json``; None where other shards' samples are still missing.
+
+    Raises:
+        RecipeError: a setting is unusable, or the limit does not fit the model's context.
+        ValueError: the model cannot be loaded, or the output holds another job.
+    """
+    opened = make_engine(engine_name, engine_settings)
+    try:
+        reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
+        judging = JudgeOptions(reasoning=reasoning, extract=settings.extract)
+        for benchmark in benchmarks:
+            check_context(benchmark, opened, settings.max_tokens)
+        tasks = [_begun(b, opened, settings, judging, output, watcher) for b in benchmarks]
+        watcher.cost([task.cost() for task in tasks])
+        with VerifierPool(options=judging, time_limit=settings.time_limit, workers=settings.workers) as judge:
+            for task in tasks:
+                task.run(opened, judge, watcher)
+    finally:
+        opened.engine.close()
+    names = [benchmark.name for benchmark in benchmarks]
+    try:
+        return write_results(output, names, settings.ask, {task.name: task.plan.samples for task in tasks})
+    except Incomplete as error:
+        if settings.shard[1] == 1:
+            raise
+        watcher.note(f"{error}; the last shard writes results.json, or --merge")
+        return None
+
+
+def check_context(benchmark: LoadedBenchmark, opened: OpenedEngine, max_tokens: int) -> None:
+    """Raise ``RecipeError`` where the longest prompt and the limit do not fit the model's context."""
+    longest = max(len(opened.encode(problem)) for problem in benchmark.problems)
+    if longest + max_tokens > opened.max_context:
+        room = opened.max_context - longest
+        remedy = f"use --max-tokens {room} or less" if room > 0 else "leave its longest problems out"
+        raise RecipeError(
+            f"benchmark {benchmark.name}: its longest prompt ({longest} tokens) and --max-tokens {max_tokens} exceed "
+            f"the model's context of {opened.max_context} tokens; {remedy}"
+        )
+
+
+@dataclass(kw_only=True, slots=True)
+class _Task:
+    """One benchmark on its way."""
+
+    name: str
+    loaded: LoadedBenchmark
+    folder: EvaluationFolder
+    plan: SamplingPlan
+
+    def cost(self) -> Cost:
+        wanted = self.plan.wanted(self.loaded.problems)
+        return Cost(
+            name=self.name,
+            problems=len(self.loaded.problems),
+            samples=self.plan.samples,
+            missing=wanted - len(self._own(self.folder.rows(self.plan.samples))),
+            wanted=wanted,
+            max_tokens=self.plan.max_tokens,
+        )
+
+    def run(self, opened: OpenedEngine, judge: VerifierService, watcher: Watcher) -> None:
+        """Generate and judge what is missing, the pilot first."""
+        with self.folder.writing(self.plan.shard) as path:
+            missing = self.cost().missing
+            if not missing:
+                return
+            file = SampleFile(path)
+            try:
+                if missing >= 4 * PILOT_SAMPLES:
+                    began = time.monotonic()
+                    rows = self._generate(opened, judge, watcher, file, most=PILOT_SAMPLES)
+                    mean = sum(row.tokens for row in rows) / len(rows)
+                    seconds = (time.monotonic() - began) / len(rows) * (missing - len(rows))
+                    watcher.estimate(self.name, seconds, mean)
+                self._generate(opened, judge, watcher, file)
+            finally:
+                file.close()
+
+    def _generate(
+        self,
+        opened: OpenedEngine,
+        judge: VerifierService,
+        watcher: Watcher,
+        file: SampleFile,
+        most: int | None = None,
+    ) -> list[SampleRow]:
+        written: list[SampleRow] = []
+
+        def write(row: SampleRow) -> None:
+            file.append(row)
+            written.append(row)
+            watcher.sample(self.name, row)
+
+        run_job(
+            self.loaded.problems,
+            self.plan,
+            opened.engine,
+            judge,
+            opened.encode,
+            write=write,
+            done=self._own(self.folder.rows(self.plan.samples)),
+            progress=lambda done, total: watcher.progress(self.name, done, total),
+            most=most,
+        )
+        return written
+
+    def _own(self, rows: Sequence[SampleRow]) -> list[SampleRow]:
+        """Rows of this shard's problems."""
+        places = {problem.id: place for place, problem in enumerate(self.loaded.problems)}
+        return [row for row in rows if row.problem in places and self.plan.owns(places[row.problem])]
+
+
+def _begun(
+    benchmark: LoadedBenchmark,
+    opened: OpenedEngine,
+    settings: EvaluationSettings,
+    judging: JudgeOptions,
+    output: Path,
+    watcher: Watcher,
+) -> _Task:
+    """The task of a benchmark, its folder checked or made."""
+    plan = SamplingPlan(
+        samples=settings.samples_for(benchmark.name),
+        temperature=settings.temperature,
+        max_tokens=settings.max_tokens,
+        seed=evaluation_seed(settings.seed, benchmark.name),
+        shard=settings.shard,
+        keep_tokens=settings.keep_tokens,
+    )
+    folder = EvaluationFolder(output / benchmark.name)
+    for changed in folder.begin(job_of(benchmark, opened, settings, judging, plan), benchmark.problems):
+        watcher.note(f"{benchmark.name}: {changed} since the job was begun; samples may differ in their last bits")
+    if benchmark.set_aside:
+        watcher.note(
+            f"{benchmark.name}: {len(benchmark.set_aside)} records cannot be used, e.g. {benchmark.set_aside[0]}"
+        )
+    return _Task(name=benchmark.name, loaded=benchmark, folder=folder, plan=plan)
+
+
+def job_of(
+    benchmark: LoadedBenchmark,
+    opened: OpenedEngine,
+    settings: EvaluationSettings,
+    judging: JudgeOptions,
+    plan: SamplingPlan,
+) -> Job:
+    """Everything that decides the samples and verdicts of a benchmark, and what else is recorded."""
+    decides: dict[str, Any] = {
+        "benchmark": benchmark.name,
+        "problems": {"count": len(benchmark.problems), "sha256": fingerprint(benchmark.problems)},
+        "engine": opened.decides,
+        "sampling": {
+            "temperature": plan.temperature,
+            "top_p": 1.0,
+            "max_tokens": plan.max_tokens,
+            "seed": settings.seed,
+        },
+        "judging": {"reasoning": judging.reasoning, "extract": judging.extract, "time_limit": settings.time_limit},
+    }
+    recorded: dict[str, Any] = {
+        "engine": opened.facts,
+        "knows_limit": opened.knows_limit,
+        "preset": settings.preset.name if settings.preset is not None else None,
+        "benchmark": {
+            **benchmark.facts,
+            "source": without_secrets(str(benchmark.facts["source"])),
+            "whole": benchmark.whole,
+            "set_aside": list(benchmark.set_aside),
+        },
+        "environment": environment_facts(),
+    }
+    return Job(decides=decides, samples=plan.samples, recorded=recorded)
