@@ -182,7 +182,7 @@ def test_process_numbers_are_its_own_in_tier_b() -> None:
 
 
 def test_every_test_in_tier_b_has_an_empty_scratch_folder_of_its_own() -> None:
-    program = "import os\nprint(os.listdir('/tmp'))\nos.makedirs('/tmp/a/b')\nopen('/tmp/a/b/c', 'w').write('x')"
+    program = "import os\nprint(os.listdir('/tmp'))\nos.makedirs('a/b')\nopen('/tmp/a/b/c', 'w').write('x')"
     with judge_of("B") as judge:
         outputs = judge.outputs(program, parse_suite({"inputs": [""] * 4, "outputs": [""] * 4}))
     assert outputs == [b"[]\n"] * 4

@@ -39,6 +39,7 @@ class Guards:
     rules: int | None
     filter: Filter | None
     exec_filter: Filter
+    folder: str
 
 
 def prepare() -> None:
@@ -85,6 +86,7 @@ def _place(fds: dict[str, int]) -> None:
 
 def _bind(request: dict[str, Any], guards: Guards) -> None:
     os.setsid()
+    os.chdir(guards.folder)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
     # a second net only: the kernel counts this limit in ticks, which may run ahead of the true time by a quarter
     cpu = ceil(2 * request["cpu"]) + 5

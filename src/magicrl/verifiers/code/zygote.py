@@ -127,6 +127,7 @@ class _Zygote:
             rules=None if "landlock" in off else rules,
             filter=None if "seccomp" in off else Filter(),
             exec_filter=Filter(allow_exec=True),
+            folder=namespaces.SCRATCH if tier == "B" else "/",
         )
         self._base_memory = base
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
