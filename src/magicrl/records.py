@@ -74,7 +74,8 @@ class Problem:
         id: unique within its data set; recorded with every rollout.
         prompt: the user's text. A model with a chat template gets it as one user message.
         golds: the accepted answers; any one earns the reward.
-        verifier: name of the verifier that judges it (``exact``, ``maths``).
+        verifier: name of the verifier that judges it (``exact``, ``maths``, ``code``; for code, tests are JSON in
+            ``golds[0]``).
         source: where it comes from (data set or task family).
         level: difficulty level of a generated problem, if it has one.
         extra: further fields of the source row, carried along untouched.
