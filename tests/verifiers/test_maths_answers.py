@@ -8,6 +8,11 @@ from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.maths.judge import MathsVerifier
 
 SAME = [
+    ("C_5^2", "10"),
+    (r"{6 \choose 2}", "15"),
+    (r"y=\frac{3}{x}", "xy=3"),
+    (r"[k\pi, k\pi+1](k \in Z)", r"[n\pi, n\pi+1]"),
+    (r"\{x | x = 2k\pi, k \in Z\}", r"2n\pi"),
     (r"\frac{x^3}{3}+C", r"\frac13x^3+K"),
     ("y=Ce^{x}", "y=Ae^x"),
     (r"\begin{cases}x=1\\y=2\end{cases}", "x=1,y=2"),
@@ -346,6 +351,9 @@ SAME = [
 ]
 
 DIFFERENT = [
+    ("O(n)", "O"),
+    ("a=b=c=0", "a+b-c=0"),
+    ("a=1, b=1", "a+b=1"),
     ("2c", "2d"),
     ("C+1", "D+1"),
     ("2AC", "2AD"),

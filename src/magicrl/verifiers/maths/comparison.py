@@ -212,6 +212,8 @@ def _relations(gold: Answer, answer: Answer) -> bool | None:
         return same_order(gold, answer)
     if isinstance(answer, Equation) and not isinstance(gold, Equation | Order | Named):
         # x + y = 5 gives 5 where a value is asked
+        if isinstance(gold, Several) and any(isinstance(item, Named) for item in gold.items):
+            return False
         given = Quantity(answer.right) if answer.left.symbols and not answer.right.symbols else None
         return False if given is None else same(gold, given)
     if isinstance(gold, Equation) and isinstance(answer, Quantity) and answer.unit is None:

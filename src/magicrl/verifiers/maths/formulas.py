@@ -22,7 +22,7 @@ _ACCENTS = word_set(
 )
 _SAME_ACCENT = {"overline": "bar", "overrightarrow": "vec", "widehat": "hat", "widetilde": "tilde"}
 _EXTREMES = frozenset(("max", "min", "gcd", "lcm"))
-_FUNCTIONS = frozenset("fgh")
+_FUNCTIONS = frozenset("fghO")
 _MARKS = word_set("angle triangle odot")
 _CLOSERS = {"(": "(", "[": "[", "{": "{", "floor": "floor", "ceil": "ceil", "|": "|"}
 

@@ -42,6 +42,7 @@ _LATEX = re.compile(
 )
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
 _CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
+_EITHER = re.compile(r"\s*,?\s*(?:or|ou|oder|o|或|または)\s*", re.IGNORECASE)
 _MAX_SENTENCES = 6
 _MAX_SEGMENT = 300
 
@@ -145,13 +146,23 @@ def _last_value(text: str) -> str | None:
         after = part[spans[-1].end() :] if spans else part
         values = list(_LATEX.finditer(after)) or list(_NUMBER.finditer(after))
         if values and not (spans and _PERCENT.match(after)):
-            return values[-1][0].strip()
+            return _plain_run(after, values)
         if spans:
             first = len(spans) - 1
             while first and _CONNECTED.fullmatch(part, spans[first - 1].end(), spans[first].start()):
                 first -= 1
             return _run([(span.start(), span.end(), _content(span, part)) for span in spans[first:]], part)
     return _content(displayed[-1], text) if displayed else None
+
+
+def _plain_run(part: str, values: list[re.Match[str]]) -> str:
+    """The last of some numbers, with those before it that ``or`` joins to it; all of a bare list."""
+    if not re.search(r"[^\W\d_]", part) and "=" not in part and len(values) > 1:
+        return part.strip(" .")
+    first = len(values) - 1
+    while first and _EITHER.fullmatch(part, values[first - 1].end(), values[first].start()):
+        first -= 1
+    return " or ".join(value[0].strip() for value in values[first:])
 
 
 def _choice(text: str) -> str | None:
@@ -165,7 +176,7 @@ def _choice(text: str) -> str | None:
         return _one_of(called)
     first = _FIRST_LETTER.match(text)
     if first is not None:
-        return first["letter"]
+        return _one_of(_letters(_SENTENCE.split(text, maxsplit=1)[0]) or [first["letter"]])
     for sentence in reversed([part for part in _SENTENCE.split(text) if part and part.strip()][-_MAX_SENTENCES:]):
         letters = _letters(sentence)
         if letters:
