@@ -178,7 +178,7 @@ def eval(
     list
         Show the benchmarks.
     """
-    from magicrl.cli.evaluate import EvalOptions, run_eval
+    from magicrl.cli.eval import EvalOptions, run_eval
 
     given = {name: value for name, value in locals().items() if name in EvalOptions.__dataclass_fields__}
     return run_eval(EvalOptions(**given, list_benchmarks=list_))
@@ -327,6 +327,30 @@ def code(
     count = workers or len(os.sched_getaffinity(0))
     summary = verify_code_file(input, output, options=options, workers=count, explain=explain)
     Console().print(f"{summary.total} judged, {summary.correct} correct, {summary.not_judged} not judged -> {output}")
+    return 0
+
+
+@verify_app.command
+def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
+    """Find code problems that need a checker: lines {"id"?, "solutions": [...], "tests"} of correct solutions.
+
+    Example: magicrl verify disagreements --input solved.jsonl --output needs_checker.jsonl
+
+    Parameters
+    ----------
+    input
+        JSON Lines; at least two programs a line, all known to be right.
+    output
+        JSON Lines: {"id", "needs_checker", "tests"}, the tests on which the solutions disagree.
+    time_limit
+        CPU seconds of one test, unless the problem states its own.
+    """
+    from magicrl.verifiers.code.admission import disagreements_file
+    from magicrl.verifiers.code.judge import CodeOptions
+    from magicrl.verifiers.code.limits import Limits
+
+    count = disagreements_file(input, output, CodeOptions(limits=Limits(cpu_seconds=time_limit)))
+    Console().print(f"{count} problems need a checker -> {output}")
     return 0
 
 

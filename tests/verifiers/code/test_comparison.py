@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magicrl.verifiers.code import checker_tools as tools
-from magicrl.verifiers.code.admission import disagreements, examine_checker
+from magicrl.verifiers.code.admission import disagreements, disagreements_file, examine_checker
 from magicrl.verifiers.code.compare import same_lines, same_text, same_value
 from magicrl.verifiers.code.extract import program_in
 from magicrl.verifiers.code.judge import CodeJudge
@@ -175,6 +177,26 @@ def test_admission_and_disagreement(judge: CodeJudge) -> None:
     strict = parse_suite({**tests, "checker": "tokens"})
     assert [index for index, _ in examine_checker(judge, strict, right=[up, down], wrong=["x"]).rejected_right] == [1]
     assert not examine_checker(judge, good, right=[up], wrong=[]).admitted
+
+
+def test_the_search_for_problems_that_need_a_checker(judge: CodeJudge, tmp_path: Path) -> None:
+    tests = {"inputs": ["2"], "outputs": ["1 2"]}
+    rows = [
+        {"id": "a", "tests": tests, "solutions": ["print(1, 2)", "print(2, 1)", "1 / 0"]},
+        {"tests": tests, "solutions": ["print(1, 2)", "print('1 ', 2)"]},
+        {"tests": {"fn_name": "f", "inputs": [[1]], "outputs": [1]}, "solutions": ["def f(x): return 1"] * 2},
+    ]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert disagreements_file(source, output) == 1
+    assert [json.loads(line) for line in output.read_text().splitlines()] == [
+        {"id": "a", "needs_checker": True, "tests": [0]},
+        {"id": 2, "needs_checker": False, "tests": []},
+        {"id": 3, "needs_checker": False, "tests": []},
+    ]
+    source.write_text(json.dumps({"tests": tests, "solutions": ["print(1)"]}))
+    with pytest.raises(ValueError, match=r"in\.jsonl:1: field 'solutions'"):
+        disagreements_file(source, output)
 
 
 def test_checker_tools() -> None:

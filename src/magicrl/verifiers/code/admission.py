@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from magicrl.verifiers.code import compare, remote, values
-from magicrl.verifiers.code.judge import CodeJudge
-from magicrl.verifiers.code.suite import StdinCase, Suite
+from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
+from magicrl.verifiers.code.suite import StdinCase, Suite, parse_suite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +73,40 @@ def disagreements(judge: CodeJudge, suite: Suite, solutions: Sequence[str]) -> l
         if any(not _same(known[0], other, suite.float_tolerance, text=text) for other in known[1:]):
             found.append(index)
     return found
+
+
+def disagreements_file(input: Path, output: Path, options: CodeOptions | None = None) -> int:
+    """Look through problems with several correct solutions: lines ``{"id"?, "solutions": [...], "tests": {...}}``.
+
+    Writes ``{"id", "needs_checker", "tests"}`` a line: indices of the tests on which the solutions disagree.
+
+    Returns:
+        How many problems need a checker.
+
+    Raises:
+        ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
+        SandboxError: this machine cannot isolate programs; says why.
+    """
+    if output.exists() and output.samefile(input):
+        raise ValueError(f"output {output} is the input file; choose another")
+    rows: list[dict[str, Any]] = []
+    with CodeJudge(options) as judge, input.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{input}:{number}"
+            try:
+                row = json.loads(line)
+                suite = parse_suite(row["tests"])
+                solutions = row["solutions"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{where}: needs fields 'tests' and 'solutions': {error}") from error
+            if not isinstance(solutions, list) or len(solutions) < 2 or not all(isinstance(s, str) for s in solutions):
+                raise ValueError(f"{where}: field 'solutions' must be a list of at least two programs")
+            found = disagreements(judge, suite, solutions)
+            rows.append({"id": row.get("id", number), "needs_checker": bool(found), "tests": found})
+    output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return sum(row["needs_checker"] for row in rows)
 
 
 def _same(one: bytes, other: bytes, tolerance: float | None, *, text: bool) -> bool:
