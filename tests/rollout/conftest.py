@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Config
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
 
 from magicrl.models.attention import ATTENTION_NAME, register_attention
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
@@ -114,3 +118,31 @@ def make_request() -> Callable[..., RolloutRequest]:
 @pytest.fixture
 def make_requests() -> Callable[..., list[RolloutRequest]]:
     return mixed_requests
+
+
+@pytest.fixture(scope="session")
+def save_tiny_model() -> Callable[..., None]:
+    """Saves a random model with a tokenizer and a chat template, for engines that load folders themselves."""
+
+    def save(folder: Path, *, head_dim: int = 32, padding: int = 0) -> None:
+        words = {word: place for place, word in enumerate(["<end>", "<unk>", *(f"w{n}" for n in range(VOCAB - 2))])}
+        backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
+        backend.pre_tokenizer = WhitespaceSplit()
+        tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", unk_token="<unk>")
+        tokenizer.chat_template = "w1 {{ messages[0]['content'] }} w2"
+        sizes = SIZES | {"hidden_size": 64, "vocab_size": VOCAB + padding, "eos_token_id": 0}
+        torch.manual_seed(1)
+        model = AutoModelForCausalLM.from_config(
+            LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=head_dim)
+        )
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.dim() > 1:
+                    parameter.normal_(0.0, 0.2)
+                else:
+                    parameter.uniform_(0.5, 1.5)
+        model.generation_config.do_sample = True  # transformers' server would be greedy whatever it is asked
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+
+    return save

