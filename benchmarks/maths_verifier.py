@@ -4,7 +4,7 @@ r"""The maths verifier, measured: errors on labelled pairs, hostile answers, nea
 
 Reads ../shared/data/math; what it writes holds counts and row numbers, none of the data. CPU seconds are this
 process's own. "bare Math-Verify" is the report's four steps on Math-Verify as it comes (RECIPE section 8), in the
-same process, right after ours, on the same items.
+same process, right after ours, on the same items. The numbers in docs/verifiers.md are filled in from the output.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
@@ -34,6 +35,10 @@ from magicrl.verifiers.maths.notation import canonical
 from magicrl.verifiers.maths.structure import readings
 
 NEAR_MISSES = 10_000
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "verifiers.md"
+FIGURES = ROOT / "docs" / "figures" / "maths-verifier.json"
+MARKED = re.compile(r"(?P<shown>[\d.]+)<!--=(?P<path>[\w.]+)-->")
 
 
 def main() -> None:
@@ -66,6 +71,21 @@ def main() -> None:
                 print(pair.number, pair.label, pair.golds, repr(pair.response[-100:]))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(arguments.output, json.dumps(document, indent=1) + "\n")
+    if arguments.output.resolve() == FIGURES.resolve():
+        write_atomically(PAGE, filled(PAGE.read_text(), document))
+
+
+def filled(page: str, document: dict[str, Any]) -> str:
+    """The page with every number before a marker ``<!--=path-->`` as ``document`` has it, with as many decimals."""
+
+    def number(match: re.Match[str]) -> str:
+        value: Any = document
+        for key in match["path"].split("."):
+            value = value[key]
+        decimals = len(match["shown"].partition(".")[2])
+        return f"{value:.{decimals}f}<!--={match['path']}-->"
+
+    return MARKED.sub(number, page)
 
 
 def warm_verifier() -> MathsVerifier:
