@@ -1,216 +1,217 @@
-"""``magicrl eval`` in a terminal: what it will cost, how it goes, and the scores beside their intervals."""
+"""What the words of ``magicrl eval`` mean: options to settings, and what to do."""
 
 from __future__ import annotations
 
-import json
-import time
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import Any, Literal
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
-from rich.table import Table
-from rich.text import Text
 
-from magicrl.evaluation.samples import SampleRow
-from magicrl.reporting.wording import duration, number, percent, points, visible
+from magicrl.cli.eval_display import EvalDisplay, show_benchmarks, show_comparison, show_results
+from magicrl.config.errors import RecipeError
+from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
+from magicrl.evaluation.presets import PRESETS
+from magicrl.evaluation.results import Ask, write_results
+from magicrl.verifiers.base import Extract, Reasoning
 
-if TYPE_CHECKING:
-    from magicrl.evaluation.runner import Cost  # loads torch, which a comparison does not need
-
-SILENCE_SECONDS = 10.0
-"""Without a terminal, seconds between lines."""
+INTERRUPTED = 130
 
 
-class EvalDisplay:
-    """Tells a person how an evaluation goes: a bar in a terminal, plain lines anywhere else.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EvalOptions:
+    """The options of ``magicrl eval`` by their names."""
 
-    Args:
-        console: where to write.
-        clock: seconds; a test puts its own here.
-    """
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
-        self._clock = clock
-        self._last_line = -float("inf")
-        self._began: dict[str, float] = {}
-        self._counts: dict[str, tuple[int, int, int]] = {}
-        self._bars: dict[str, TaskID] = {}
-        self._progress: Progress | None = None
-
-    def __enter__(self) -> Self:
-        if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
-            self._progress.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def cost(self, costs: Sequence[Cost]) -> None:
-        for cost in costs:
-            done = cost.wanted - cost.missing
-            there = f"; {done} of them are there already" if done else ""
-            self._line(
-                f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
-                f"at most {cost.most_tokens:,} tokens to generate"
-            )
-
-    def note(self, text: str) -> None:
-        self._line(f"note: {visible(text)}")
-
-    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
-        self._line(f"{name}: about {duration(seconds)} for the rest ({mean_tokens:.0f} tokens a response in the pilot)")
-
-    def sample(self, name: str, row: SampleRow) -> None:
-        right, judged, tokens = self._counts.get(name, (0, 0, 0))
-        self._counts[name] = (right + row.correct, judged + row.counted, tokens + row.tokens)
-
-    def progress(self, name: str, done: int, total: int) -> None:
-        self._began.setdefault(name, self._clock())
-        facts = self._facts(name)
-        if self._progress is not None:
-            if name not in self._bars:
-                self._bars[name] = self._progress.add_task(name, total=total, facts="")
-            self._progress.update(self._bars[name], completed=done, facts=facts)
-        elif done == total or self._clock() - self._last_line >= SILENCE_SECONDS:
-            self._line(f"{name}: {done} of {total} samples{', ' + facts if facts else ''}")
-
-    def _facts(self, name: str) -> str:
-        right, judged, tokens = self._counts.get(name, (0, 0, 0))
-        if not judged:
-            return ""
-        seconds = self._clock() - self._began[name]
-        speed = f", {tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
-        return f"{percent(right / judged)} right in this call{speed}"
-
-    def _line(self, text: str) -> None:
-        self._last_line = self._clock()
-        console = self._progress.console if self._progress is not None else self._console
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+    model: str | None
+    benchmark: list[str] | None
+    output: Path | None
+    samples: int | None
+    preset: str | None
+    temperature: float | None
+    max_tokens: int | None
+    seed: int
+    limit: int | None
+    pass_at: str | None
+    majority_at: str | None
+    reasoning: Reasoning | None
+    extract: Extract | None
+    template: str | None
+    field: list[str] | None
+    verifier: str | None
+    window: str | None
+    shard: str
+    keep_tokens: bool
+    engine: str
+    dtype: Literal["float32", "bfloat16"]
+    device: Literal["auto", "cpu", "cuda"]
+    max_rows: int
+    memory_limit_mb: int
+    threads: int | None
+    time_limit: float
+    workers: int | None
+    merge: bool
+    compare: tuple[Path, Path] | None
+    list_benchmarks: bool
 
 
-def show_results(path: Path, console: Console) -> None:
-    """The table of scores, and Table 13 where a result is comparable with it."""
-    document = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
-    columns = ("avg@k", "95 % interval", "pass@k", "maj@k", "tokens", "cut")
-    table = _table("Scores in per cent; tokens of a response; share cut at the limit", "benchmark", columns)
-    notes: list[str] = []
-    for name, result in document["benchmarks"].items():
-        table.add_row(
-            Text(name),
-            f"@{result['samples']} {_cent(result['accuracy']['mean'])}",
-            f"{_cent(result['accuracy']['low'])} to {_cent(result['accuracy']['high'])}",
-            _best(result["pass_at"]),
-            _best(result["majority_at"]),
-            number(result["length"]["mean"]),
-            _cent(result["truncation"]["mean"]),
-        )
-        if result["not_judged"]:
-            notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
-    console.print(table)
-    for note in notes:
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
-    for name, mean in document["means"].items():
-        spread = f"standard error {percent(mean['standard_error'])}"
+def run_eval(options: EvalOptions) -> int:
+    """Do what the options say. Returns the exit status."""
+    console = Console()
+    if options.list_benchmarks:
+        show_benchmarks(console)
+        return 0
+    if options.compare is not None:
+        from magicrl.evaluation.comparison import compare
+
+        show_comparison(compare(*options.compare), console)
+        return 0
+    if options.output is None:
+        raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
+    ask = Ask(
+        pass_at=parse_counts("--pass-at", options.pass_at),
+        majority_at=parse_counts("--majority-at", options.majority_at),
+    )
+    if options.merge:
+        show_results(write_results(options.output, _names(options), ask), console)
+        return 0
+    return _sample(options, options.output, ask, console)
+
+
+def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> int:
+    from magicrl.evaluation.engines import EngineSettings, engine_names
+    from magicrl.evaluation.runner import EvaluationSettings, evaluate
+
+    if options.engine not in engine_names():
+        raise RecipeError(f"--engine {options.engine}: unknown; known: {', '.join(engine_names())}")
+    if options.model is None or not options.benchmark:
+        raise RecipeError("magicrl eval needs --model and at least one --benchmark (--list shows the names)")
+    preset = PRESETS[options.preset] if options.preset is not None else None
+    chosen: dict[str, Any] = {
+        "temperature": options.temperature if preset is None else preset.temperature,
+        "max_tokens": options.max_tokens if preset is None else preset.max_tokens,
+        "extract": options.extract if preset is None else preset.extract,
+    }
+    own = {"temperature": options.temperature, "max_tokens": options.max_tokens, "extract": options.extract}
+    chosen |= {name: value for name, value in own.items() if value is not None}
+    settings = EvaluationSettings(
+        samples=options.samples,
+        seed=options.seed,
+        reasoning=options.reasoning,
+        time_limit=options.time_limit,
+        workers=options.workers or len(os.sched_getaffinity(0)),
+        preset=preset,
+        keep_tokens=options.keep_tokens,
+        shard=parse_shard(options.shard),
+        ask=ask,
+        **{name: value for name, value in chosen.items() if value is not None},
+    )
+    engine = EngineSettings(
+        model=options.model,
+        dtype=options.dtype,
+        device=options.device,
+        max_rows=options.max_rows,
+        memory_limit_mb=options.memory_limit_mb,
+        threads=options.threads,
+    )
+    benchmarks = _benchmarks(options.benchmark, reading_of(options))
+    try:
+        with EvalDisplay(console) as display:
+            results = evaluate(benchmarks, options.engine, engine, settings, output, display)
+    except KeyboardInterrupt:
         console.print(
-            f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})", highlight=False
+            f"interrupted; every finished sample is in {output}: the same command again goes on", soft_wrap=True
         )
-    if "table13" in document:
-        _show_table13(document["table13"], console)
-    console.print(f"results: {path}", highlight=False, soft_wrap=True)
+        return INTERRUPTED
+    if results is not None:
+        show_results(results, console)
+    return 0
 
 
-def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
-    columns = ("AIME24", "AIME25", "LiveCodeBench", "average")
-    table = _table("Beside Table 13 of the report: avg@32, avg@32, avg@4 in per cent", "model", columns)
-    for row in beside["rows"]:
-        figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
-        table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))
-    console.print(table)
-    console.print(beside["note"], style="dim", highlight=False)
+def reading_of(options: EvalOptions) -> Reading:
+    """How the benchmarks are read.
 
-
-def show_comparison(document: Mapping[str, Any], console: Console) -> None:
-    """Differences with intervals and p-values; what is not comparable, with its reason."""
-    columns = ("problems", "before", "after", "change", "95 % interval", "p", "+/-")
-    table = _table("Accuracy in per cent, change in percentage points", "benchmark", columns)
-    notes: list[str] = []
-    for name, row in document["benchmarks"].items():
-        if not row["comparable"]:
-            notes.append(f"{name}: not comparable, {row['why']}")
-            continue
-        notes += [f"{name}: settings differ too ({line})" for line in row["settings_differ"]]
-        difference = row["difference"]
-        table.add_row(
-            Text(name),
-            str(row["problems"]),
-            _cent(row["before"]),
-            _cent(row["after"]),
-            points(difference["mean"]),
-            f"{points(difference['low'])} to {points(difference['high'])}",
-            f"{row['p_value']:.3f}",
-            f"{row['better']}/{row['worse']}",
-        )
-        notes.append(_efficiency_note(name, row))
-    if table.row_count:
-        console.print(table)
-    for note in [*notes, *(f"{name}: in one of the two only" for name in document["only_in_one"])]:
-        if note:
-            console.print(visible(note), highlight=False, soft_wrap=True, markup=False)
-
-
-def _efficiency_note(name: str, row: Mapping[str, Any]) -> str:
-    thrift = row["efficiency"]
-    if thrift["before"] is None or thrift["after"] is None:
-        return ""
-    return (
-        f"{name}: at {thrift['mean_tokens']:.0f} tokens a response on average: before {percent(thrift['before'])}, "
-        f"after {percent(thrift['after'])}"
+    Raises:
+        RecipeError: a ``--field`` without ``=``, or a ``--window`` that is none.
+    """
+    fields: dict[str, str] = {}
+    for text in options.field or ():
+        name, equals, column = text.partition("=")
+        if not equals or not column:
+            raise RecipeError(f"--field {text}: give prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN")
+        fields[name] = column
+    return Reading(
+        limit=options.limit,
+        template=options.template,
+        fields=fields,
+        verifier=options.verifier,
+        window=None if options.window is None else parse_window(options.window),
     )
 
 
-def show_benchmarks(console: Console) -> None:
-    """The catalogue."""
-    from magicrl.evaluation.benchmarks import described
+def parse_window(text: str) -> Window:
+    """``"2024-08-01..2025-02-01"`` as two days; either may be missing.
 
-    table = Table(title="Benchmarks", title_justify="left")
-    for column in ("name", "what", "hub data set", "licence"):
-        table.add_column(column, overflow="fold")
-    for row in described():
-        table.add_row(*row)
-    console.print(table)
-
-
-def _table(title: str, first: str, columns: Sequence[str]) -> Table:
-    """A table that fits 80 columns: long names fold, numbers stay whole."""
-    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    table.add_column(first, overflow="fold")
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    return table
+    Raises:
+        RecipeError: not of that form.
+    """
+    first, dots, last = text.partition("..")
+    try:
+        if not dots:
+            raise ValueError("no '..'")
+        days = tuple(date.fromisoformat(day) if day else None for day in (first, last))
+    except ValueError as error:
+        raise RecipeError(f"--window {text}: give FIRST..LAST, e.g. 2024-08-01..2025-02-01 ({error})") from None
+    return days[0], days[1]
 
 
-def _cent(share: float) -> str:
-    return f"{100 * share:.1f}"
+def parse_shard(text: str) -> tuple[int, int]:
+    """``"0/4"`` as ``(0, 4)``.
+
+    Raises:
+        RecipeError: not of that form, or no such shard.
+    """
+    index, slash, count = text.partition("/")
+    if not slash or not index.isdecimal() or not count.isdecimal() or not int(index) < int(count):
+        raise RecipeError(f"--shard {text}: give I/N with I from 0 to N-1, e.g. 0/4 for the first of four")
+    return int(index), int(count)
 
 
-def _best(by_k: Mapping[str, Mapping[str, float]]) -> str:
-    if not by_k:
-        return "–"
-    k = max(by_k, key=int)
-    return f"@{k} {_cent(by_k[k]['mean'])}"
+def parse_counts(option: str, text: str | None) -> tuple[int, ...] | None:
+    """``"1,4"`` as ``(1, 4)``; None stays None.
+
+    Raises:
+        RecipeError: not whole numbers of at least 1.
+    """
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise RecipeError(f"{option} {text}: give whole numbers separated by commas, e.g. 1,4")
+    return tuple(int(part) for part in parts)
+
+
+def _benchmarks(texts: Sequence[str], reading: Reading) -> list[LoadedBenchmark]:
+    asked = [parse_asked(text) for text in texts]
+    _check_names(asked)
+    return [load_benchmark(one, reading) for one in asked]
+
+
+def _check_names(asked: Sequence[Asked]) -> None:
+    names = [one.name for one in asked]
+    for name in names:
+        if names.count(name) > 1:
+            raise RecipeError(f"--benchmark: {name} is named twice; give one of them another name with NAME=FILE")
+
+
+def _names(options: EvalOptions) -> list[str]:
+    """Benchmarks to merge: those named, else every folder of the output that holds a job."""
+    assert options.output is not None, "the caller checked"
+    if options.benchmark:
+        return [parse_asked(text).name for text in options.benchmark]
+    names = sorted(path.parent.name for path in options.output.glob("*/job.json"))
+    if not names:
+        raise RecipeError(f"--merge: {options.output} holds no evaluation")
+    return names

@@ -1,0 +1,216 @@
+"""``magicrl eval`` in a terminal: what it will cost, how it goes, and the scores beside their intervals."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from magicrl.evaluation.samples import SampleRow
+from magicrl.reporting.wording import duration, number, percent, points, visible
+
+if TYPE_CHECKING:
+    from magicrl.evaluation.runner import Cost  # loads torch, which a comparison does not need
+
+SILENCE_SECONDS = 10.0
+"""Without a terminal, seconds between lines."""
+
+
+class EvalDisplay:
+    """Tells a person how an evaluation goes: a bar in a terminal, plain lines anywhere else.
+
+    Args:
+        console: where to write.
+        clock: seconds; a test puts its own here.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._last_line = -float("inf")
+        self._began: dict[str, float] = {}
+        self._counts: dict[str, tuple[int, int, int]] = {}
+        self._bars: dict[str, TaskID] = {}
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def cost(self, costs: Sequence[Cost]) -> None:
+        for cost in costs:
+            done = cost.wanted - cost.missing
+            there = f"; {done} of them are there already" if done else ""
+            self._line(
+                f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
+                f"at most {cost.most_tokens:,} tokens to generate"
+            )
+
+    def note(self, text: str) -> None:
+        self._line(f"note: {visible(text)}")
+
+    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
+        self._line(f"{name}: about {duration(seconds)} for the rest ({mean_tokens:.0f} tokens a response in the pilot)")
+
+    def sample(self, name: str, row: SampleRow) -> None:
+        right, judged, tokens = self._counts.get(name, (0, 0, 0))
+        self._counts[name] = (right + row.correct, judged + row.counted, tokens + row.tokens)
+
+    def progress(self, name: str, done: int, total: int) -> None:
+        self._began.setdefault(name, self._clock())
+        facts = self._facts(name)
+        if self._progress is not None:
+            if name not in self._bars:
+                self._bars[name] = self._progress.add_task(name, total=total, facts="")
+            self._progress.update(self._bars[name], completed=done, facts=facts)
+        elif done == total or self._clock() - self._last_line >= SILENCE_SECONDS:
+            self._line(f"{name}: {done} of {total} samples{', ' + facts if facts else ''}")
+
+    def _facts(self, name: str) -> str:
+        right, judged, tokens = self._counts.get(name, (0, 0, 0))
+        if not judged:
+            return ""
+        seconds = self._clock() - self._began[name]
+        speed = f", {tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
+        return f"{percent(right / judged)} right in this call{speed}"
+
+    def _line(self, text: str) -> None:
+        self._last_line = self._clock()
+        console = self._progress.console if self._progress is not None else self._console
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def show_results(path: Path, console: Console) -> None:
+    """The table of scores, and Table 13 where a result is comparable with it."""
+    document = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    columns = ("avg@k", "95 % interval", "pass@k", "maj@k", "tokens", "cut")
+    table = _table("Scores in per cent; tokens of a response; share cut at the limit", "benchmark", columns)
+    notes: list[str] = []
+    for name, result in document["benchmarks"].items():
+        table.add_row(
+            Text(name),
+            f"@{result['samples']} {_cent(result['accuracy']['mean'])}",
+            f"{_cent(result['accuracy']['low'])} to {_cent(result['accuracy']['high'])}",
+            _best(result["pass_at"]),
+            _best(result["majority_at"]),
+            number(result["length"]["mean"]),
+            _cent(result["truncation"]["mean"]),
+        )
+        if result["not_judged"]:
+            notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
+    console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    for name, mean in document["means"].items():
+        spread = f"standard error {percent(mean['standard_error'])}"
+        console.print(
+            f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})", highlight=False
+        )
+    if "table13" in document:
+        _show_table13(document["table13"], console)
+    console.print(f"results: {path}", highlight=False, soft_wrap=True)
+
+
+def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
+    columns = ("AIME24", "AIME25", "LiveCodeBench", "average")
+    table = _table("Beside Table 13 of the report: avg@32, avg@32, avg@4 in per cent", "model", columns)
+    for row in beside["rows"]:
+        figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
+        table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))
+    console.print(table)
+    console.print(beside["note"], style="dim", highlight=False)
+
+
+def show_comparison(document: Mapping[str, Any], console: Console) -> None:
+    """Differences with intervals and p-values; what is not comparable, with its reason."""
+    columns = ("problems", "before", "after", "change", "95 % interval", "p", "+/-")
+    table = _table("Accuracy in per cent, change in percentage points", "benchmark", columns)
+    notes: list[str] = []
+    for name, row in document["benchmarks"].items():
+        if not row["comparable"]:
+            notes.append(f"{name}: not comparable, {row['why']}")
+            continue
+        notes += [f"{name}: settings differ too ({line})" for line in row["settings_differ"]]
+        difference = row["difference"]
+        table.add_row(
+            Text(name),
+            str(row["problems"]),
+            _cent(row["before"]),
+            _cent(row["after"]),
+            points(difference["mean"]),
+            f"{points(difference['low'])} to {points(difference['high'])}",
+            "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}",
+            f"{row['better']}/{row['worse']}",
+        )
+        notes.append(_efficiency_note(name, row))
+    if table.row_count:
+        console.print(table)
+    for note in [*notes, *(f"{name}: in one of the two only" for name in document["only_in_one"])]:
+        if note:
+            console.print(visible(note), highlight=False, soft_wrap=True, markup=False)
+
+
+def _efficiency_note(name: str, row: Mapping[str, Any]) -> str:
+    thrift = row["efficiency"]
+    if thrift["before"] is None or thrift["after"] is None:
+        return ""
+    return (
+        f"{name}: at {thrift['mean_tokens']:.0f} tokens a response on average: before {percent(thrift['before'])}, "
+        f"after {percent(thrift['after'])}"
+    )
+
+
+def show_benchmarks(console: Console) -> None:
+    """The catalogue."""
+    from magicrl.evaluation.benchmarks import described
+
+    table = Table(title="Benchmarks", title_justify="left")
+    for column in ("name", "what", "hub data set", "licence"):
+        table.add_column(column, overflow="fold")
+    for row in described():
+        table.add_row(*row)
+    console.print(table)
+
+
+def _table(title: str, first: str, columns: Sequence[str]) -> Table:
+    """A table that fits 80 columns: long names fold, numbers stay whole."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _cent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _best(by_k: Mapping[str, Mapping[str, float]]) -> str:
+    if not by_k:
+        return "–"
+    k = max(by_k, key=int)
+    return f"@{k} {_cent(by_k[k]['mean'])}"

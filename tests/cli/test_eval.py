@@ -1,0 +1,184 @@
+"""``magicrl eval`` as a person runs it: what it prints, what it refuses, and a kill that loses nothing."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from magicrl.cli.eval import parse_counts, parse_shard, parse_window
+from magicrl.cli.eval_display import EvalDisplay, show_comparison
+from magicrl.cli.main import app
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import TinyModelConfig
+from magicrl.evaluation.runner import Cost
+from magicrl.evaluation.samples import SampleRow
+from magicrl.models.loading import save_policy
+from magicrl.models.tiny import make_tiny
+
+PATIENCE = 120.0
+"""Seconds after which a process is taken to hang: a limit, not a measurement."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    made, tokenizer = make_tiny(TinyModelConfig(hidden_size=32, layers=1, max_context=256), ["1", "2", "+", "?"], 0)
+    return save_policy(made, tokenizer, folder)
+
+
+@pytest.fixture
+def problems(tmp_path: Path) -> Path:
+    path = tmp_path / "ones.jsonl"
+    path.write_text("".join(json.dumps({"id": f"p{i}", "problem": "1 + 1 ?", "answer": "2"}) + "\n" for i in range(60)))
+    return path
+
+
+def words(model: Path, problems: Path, output: Path, *more: str, samples: int = 2) -> list[str]:
+    asked = ["--benchmark", str(problems), "--samples", str(samples), "--max-tokens", "200", "--verifier", "exact"]
+    rest = ["--template", "{prompt}", "--threads", "1", "--workers", "1", "--output", str(output), *more]
+    return ["eval", "--model", str(model), *asked, *rest]
+
+
+def call(words: Sequence[str]) -> int:
+    return app(words, result_action="return_value")
+
+
+def test_an_evaluation_prints_cost_scores_and_place(
+    model: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert call(words(model, problems, tmp_path / "a", "--limit", "5")) == 0
+    said = capsys.readouterr().out
+    assert "ones: 5 problems x 2 samples, 10 in this call; at most 2,000 tokens to generate" in said
+    assert "95 % interval" in said
+    assert "@2 " in said
+    assert "results.json" in said
+    assert call(words(model, problems, tmp_path / "a", "--limit", "5")) == 0
+    assert "10 of them are there already; at most 0 tokens" in capsys.readouterr().out
+    assert call(words(model, problems, tmp_path / "b", "--limit", "5", "--seed", "1")) == 0
+    assert call(["eval", "--merge", "--output", str(tmp_path / "b"), "--pass-at", "1"]) == 0
+    assert list(json.loads((tmp_path / "b/results.json").read_text())["benchmarks"]["ones"]["pass_at"]) == ["1"]
+    capsys.readouterr()
+    assert call(["eval", "--compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    compared = capsys.readouterr().out
+    assert "change" in compared
+    assert "settings differ" not in compared, "another seed is chance, not another setting"
+
+
+def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(["eval", "--list"]) == 0
+    said = capsys.readouterr().out
+    assert "aime24" in said
+    assert "livecodebench" in said
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--shard", "4/4"], "--shard 4/4: give I/N with I from 0 to N-1"),
+        (["--pass-at", "1;2"], "--pass-at 1;2: give whole numbers"),
+        (["--window", "2024"], "--window 2024: give FIRST..LAST"),
+        (["--field", "prompt"], "--field prompt: give prompt=COLUMN"),
+        (["--engine", "warp"], "--engine warp: unknown; known: "),
+        (["--benchmark", "gsm9k"], "did you mean gsm8k?"),
+    ],
+)
+def test_a_wrong_option_is_refused_before_a_model_is_loaded(more: list[str], message: str, tmp_path: Path) -> None:
+    base = ["eval", "--model", "nowhere", "--output", str(tmp_path / "out")]
+    given = base if "--benchmark" in more else [*base, "--benchmark", "gsm8k"]
+    with pytest.raises(RecipeError) as refused:
+        call([*given, *more])
+    assert message in str(refused.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_words_of_options() -> None:
+    assert parse_shard("0/4") == (0, 4)
+    assert parse_counts("--pass-at", "1, 4") == (1, 4)
+    assert parse_window("2024-08-01..") == (date(2024, 8, 1), None)
+
+
+def sample(right: bool) -> SampleRow:
+    known: dict[str, Any] = {"status": "", "decided_by": "", "reason": "", "extracted": "2", "text": ""}
+    outcome = "correct" if right else "wrong"
+    numbers: dict[str, Any] = {"tokens": 50, "entropy": None, "logprob": None, "seconds": 0.0}
+    return SampleRow(problem="p", sample=0, outcome=outcome, finish_reason="stop", **known, **numbers)
+
+
+def test_without_a_terminal_lines_come_now_and_then_and_at_the_end() -> None:
+    clock = [0.0]
+    out = io.StringIO()
+    with EvalDisplay(Console(file=out, width=100), clock=lambda: clock[0]) as display:
+        display.cost([Cost(name="set", problems=3, samples=2, missing=4, wanted=6, max_tokens=100)])
+        for done in range(3, 7):
+            clock[0] += 6.0
+            display.sample("set", sample(done % 2 == 0))
+            display.progress("set", done, 6)
+    lines = out.getvalue().splitlines()
+    assert lines[0].endswith("6 in this call; 2 of them are there already; at most 400 tokens to generate")
+    assert lines[1] == "set: 4 of 6 samples, 50.0 % right in this call, 17 tokens/s"
+    assert lines[2] == "set: 6 of 6 samples, 50.0 % right in this call, 11 tokens/s"
+
+
+def test_a_comparison_fits_80_columns_with_every_number_whole() -> None:
+    out = io.StringIO()
+    row = {
+        "comparable": True,
+        "settings_differ": ["samples: was 4, is now 2"],
+        "problems": 1319,
+        "before": 1.0,
+        "after": 0.0,
+        "difference": {"mean": -1.0, "low": -1.0, "high": -0.999},
+        "p_value": 1e-5,
+        "better": 0,
+        "worse": 1319,
+        "efficiency": {"mean_tokens": 10.0, "before": None, "after": 0.5},
+    }
+    other = {"comparable": False, "why": "other problems: count: was 10, is now 5"}
+    document = {"benchmarks": {"a-rather-long-name": row, "b": other}, "only_in_one": ["c"]}
+    show_comparison(document, Console(file=out, width=80))
+    said = out.getvalue()
+    assert "…" not in said
+    for figure in ("100.0", "−100.0", "<0.001", "0/1319"):
+        assert figure in said
+    assert "b: not comparable, other problems: count: was 10, is now 5" in said
+    assert "c: in one of the two only" in said
+
+
+@pytest.mark.slow
+def test_a_killed_evaluation_goes_on_to_the_same_samples(model: Path, problems: Path, tmp_path: Path) -> None:
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+
+    def command(output: Path) -> list[str]:
+        return [sys.executable, "-m", "magicrl", *words(model, problems, output, "--max-rows", "4", samples=40)]
+
+    killed = tmp_path / "killed"
+    samples = killed / "ones" / "samples-0-of-1.jsonl"
+    process = subprocess.Popen(command(killed), env=environment, stdout=subprocess.DEVNULL)
+    began = time.monotonic()
+    while not samples.exists() or samples.stat().st_size < 20_000:
+        assert process.poll() is None, "it ended before it could be killed"
+        assert time.monotonic() - began < PATIENCE
+        time.sleep(0.05)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    before = samples.read_bytes()
+    assert not (killed / "results.json").exists()
+    for output in (killed, tmp_path / "whole"):
+        subprocess.run(command(output), env=environment, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE * 3)
+    assert samples.read_bytes().startswith(before[: before.rfind(b"\n") + 1]), "what was there was not touched"
+    written = [json.loads((output / "results.json").read_text()) for output in (killed, tmp_path / "whole")]
+    scored = [document["benchmarks"]["ones"] for document in written]
+    assert scored[0]["scored_sha256"] == scored[1]["scored_sha256"]
+    assert scored[0]["per_problem"] == scored[1]["per_problem"]

@@ -1,0 +1,210 @@
+"""An evaluation from problems to results: it resumes to the sample, shards merge, another job is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from magicrl.config.errors import RecipeError
+from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, load_benchmark, parse_asked
+from magicrl.evaluation.comparison import compare
+from magicrl.evaluation.engines import EngineSettings, make_engine, model_checksums
+from magicrl.evaluation.folder import EvaluationFolder
+from magicrl.evaluation.presets import PRESETS
+from magicrl.evaluation.results import Ask, Incomplete, write_results
+from magicrl.evaluation.runner import Cost, EvaluationSettings, evaluate
+from magicrl.evaluation.samples import SampleRow
+
+SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
+
+
+class Watcher:
+    """Listens; interrupts after so many samples if asked to."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        self.costs: list[Cost] = []
+        self.notes: list[str] = []
+        self.seen: list[tuple[str, int]] = []
+        self.estimates: list[float] = []
+        self._left = stop_after
+
+    def cost(self, costs: Sequence[Cost]) -> None:
+        self.costs.extend(costs)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def progress(self, name: str, done: int, total: int) -> None: ...
+
+    def sample(self, name: str, row: SampleRow) -> None:
+        self.seen.append((row.problem, row.sample))
+        if self._left is not None:
+            self._left -= 1
+            if self._left == 0:
+                raise KeyboardInterrupt
+
+    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
+        self.estimates.append(mean_tokens)
+
+
+def loaded(sums: Path, name: str = "sums", **reading: Any) -> LoadedBenchmark:
+    given = {"template": "{prompt}", "verifier": "exact"} | reading
+    return load_benchmark(parse_asked(f"{name}={sums}"), Reading(**given))
+
+
+def run(
+    model: Path, sums: Path, output: Path, settings: EvaluationSettings = SETTINGS, watcher: Watcher | None = None
+) -> Path | None:
+    engine = EngineSettings(model=str(model), threads=1, max_rows=8)
+    return evaluate([loaded(sums)], "in_process", engine, settings, output, watcher or Watcher())
+
+
+def results(path: Path | None) -> dict[str, Any]:
+    assert path is not None
+    return json.loads(path.read_text())["benchmarks"]["sums"]
+
+
+def test_an_interrupted_evaluation_goes_on_to_identical_samples(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    model = tiny_models[0]
+    whole = results(run(model, sums, tmp_path / "whole"))
+    with pytest.raises(KeyboardInterrupt):
+        run(model, sums, tmp_path / "cut", watcher=Watcher(stop_after=13))
+    again = Watcher()
+    resumed = results(run(model, sums, tmp_path / "cut", watcher=again))
+    assert again.costs[0].missing == 40 - 13
+    assert len(again.seen) == 40 - 13, "nothing is generated twice"
+    assert resumed["scored_sha256"] == whole["scored_sha256"]
+    assert resumed["accuracy"] == whole["accuracy"]
+    finished = Watcher()
+    run(model, sums, tmp_path / "cut", watcher=finished)
+    assert (finished.costs[0].missing, finished.seen) == (0, [])
+
+
+def test_shards_merge_to_the_whole(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+    model = tiny_models[0]
+    whole = results(run(model, sums, tmp_path / "whole"))
+    watcher = Watcher()
+    first = run(model, sums, tmp_path / "parts", replace(SETTINGS, shard=(1, 2)), watcher)
+    assert first is None
+    assert "20 of 40 samples are missing" in watcher.notes[0]
+    with pytest.raises(Incomplete, match="20 of 40 samples"):
+        write_results(tmp_path / "parts", ["sums"], Ask())
+    last = results(run(model, sums, tmp_path / "parts", replace(SETTINGS, shard=(0, 2))))
+    assert last["scored_sha256"] == whole["scored_sha256"], "the last shard writes the results"
+    merged = results(write_results(tmp_path / "parts", ["sums"], Ask(pass_at=(3,), majority_at=(1, 3))))
+    assert list(merged["pass_at"]) == ["3"]
+    assert list(merged["majority_at"]) == ["1", "3"]
+
+
+def test_more_samples_keep_those_that_exist(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+    model = tiny_models[0]
+    run(model, sums, tmp_path / "out", replace(SETTINGS, samples=1))
+    watcher = Watcher()
+    grown = results(run(model, sums, tmp_path / "out", watcher=watcher))
+    assert len(watcher.seen) == 30
+    assert grown["scored_sha256"] == results(run(model, sums, tmp_path / "whole"))["scored_sha256"]
+
+
+def test_another_job_is_refused_with_what_differs(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+    run(tiny_models[0], sums, tmp_path / "out")
+    with pytest.raises(ValueError, match=r"sampling\.temperature: was 1\.0, is now 0\.5\n.*another --output"):
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, temperature=0.5))
+    with pytest.raises(ValueError, match=r"engine\.weights_sha256: was "):
+        run(tiny_models[1], sums, tmp_path / "out")
+    sums.write_text(sums.read_text().replace('"answer": 0', '"answer": 1'))
+    with pytest.raises(ValueError, match=r"problems\.sha256: was "):
+        run(tiny_models[0], sums, tmp_path / "out")
+    (tmp_path / "out" / "sums" / "job.json").write_text("{")
+    with pytest.raises(ValueError, match=r"job\.json is damaged"):
+        EvaluationFolder(tmp_path / "out" / "sums").job()
+
+
+def test_a_pilot_precedes_a_long_job_and_changes_no_sample(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = results(run(tiny_models[0], sums, tmp_path / "whole"))
+    monkeypatch.setattr("magicrl.evaluation.runner.PILOT_SAMPLES", 8)
+    watcher = Watcher()
+    piloted = results(run(tiny_models[0], sums, tmp_path / "piloted", watcher=watcher))
+    assert {sample for _, sample in watcher.seen[:8]} == {0}, "a pilot asks many problems, not one many times"
+    assert 1 <= watcher.estimates[0] <= 16
+    assert piloted["scored_sha256"] == whole["scored_sha256"]
+
+
+def test_what_results_say(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+    path = run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, preset=PRESETS["report"]))
+    document = results(path)
+    rows = [json.loads(line) for line in (tmp_path / "out/sums/samples-0-of-1.jsonl").read_text().splitlines()]
+    right = {f"p{i}": [False] * 4 for i in range(10)}
+    for row in rows:
+        right[row["problem"]][row["sample"]] = row["outcome"] == "correct" and row["finish_reason"] == "stop"
+    shares = [float(np.mean(values)) for values in right.values()]
+    assert [entry["accuracy"] for entry in document["per_problem"]] == shares
+    assert document["accuracy"]["mean"] == pytest.approx(np.mean(shares))
+    assert document["pass_at"]["4"]["mean"] == pytest.approx(np.mean([share > 0 for share in shares]))
+    assert document["length"]["mean"] == pytest.approx(np.mean([row["tokens"] for row in rows]))
+    assert document["truncation"]["mean"] == pytest.approx(np.mean([row["finish_reason"] == "length" for row in rows]))
+    last = document["scaling"]["over_limits"][-1]
+    assert last["limit"] == 16
+    assert last["accuracy"] == document["accuracy"]
+    assert document["settings"]["engine"]["weights_sha256"] == model_checksums(tiny_models[0])["weights_sha256"]
+    assert document["table13"]["differs"] == ["Table 13 has no such set"]
+    assert document["preset"] == "report"
+
+
+def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+    old, new = (run(model, sums, tmp_path / model.name) for model in tiny_models)
+    before, after = results(old), results(new)
+    found = compare(tmp_path / "0", tmp_path / "1")["benchmarks"]["sums"]
+    deltas = [b["accuracy"] - a["accuracy"] for a, b in zip(before["per_problem"], after["per_problem"], strict=True)]
+    assert found["difference"]["mean"] == pytest.approx(np.mean(deltas))
+    assert found["difference"]["low"] <= np.mean(deltas) <= found["difference"]["high"]
+    assert (found["better"], found["worse"]) == (sum(d > 0 for d in deltas), sum(d < 0 for d in deltas))
+    assert 0 < found["p_value"] <= 1
+    assert found["settings_differ"] == []
+    run(tiny_models[1], sums, tmp_path / "hot", replace(SETTINGS, temperature=2.0, samples=2))
+    warned = compare(tmp_path / "0", tmp_path / "hot")["benchmarks"]["sums"]
+    assert warned["settings_differ"] == ["samples: was 4, is now 2", "sampling.temperature: was 1.0, is now 2.0"]
+    sums.write_text("".join(sums.read_text().splitlines(keepends=True)[:5]))
+    run(tiny_models[1], sums, tmp_path / "fewer")
+    other = compare(tmp_path / "0", tmp_path / "fewer")["benchmarks"]["sums"]
+    assert not other["comparable"]
+    assert "other problems: count: was 10, is now 5" in other["why"]
+    with pytest.raises(ValueError, match="no results"):
+        compare(tmp_path / "0", tmp_path)
+
+
+def test_what_does_not_fit_is_refused_before_anything_is_generated(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RecipeError, match=r"context of 96 tokens; use --max-tokens 90 or less"):
+        run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, max_tokens=2000))
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(RecipeError, match="same response every time"):
+        EvaluationSettings(temperature=0.0, samples=4)
+    with pytest.raises(RecipeError, match="--engine warp: unknown"):
+        make_engine("warp", EngineSettings(model="x"))
+
+
+def test_a_checksum_follows_weights_and_tokenizer_not_the_model_card(
+    tiny_models: tuple[Path, Path], tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    for file in tiny_models[0].iterdir():
+        (copy / file.name).write_bytes(file.read_bytes())
+    (copy / "README.md").write_text("a card")
+    assert model_checksums(copy) == model_checksums(tiny_models[0])
+    config = copy / "generation_config.json"
+    config.write_text(config.read_text() + " ")
+    changed = model_checksums(copy)
+    assert changed["weights_sha256"] == model_checksums(tiny_models[0])["weights_sha256"]
+    assert changed["tokenizer_and_config_sha256"] != model_checksums(tiny_models[0])["tokenizer_and_config_sha256"]

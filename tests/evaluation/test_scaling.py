@@ -1,0 +1,147 @@
+"""Curves over limits and samples, the permutation test and Table 13, against hand values, scipy and enumeration."""
+
+from __future__ import annotations
+
+from itertools import combinations, product
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from magicrl.evaluation.presets import PRESETS, against_table13, beside, table13
+from magicrl.evaluation.results import means
+from magicrl.evaluation.samples import SampleRow
+from magicrl.evaluation.scaling import accuracy_at_mean_length, limit_curve, sample_curve, scaling
+from magicrl.evaluation.statistics import permutation_test
+
+
+def row(problem: str, sample: int, tokens: int, *, right: bool, cut: bool = False, answer: str = "4") -> SampleRow:
+    return SampleRow(
+        problem=problem,
+        sample=sample,
+        outcome="correct" if right else "wrong",
+        status="",
+        decided_by="",
+        extracted=answer,
+        reason="",
+        finish_reason="length" if cut else "stop",
+        tokens=tokens,
+        entropy=None,
+        logprob=None,
+        seconds=0.0,
+        text="",
+    )
+
+
+PROBLEMS = [
+    [row("a", 0, 10, right=True), row("a", 1, 40, right=True)],
+    [row("b", 0, 20, right=True), row("b", 1, 100, right=True, cut=True)],
+]
+
+
+def test_accuracy_against_the_limit_by_hand() -> None:
+    curve = limit_curve(PROBLEMS, [10, 30, 100])
+    assert [point["accuracy"]["mean"] for point in curve] == [0.25, 0.5, 0.75]
+    assert [point["truncation"]["mean"] for point in curve] == [0.75, 0.5, 0.25]
+    assert [point["mean_tokens"]["mean"] for point in curve] == [10.0, (20 + 25) / 2, (25 + 60) / 2]
+    with pytest.raises(ValueError, match="cut at 100 tokens"):
+        limit_curve(PROBLEMS, [200])
+
+
+def test_efficiency_is_read_off_the_curve() -> None:
+    curve = limit_curve(PROBLEMS, [10, 30, 100])
+    assert accuracy_at_mean_length(curve, 22.5) == 0.5
+    assert accuracy_at_mean_length(curve, 16.25) == pytest.approx(0.375)
+    assert accuracy_at_mean_length(curve, 9.0) is None
+
+
+def test_curves_over_samples_match_enumeration() -> None:
+    wrong = ["7", "7", "9"]
+    rows = [row("a", i, 5, right=i < 2) for i in range(2)]
+    rows += [row("a", 2 + i, 5, right=False, answer=text) for i, text in enumerate(wrong)]
+    answers = ["4", "4", *wrong]
+    found = {point["k"]: point for point in sample_curve([rows], [1, 2, 3, 5])}
+    for k in (1, 2, 3, 5):
+        chosen = list(combinations(answers, k))
+        assert found[k]["pass"]["mean"] == pytest.approx(np.mean(["4" in group for group in chosen]))
+        majority = []
+        for group in chosen:
+            most = max(group.count(answer) for answer in group)
+            winners = {answer for answer in group if group.count(answer) == most}
+            majority.append(("4" in winners) / len(winners))
+        tolerance = 1e-9 if k in (1, 5) else 0.04  # between, maj@k is the mean of 2000 draws
+        assert found[k]["majority"]["mean"] == pytest.approx(np.mean(majority), abs=tolerance)
+
+
+def test_scaling_says_what_it_takes_for_granted() -> None:
+    assert scaling(PROBLEMS, 100, knows_limit=False)["exact"]
+    known = scaling(PROBLEMS, 100, knows_limit=True)
+    assert not known["exact"]
+    assert [point["limit"] for point in known["over_limits"]] == [25, 50, 100]
+    assert [point["k"] for point in known["over_samples"]] == [1, 2]
+
+
+def test_permutation_test_enumerates_few_problems() -> None:
+    delta = [0.5, -0.25, 0.75, 0.0, 1.0]
+    moved = [d for d in delta if d]
+    sums = [abs(sum(s * abs(d) for s, d in zip(signs, moved, strict=True))) for signs in product((1, -1), repeat=4)]
+    assert permutation_test(delta) == np.mean([value >= sum(delta) - 1e-12 for value in sums])
+    assert permutation_test([0.0, 0.0]) == 1.0
+    assert permutation_test([1.0] * 10) == 2 / 2**10
+    with pytest.raises(ValueError, match="no problems"):
+        permutation_test([])
+
+
+@pytest.mark.parametrize("count", [12, 40])
+def test_permutation_test_agrees_with_scipy(count: int) -> None:
+    delta = np.random.Generator(np.random.PCG64(count)).normal(0.2, 0.5, count)
+
+    def statistic(x: Any, axis: int = 0) -> Any:
+        return np.mean(x, axis=axis)
+
+    peer = stats.permutation_test(
+        (delta,),
+        statistic,
+        permutation_type="samples",
+        n_resamples=20_000,
+        vectorized=True,
+        rng=np.random.default_rng(0),
+    )
+    assert permutation_test(delta) == pytest.approx(peer.pvalue, abs=0.01)
+
+
+def test_table13_averages_are_computed_and_differ_from_the_abstract_as_its_note_says() -> None:
+    averages = {r["model"]: r["average"] for r in beside({})}
+    assert averages["R1-Distill-Qwen-32B"] == pytest.approx(63.0, abs=0.05)
+    assert averages["R1-Distill-Qwen-7B"] == pytest.approx(44.1, abs=0.05)
+    assert averages["Skywork-OR1-32B"] == pytest.approx(72.8, abs=0.05)
+    assert averages["Skywork-OR1-7B"] == pytest.approx(57.5, abs=0.05)
+    assert averages["Light-R1-32B"] is None
+    assert len(table13().rows) == 13
+    assert "57.8" in table13().note
+    own = beside({"aime24": 0.5, "aime25": 0.25, "livecodebench": 0.3}, "mine")[-1]
+    assert own == {"model": "mine", "aime24": 50.0, "aime25": 25.0, "livecodebench": 30.0, "average": 35.0}
+
+
+def test_a_result_stands_beside_table13_only_at_its_settings() -> None:
+    preset = PRESETS["report"]
+    settings = {"temperature": 1.0, "top_p": 1.0, "max_tokens": 32768}
+    assert against_table13("aime24", settings, samples=32, whole=True) == []
+    assert against_table13("livecodebench", settings, samples=preset.samples_for("livecodebench"), whole=True) == []
+    other = against_table13("aime25", settings | {"temperature": 0.6}, samples=8, whole=False)
+    assert other[0] == "temperature 0.6 instead of 1.0"
+    assert other[1] == "8 samples a problem instead of 32"
+    assert "whole set" in other[2]
+    assert PRESETS["released-code"].temperature == 0.6
+    assert [PRESETS["study"].samples_for(name) for name in ("aime24", "livecodebench", "gsm8k")] == [8, 1, 8]
+
+
+def test_the_study_mean_needs_its_three_sets() -> None:
+    accuracy = {name: {"mean": m, "standard_error": 0.1} for name, m in (("aime24", 0.6), ("aime25", 0.3))}
+    assert set(means(accuracy, ["study"])) == {"all"}
+    accuracy["livecodebench"] = {"mean": 0.3, "standard_error": 0.2}
+    found = means(accuracy, ["study"])["study"]
+    assert found["mean"] == pytest.approx(0.4)
+    assert found["standard_error"] == pytest.approx((0.01 + 0.01 + 0.04) ** 0.5 / 3)
+    assert means({"gsm8k": accuracy["aime24"]}, [None]) == {}
