@@ -8,6 +8,12 @@ from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.maths.judge import MathsVerifier
 
 SAME = [
+    (r"0.\overline{3}", r"\frac13"),
+    (r"0.1\overline{6}", r"\frac16"),
+    (r"0.\dot{1}4285\dot{7}", r"\frac{1}{7}"),
+    (r"2.\dot{5}", r"\frac{23}{9}"),
+    ("f^{-1}(x)=x+1", "x+1"),
+    (r"\$3.50 per pound", "3.50"),
     ("C_5^2", "10"),
     (r"{6 \choose 2}", "15"),
     (r"y=\frac{3}{x}", "xy=3"),
@@ -351,6 +357,9 @@ SAME = [
 ]
 
 DIFFERENT = [
+    (r"0.\overline{3}", "0.3"),
+    (r"0.\overline{12}", r"0.1\overline{2}"),
+    ("f^{-1}(x)=x+1", "f(x)=x+1"),
     ("O(n)", "O"),
     ("a=b=c=0", "a+b-c=0"),
     ("a=1, b=1", "a+b=1"),

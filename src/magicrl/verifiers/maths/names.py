@@ -52,6 +52,8 @@ def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr 
     head = parse(tokens[:opening])
     inner = tokens[opening + 1 : -1]
     names = [token.text for token in inner[::2]]
+    if head is not None and head.op == "pow" and head.args[0].op == "sym" and head.args[0].name in _APPLIED:
+        return "".join(token.text for token in tokens[:opening]), tuple(names), None  # the inverse of f
     if head is None or head.op != "sym" or not inner:
         return None
     plain = all(token.kind == "sym" for token in inner[::2]) and all(token.text == "," for token in inner[1::2])

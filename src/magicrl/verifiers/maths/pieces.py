@@ -18,7 +18,7 @@ _CLAUSE_WORDS = word_set(
     "arbitrary is an a are be whole values value of parameter"
 )
 _SETS = {"R": "real", "Z": "integer", "N": "integer"}
-_SHORT_UNITS = word_set("cm mm km kg ft lb lbs oz min sec hr hrs mph mol day mL ml yd gal deg pct")
+_SHORT_UNITS = word_set("cm mm km kg ft lb lbs oz min sec hr hrs mph mol per day mL ml yd gal deg pct")
 
 
 def depths(tokens: Sequence[Token]) -> list[int] | None:

@@ -18,6 +18,11 @@ from magicrl.verifiers.maths.words import word_set
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})(?![\w.])")
+_REPEATING = re.compile(
+    r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"
+    r"(?:\\(?:overline|bar) ?\{(?P<over>\d{1,30})\}"
+    r"|\\dot ?\{?(?P<first>\d)\}?(?:(?P<middle>\d{0,30})\\dot ?\{?(?P<last>\d)\}?)?)(?!\d)"
+)
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 _ELLIPSES = word_set("ldots cdots dots vdots ddots dotsb dotsc")
@@ -47,12 +52,22 @@ def same_structure(gold: str, answer: str) -> bool | None:
 def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
     """The shapes that a text can have: commas between groups of three digits may be no list."""
     text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
+    text = _REPEATING.sub(_repeating, text)
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
     for spelling in dict.fromkeys((joined, text)):
         found = read(spelling, trusted)
         if found is not None:
             yield found
+
+
+def _repeating(match: re.Match[str]) -> str:
+    """A repeating decimal as the fraction that it is."""
+    whole, fixed = match["whole"] or "0", match["fixed"]
+    again = match["over"] or (match["first"] + (match["middle"] or "") + (match["last"] or ""))
+    bottom = (10 ** len(again) - 1) * 10 ** len(fixed)
+    top = int(whole + fixed + again) - int(whole + fixed)
+    return rf"\frac{{{top}}}{{{bottom}}}"
 
 
 def has_shape(gold: str) -> bool:
