@@ -18,9 +18,11 @@ import multiprocessing
 import os
 import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -238,6 +240,7 @@ def _attacks(judge: Any) -> dict[str, Any]:
         effects = _side_effects(row)
         if verdict.correct != honest or verdict.status == "infrastructure_error" or effects:
             wrong.append(f"{row['id']}: {verdict.status} {effects}")
+    shutil.rmtree(victim)
     return {**counts, "wrong": wrong, "statuses": dict(statuses.most_common())}
 
 
@@ -260,6 +263,8 @@ def _references(judge: Any) -> dict[str, Any]:
 
     found: dict[str, Any] = {}
     for folder in sorted(path for path in ARGUMENTS.data.iterdir() if path.is_dir()):
+        if ARGUMENTS.rest and folder.name not in ARGUMENTS.rest:
+            continue
         known = {entry[0] for entry in json.loads((folder / "reference_failures.json").read_text())}
         counts: collections.Counter[str] = collections.Counter()
         failed: list[str] = []
@@ -315,11 +320,13 @@ def measure_soak(runs: int) -> dict[str, Any]:
             "descriptors": me.num_fds(),
             "descriptors_below": sum(p.num_fds() for p in below),
             "processes_below": len(below),
-            "files_in_tmp": len(os.listdir("/tmp")),
+            "files_made": len(list(Path(judge_folder).iterdir())),
         }
 
     statuses: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     names = list(_SOAK)
+    judge_folder = tempfile.mkdtemp()
+    os.chdir(judge_folder)
     with CodeJudge() as judge:
         for index in range(200):
             judge.judge_program(_SOAK[names[index % len(names)]], suite)
@@ -353,7 +360,14 @@ def main() -> None:
     found = parts[ARGUMENTS.what]()
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
     figures["machine"] = {"kernel": platform.release(), "python": platform.python_version(), "cores": os.cpu_count()}
-    figures[ARGUMENTS.what] = {"command": " ".join(["python", "benchmarks/code_verifier.py", *sys.argv[1:]]), **found}
+    if ARGUMENTS.what == "references" and ARGUMENTS.rest:  # some sets again
+        for tier, sets in found.items():
+            figures["references"][tier].update(sets)
+    else:
+        figures[ARGUMENTS.what] = {
+            "command": " ".join(["python", "benchmarks/code_verifier.py", *sys.argv[1:]]),
+            **found,
+        }
     FIGURES.parent.mkdir(parents=True, exist_ok=True)
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
     print(json.dumps(found, indent=1))
@@ -362,7 +376,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "child"])
-    parser.add_argument("rest", nargs="*")
+    parser.add_argument("rest", nargs="*", help="names of sets: only these references")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=100_000)
