@@ -1,0 +1,60 @@
+"""``docs/evaluation.md``: its commands are understood, its tables and figures are those of the code and the files."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from magicrl.cli.eval import EvalOptions, parse_counts, parse_shard, reading_of
+from magicrl.cli.main import app
+from magicrl.evaluation.benchmarks import catalogue, described, parse_asked
+from magicrl.evaluation.presets import PRESETS
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "evaluation.md"
+COMMANDS = [line for line in PAGE.read_text().splitlines() if line.startswith("magicrl eval")]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_commands_of_the_page_are_understood(command: str) -> None:
+    _, bound, ignored = app.parse_args(shlex.split(command)[1:], print_error=False, exit_on_error=False)
+    assert not ignored
+    given = dict(bound.arguments)
+    defaults = dict.fromkeys(EvalOptions.__dataclass_fields__)
+    options = EvalOptions(**(defaults | {n: v for n, v in given.items() if n in defaults}))  # type: ignore[arg-type]
+    reading_of(options)
+    parse_counts("--pass-at", options.pass_at)
+    parse_shard(options.shard or "0/1")
+    for text in options.benchmark or ():
+        asked = parse_asked(text)
+        assert asked.path is not None or asked.known is not None
+
+
+def test_the_catalogue_on_the_page_is_the_catalogue() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| ([\w.-]+/[\w.-]+) \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    assert rows == [(name, hub, licence) for name, _title, hub, licence in described()]
+    first, last = catalogue().benchmarks["livecodebench"].window or (None, None)
+    assert f"{first} to {last}" in PAGE.read_text()
+
+
+def test_every_preset_stands_on_the_page_with_its_temperature() -> None:
+    for preset in PRESETS.values():
+        assert re.search(rf"^\| `{preset.name}` \| {preset.temperature:g} \|", PAGE.read_text(), re.MULTILINE)
+        assert preset.max_tokens == 32768
+
+
+def test_the_example_quotes_the_committed_figures() -> None:
+    compared = json.loads((ROOT / "docs/figures/eval-smollm2.json").read_text())["compare"]["benchmarks"]
+    for title, name in (("GSM8K", "gsm8k"), ("SVAMP", "svamp")):
+        row = compared[name]
+        difference = row["difference"]
+        ends = [f"{100 * value:+.1f}".replace("-", "−").replace("+0.0", "0.0") for value in difference.values()]
+        expected = (
+            f"| {title} | {100 * row['before']:.1f} % | {100 * row['after']:.1f} % | "
+            f"{ends[0]} ({ends[1]} to {ends[2]}) | {row['p_value']:.2f} |"
+        )
+        assert expected in PAGE.read_text()
