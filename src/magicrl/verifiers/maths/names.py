@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from magicrl.verifiers.maths.expression import Expr
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.pieces import depths
 from magicrl.verifiers.maths.words import word_set
 
 _NAMING = word_set("abs sin cos tan cot sec csc")
@@ -49,6 +50,9 @@ def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr 
     opening = next((at for at, token in enumerate(tokens) if token.kind == "open" and token.text == "("), None)
     if not opening or tokens[-1].kind != "close":
         return None
+    levels = depths(tokens)
+    if levels is None or 0 in levels[opening + 1 : -1]:
+        return None  # f(x) + g(y): the first bracket is not the last one's partner
     head = parse(tokens[:opening])
     inner = tokens[opening + 1 : -1]
     names = [token.text for token in inner[::2]]
