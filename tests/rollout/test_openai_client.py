@@ -214,7 +214,6 @@ def test_vllm_gets_token_ids_and_none_of_the_models_recommended_settings() -> No
     sent = server.posts[0].body
     assert sent["prompt"] == [5, 6]
     assert (sent["top_k"], sent["min_p"], sent["repetition_penalty"]) == (0, 0.0, 1.0)
-    assert sent["add_special_tokens"] is False
     assert sample.completion.tokens.tolist() == [4, 0]
     assert sample.completion.sampler_logprobs.tolist() == [-0.5, -0.25]
     assert sample.completion.sampler_entropies is None

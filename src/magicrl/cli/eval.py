@@ -45,6 +45,7 @@ class EvalOptions:
     shard: str
     keep_tokens: bool
     engine: str
+    engine_option: list[str] | None
     dtype: Literal["float32", "bfloat16"]
     device: Literal["auto", "cpu", "cuda"]
     max_rows: int
@@ -115,6 +116,7 @@ def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> i
         max_rows=options.max_rows,
         memory_limit_mb=options.memory_limit_mb,
         threads=options.threads,
+        options=parse_engine_options(options.engine, options.engine_option or ()),
     )
     benchmarks = _benchmarks(options.benchmark, reading_of(options))
     try:
@@ -136,12 +138,7 @@ def reading_of(options: EvalOptions) -> Reading:
     Raises:
         RecipeError: a ``--field`` without ``=``, or a ``--window`` that is none.
     """
-    fields: dict[str, str] = {}
-    for text in options.field or ():
-        name, equals, column = text.partition("=")
-        if not equals or not column:
-            raise RecipeError(f"--field {text}: give prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN")
-        fields[name] = column
+    fields = _pairs("--field", options.field, "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN")
     return Reading(
         limit=options.limit,
         template=options.template,
@@ -149,6 +146,34 @@ def reading_of(options: EvalOptions) -> Reading:
         verifier=options.verifier,
         window=None if options.window is None else parse_window(options.window),
     )
+
+
+def parse_engine_options(engine: str, texts: Sequence[str]) -> dict[str, Any]:
+    """``["concurrency=8"]`` as a dictionary of texts, which the engine reads.
+
+    Raises:
+        RecipeError: not of that form, given twice, or the engine has no options of its own.
+    """
+    options: dict[str, Any] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if engine == "in_process":
+            raise RecipeError(f"--engine-option {name}: in_process has no options of its own; choose another --engine")
+        if not equals or not name or name in options:
+            raise RecipeError(f"--engine-option {name}: give NAME=VALUE, each name once")
+        options[name] = value
+    return options
+
+
+def _pairs(option: str, texts: Sequence[str] | None, form: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a table."""
+    pairs: dict[str, str] = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise RecipeError(f"{option} {text}: give {form}")
+        pairs[name] = value
+    return pairs
 
 
 def parse_window(text: str) -> Window:

@@ -99,6 +99,7 @@ def eval(
     shard: str = "0/1",
     keep_tokens: Annotated[bool, Parameter(negative=())] = False,
     engine: str = "in_process",
+    engine_option: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
     dtype: Literal["float32", "bfloat16"] = "float32",
     device: Literal["auto", "cpu", "cuda"] = "auto",
     max_rows: int = 32,
@@ -117,7 +118,7 @@ def eval(
     Parameters
     ----------
     model
-        A model folder, or a hub name.
+        A model folder, or a hub name; with --engine openai the name that the server knows it by.
     benchmark
         NAME, NAME=FILE or FILE (repeatable); --list shows the names.
     output
@@ -156,7 +157,9 @@ def eval(
     keep_tokens
         Keep token ids and entropies with the samples.
     engine
-        What generates.
+        What generates: in_process, vllm (this machine) or openai (any OpenAI-compatible server); see docs/engines.md.
+    engine_option
+        NAME=VALUE of that engine, e.g. base_url=http://localhost:8000/v1 (repeatable).
     dtype
         Precision of the weights in memory.
     device

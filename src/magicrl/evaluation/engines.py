@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal, cast
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.config.schema import DType
@@ -38,7 +39,7 @@ class EngineSettings:
         max_rows: most sequences that decode at once.
         memory_limit_mb: most MiB of the key/value cache.
         threads: of torch; None: the cores this process may use.
-        options: further settings of an engine of its own kind (a server's address), by name.
+        options: what only this kind of engine has (a server's address), by name; an unknown one is refused.
     """
 
     model: str
@@ -47,7 +48,7 @@ class EngineSettings:
     max_rows: int = 32
     memory_limit_mb: int = 4096
     threads: int | None = None
-    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    options: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,6 +135,8 @@ def _checksum(paths: Sequence[Path]) -> str:
 
 
 def _in_process(settings: EngineSettings) -> OpenedEngine:
+    if settings.options:
+        raise RecipeError(f"--engine-option {next(iter(settings.options))}: the in_process engine has none")
     threads = settings.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
     device = resolve_device(settings.device)
@@ -162,23 +165,35 @@ def _in_process(settings: EngineSettings) -> OpenedEngine:
         engine=engine,
         encode=encoder.encode,
         max_context=policy.max_context,
-        opens_reasoning=opens_reasoning(policy, encoder),
+        opens_reasoning=opens_reasoning(policy.tokenizer, encoder),
         knows_limit=False,
         decides=decides,
         facts=facts,
     )
 
 
-def opens_reasoning(policy: LoadedModel, encoder: PromptEncoder) -> bool:
+def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) -> bool:
     """Whether the chat template ends a prompt in an opened ``<think>``."""
-    if not policy.tokenizer.chat_template:
+    if not tokenizer.chat_template:
         return False
     probe = Problem(id="probe", prompt="?", golds=("?",), verifier="exact", source="probe")
-    prompt = cast(str, policy.tokenizer.decode(encoder.encode(probe).tolist(), skip_special_tokens=False))
+    prompt = cast(str, tokenizer.decode(encoder.encode(probe).tolist(), skip_special_tokens=False))
     return prompt.rstrip().endswith(OPEN_TAG)
 
 
-_ENGINES: dict[str, EngineFactory] = {"in_process": _in_process}
+def _vllm(settings: EngineSettings) -> OpenedEngine:
+    from magicrl.evaluation.external_engines import open_vllm
+
+    return open_vllm(settings)
+
+
+def _openai(settings: EngineSettings) -> OpenedEngine:
+    from magicrl.evaluation.external_engines import open_server
+
+    return open_server(settings)
+
+
+_ENGINES: dict[str, EngineFactory] = {"in_process": _in_process, "vllm": _vllm, "openai": _openai}
 
 
 def engine_names() -> tuple[str, ...]:

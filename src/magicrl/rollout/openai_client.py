@@ -92,6 +92,11 @@ class OpenAIEngine:
         return self._max_context
 
     @property
+    def is_vllm(self) -> bool:
+        """Whether the server is vLLM, as it says itself or the settings do."""
+        return self._wire.vllm
+
+    @property
     def takes_tokens(self) -> bool:
         """Whether prompts are sent as token ids, so that the model sees exactly those."""
         return self._wire.vllm and self.settings.mode == "completions"

@@ -81,8 +81,6 @@ class Wire:
             # a server started with the model's recommended settings applies those that are not sent
             body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
             body |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "return_token_ids": True}
-            if not chat:
-                body["add_special_tokens"] = False
             if self.end_tokens:
                 body["stop_token_ids"] = list(self.end_tokens)
         if settings.logprobs if settings.logprobs is not None else self.vllm:

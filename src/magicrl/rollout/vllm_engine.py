@@ -117,6 +117,13 @@ class VllmEngine:
     def max_context(self) -> int:
         return self._max_context
 
+    @property
+    def version(self) -> str:
+        """vLLM's."""
+        import vllm  # pyright: ignore[reportMissingImports]
+
+        return str(vllm.__version__)
+
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Queue requests; all or, on an error, none of them.
 

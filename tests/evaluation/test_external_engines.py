@@ -1,0 +1,41 @@
+"""Options of engines that sample elsewhere: read from the command line's text, refused with a remedy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from magicrl.cli.eval import parse_engine_options
+from magicrl.config.errors import RecipeError
+from magicrl.evaluation.engines import EngineSettings, make_engine
+from magicrl.rollout.openai_http import ServerError
+
+NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers
+MISTAKES: dict[str, tuple[str, list[str], str]] = {
+    "no address": ("openai", [], "OPENAI_BASE_URL"),
+    "misspelt": ("openai", [NOWHERE, "concurency=8"], "did you mean concurrency"),
+    "no number": ("openai", [NOWHERE, "concurrency=many"], "--engine-option concurrency=many"),
+    "no mode": ("openai", [NOWHERE, "mode=talk"], "--engine-option mode=talk"),
+    "no object": ("openai", [NOWHERE, "extra=seed"], "extra: give a JSON object"),
+    "no URL": ("openai", ["base_url=localhost"], "http://localhost:8000/v1"),
+    "no value": ("openai", ["concurrency"], "give NAME=VALUE"),
+    "another's": ("vllm", ["base_url=x"], "base_url: unknown; known: dtype, max_context"),
+    "none of its own": ("in_process", ["concurrency=1"], "in_process has no options"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_wrong_option_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    engine, texts, expected = MISTAKES[name]
+    with pytest.raises(RecipeError, match=expected):
+        make_engine(engine, EngineSettings(model="tiny", options=parse_engine_options(engine, texts)))
+
+
+def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magicrl.rollout.openai_http._FIRST_WAIT", 0.0)
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/elsewhere")
+    options: dict[str, Any] = parse_engine_options("openai", ["attempts=2", 'extra={"seed": null}'])
+    with pytest.raises(ServerError, match=r"GET http://127\.0\.0\.1:9/elsewhere/models: cannot reach"):
+        make_engine("openai", EngineSettings(model="tiny", options=options))
