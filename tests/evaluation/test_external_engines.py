@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +13,8 @@ from magicrl.cli.eval import parse_engine_options
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.engines import EngineSettings, make_engine
 from magicrl.rollout.openai_http import ServerError
+from magicrl.rollout.openai_settings import ServerSettings
+from magicrl.rollout.vllm_engine import VllmSettings
 
 NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers
 MISTAKES: dict[str, tuple[str, list[str], str]] = {
@@ -31,6 +36,18 @@ def test_a_wrong_option_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPat
     engine, texts, expected = MISTAKES[name]
     with pytest.raises(RecipeError, match=expected):
         make_engine(engine, EngineSettings(model="tiny", options=parse_engine_options(engine, texts)))
+
+
+def test_the_page_on_engines_names_options_that_exist() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
+    servers = page.split("## Servers")[1]
+    named = {
+        name for row in re.findall(r"^\| (`.*?) \|", servers, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)
+    }
+    assert len(named) >= 8
+    assert named <= {field.name for field in fields(ServerSettings)} | {"tokenizer"}
+    listed = page.split("Options: ")[1].split("\n\n")[0]
+    assert set(re.findall(r"`(\w+)`", listed)) == {field.name for field in fields(VllmSettings)}
 
 
 def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from magicrl.models.folder import check_model, find_model
 from magicrl.models.loading import LoadedModel, describe_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, TokenArray, frozen_tokens
-from magicrl.rollout.openai_client import OpenAIEngine
+from magicrl.rollout.openai_client import UNLIMITED_CONTEXT, OpenAIEngine
 from magicrl.rollout.openai_settings import ServerSettings
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 
@@ -109,7 +109,6 @@ def open_server(settings: EngineSettings) -> OpenedEngine:
         knows_limit=not engine.is_vllm,  # what others do with the limit cannot be seen
         decides={
             "engine": "openai",
-            "server": chosen.shown(""),
             "served_model": engine.settings.model,
             "mode": chosen.mode,
             "prompt_format": _prompt_format(tokenizer) if tokenizer is not None and here else prompts,
@@ -117,9 +116,10 @@ def open_server(settings: EngineSettings) -> OpenedEngine:
         },
         facts={
             "model": without_secrets(engine.settings.model),
+            "server": chosen.shown(""),  # no part of the identity: a server may come back at another address
             "prompts_as_tokens": engine.takes_tokens,
             "concurrency": chosen.concurrency,
-            "max_context": engine.max_context,
+            "max_context": engine.max_context if engine.max_context < UNLIMITED_CONTEXT else None,
         },
     )
 
