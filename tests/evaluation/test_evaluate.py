@@ -192,6 +192,8 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(
         EvaluationSettings(temperature=0.0, samples=4)
     with pytest.raises(RecipeError, match="--engine warp: unknown"):
         make_engine("warp", EngineSettings(model="x"))
+    with pytest.raises(RecipeError, match="--engine-option url: the in_process engine has none"):
+        make_engine("in_process", EngineSettings(model="x", options={"url": "http://x"}))
 
 
 def test_a_checksum_follows_weights_and_tokenizer_not_the_model_card(

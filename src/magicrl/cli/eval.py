@@ -138,7 +138,7 @@ def reading_of(options: EvalOptions) -> Reading:
     Raises:
         RecipeError: a ``--field`` without ``=``, or a ``--window`` that is none.
     """
-    fields = _pairs("--field", options.field, "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN")
+    fields = _pairs("--field", options.field or (), "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN")
     return Reading(
         limit=options.limit,
         template=options.template,
@@ -154,24 +154,19 @@ def parse_engine_options(engine: str, texts: Sequence[str]) -> dict[str, Any]:
     Raises:
         RecipeError: not of that form, given twice, or the engine has no options of its own.
     """
-    options: dict[str, Any] = {}
+    if texts and engine == "in_process":
+        name = texts[0].partition("=")[0]
+        raise RecipeError(f"--engine-option {name}: in_process has no options of its own; choose another --engine")
+    return dict(_pairs("--engine-option", texts, "NAME=VALUE"))
+
+
+def _pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:
+    """``NAME=VALUE`` texts as a table. What is refused is not shown beyond its name: a value may be a secret."""
+    pairs: dict[str, str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
-        if engine == "in_process":
-            raise RecipeError(f"--engine-option {name}: in_process has no options of its own; choose another --engine")
-        if not equals or not name or name in options:
-            raise RecipeError(f"--engine-option {name}: give NAME=VALUE, each name once")
-        options[name] = value
-    return options
-
-
-def _pairs(option: str, texts: Sequence[str] | None, form: str) -> dict[str, str]:
-    """``NAME=VALUE`` texts as a table."""
-    pairs: dict[str, str] = {}
-    for text in texts or ():
-        name, equals, value = text.partition("=")
-        if not equals or not name or not value:
-            raise RecipeError(f"{option} {text}: give {form}")
+        if not equals or not name or not value or name in pairs:
+            raise RecipeError(f"{option} {name}: give {form}, each name once")
         pairs[name] = value
     return pairs
 

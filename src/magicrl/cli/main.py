@@ -120,7 +120,7 @@ def eval(
     model
         A model folder, or a hub name; with --engine openai the name that the server knows it by.
     benchmark
-        NAME, NAME=FILE or FILE (repeatable); --list shows the names.
+        NAME, NAME=FILE, FILE or reasoning_gym/TASK (repeatable); --list shows the names.
     output
         The evaluation's folder; the same command again goes on where it stopped.
     samples

@@ -17,6 +17,7 @@ from huggingface_hub import hf_hub_download
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import Section
 from magicrl.data.readers import Row, read_file, read_hub
+from magicrl.evaluation.gym_tasks import PREFIX, SEED, gym_problems
 from magicrl.evaluation.records import Form, Read, read_record
 from magicrl.records import Problem
 
@@ -69,17 +70,19 @@ def catalogue() -> Catalogue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a ``--benchmark`` names: ``NAME``, ``NAME=FILE`` or ``FILE``.
+    """What a ``--benchmark`` names: ``NAME``, ``NAME=FILE``, ``FILE`` or ``reasoning_gym/TASK``.
 
     Attributes:
         name: of its folder and its results.
         known: the row of the catalogue, None for a file of the user's own.
         path: the local file or folder, None for the hub.
+        task: a task of reasoning-gym, None for anything else.
     """
 
     name: str
     known: Benchmark | None
     path: Path | None
+    task: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,6 +139,8 @@ def parse_asked(text: str) -> Asked:
         ValueError: neither a known name nor a file (says the nearest names).
     """
     known = catalogue().benchmarks
+    if text.startswith(PREFIX):
+        return Asked(name=_folder_name(text), known=None, path=None, task=text.removeprefix(PREFIX))
     name, equals, path = text.partition("=")
     if equals and name and path and not Path(text).exists():
         return Asked(name=_folder_name(name), known=known.get(name), path=Path(path))
@@ -147,7 +152,7 @@ def parse_asked(text: str) -> Asked:
     hint = f"did you mean {near[0]}? " if near else ""
     raise RecipeError(
         f"--benchmark {text}: no such benchmark and no such file; {hint}Known: {', '.join(known)}; "
-        "or NAME=FILE, or a file"
+        f"{PREFIX}TASK, NAME=FILE, or a file"
     )
 
 
@@ -164,7 +169,7 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
     if not found:
         why = f": {aside[0]}" if aside else " (an empty file, or no problem in the window)"
         raise ValueError(f"benchmark {asked.name}: no problem can be used{why}")
-    default = known.verifier if known is not None else "maths"
+    default = known.verifier if known is not None else "exact" if asked.task is not None else "maths"
     problems = tuple(_finished(read, asked.name, reading, default) for read in found)
     _check_ids(problems, asked.name)
     limited = reading.limit is not None and len(problems) >= reading.limit
@@ -176,7 +181,7 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
         set_aside=tuple(aside),
         facts={
             "title": known.title if known is not None else asked.name,
-            "source": str(asked.path) if asked.path is not None else known.hub if known is not None else None,
+            "source": _source(asked),
             "subset": None if asked.path is not None or known is None else known.subset,
             "split": None if asked.path is not None or known is None else known.split,
             "revision": None if asked.path is not None or known is None else known.revision,
@@ -189,7 +194,19 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
     )
 
 
+def _source(asked: Asked) -> str:
+    if asked.path is not None:
+        return str(asked.path)
+    if asked.task is not None:
+        return f"{PREFIX}{asked.task}, seed {SEED}"
+    assert asked.known is not None, "a name without a file is one of the catalogue"
+    return asked.known.hub
+
+
 def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
+    if asked.task is not None:
+        problems = gym_problems(asked.task, reading.limit, stem=asked.name)
+        return [Read(problem=problem, template="maths") for problem in problems], []
     found: list[Read] = []
     aside: list[str] = []
     forms = _forms(asked, reading)
