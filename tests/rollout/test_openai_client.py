@@ -485,3 +485,26 @@ def test_the_sampling_job_runs_on_a_server_and_goes_on_where_it_stopped(tmp_path
     assert sorted(map(key, [*kept, *added])) == sorted(map(key, whole))
     assert {row.outcome for row in whole} == {"correct", "wrong"}
     assert all(row.tokens == 2 and row.logprob is None and row.entropy is None for row in whole)
+
+
+def test_what_had_arrived_is_judged_and_written_when_a_server_fails() -> None:
+    problems = [
+        Problem(id=f"q{n}", prompt=f"what is {n}?", golds=(str(n),), verifier="maths", source="test") for n in range(6)
+    ]
+
+    def answer(asked: Asked) -> Reply:
+        if asked.body["prompt"] == "what is 5?":
+            return Reply(status=400, body={"error": {"message": "no"}})
+        return completion(text=r"\boxed{3}")
+
+    rows: list[SampleRow] = []
+    plan = SamplingPlan(samples=1, temperature=1.0, max_tokens=16, seed=3)
+    # the verifier's worker is still starting when the last request is refused
+    with (
+        scripted(listing(answer)) as server,
+        VerifierPool() as judge,
+        engine_on(server, concurrency=1) as engine,
+        pytest.raises(ServerError, match="problem 'q5'"),
+    ):
+        run_job(problems, plan, engine, judge, lambda problem: frozen_tokens([]), write=rows.append)
+    assert [row.outcome for row in rows] == ["wrong", "wrong", "wrong", "correct", "wrong"]

@@ -143,9 +143,11 @@ def run_job(
     if progress is not None:
         progress(finished, total)
     engine.submit(requests if most is None else spread(requests, most))
-    for sample in engine.finished_samples():
-        waiting.append((sample, judge.submit(sample.request.problem, [sample.completion.text])))
-        while waiting and judge.ready(waiting[0][1]):
+    try:
+        for sample in engine.finished_samples():
+            waiting.append((sample, judge.submit(sample.request.problem, [sample.completion.text])))
+            while waiting and judge.ready(waiting[0][1]):
+                settle(*waiting.popleft())
+    finally:  # what has been generated is kept also where the engine fails, or is interrupted
+        while waiting:
             settle(*waiting.popleft())
-    while waiting:
-        settle(*waiting.popleft())
