@@ -210,3 +210,23 @@ def test_a_checksum_follows_weights_and_tokenizer_not_the_model_card(
     changed = model_checksums(copy)
     assert changed["weights_sha256"] == model_checksums(tiny_models[0])["weights_sha256"]
     assert changed["tokenizer_and_config_sha256"] != model_checksums(tiny_models[0])["tokenizer_and_config_sha256"]
+
+
+def test_programs_are_not_voted_on(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:
+    rows = [{"id": f"c{i}", "prompt": "what is 1 + 1 ?", "tests": {"inputs": [""], "outputs": ["2"]}} for i in range(2)]
+    sums.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    benchmark = load_benchmark(parse_asked(f"sums={sums}"), Reading(template="{prompt}"))
+    engine = EngineSettings(model=str(tiny_models[0]), threads=1)
+    settings = replace(SETTINGS, samples=2)
+    document = results(evaluate([benchmark], "in_process", engine, settings, tmp_path / "out", Watcher()))
+    assert document["accuracy"]["mean"] == 0
+    assert list(document["pass_at"]) == ["2"]
+    assert document["majority_at"] == {}
+    assert "majority" not in document["scaling"]["over_samples"][-1]
+    assert document["answered_and_stopped"] is None
+
+
+def test_greedy_decoding_takes_one_sample_whatever_the_preset_says() -> None:
+    greedy = EvaluationSettings(temperature=0.0, preset=PRESETS["report"])
+    assert greedy.samples_for("aime24") == 1
+    assert replace(greedy, temperature=1.0).samples_for("aime24") == 32

@@ -109,6 +109,11 @@ class EvaluationFolder:
         with self._problems.open(encoding="utf-8") as lines:
             return [json.loads(line)["id"] for line in lines]
 
+    def of_programs(self) -> bool:
+        """Whether answers are programs: then no two of them are the same answer, and there is nothing to vote on."""
+        with self._problems.open(encoding="utf-8") as lines:
+            return any(json.loads(line).get("verifier") == "code" for line in lines)
+
     def samples_path(self, shard: tuple[int, int]) -> Path:
         return self.path / f"samples-{shard[0]}-of-{shard[1]}.jsonl"
 

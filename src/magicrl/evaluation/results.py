@@ -77,6 +77,9 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         )
     problems = by_problem(rows, ids)
     pass_at, majority_at = _counts(ask, min(sum(row.counted for row in rows) for rows in problems), wanted)
+    programs = folder.of_programs()
+    if programs:
+        majority_at = ()
     score = score_rows(problems, pass_at=pass_at, majority_at=majority_at)
     sampling: Mapping[str, Any] = job.decides["sampling"]
     source: Mapping[str, Any] = job.recorded["benchmark"]
@@ -90,7 +93,7 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "length": score.length.as_dict(),
         "truncation": score.truncation.as_dict(),
         "entropy": score.entropy,
-        "answered_and_stopped": score.boxed_and_stopped,
+        "answered_and_stopped": None if programs else score.boxed_and_stopped,
         "not_judged": score.not_judged,
         "scored_sha256": scored_checksum(row for rows in problems for row in rows),
         "whole_set": source["whole"],
@@ -101,7 +104,9 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "environment": job.recorded["environment"],
         "source": {name: value for name, value in source.items() if name not in ("whole", "set_aside", "title")},
         "table13": _table13(job, source, samples=wanted),
-        "scaling": scaling(problems, sampling["max_tokens"], knows_limit=job.recorded["knows_limit"]),
+        "scaling": scaling(
+            problems, sampling["max_tokens"], knows_limit=job.recorded["knows_limit"], vote=not programs
+        ),
         "per_problem": [_problem(name, rows) for name, rows in zip(ids, problems, strict=True)],
     }
 

@@ -61,8 +61,8 @@ class EvaluationSettings:
             raise RecipeError("--temperature 0 gives the same response every time; use --samples 1")
 
     def samples_for(self, benchmark: str) -> int:
-        if self.samples is not None:
-            return self.samples
+        if self.samples is not None or self.temperature == 0:
+            return self.samples or 1
         return self.preset.samples_for(benchmark) if self.preset is not None else 1
 
 

@@ -74,8 +74,10 @@ def limit_curve(problems: Sequence[Sequence[SampleRow]], limits: Sequence[int]) 
     return points
 
 
-def sample_curve(problems: Sequence[Sequence[SampleRow]], counts: Sequence[int]) -> list[dict[str, Any]]:
-    """pass@k and maj@k for every k, over the problems that have k judged samples."""
+def sample_curve(
+    problems: Sequence[Sequence[SampleRow]], counts: Sequence[int], *, vote: bool = True
+) -> list[dict[str, Any]]:
+    """pass@k and (with ``vote``) maj@k for every k, over the problems that have k judged samples."""
     tallies = [votes([row for row in rows if row.counted]) for rows in problems]
     points: list[dict[str, Any]] = []
     for k in counts:
@@ -83,13 +85,10 @@ def sample_curve(problems: Sequence[Sequence[SampleRow]], counts: Sequence[int])
         if not enough:
             continue
         passed = [pass_at_k(right, right + sum(wrong) + silent, k) for right, wrong, silent in enough]
-        points.append(
-            {
-                "k": k,
-                "pass": share(passed).as_dict(),
-                "majority": share([majority_at_k(*tally, k) for tally in enough]).as_dict(),
-            }
-        )
+        point: dict[str, Any] = {"k": k, "pass": share(passed).as_dict()}
+        if vote:
+            point["majority"] = share([majority_at_k(*tally, k) for tally in enough]).as_dict()
+        points.append(point)
     return points
 
 
@@ -105,7 +104,9 @@ def accuracy_at_mean_length(curve: Sequence[dict[str, Any]], tokens: float) -> f
     return float(np.interp(tokens, spent, right))
 
 
-def scaling(problems: Sequence[Sequence[SampleRow]], max_tokens: int, *, knows_limit: bool) -> dict[str, Any]:
+def scaling(
+    problems: Sequence[Sequence[SampleRow]], max_tokens: int, *, knows_limit: bool, vote: bool = True
+) -> dict[str, Any]:
     """Both curves, and whether the one over limits is exact."""
     most = max(sum(row.counted for row in rows) for rows in problems)
     return {
@@ -113,5 +114,5 @@ def scaling(problems: Sequence[Sequence[SampleRow]], max_tokens: int, *, knows_l
         "exact": not knows_limit,
         "assumption": "a response longer than a limit counts as wrong there; exact while the sampler does not know the "
         "limit and no answer is forced at it",
-        "over_samples": sample_curve(problems, powers_up_to(most)),
+        "over_samples": sample_curve(problems, powers_up_to(most), vote=vote),
     }
