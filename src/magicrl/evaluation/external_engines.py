@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.evaluation.engines import EngineSettings, OpenedEngine, model_checksums, opens_reasoning
 from magicrl.models.folder import check_model, find_model
-from magicrl.models.loading import LoadedModel, describe_policy
+from magicrl.models.loading import LoadedModel, describe_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, TokenArray, frozen_tokens
 from magicrl.rollout.openai_client import UNLIMITED_CONTEXT, OpenAIEngine
@@ -33,7 +33,12 @@ def open_vllm(settings: EngineSettings) -> OpenedEngine:
         RecipeError: an unknown or unusable option.
         ValueError: vLLM is missing, or cannot serve the model.
     """
-    given = {"dtype": settings.dtype, "max_rows": settings.max_rows, "cache_mb": settings.memory_limit_mb}
+    device = resolve_device(settings.device)
+    if device.type == "cpu" and torch.cuda.is_available():
+        raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
+    given: dict[str, Any] = {"dtype": settings.dtype, "max_rows": settings.max_rows}
+    if device.type == "cpu":  # on a GPU the cache gets what is left of gpu_share
+        given["cache_mb"] = settings.memory_limit_mb
     chosen = _settings(VllmSettings, given | settings.options)
     threads = settings.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
@@ -62,7 +67,7 @@ def open_vllm(settings: EngineSettings) -> OpenedEngine:
             "model": without_secrets(settings.model),
             "licence": policy.licence,
             "vllm": engine.version,
-            "device": "cuda" if torch.cuda.is_available() else "cpu",
+            "device": str(device),
             "threads": threads,
             "max_rows": chosen.max_rows,
             "max_context": engine.max_context,
