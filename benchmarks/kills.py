@@ -63,6 +63,7 @@ FATES = (
     "test written, not told",
     "saving the model",
 )
+ONCE = FATES[-3:]
 
 
 class Place:
@@ -224,14 +225,19 @@ class Life:
             sys.stderr.flush()
             os._exit(status)
 
-    def wait(self, seconds: float | None, rng: random.Random | None) -> int | None:
-        """Wait for the end, at most ``seconds``; the wait status, None if it still lives. Kills a worker by chance."""
+    def wait(self, seconds: float | None, rng: random.Random | None, *, from_work: bool = False) -> int | None:
+        """Wait for the end, at most ``seconds``; the wait status, None if it still lives. Kills a worker by chance.
+
+        With ``from_work`` the seconds count from when the models are loaded and the workers warm.
+        """
         worker_dies = None if rng is None or rng.random() < 0.5 else time.monotonic() + rng.uniform(0.5, 3.0)
         while True:
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
                 return status
             now = time.monotonic()
+            if from_work and not self.place.read():
+                self.started = now
             if seconds is not None and now - self.started > seconds:
                 return None
             if worker_dies is not None and now > worker_dies:
@@ -359,9 +365,10 @@ class Study:
         for fate in fates:
             if len(self.kills) >= self.wanted:
                 break
-            life = Life(self.config, self.recipe, output, fate, self.rng.randrange(3))
-            limit = None if fate else self.rng.uniform(0.1, max(2.0, seconds / 3))
-            status = life.wait(limit, self.rng)
+            passes = 0 if fate in ONCE else self.rng.randrange(3)
+            life = Life(self.config, self.recipe, output, fate, passes)
+            limit = None if fate else self.rng.uniform(0.1, max(1.0, seconds / 12))
+            status = life.wait(limit, self.rng, from_work=self.rng.random() < 0.8)
             if status == 0:
                 continue  # it came past its fate no more and finished: the next lives only find that
             if status is None:
