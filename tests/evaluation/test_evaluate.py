@@ -157,7 +157,8 @@ def test_what_results_say(tiny_models: tuple[Path, Path], sums: Path, tmp_path: 
     assert last["accuracy"] == document["accuracy"]
     assert document["settings"]["engine"]["weights_sha256"] == model_checksums(tiny_models[0])["weights_sha256"]
     assert document["table13"]["differs"] == ["Table 13 has no such set"]
-    assert document["preset"] == "report"
+    assert document["preset"]["name"] == "report"
+    assert document["preset"]["samples"] == {"aime24": 32, "aime25": 32, "livecodebench": 4}
 
 
 def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path) -> None:

@@ -140,8 +140,8 @@ def eval(
     majority_at
         maj@k for these k; default: the largest power of two.
     reasoning
-        How the answer is found, as in magicrl verify math; default: required where the chat template opens the reasoning,
-        else auto.
+        How the answer is found, as in magicrl verify math; default: required where the chat template opens the
+        reasoning, else auto.
     extract
         box: only a boxed answer counts; lenient: another counts, too; default: the preset's, or lenient.
     template

@@ -42,6 +42,7 @@ class Preset:
         return self.samples.get(benchmark, self.other_samples)
 
     def as_dict(self) -> dict[str, Any]:
+        """All of it, for the record of a job."""
         return asdict(self)
 
 

@@ -49,7 +49,7 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
         "schema_version": SCHEMA_VERSION,
         "written": now(),
         "benchmarks": results,
-        "means": means(accuracy, [result["preset"] for result in results.values()]),
+        "means": means(accuracy, [(result["preset"] or {}).get("name") for result in results.values()]),
     }
     comparable = {n: r["accuracy"]["mean"] for n, r in results.items() if not r["table13"]["differs"]}
     if comparable:

@@ -280,7 +280,7 @@ def job_of(
     recorded: dict[str, Any] = {
         "engine": opened.facts,
         "knows_limit": opened.knows_limit,
-        "preset": settings.preset.name if settings.preset is not None else None,
+        "preset": settings.preset.as_dict() if settings.preset is not None else None,
         "benchmark": {
             **benchmark.facts,
             "source": without_secrets(str(benchmark.facts["source"])),
