@@ -255,6 +255,8 @@ class Evaluator:
             "sin": mp.sin, "cos": mp.cos, "tan": mp.tan, "cot": mp.cot, "sec": mp.sec, "csc": mp.csc,
             "arcsin": mp.asin, "arccos": mp.acos, "arctan": mp.atan, "arccot": mp.acot,
             "sinh": mp.sinh, "cosh": mp.cosh, "tanh": mp.tanh, "coth": mp.coth, "exp": mp.exp,
+            "arcsec": mp.asec, "arccsc": mp.acsc, "sech": mp.sech, "csch": mp.csch,
+            "arsinh": mp.asinh, "arcosh": mp.acosh, "artanh": mp.atanh,
         }  # fmt: skip
         if name not in functions:
             raise OutOfReachError

@@ -23,6 +23,9 @@ _ACCENTS = word_set(
 _SAME_ACCENT = {"overline": "bar", "overrightarrow": "vec", "widehat": "hat", "widetilde": "tilde"}
 _EXTREMES = frozenset(("max", "min", "gcd", "lcm"))
 _FUNCTIONS = frozenset("fghO")
+_INVERSES = {name: "arc" + name for name in ("sin", "cos", "tan", "cot", "sec", "csc")} | {
+    name: "ar" + name for name in ("sinh", "cosh", "tanh")
+}
 _MARKS = word_set("angle triangle odot")
 _CLOSERS = {"(": "(", "[": "[", "{": "{", "floor": "floor", "ceil": "ceil", "|": "|"}
 
@@ -159,7 +162,7 @@ class _Reader:
         if token.kind == "word":
             return not token.roman and len(token.text) <= 3
         if token.kind == "cmd":
-            return token.text in ("frac", "sqrt", "binom", "exp") or token.text in _ACCENTS | _MARKS | _EXTREMES
+            return token.text in ("frac", "sqrt", "cbrt", "binom", "exp") or token.text in _ACCENTS | _MARKS | _EXTREMES
         return token.kind in ("num", "sym", "fn", "open", "lbrace")
 
     def _factor(self, depth: int) -> Expr:
@@ -299,8 +302,8 @@ class _Reader:
             return Expr("div", (self._argument(depth), self._argument(depth)))
         if name == "binom":
             return function("binomial", self._argument(depth), self._argument(depth))
-        if name == "sqrt":
-            root = number(2)
+        if name in ("sqrt", "cbrt"):
+            root = number(2 if name == "sqrt" else 3)
             if self.take("open", "["):
                 root = self.sum(depth + 1)
                 self.need("close", "[")
@@ -343,6 +346,9 @@ class _Reader:
             else:
                 base = self._argument_of_log(depth)
         arg = self._function_argument(depth)
+        if name == "cis":
+            turned = Expr("mul", (symbol("i"), function("sin", arg)))
+            return Expr("add", (function("cos", arg), turned)) if power is None and base is None else self._fail()
         if name in ("log", "lg") and base is not None:
             applied = function("logb", arg, base)
         elif base is not None:
@@ -352,9 +358,9 @@ class _Reader:
         if power is None:
             return applied
         if power == Expr("neg", (number(1),)):
-            if name not in ("sin", "cos", "tan", "cot"):
+            if name not in _INVERSES:
                 raise _NoFormulaError
-            return function("arc" + name, arg)
+            return function(_INVERSES[name], arg)
         return Expr("pow", (applied, power))
 
     def _ends_argument(self) -> bool:

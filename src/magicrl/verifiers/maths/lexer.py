@@ -19,12 +19,25 @@ Kind = Literal[
 
 MAX_TOKENS = 1500
 
-FUNCTIONS = word_set("sin cos tan cot sec csc arcsin arccos arctan arccot sinh cosh tanh coth ln log lg exp sqrt")
+FUNCTIONS = word_set(
+    "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
+    "arsinh arcosh artanh ln log lg exp sqrt cis abs floor ceil"
+)
+_ALIASES = {
+    "tg": "tan", "ctg": "cot", "cotg": "cot", "cosec": "csc", "sh": "sinh", "ch": "cosh", "th": "tanh",
+    "arctg": "arctan", "arcctg": "arccot", "arccosec": "arccsc", "asin": "arcsin", "acos": "arccos", "atan": "arctan",
+    "arcsinh": "arsinh", "arccosh": "arcosh", "arctanh": "artanh", "asinh": "arsinh", "acosh": "arcosh",
+    "atanh": "artanh",
+}  # fmt: skip
+"""Other names of functions; the short hyperbolic ones only as commands (``th`` ends an ordinal)."""
+_WRITTEN_ALIASES = frozenset(_ALIASES) - {"sh", "ch", "th"}
+_COMMANDS_IN_WORDS = frozenset(("gcd", "lcm", "cbrt"))
 _GREEK = word_set(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell pi infty imath "
     "odot oplus prime star aleph"
 )
+_GREEK_WORDS = word_set("alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau")
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">=",
     "ne": "!=", "neq": "!=", "approx": "~", "simeq": "~", "in": "in", "equiv": "==",
@@ -47,7 +60,7 @@ _TEXT = r"text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|
 _PATTERN = re.compile(
     rf"(?P<space>[ \t\n]+|\$|\\(?:\(|\)|hspace\{{[^{{}}]*\}}))"
     r"|(?P<degree>\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\})|\\(?:degrees?|textdegree)(?![A-Za-z]))"
-    rf"|\\(?P<texttype>{_TEXT})\*? ?\{{(?P<text>[^{{}}]*)\}}"
+    rf"|\\(?P<texttype>{_TEXT})\*? ?\{{(?P<text>[^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*){{0,8}})\}}"
     r"|\\begin ?\{(?P<begin>[a-z*]+)\}(?:\{[clr| ]*\})?"
     r"|\\end ?\{(?P<end>[a-z*]+)\}"
     r"|(?P<row>\\\\)"
@@ -159,6 +172,8 @@ def _command(name: str, spaced: bool) -> Token:
     for kind, table in _COMMANDS:
         if name in table:
             return Token(kind, table[name], spaced)
+    if name in _ALIASES:
+        return Token("fn", _ALIASES[name], spaced)
     if name in FUNCTIONS and name != "sqrt":
         return Token("fn", name, spaced)
     if name in _GREEK:
@@ -182,8 +197,12 @@ def _letters(found: list[Token], run: str, spaced: bool) -> bool:
         found.append(Token("sep", low, spaced))
     elif run in FUNCTIONS:
         found.append(Token("cmd" if run == "sqrt" else "fn", run, spaced))
-    elif run == "pi":
-        found.append(Token("sym", "pi", spaced))
+    elif run in _WRITTEN_ALIASES:
+        found.append(Token("fn", _ALIASES[run], spaced))
+    elif run in _COMMANDS_IN_WORDS:
+        found.append(Token("cmd", run, spaced))
+    elif run == "pi" or run in _GREEK_WORDS:
+        found.append(Token("sym", run, spaced))
     elif low == "to":
         found.append(Token("colon", ":", spaced))
     elif low in ("infinity", "inf", "oo"):
@@ -197,9 +216,12 @@ def _words(found: list[Token], content: str, command: str, spaced: bool) -> None
     """The words of a text command; ``and``, ``or`` and commas in it separate as they do outside."""
     inner = content.strip()
     math = command in ("mathrm", "mathbf", "mathit", "mathsf", "boldsymbol", "bm", "operatorname")
-    if math and ((len(inner) == 1 and inner.isalpha()) or inner in FUNCTIONS):
-        kind: Kind = "fn" if inner in FUNCTIONS else "sym"
-        found.append(Token(kind, inner, spaced, roman=True))
+    upright = inner in FUNCTIONS - {"sec", "sqrt"} if not math else inner in FUNCTIONS - {"sqrt"}
+    if upright or (math and inner in _WRITTEN_ALIASES):
+        found.append(Token("fn", _ALIASES.get(inner, inner), spaced, roman=True))
+        return
+    if math and (inner in _COMMANDS_IN_WORDS or (len(inner) == 1 and inner.isalpha())):
+        found.append(Token("sym" if len(inner) == 1 else "cmd", inner, spaced, roman=True))
         return
     start = 0
     for match in _PARTS.finditer(inner):
@@ -223,7 +245,7 @@ def _phrase(found: list[Token], words: str) -> None:
             found.append(Token("num", piece, True, roman=True))
         elif piece == "%":
             found.append(Token("unit", "percent", True, roman=True))
-        elif piece in "+-*/^_!'()[]:|=<>":
+        elif piece in "+-*/^_!'()[]{}:|=<>":
             found.extend(tokens_of(piece) or ())
         elif piece != "\\":
             found.append(Token("word", piece.rstrip("."), True, roman=True))

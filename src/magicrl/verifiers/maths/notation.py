@@ -7,31 +7,10 @@ Every pass is linear in the text.
 from __future__ import annotations
 
 import re
-import unicodedata
 
-_SYMBOLS = {
-    "−": "-",
-    "–": "-",
-    "×": r"\times ",
-    "·": r"\cdot ",
-    "÷": r"\div ",
-    "±": r"\pm ",
-    "π": r"\pi ",
-    "∞": r"\infty ",
-    "≤": r"\le ",
-    "≥": r"\ge ",
-    "≠": r"\ne ",
-    "∪": r"\cup ",
-    "∩": r"\cap ",
-    "∈": r"\in ",
-    "∅": r"\emptyset ",
-    "°": r"^\circ ",
-    "²": "^{2}",
-    "³": "^{3}",
-    "。": ".",
-    "，": ",",
-}
-_UNUSUAL = re.compile(r"[^\x20-\x7e]")
+from magicrl.verifiers.maths.glyphs import plain_characters
+from magicrl.verifiers.maths.wrappers import unwrapped, without_layout
+
 _TOKENS = re.compile(
     r"(?P<newline>\\\\)"
     r"|(?P<sized>\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z]))"
@@ -44,6 +23,8 @@ _TOKENS = re.compile(
     r"|(?P<le>\\(?:leqslant|leq)(?![A-Za-z]))"
     r"|(?P<ge>\\(?:geqslant|geq)(?![A-Za-z]))"
     r"|(?P<empty>\\varnothing(?![A-Za-z]))"
+    r"|\\var(?P<letter>phi|epsilon|theta|rho)(?![A-Za-z])"
+    r"|\{(?P<mark>[:=])\}"
     r"|\\."
 )
 _REPLACEMENT = {
@@ -65,30 +46,6 @@ _SPACES = re.compile(r"\s+")
 _LOOSE = re.compile(r"((?<=\d), (?=\d{3}(?!\d)))| ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z](?![A-Za-z]))")
 _SINGLE = re.compile(r"([\^_])\{(\w|\\[A-Za-z]+(?=\}(?![A-Za-z])))\}")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
-_WORDS = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|operatorname)\s*\{([^{}]*)\}")
-
-
-def plain_characters(text: str) -> str:
-    """Ordinary characters for unusual ones: any script's digits, full-width forms, common symbols.
-
-    Invisible and control characters vanish, all white space becomes a space.
-    """
-    return _UNUSUAL.sub(_plain_character, text)
-
-
-def _plain_character(match: re.Match[str]) -> str:
-    char = match[0]
-    if char in _SYMBOLS:
-        return _SYMBOLS[char]
-    if char.isspace():
-        return " "
-    if char.isdecimal():
-        return str(unicodedata.decimal(char))
-    if 0x2460 <= ord(char) <= 0x2473:  # circled numbers
-        return str(ord(char) - 0x245F)
-    if 0xFF01 <= ord(char) <= 0xFF5E:
-        return chr(ord(char) - 0xFEE0)
-    return "" if unicodedata.category(char) in ("Cc", "Cf") else char
 
 
 def canonical(text: str) -> str:
@@ -105,7 +62,7 @@ def canonical(text: str) -> str:
     text = plain_characters(_CIRCLED_PAIR.sub(",", text))
     if "begin" not in text:
         text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
-    text = _TOKENS.sub(_token, text)
+    text = _TOKENS.sub(_token, without_layout(text))
     text = _SPACES.sub(" ", text).strip()
     for _ in range(10):  # wrappers may nest; ten layers are more than anyone writes
         bare = _unwrap(text)
@@ -132,6 +89,10 @@ def close_braces(text: str) -> str:
 
 
 def _token(match: re.Match[str]) -> str:
+    if match.lastgroup == "letter":  # two shapes of one letter
+        return "\\" + match["letter"]
+    if match.lastgroup == "mark":
+        return match["mark"]
     return match[0] if match.lastgroup is None else _REPLACEMENT[match.lastgroup]
 
 
@@ -145,8 +106,7 @@ def _unwrap(text: str) -> str:
             if opening in inside or closing in inside:
                 break  # "$a$ and $b$" is not one formula
             return inside.strip()
-    words = _WORDS.fullmatch(text)
-    return words[1].strip() if words else strip_outer_braces(text)
+    return strip_outer_braces(unwrapped(text, strip_outer_braces))
 
 
 def strip_outer_braces(text: str) -> str:
