@@ -28,8 +28,8 @@ from magicrl.verifiers.maths.families import same_family
 from magicrl.verifiers.maths.probing import same_value
 from magicrl.verifiers.maths.realsets import same_set
 from magicrl.verifiers.maths.spans import as_spans
-from magicrl.verifiers.maths.units import Unit
-from magicrl.verifiers.maths.words import same_words, word_number
+from magicrl.verifiers.maths.units import Unit, in_base_units
+from magicrl.verifiers.maths.words import endless, same_words, word_number
 
 _HALF_TURN = Expr("div", (symbol("pi"), number(180)))
 
@@ -71,6 +71,8 @@ def _single(gold: Answer, answer: Answer) -> bool | None:
         if isinstance(one, Text) and isinstance(other, Quantity):
             if len(one.words) == 2 and len(one.words[1]) == 1 and other.unit is None:  # student B
                 return other.expr.op == "sym" and other.expr.name.casefold() == one.words[1]
+            if endless(one.words):
+                return other.expr == symbol("inf") and other.unit is None
             value = word_number(one.words)
             return False if value is None else same_value(number(value), other.expr)
     return None
@@ -98,9 +100,12 @@ def _quantities(gold: Quantity, answer: Quantity) -> bool | None:
         if plain is not True and without.expr.holds("const", "pi"):
             return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
         return plain
-    if unit.kind == "unit" and unit.noun:  # 10 \\mathrm{m} against 10m
+    if unit.kind == "unit":  # 10 \\mathrm{m}/\\mathrm{s} against 10m/s
         with_unit, without = (gold, answer) if left else (answer, gold)
-        if unit.noun in without.expr.symbols:
+        based = in_base_units(without.expr, None)
+        if based is not None and not with_unit.expr.symbols:
+            return same_value(in_base_units(with_unit.expr, unit) or with_unit.expr, based)
+        if unit.noun and unit.noun in without.expr.symbols:
             return same_value(Expr("mul", (with_unit.expr, symbol(unit.noun))), without.expr)
     return same_number(gold.expr, answer.expr)
 
@@ -334,7 +339,14 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
             return _brackets_aside(gold, answer)
         return matched(gold.items, answer.items) if gold.opening == "{" else in_order(gold.items, answer.items)
     for one, other in ((gold, answer), (answer, gold)):
-        if isinstance(one, Matrix) and isinstance(other, Group) and other.opening in "(<" and other.closing in "(<":
+        if isinstance(one, Matrix) and isinstance(other, Group) and _rows(other) is not None:
+            return _groups(one, Matrix(_rows(other) or ()))
+        listed = isinstance(other, Group) and other.opening == other.closing == "[" and len(other.items) > 2
+        if (
+            isinstance(one, Matrix)
+            and isinstance(other, Group)
+            and ((other.opening in "(<" and other.closing in "(<") or listed)
+        ):
             vector = one.rows[0] if len(one.rows) == 1 else tuple(row[0] for row in one.rows)
             return in_order(vector, other.items) if 1 in (len(one.rows), len(one.rows[0])) else False
         if isinstance(one, Group) and one.opening == "{" and len(one.items) == 1:
@@ -342,7 +354,16 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
     return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
 
 
+def _rows(group: Group) -> tuple[tuple[Answer, ...], ...] | None:
+    """The rows of a matrix written as a list of lists."""
+    rows = tuple(item.items for item in group.items if isinstance(item, Group) and item.opening == group.opening == "[")
+    return rows if rows and len(rows) == len(group.items) and len({len(row) for row in rows}) == 1 else None
+
+
 def _brackets_aside(gold: Group, answer: Group) -> bool | None:
     """Angle brackets and parentheses both make vectors; any other difference of brackets is one of meaning."""
-    vectors = {gold.opening, gold.closing, answer.opening, answer.closing} == {"(", "<"}
-    return in_order(gold.items, answer.items) if vectors and gold.opening == gold.closing else False
+    marks = {gold.opening, gold.closing, answer.opening, answer.closing}
+    # of three numbers and more no brackets make an interval
+    vectors = marks == {"(", "<"} or (marks <= {"(", "<", "["} and len(gold.items) > 2)
+    paired = gold.opening == gold.closing and answer.opening == answer.closing
+    return in_order(gold.items, answer.items) if vectors and paired else False

@@ -193,6 +193,8 @@ def _letters(found: list[Token], run: str, spaced: bool) -> bool:
     low = run.casefold()
     if len(run) == 1:
         found.append(Token("sym", run, spaced))
+    elif low == "and" and found and found[-1].text.casefold() in ("hundred", "thousand"):
+        found.append(Token("word", run, spaced))  # two hundred and five
     elif low in ("and", "or"):
         found.append(Token("sep", low, spaced))
     elif run in FUNCTIONS:

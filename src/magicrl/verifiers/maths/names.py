@@ -12,6 +12,7 @@ from magicrl.verifiers.maths.words import word_set
 
 _NAMING = word_set("abs sin cos tan cot sec csc")
 _APPLIED = word_set("f g h P E D S V")
+_MEASURES = word_set("Var Cov Pr Corr")
 
 
 def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
@@ -29,9 +30,13 @@ def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]
         sides = [name_of(tokens[: colons[0]]), name_of(tokens[colons[0] + 1 :])]
         known = [side[0] for side in sides if side is not None]
         return (":".join(known), (), None) if len(known) == 2 else None
+    if _measured(tokens):
+        return "".join(token.text for token in tokens), (), None
     tree = parse(tokens)
     if tree is not None and tree.op == "sym":
         return tree.name, (), tree
+    if tree is not None and _derivative(tree):
+        return spelled, (), None
     if tree is not None and tree.op == "apply" and not tree.symbols:
         return "".join(token.text for token in tokens), (), None  # f(0)
     if tree is not None and _point_pair(tree):
@@ -39,6 +44,24 @@ def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]
     if tree is not None and tree.op == "fn" and tree.name in _NAMING and tree.symbols:
         return spelled, (), None  # |AB|, cos A
     return _function_name(tokens) or _tuple_name(tokens)
+
+
+def _measured(tokens: Sequence[Token]) -> bool:
+    r"""Whether the tokens are ``\operatorname{Var}(X)`` or ``\mathbb{E}[X]``: an upright name, then brackets."""
+    opening = next((at for at, token in enumerate(tokens) if token.kind == "open"), None)
+    if not opening or tokens[-1].kind != "close":
+        return False
+    levels = depths(tokens)
+    if levels is None or 0 in levels[opening + 1 : -1]:
+        return False
+    head = [token.text for token in tokens[:opening] if token.kind not in ("lbrace", "rbrace")]
+    return head in (["mathbb", "E"], ["mathbb", "P"], ["E"]) or (len(head) == 1 and head[0] in _MEASURES)
+
+
+def _derivative(tree: Expr) -> bool:
+    r"""``\frac{dy}{dx}``."""
+    sides = [[part.name for part in side.args] for side in tree.args if side.op == "mul"]
+    return tree.op == "div" and len(sides) == 2 and all(len(side) == 2 and side[0] == "d" and side[1] for side in sides)
 
 
 def _point_pair(tree: Expr) -> bool:

@@ -45,6 +45,10 @@ _DOUBLED = re.compile(r"\\(?=\\[A-Za-z])")
 _SPACES = re.compile(r"\s+")
 _LOOSE = re.compile(r"((?<=\d), (?=\d{3}(?!\d)))| ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z](?![A-Za-z]))")
 _SINGLE = re.compile(r"([\^_])\{(\w|\\[A-Za-z]+(?=\}(?![A-Za-z])))\}")
+_MODULO = re.compile(
+    r"\(\s*(?:\\b?mod(?![a-z])|\\(?:text|mathrm)\s*\{\s*mod\s*\}|mod\b)\s*(?P<a>[^()]{1,20}?)\s*\)"
+    r"|\\(?:b?mod|pmod)(?![a-z])\s*(?:\{(?P<b>[^{}]{1,20})\}|(?P<c>\d+|[a-z]))"
+)
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
@@ -64,6 +68,7 @@ def canonical(text: str) -> str:
         text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
     text = _TOKENS.sub(_token, without_layout(text))
     text = _SPACES.sub(" ", text).strip()
+    text = _MODULO.sub(lambda m: rf"\pmod{{{m['a'] or m['b'] or m['c']}}}", text)
     for _ in range(10):  # wrappers may nest; ten layers are more than anyone writes
         bare = _unwrap(text)
         if bare == text:

@@ -17,6 +17,14 @@ _CLAUSE_WORDS = word_set(
     "nonnegative non-negative number numbers constant constants "
     "arbitrary is an a are be whole values value of parameter"
 )
+_BEING = frozenset(("there", "are", "is", "exist", "exists", "the", "."))
+_NONE = frozenset(("empty set", "no solution", "no solutions", "no real solutions", "no real solution"))
+_HALVES = {
+    "^+": (1, False), "_+": (1, False), "_>0": (1, False), "^+_0": (1, True), "_0^+": (1, True), "_>=0": (1, True),
+    "^-": (-1, False), "_-": (-1, False), "_<0": (-1, False), "_<=0": (-1, True),
+    "positive": (1, False), "negative": (-1, False), "nonnegative": (1, True), "non-negative": (1, True),
+}  # fmt: skip
+"""Half-lines from nought: their sign, and whether nought is in them."""
 _SETS = {"R": "real", "Z": "integer", "N": "integer"}
 _SHORT_UNITS = word_set("cm mm km kg ft lb lbs oz min sec hr hrs mph mol per day mL ml yd gal deg pct")
 
@@ -95,9 +103,20 @@ def number_set(tokens: Sequence[Token]) -> RealSet | None:
     low = [text.casefold() for text in texts]
     if texts in (["mathbb", "R"], ["mathbf", "R"]) or low in (["all", "real", "numbers"], ["all", "reals"]):
         return RealSet((Span(Expr("neg", (symbol("inf"),)), False, symbol("inf"), False),))
-    if texts == ["emptyset"] or " ".join(low) in ("empty set", "no solution", "no solutions", "no real solutions"):
+    if texts == ["emptyset"] or " ".join(word for word in low if word not in _BEING) in _NONE:
         return RealSet(())
-    return None
+    if texts[:2] in (["mathbb", "R"], ["mathbf", "R"]):
+        half = "".join(texts[2:])
+    else:
+        half = " ".join(word for word in low if word not in ("all", "the", "numbers", "number", "reals", "real"))
+        half = half if {"real", "reals"} & set(low) else ""
+    if half not in _HALVES:
+        return None
+    nought = number(0)
+    sign, closed = _HALVES[half]
+    if sign > 0:
+        return RealSet((Span(nought, closed, symbol("inf"), False),))
+    return RealSet((Span(Expr("neg", (symbol("inf"),)), False, nought, closed),))
 
 
 def words_of(tokens: Sequence[Token]) -> tuple[str, ...]:
@@ -110,6 +129,8 @@ def based(tokens: Sequence[Token]) -> Based | None:
     texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
     if len(texts) < 3 or texts[-2] != "_":
         return None
+    if texts[0] == texts[-3] == "(" or (texts[0] == "-" and texts[1] == texts[-3] == "("):
+        texts = [text for text in texts if text != "("]  # (101)_2
     named = word_number((texts[-1].casefold(),))
     said = str(named) if named is not None else texts[-1]
     if not said.isdigit() or len(said) > 2:

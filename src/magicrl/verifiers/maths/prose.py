@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from magicrl.verifiers.maths.glyphs import plain_mathematics
+
 _ANSWER_WORDS = (
     r"(?:final\s+)?answers?|answer|results?|solutions?|correct\s+(?:option|choice|letter)|"
     r"答案|正确答案|正確答案|答え|正解|정답|답|réponse|reponse|respuesta|resposta|risposta|antwort|ответ|відповідь|"
@@ -27,19 +29,22 @@ _STRONG = re.compile(
 _CONTROL = re.compile(r"<\|.*", re.DOTALL)
 _HOPE = re.compile(r"I hope (?:it|this) is correct\.?\s*$|Let me know if .{0,80}$", re.IGNORECASE)
 _MATH = re.compile(
-    r"\$\$(?P<a>[^$]{1,400})\$\$|(?<!\\)\$(?P<b>[^$\n]{1,300})(?<!\\)\$(?!\d)|\\\((?P<c>.{1,300}?)\\\)|\\\[(?P<d>.{1,400}?)\\\]",
+    r"\$\$(?P<a>[^$]{1,400})\$\$|(?<!\\)\$(?P<b>(?:\\\$|[^$\n]){1,300})(?<!\\)\$(?!\d)|\\\((?P<c>.{1,300}?)\\\)|\\\[(?P<d>.{1,400}?)\\\]",
     re.DOTALL,
 )
 _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
 _NUMBER_BODY = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
 _NUMBER = re.compile(
-    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?[$€£¥₹]?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b))?",
+    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?[$€£¥₹]?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
     re.IGNORECASE,
 )
 _LATEX = re.compile(
     r"-?(?:\d+)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
 )
+_NAME = re.compile(r"^[A-Za-z](?:_\w)?\s*=(?=[^=]*$)\s*")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
+_WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "or", "and"))
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
 _CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
 _EITHER = re.compile(r"\s*,?\s*(?:or|ou|oder|o|或|または)\s*", re.IGNORECASE)
@@ -76,8 +81,14 @@ def final_answer(text: str, *, choice: bool) -> str | None:
     text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
     if choice:
         return _choice(text)
+    text = _MATH.sub(_on_one_line, plain_mathematics(text))
     anchored = _anchored(text)
     return anchored if anchored is not None else _last_value(text)
+
+
+def _on_one_line(span: re.Match[str]) -> str:
+    """A formula without what looks like the end of a sentence."""
+    return re.sub(r"(?<=[.!?]) ", "~", re.sub(r"\s+", " ", re.sub(r"\\!\s*", "", span[0])))
 
 
 def _anchored(text: str) -> str | None:
@@ -102,6 +113,9 @@ def _first_value(segment: str) -> str | None:
     if spans:
         return _run([(span.start(), span.end(), _content(span, segment)) for span in spans], segment)
     segment = segment.replace("**", "")
+    whole = _NAME.sub("", segment.strip().rstrip(".").strip())
+    if _bare_formula(whole):
+        return whole
     equals = segment.rfind("=")
     if equals >= 0:
         segment = segment[equals + 1 :]
@@ -111,10 +125,17 @@ def _first_value(segment: str) -> str | None:
     values = latex or list(_NUMBER.finditer(segment))
     if not values:
         return None
-    whole = segment.strip().rstrip(".")
+    whole = segment.strip().rstrip(".").strip()
     if not latex and re.fullmatch(r"[\d\s()\[\]{}+*/^,.:;a-z\\-]{1,60}", whole) and re.search(r"[()\[\]^*\\]", whole):
         return whole  # an interval, a tuple or a formula in plain text
     return _run([(value.start(), value.end(), value[0].strip()) for value in values], segment)
+
+
+def _bare_formula(text: str) -> bool:
+    """Whether a segment is one formula, in LaTeX or plain, with no words around it."""
+    if not text.isascii() or "$" in text or "(=" in text or not re.search(r"\d|\\[a-z]", text):
+        return False
+    return bool(re.search(r"[A-Za-z\\^_*/+()\[\]{}=,;]", text)) and set(_WORD.findall(text)) <= _WORDS_OF_FORMULAS
 
 
 def _run(values: list[tuple[int, int, str]], segment: str) -> str:

@@ -133,6 +133,7 @@ class _Reader:
         parts, relations = split(tokens, levels, "rel")
         if relations:
             return related(parts, relations, lambda piece: self._again(piece, depth), self._trusted)
+        tokens = _taken_away(tokens, levels)
         parts, operations = split(tokens, levels, "cup")
         if operations:
             return united([self._again(part, depth) for part in parts], operations)
@@ -164,7 +165,7 @@ class _Reader:
         if len(tokens) < 2 or first.kind not in ("open", "lbrace", "env") or any(level == 0 for level in levels[1:-1]):
             return None
         inside = tokens[1:-1]
-        if first.kind == "env" and first.text.split()[-1] in ("cases", "aligned", "gathered"):
+        if first.kind == "env" and (first.text.split()[-1] in ("cases", "aligned", "gathered") or _lined_up(inside)):
             return self._system(inside, depth)
         if first.kind == "env":
             return self._matrix(first.text.split()[-1], inside, depth)
@@ -205,6 +206,9 @@ class _Reader:
 
     def _system(self, inside: Sequence[Token], depth: int) -> Answer | None:
         """The rows of a system of equations, as a list; a definition by cases is none."""
+        inside = [token for at, token in enumerate(inside) if not _alignment(inside, at)]
+        if inside and inside[-1].kind == "cell" and inside[-1].text == "row":
+            inside = inside[:-1]
         if any(token.kind == "cell" and token.text == "column" for token in inside):
             return None
         commas = [Token("sep", ",") if token.kind == "cell" else token for token in inside]
@@ -342,10 +346,38 @@ def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answ
     return groups[0] if len(groups) == 1 else Several(groups, signs=True)
 
 
+def _taken_away(tokens: Sequence[Token], levels: list[int]) -> Sequence[Token]:
+    r"""A minus sign before a set takes its members away: ``\mathbb{R} - \{0\}``."""
+    taken = [
+        at
+        for at in range(1, len(tokens) - 1)
+        if levels[at] == 0 and (tokens[at].kind, tokens[at].text) == ("op", "-") and tokens[at + 1].text == "{"
+        and tokens[at + 1].kind == "open"
+    ]  # fmt: skip
+    return [Token("cup", "setminus") if at in taken else token for at, token in enumerate(tokens)] if taken else tokens
+
+
+def _lined_up(inside: Sequence[Token]) -> bool:
+    """Whether every row of a table is a relation: then it is a system and no matrix."""
+    rows: list[list[str]] = [[]]
+    for token in inside:
+        if token.text == "row" and token.kind == "cell":
+            rows.append([])
+        else:
+            rows[-1].append(token.kind)
+    return len([row for row in rows if row]) > 1 and all("rel" in row for row in rows if row)
+
+
 def _named_blocks(pieces: Sequence[Sequence[Token]], separators: Sequence[str]) -> bool:
     """``x = 2, y = 1 or x = 1, y = 2``: every piece gives a value to a name, ``or`` parts the solutions."""
     named = all(any(token.kind == "rel" and token.text == "=" for token in piece) for piece in pieces)
     return named and "or" in separators and separators.count(",") > separators.count("or")
+
+
+def _alignment(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a column's mark stands beside a relation, where it only lines the rows up."""
+    beside = [*tokens[max(0, at - 1) : at], *tokens[at + 1 : at + 2]]
+    return tokens[at].kind == "cell" and tokens[at].text == "column" and any(one.kind == "rel" for one in beside)
 
 
 def _starts_in_words(tokens: Sequence[Token]) -> bool:

@@ -108,7 +108,8 @@ def _contradiction(values: Sequence[Answer | None]) -> Answer | None:
 def _unread_formula(tokens: Sequence[Token]) -> bool:
     """A determinant or a sum whose value follows: a formula, if not one of this grammar, and no words."""
     kinds = {token.kind for token in tokens}
-    return bool(kinds & {"cmd", "env", "fn"}) and not kinds & {"word", "unit"}
+    words = any(token.kind == "word" and (token.roman or len(token.text) > 3) for token in tokens)
+    return bool(kinds & {"cmd", "env", "fn", "cup"}) and not words and "unit" not in kinds
 
 
 def _agree(values: Sequence[Answer | None]) -> bool:

@@ -15,6 +15,7 @@ from magicrl.verifiers.maths.words import choice_letter, choice_letters
 Step = Callable[[str, str], bool | None]
 """(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
 
+_MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
@@ -54,7 +55,9 @@ def same_choice(gold: str, answer: str) -> bool | None:
     if several is not None:
         return True if several == choice_letters(answer) and sorted(gold) == list(gold) else None
     if len(gold) > 3:
-        return None
+        marked = _MARKED_CHOICE.match(gold)  # a letter with what it stands for
+        given = choice_letter(answer) if marked else None
+        return True if marked and given == marked["letter"] else None
     asked, given = choice_letter(gold), choice_letter(answer)
     return None if asked is None or given is None else asked == given
 

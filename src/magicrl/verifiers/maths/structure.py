@@ -23,6 +23,13 @@ _REPEATING = re.compile(
     r"(?:\\(?:overline|bar) ?\{(?P<over>\d{1,30})\}"
     r"|\\dot ?\{?(?P<first>\d)\}?(?:(?P<middle>\d{0,30})\\dot ?\{?(?P<last>\d)\}?)?)(?!\d)"
 )
+_GOING_ON = re.compile(
+    r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?P<again>\d{1,3})(?P=again){2,9}(?:\\[lc]?dots|\.\.\.)(?!\w)"
+)
+_MINUTES = re.compile(
+    r"(?<![\d.])(?P<degrees>\d{1,4})\^\\circ ?(?P<minutes>\d{1,2})(?:\^\\prime|')"
+    r"(?: ?(?P<seconds>\d{1,2})(?:\^\{\\prime ?\\prime\}|''|\"))?(?!\d)"
+)
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 _ELLIPSES = word_set("ldots cdots dots vdots ddots dotsb dotsc")
@@ -52,7 +59,8 @@ def same_structure(gold: str, answer: str) -> bool | None:
 def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
     """The shapes that a text can have: commas between groups of three digits may be no list."""
     text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
-    text = _REPEATING.sub(_repeating, text)
+    text = _REPEATING.sub(_repeating, _GOING_ON.sub(r"\g<head>\\overline{\g<again>}", text))
+    text = _MINUTES.sub(_in_degrees, text)
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
     for spelling in dict.fromkeys((joined, text)):
@@ -68,6 +76,12 @@ def _repeating(match: re.Match[str]) -> str:
     bottom = (10 ** len(again) - 1) * 10 ** len(fixed)
     top = int(whole + fixed + again) - int(whole + fixed)
     return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _in_degrees(match: re.Match[str]) -> str:
+    """Degrees, minutes and seconds of arc as degrees."""
+    seconds = int(match["degrees"]) * 3600 + int(match["minutes"]) * 60 + int(match["seconds"] or 0)
+    return rf"\frac{{{seconds}}}{{3600}}^\circ"
 
 
 def has_shape(gold: str) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from types import MappingProxyType
 
+from magicrl.verifiers.maths.expression import Expr, number, substitute
 from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.words import word_set
 
@@ -128,6 +129,7 @@ _DOUBTS = word_set(
     "either wrong false incorrect except nor neither instead correct true answer option times"
 )
 """Words that change what a number says; with one of them it is no plain quantity."""
+_AFTER_NOUNS = word_set("old long tall high wide deep away apart left remaining total altogether each")
 _SQUARE = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
 _MAX_WORDS = 6
 
@@ -156,6 +158,8 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
         return PERCENT if len(low) == 1 else None
     if low[0] in _DEGREES:
         return DEGREE if len(low) == 1 else _noun(tokens, words, trusted)
+    while len(words) > 1 and words[-1].casefold() in _AFTER_NOUNS:
+        words.pop()  # 12 years old
     return _known(words) or _noun(tokens, words, trusted)
 
 
@@ -211,6 +215,26 @@ def _noun(tokens: Sequence[Token], words: list[str], trusted: bool) -> Unit | No
     if not all(word.replace("-", "").replace("'", "").isalpha() for word in low):
         return None
     return Unit("noun", noun=singular(low[-1]), words=tuple(low))
+
+
+def in_base_units(tree: Expr, unit: Unit | None) -> Expr | None:
+    """A formula times its unit, with base dimensions as symbols; letters that are units count as such without one.
+
+    None where a letter of the formula is no unit of one letter.
+    """
+    if unit is not None:
+        return Expr("mul", (tree, number(unit.factor), *_dimensions(unit.dimension)))
+    if not tree.symbols or any(len(name) > 1 or name not in UNITS for name in tree.symbols):
+        return None
+    for name in sorted(tree.symbols):
+        dimension, factor = UNITS[name]
+        base = Expr("mul", (number(factor), *_dimensions(tuple(dimension.items()))))
+        tree = substitute(tree, name, base)
+    return tree
+
+
+def _dimensions(dimension: Dimension) -> list[Expr]:
+    return [Expr("pow", (Expr("sym", name=f"[{name}]"), number(power))) for name, power in dimension]
 
 
 def singular(word: str) -> str:

@@ -30,13 +30,17 @@ _NUMBERS = (
         "hundred": Fraction(100),
     }
 )
+_CARDINALS = {word: value for value, word in enumerate(_COUNTED.split())} | {
+    word: 10 * value
+    for value, word in enumerate(("thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), start=3)
+}
 SCALES = {
     "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
 }  # fmt: skip
 """Words after a number that multiply it."""
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
-_FILLERS = word_set("a an the and it is its on at wins win has have winning strategy condition")
+_FILLERS = word_set("a an the and all it is its on at wins win has have winning strategy condition")
 
 _LETTER = re.compile(
     r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)*"
@@ -56,14 +60,38 @@ def same_words(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
     return bool(left) and (left == right or _ENDLESS.issuperset((" ".join(left), " ".join(right))))
 
 
+def endless(words: tuple[str, ...]) -> bool:
+    """Whether the words say that something has no end."""
+    return " ".join(_content(words)) in _ENDLESS
+
+
 def _content(words: tuple[str, ...]) -> list[str]:
     plain = [re.sub(r"[^\w]|-?angled$", "", word.casefold()) for word in words]
     return [word for word in plain if word and word not in _FILLERS]
 
 
 def word_number(words: tuple[str, ...]) -> Fraction | None:
-    """The number that one word says."""
-    return _NUMBERS.get(words[0]) if len(words) == 1 else None
+    """The number that words say: ``twenty-one``, ``two hundred and five``."""
+    if len(words) == 1 and words[0] in _NUMBERS:
+        return _NUMBERS[words[0]]
+    parts = [part for word in words for part in word.split("-") if part and part != "and"]
+    if not 1 <= len(parts) <= 12 or any(part not in _CARDINALS and part not in SCALES for part in parts):
+        return None
+    total, group, before = 0, 0, 0
+    for part in parts:
+        scale = SCALES.get(part, 1)
+        if scale == 1:
+            value = _CARDINALS[part]
+            if before and not (before >= 20 and value < 10 and before < 100) and before < 100:
+                return None  # two numbers, not one
+            group, before = group + value, value
+        elif part == "dozen" or group == 0:
+            return None
+        elif scale == 100:
+            group, before = group * 100, 100
+        else:
+            total, group, before = total + group * scale, 0, 1000
+    return Fraction(total + group)
 
 
 def plain_word(words: tuple[str, ...]) -> bool:
