@@ -51,6 +51,24 @@ def test_classes(gold: str, right: str, wrong: str) -> None:
     assert not accepts(wrong, gold)
 
 
+@pytest.mark.parametrize(
+    ("gold", "hedge"),
+    [
+        ("y > 4", r"y > 4 \text{ or } y > 9"),
+        (r"(1,5) \cup (5,8)", r"(1,5) \cup (5,8) \text{ or } (2,5) \cup (5,8)"),
+        ("c_1 = 0", r"c_1 = 0 \text{ or } c_4 = 0"),
+        ("f(1) = 0", r"f(1) = 0, f(6) = 0"),
+    ],
+)
+def test_hedges_that_come_to_the_same(gold: str, hedge: str) -> None:
+    assert not accepts(gold, hedge)
+
+
+def test_a_wrapped_choice_as_gold() -> None:
+    assert accepts(r"(\text{F})", "F")
+    assert not accepts(r"(\text{F})", "E")
+
+
 def test_two_numbers_keep_their_brackets() -> None:
     assert not accepts("(7,8)", "[7,8]")
     assert not accepts("(7,8,9)", r"\{7,8,9\}")
@@ -78,6 +96,8 @@ def test_a_gold_choice_with_what_it_stands_for() -> None:
         (r"3+\sqrt{2}, 3-\sqrt{2}", r"The answer is 3+\sqrt{2}, 3-\sqrt{2}.", r"The answer is 3+\sqrt{2}."),
         ("13522", r"The answer is $13,\! 522$.", r"The answer is $13,\! 523$."),
         ("2:07 PM", "The answer is 2:07 pm.", "The answer is 2:07 am."),
+        (r"\$44", r"The answer is \$44.", r"The answer is \$44 or \$45."),
+        (r"6\sqrt{5}\text{ cm}", r"The answer is 6\sqrt{5}\text{ cm}.", r"The answer is 6\sqrt{5}\text{ cm}^2."),
         ("9", "The answer is 9.", "The answer is 9 or 8x."),
     ],
 )

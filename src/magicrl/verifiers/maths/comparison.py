@@ -45,6 +45,8 @@ def same(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(gold, Equation | Order) or isinstance(answer, Equation | Order):
         return _relations(gold, answer)
     if isinstance(gold, Named):
+        if isinstance(gold.value, Quantity) and isinstance(answer, Several) and not answer.signs:
+            return False  # c_1 = 0 is not "c_1 = 0 or c_2 = 0"
         return same(gold.value, answer)
     if isinstance(answer, Named):
         return same(gold, answer.value)

@@ -36,13 +36,14 @@ _PERCENT = re.compile(r"\s*(?:\\?%|percent\b|pct\b)", re.IGNORECASE)
 _BOLD = re.compile(r"\*\*([^*\n]{1,120})\*\*")
 _NUMBER_BODY = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,3}(?: \d{3})+(?!\d)|\d+[.,]\d+|\.\d+|\d+"
 _NUMBER = re.compile(
-    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?[$€£¥₹]?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
+    rf"(?<![A-Za-z\d.,_^\\{{])(?:-\s?)?(?:\\?[$€£¥₹])?\s?(?:{_NUMBER_BODY})(?:\s?[/:]\s?\d+)*(?:\s*(?:\\?%|percent\b|pct\b|[ap]\.m\.|[ap]m\b))?",
     re.IGNORECASE,
 )
 _LATEX = re.compile(
     r"-?(?:\d+)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
 )
-_NAME = re.compile(r"^[A-Za-z](?:_\w)?\s*=(?=[^=]*$)\s*")
+_UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
+_NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "or", "and"))
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
@@ -135,7 +136,10 @@ def _bare_formula(text: str) -> bool:
     """Whether a segment is one formula, in LaTeX or plain, with no words around it."""
     if not text.isascii() or "$" in text or "(=" in text or not re.search(r"\d|\\[a-z]", text):
         return False
-    return bool(re.search(r"[A-Za-z\\^_*/+()\[\]{}=,;]", text)) and set(_WORD.findall(text)) <= _WORDS_OF_FORMULAS
+    return (
+        bool(re.search(r"[A-Za-z\\^_*/+()\[\]{}=,;]", text))
+        and set(_WORD.findall(_UPRIGHT.sub("", text))) <= _WORDS_OF_FORMULAS
+    )
 
 
 def _run(values: list[tuple[int, int, str]], segment: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 
 from magicrl.verifiers.maths.answers import Answer, Group, Named, Quantity, RealSet, Several, Span
 from magicrl.verifiers.maths.expression import Expr, symbol
@@ -97,14 +98,24 @@ def joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer:
         return Several(tuple(sets))
     subject = subjects.pop()
     if not subject:  # intervals in a list are several answers, or a union that was written with "or"
-        return Several(tuple(sets)) if "or" not in separators else _union(sets, "")
+        return Several(tuple(sets)) if "or" not in separators or _overlap(sets) else _union(sets, "")
     if all(separator == "or" for separator in separators):
-        return _union(sets, subject)
+        # of two conditions one of which holds the other, one is too many: a guess at either
+        return Several(tuple(sets)) if _overlap(sets) else _union(sets, subject)
     common = list(sets[0].spans)
     for other in sets[1:]:
         pairs = [_both(one, span) for one in common for span in other.spans]
         common = [span for span in pairs if span is not None]
     return RealSet(tuple(common), subject) if common else _union(sets, subject)
+
+
+def _overlap(sets: Sequence[RealSet]) -> bool:
+    return any(
+        _both(span, other) is not None
+        for one, two in combinations(sets, 2)
+        for span in one.spans
+        for other in two.spans
+    )
 
 
 def _union(sets: Sequence[RealSet], subject: str) -> RealSet:

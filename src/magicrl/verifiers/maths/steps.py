@@ -16,6 +16,7 @@ Step = Callable[[str, str], bool | None]
 """(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
 
 _MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
+_WRAPPED_CHOICE = re.compile(r"\(?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J]\)?\s*\}\)?")
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
@@ -54,7 +55,7 @@ def same_choice(gold: str, answer: str) -> bool | None:
     several = choice_letters(gold)
     if several is not None:
         return True if several == choice_letters(answer) and sorted(gold) == list(gold) else None
-    if len(gold) > 3:
+    if len(gold) > 3 and not _WRAPPED_CHOICE.fullmatch(gold):
         marked = _MARKED_CHOICE.match(gold)  # a letter with what it stands for
         given = choice_letter(answer) if marked else None
         return True if marked and given == marked["letter"] else None
