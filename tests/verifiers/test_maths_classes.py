@@ -34,6 +34,7 @@ def accepts(gold: str, answer: str) -> bool:
         (r"8\text{ hours}", "8h", "8m"),
         (r"6\ \mathrm{m}/\mathrm{s}", "6 m/s", "6 m s"),
         (r"6\ \mathrm{m\,s^{-1}}", r"6\text{ m/s}", r"6\text{ m/s}^2"),
+        (r"35\%", r"35\text{ per cent}", r"36\text{ per cent}"),
         ("1101_2", "(1101)_2", "(1101)_3"),
         (r"\frac{5}{33}", r"0.151515\ldots", r"0.1515"),
         (r"12.75^\circ", r"12^\circ 45'", r"12^\circ 75'"),
@@ -98,6 +99,9 @@ def test_a_gold_choice_with_what_it_stands_for() -> None:
         ("2:07 PM", "The answer is 2:07 pm.", "The answer is 2:07 am."),
         (r"\$44", r"The answer is \$44.", r"The answer is \$44 or \$45."),
         (r"6\sqrt{5}\text{ cm}", r"The answer is 6\sqrt{5}\text{ cm}.", r"The answer is 6\sqrt{5}\text{ cm}^2."),
+        ("x^3-5", "The answer is x³ − 5.", "The answer is x³ + 5."),
+        ("C", "The answer is option $C$.", "The answer is option $D$."),
+        (r"15\%", "The answer is 15 percent.", "The answer is 16 percent."),
         ("9", "The answer is 9.", "The answer is 9 or 8x."),
     ],
 )

@@ -98,6 +98,7 @@ def plain_mathematics(text: str) -> str:
     if text.isascii():
         return text
     text = _ROOT.sub(lambda match: f"{_SYMBOLS[match[1]].strip()}{{{match[2]}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{_level(match[0])}}}", text)
     return "".join(_SYMBOLS[char] if char in _PROSE else char for char in text)
 
 

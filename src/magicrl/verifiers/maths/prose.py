@@ -53,6 +53,7 @@ _MAX_SENTENCES = 6
 _MAX_SEGMENT = 300
 
 _LETTER = re.compile(r"(?<![A-Za-z\d\\$'’])[(\[（]?(?P<letter>[A-J])[)\]）]?(?![A-Za-zÀ-ɏ\u1e00-\u1eff\d'’])")
+_FORMULA_LETTER = re.compile(r"\A\s*(?:option|choice|letter)?\s*\$([A-J])\$(?=\W*\Z)")
 _FIRST_LETTER = re.compile(r"\W*(?P<letter>[A-J])(?:[).:,;。．、，：）]|\s*$|\s*\n|[^\x00-\x7f]|\*)")
 _CALLED_RIGHT = re.compile(
     r"(?<![A-Za-z\d])[(]?(?P<letter>[A-J])[)]?\s+(?:is|must be|est|es|ist)\s+(?:the\s+|la\s+|die\s+)?(?:only\s+)?"
@@ -193,7 +194,7 @@ def _plain_run(part: str, values: list[re.Match[str]]) -> str:
 def _choice(text: str) -> str | None:
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         segment = _SENTENCE.split(text[anchor.end() : anchor.end() + _MAX_SEGMENT], maxsplit=1)[0]
-        letters = _letters(segment)
+        letters = _letters(_FORMULA_LETTER.sub(r"\1", segment))
         if letters:
             return _one_of(letters)
     called = [match["letter"] for match in _CALLED_RIGHT.finditer(text) if not _NEGATED.search(text[: match.start()])]

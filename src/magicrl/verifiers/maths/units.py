@@ -154,8 +154,8 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
     if any(word in _ANY for word in low) and all(word in _ANY | _POWERS for word in low):
         power = 2 if "2" in low or low[0] in ("square", "sq") else 3 if "3" in low or low[0] in ("cubic", "cu") else 1
         return Unit("unit", (("any", power),))
-    if low[0] in _PERCENT:
-        return PERCENT if len(low) == 1 else None
+    if low[0] in _PERCENT or low == ["per", "cent"]:
+        return PERCENT if len(low) == 1 or low[0] == "per" else None
     if low[0] in _DEGREES:
         return DEGREE if len(low) == 1 else _noun(tokens, words, trusted)
     while len(words) > 1 and words[-1].casefold() in _AFTER_NOUNS:
