@@ -149,6 +149,30 @@ def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
     return np.repeat(starts - offsets, counts) + np.arange(counts.sum())
 
 
+def padded_layout(
+    sizes: NDArray[np.int64], members: NDArray[np.int64], widths: NDArray[np.int64], device: torch.device | str
+) -> tuple[Tensor, Tensor]:
+    """Where tokens stand when sequences that follow each other are padded on the right: the indices of ``Reorder``.
+
+    Args:
+        sizes: ``[S]`` tokens of each sequence of the row; one that is no member has none.
+        members: ``[M]`` sequences in the padded layout's order.
+        widths: ``[M]`` tokens to which each of them is padded.
+        device: where the row lives.
+
+    Returns:
+        ``[sum of widths]`` the row's token in each padded slot, and ``[tokens]`` the slot of each token.
+    """
+    starts = np.cumsum(sizes) - sizes
+    slots = np.cumsum(widths) - widths  # where each sequence begins in the padded layout
+    # padded slots read their sequence's last token: finite numbers that nothing real ever sees
+    spread = ranges(np.zeros_like(widths), widths)
+    source = np.repeat(starts[members], widths) + np.minimum(spread, np.repeat(sizes[members] - 1, widths))
+    place = np.empty(int(sizes.sum()), dtype=np.int64)
+    place[ranges(starts[members], sizes[members])] = ranges(slots, sizes[members])
+    return torch.from_numpy(source).to(device), torch.from_numpy(place).to(device)
+
+
 @dataclass(frozen=True, slots=True)
 class _Bucket:
     """Sequences attended to together: ``rows`` of them, right-padded to ``width`` tokens."""
@@ -206,17 +230,11 @@ class PackedContext:
         starts = np.cumsum(sizes) - sizes
         members = np.array([index for part in parts for index in part])
         widths = np.repeat([b.width for b in self._buckets], [b.rows for b in self._buckets])
-        slots = np.cumsum(widths) - widths  # where each sequence begins in the padded layout
+        slots = np.cumsum(widths) - widths
         self._in_place = bool((widths == sizes[members]).all() and (slots == starts[members]).all())
-        # padded slots read their sequence's last token: finite numbers that nothing real ever sees
-        spread = ranges(np.zeros_like(widths), widths)
-        source = np.repeat(starts[members], widths) + np.minimum(spread, np.repeat(sizes[members] - 1, widths))
-        place = np.empty(int(sizes.sum()), dtype=np.int64)
-        place[ranges(starts[members], sizes[members])] = ranges(slots, sizes[members])
-        self.padded_tokens = len(source)
+        self._source, self._place = padded_layout(sizes, members, widths, device)
+        self.padded_tokens = len(self._source)
         """Tokens of all buckets, padding included."""
-        self._source = torch.from_numpy(source).to(device)
-        self._place = torch.from_numpy(place).to(device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext.attend``."""

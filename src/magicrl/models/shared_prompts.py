@@ -24,6 +24,7 @@ from magicrl.models.packing import (
     PackedContext,
     Reorder,
     check_samples,
+    padded_layout,
     ranges,
     similar_lengths,
 )
@@ -160,7 +161,6 @@ class SharedPromptContext:
         self._own = PackedContext(layout.prompts, device)
         self._prompt_tokens = int(prompts.sum())
         prompt_starts = np.cumsum(prompts) - prompts
-        starts = np.cumsum(sizes) - sizes  # within the responses' part of the row
         buckets, members = [], list[int]()
         for part in _parts(prompts[owners], sizes):
             buckets.append(_bucket(part, prompts, prompt_starts, owners, sizes, device))
@@ -168,14 +168,7 @@ class SharedPromptContext:
         self._buckets: list[_Bucket] = buckets
         kept = np.array(members, dtype=np.int64)
         widths = np.repeat([b.width for b in buckets], [len(b.owners) for b in buckets]).astype(np.int64)
-        slots = np.cumsum(widths) - widths
-        # padded slots read their response's last token: finite numbers that nothing real ever sees
-        spread = ranges(np.zeros_like(widths), widths)
-        source = np.repeat(starts[kept], widths) + np.minimum(spread, np.repeat(sizes[kept] - 1, widths))
-        place = np.empty(int(sizes.sum()), dtype=np.int64)
-        place[ranges(starts[kept], sizes[kept])] = ranges(slots, sizes[kept])
-        self._source = torch.from_numpy(source).to(device)
-        self._place = torch.from_numpy(place).to(device)
+        self._source, self._place = padded_layout(sizes, kept, widths, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See ``AttentionContext.attend``."""
