@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 import sys
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,3 +31,22 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared beside this checkout")
     return folder
+
+
+@contextmanager
+def _room_for(size: int) -> Generator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+@pytest.fixture
+def room_for() -> Callable[[int], AbstractContextManager[None]]:
+    """Within ``room_for(size)`` no file may grow beyond that many bytes: a full disk, without the right to mount one.
+
+    Python ignores the signal, so that the write fails.
+    """
+    return _room_for

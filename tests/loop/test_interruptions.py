@@ -6,8 +6,8 @@ import json
 import os
 import resource
 import signal
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,8 @@ from magicrl.training.interrupt import Interrupted
 from magicrl.training.loop import TrainingStopped
 from magicrl.training.observer import NullObserver
 from magicrl.training.session import train
+
+RoomFor = Callable[[int], AbstractContextManager[None]]
 
 SHORT = ("checkpoint.every=100", "stages.0.max_steps=2", "stages.1.max_steps=2")
 
@@ -81,18 +83,9 @@ def test_a_second_signal_stops_at_once(toy_recipe: Path, tmp_path: Path) -> None
     assert status(tmp_path / "run")["status"] == "stopped"
 
 
-@contextmanager
-def room_for(size: int) -> Generator[None]:
-    """No file may grow beyond ``size`` bytes: as a full disk, but without needing the right to mount one."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-def test_a_disk_that_fills_up_stops_the_run_and_leaves_the_last_checkpoint(toy_recipe: Path, tmp_path: Path) -> None:
+def test_a_disk_that_fills_up_stops_the_run_and_leaves_the_last_checkpoint(
+    toy_recipe: Path, tmp_path: Path, room_for: RoomFor
+) -> None:
     options = ("checkpoint.every=2", "logging.rollouts_every=0")
     run(toy_recipe, tmp_path / "whole", NullObserver(), *options)
     checkpoint = next((tmp_path / "whole" / "checkpoints").glob("*/tensors.safetensors")).stat().st_size

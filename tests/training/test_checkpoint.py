@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import resource
-from collections.abc import Generator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,6 +19,8 @@ from magicrl.training.checkpoint import (
     save_checkpoint,
     split_state,
 )
+
+RoomFor = Callable[[int], AbstractContextManager[None]]
 
 
 def make(step: int) -> Checkpoint:
@@ -41,19 +42,10 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000004", "step-000005"]
 
 
-@contextmanager
-def room_for(size: int) -> Generator[None]:
-    """No file may grow beyond ``size`` bytes, as on a full disk (Python ignores the signal, so the write fails)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 @pytest.mark.parametrize("size", [0, 40, 130])
-def test_a_full_disk_leaves_the_last_good_one_and_gives_its_space_back(tmp_path: Path, size: int) -> None:
+def test_a_full_disk_leaves_the_last_good_one_and_gives_its_space_back(
+    tmp_path: Path, room_for: RoomFor, size: int
+) -> None:
     """130 bytes hold the tensors but not the state."""
     save_checkpoint(tmp_path, make(1), keep_last=2)
     with (
