@@ -136,6 +136,26 @@ def test_figures_are_saved_as_svg_and_csv(browser: Browser, page_file: Path) -> 
     assert list(csv.reader(io.StringIO(saved["test.csv"])))[3][0] == "1"
 
 
+def scrolled_by(page: Page, pixels: int) -> None:
+    """Scroll and wait until the page has been told: the event comes with a later frame."""
+    page.evaluate(
+        "(pixels) => new Promise((told) => {"
+        " addEventListener('scroll', () => requestAnimationFrame(told), { once: true }); scrollBy(0, pixels); })",
+        pixels,
+    )
+
+
+def test_a_pointed_box_goes_with_the_first_scroll(browser: Browser, page_file: Path) -> None:
+    page = Watched(browser, page_file).page
+    chart = page.locator('svg[data-chart="entropy"]')
+    chart.scroll_into_view_if_needed()
+    page.evaluate("() => new Promise((next) => requestAnimationFrame(() => requestAnimationFrame(next)))")
+    chart.hover()
+    assert page.locator("#tip").is_visible()
+    scrolled_by(page, 40)
+    assert page.locator("#tip").is_hidden()
+
+
 def test_the_arrow_keys_move_the_crosshair_and_say_the_values(browser: Browser, page_file: Path) -> None:
     page = Watched(browser, page_file).page
     chart = page.locator('svg[data-chart="entropy"]')
@@ -145,6 +165,8 @@ def test_the_arrow_keys_move_the_crosshair_and_say_the_values(browser: Browser, 
     assert page.locator("#tip").inner_text().splitlines()[-1] == "0.3000"
     page.keyboard.press("ArrowLeft")
     assert chart.get_attribute("aria-valuetext") == "step 39: exact 0.3050"
+    scrolled_by(page, 40)
+    assert page.locator("#tip").is_visible(), "scrolling takes the box along: focusing alone scrolls a chart into view"
     page.keyboard.press("Home")
     page.keyboard.press("ArrowLeft")
     assert chart.get_attribute("aria-valuenow") == "1"

@@ -5,7 +5,8 @@
   const tip = document.getElementById("tip");
   const charts = Array.from(document.querySelectorAll("svg[data-chart]"))
     .filter((svg) => data[svg.dataset.chart] && data[svg.dataset.chart].series.length);
-  let at = null; // the step that the keys last chose, shared by all charts
+  let at = null; // the step last chosen, shared by all charts
+  let keyed = null; // the chart whose box the keys opened; it has no pointer that scrolling could leave behind
 
   function nearest(points, x) {
     let low = 0, high = points.length - 1;
@@ -30,6 +31,7 @@
 
   function hide() {
     tip.hidden = true;
+    keyed = null;
     for (const svg of charts) svg.querySelector(".cross").setAttribute("visibility", "hidden");
   }
 
@@ -73,8 +75,8 @@
     svg.setAttribute("aria-valuenow", x);
     svg.setAttribute("aria-valuetext", head.textContent + ": " + found.map((p) => p[0] + " " + p[1]).join(", "));
     const room = document.documentElement.clientWidth - tip.offsetWidth - 6;
-    const beside = left + 16 > room ? left - 16 - tip.offsetWidth : left + 16;
-    tip.style.left = Math.max(6, Math.min(room, beside)) + "px";
+    const wanted = left + 16 > room ? left - 16 - tip.offsetWidth : left + 16;
+    tip.style.left = Math.max(6, Math.min(room, wanted)) + "px";
     tip.style.top = Math.max(6, Math.min(innerHeight - tip.offsetHeight - 8, top + 16)) + "px";
   }
 
@@ -83,14 +85,21 @@
     const unit = (event.clientX - box.left) / box.width * chart.width;
     const share = Math.min(1, Math.max(0, (unit - chart.left) / (chart.right - chart.left)));
     at = points[nearest(points, chart.low + share * (chart.high - chart.low))][0];
+    keyed = null;
     show(svg, at, event.clientX, event.clientY);
   }
 
+  function beside(svg) {
+    const chart = data[svg.dataset.chart], box = svg.getBoundingClientRect();
+    show(svg, at, box.left + place(chart, at) / chart.width * box.width, box.top);
+  }
+
   function stepped(svg, move) {
-    const chart = data[svg.dataset.chart], box = svg.getBoundingClientRect(), points = longest(chart);
+    const points = longest(data[svg.dataset.chart]);
     const now = at === null ? points.length - 1 : nearest(points, at);
     at = points[Math.min(points.length - 1, Math.max(0, move(now, points.length - 1)))][0];
-    show(svg, at, box.left + place(chart, at) / chart.width * box.width, box.top);
+    keyed = svg;
+    beside(svg);
   }
 
   const moves = {
@@ -119,7 +128,8 @@
     });
   }
   addEventListener("pointerdown", (event) => { if (!event.target.closest("svg[data-chart]")) hide(); });
-  addEventListener("scroll", hide, { passive: true });
+  // Focusing a chart scrolls it into view, and the browser may tell of that only after the first key.
+  addEventListener("scroll", () => { if (keyed) beside(keyed); else hide(); }, { passive: true });
 
   // The rollouts' filters.
   const filters = document.querySelector(".filters");
