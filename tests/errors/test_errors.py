@@ -160,6 +160,17 @@ def test_credentials_in_settings_are_masked_in_messages_and_records(setting: str
             assert path.is_dir() or b"hunter2" not in path.read_bytes(), path
 
 
+def test_a_traceback_comes_before_the_message_and_holds_no_credentials(desk: Desk, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MAGICRL_TRACEBACK", "1")
+        case = Case(name="x", title="", make=settings("model=https://ann:hunter2@host/model"), status=1, says=())
+        status, text = seen(case, desk, tmp_path)
+    assert status in (1, 2)
+    assert text.startswith("Traceback (most recent call last)")
+    assert "\nmagicrl: " in text
+    assert "hunter2" not in text
+
+
 def test_the_resolved_recipe_holds_no_credentials(tmp_path: Path) -> None:
     path = tmp_path / "recipe.toml"
     path.write_text(RECIPE)

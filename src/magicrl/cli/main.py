@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, Literal
@@ -371,7 +372,7 @@ def main() -> None:
     except (ValueError, FloatingPointError, RuntimeError, OSError) as error:
         # Every expected failure is one of these and explains itself; a traceback would bury the sentence.
         if os.environ.get("MAGICRL_TRACEBACK"):
-            raise
+            errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
         errors.print(f"magicrl: {without_secrets(text)}", markup=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
