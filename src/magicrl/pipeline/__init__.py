@@ -1,0 +1,1 @@
+"""From raw sources to a training mixture: clean, dedup, decontaminate, difficulty, judge, mix."""

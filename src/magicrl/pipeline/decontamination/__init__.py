@@ -1,0 +1,1 @@
+"""Problems of evaluation sets found in training sets."""

@@ -1,0 +1,1 @@
+"""Duplicates found and the better-specified copy kept."""

@@ -1,0 +1,1 @@
+"""What dedup and decontamination share: canonical text, guards, embedders, texts on disk."""
