@@ -5,6 +5,7 @@ Nothing here knows what a problem is; errors name the file, the line or row, and
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import re
@@ -31,12 +32,42 @@ class Row:
     record: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BadRow:
+    """A record that cannot be read, in a file whose others can.
+
+    Attributes:
+        index: running number of the record within its source, from 0.
+        where: its place in words.
+        reason: what is wrong and what to do, the place included.
+        text: the record as it stands, as far as that can be shown.
+    """
+
+    index: int
+    where: str
+    reason: str
+    text: str
+
+
 def read_file(path: Path) -> Iterator[Row]:
     """The records of a ``.jsonl``, ``.json`` (a list of objects), ``.csv`` or ``.parquet`` file, in order.
 
     Raises:
         RecipeError: there is no such file, it is none, or of an unknown kind (key ``path``).
         ValueError: empty, unreadable or broken (naming the line or row).
+    """
+    for row in read_rows(path):
+        if isinstance(row, BadRow):
+            raise ValueError(row.reason)
+        yield row
+
+
+def read_rows(path: Path) -> Iterator[Row | BadRow]:
+    """As ``read_file``, but a broken record is handed out as such and those after it are read.
+
+    Raises:
+        RecipeError: as ``read_file``.
+        ValueError: the file as a whole cannot be read.
     """
     _check_path(path)
     if path.stat().st_size == 0:
@@ -84,10 +115,12 @@ def _nearby(path: Path) -> str:
     return f"; in {folder} there are: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
 
 
-def _as_row(record: Any, index: int, where: str) -> Row:
+def _as_row(record: Any, index: int, where: str) -> Row | BadRow:
     if not isinstance(record, dict):
         kind = type(record).__name__
-        raise ValueError(f"{where}: expected an object with named fields, got {kind} ({str(record)[:40]!r})")
+        shown = str(record)
+        reason = f"{where}: expected an object with named fields, got {kind} ({shown[:40]!r})"
+        return BadRow(index=index, where=where, reason=reason, text=shown)
     return Row(index=index, where=where, record=record)
 
 
@@ -104,18 +137,25 @@ def _parse(text: str, where: str, remedy: str, *, many_lines: bool = False) -> A
         raise ValueError(f"{where}: a number has more than 4300 digits; write it as text, in quotes") from None
 
 
-def _read_jsonl(path: Path) -> Iterator[Row]:
+def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
     index = 0
-    with path.open(encoding="utf-8-sig") as lines:
-        for number, line in enumerate(lines, start=1):
+    with path.open("rb") as lines:  # decoded line by line: one that is no UTF-8 does not hide those after it
+        for number, raw in enumerate(lines, start=1):
+            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
             if not line.strip():
                 continue
             where = f"{path}, line {number}"
-            yield _as_row(_parse(line, where, "every line must hold one whole object"), index, where)
+            try:
+                yield _as_row(_parse(line.decode(), where, "every line must hold one whole object"), index, where)
+            except UnicodeDecodeError:
+                reason = f"{where}: not UTF-8 text; convert the file to UTF-8"
+                yield BadRow(index=index, where=where, reason=reason, text=line.decode(errors="replace"))
+            except ValueError as error:
+                yield BadRow(index=index, where=where, reason=str(error), text=line.decode())
             index += 1
 
 
-def _read_json(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[Row | BadRow]:
     text = path.read_text(encoding="utf-8-sig")
     records = _parse(text, str(path), "for one object a line name the file .jsonl", many_lines=True)
     if not isinstance(records, list):
@@ -124,7 +164,7 @@ def _read_json(path: Path) -> Iterator[Row]:
         yield _as_row(record, index, f"{path}, row {index + 1}")
 
 
-def _read_csv(path: Path) -> Iterator[Row]:
+def _read_csv(path: Path) -> Iterator[Row | BadRow]:
     with path.open(encoding="utf-8-sig", newline="") as text:
         table = csv.DictReader(text, strict=True)
         try:
@@ -132,13 +172,15 @@ def _read_csv(path: Path) -> Iterator[Row]:
                 where = f"{path}, line {table.line_num}"
                 if None in record or None in record.values():
                     named = len(table.fieldnames or ())
-                    raise ValueError(f"{where}: the line has more or fewer cells than the {named} named in the first")
-                yield _as_row(record, index, where)
+                    reason = f"{where}: the line has more or fewer cells than the {named} named in the first"
+                    yield BadRow(index=index, where=where, reason=reason, text=str(record))
+                else:
+                    yield _as_row(record, index, where)
         except csv.Error as error:
             raise ValueError(f"{path}: broken CSV after line {table.line_num} ({error})") from error
 
 
-def _read_parquet(path: Path) -> Iterator[Row]:
+def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
     import pyarrow as pa  # heavy, and only this kind of file needs it
     import pyarrow.parquet as pq
 
@@ -153,7 +195,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
         raise ValueError(f"{path}: not a readable parquet file ({error}); is it whole? Copy it again") from error
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Row]]] = {
+_READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
     ".jsonl": _read_jsonl,
     ".json": _read_json,
     ".csv": _read_csv,
@@ -177,4 +219,4 @@ def read_hub(name: str, *, split: str, subset: str | None = None, revision: str 
             "and options.subset; without network download it once elsewhere and give the file as `path`"
         ) from error
     for index, record in enumerate(table):
-        yield _as_row(record, index, f"{name} [{split}], row {index + 1}")
+        yield Row(index=index, where=f"{name} [{split}], row {index + 1}", record=dict(record))
