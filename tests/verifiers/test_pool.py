@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import dataclasses
 import os
 import signal
 import subprocess
@@ -11,13 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
+import psutil
 import pytest
 
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Outcome, Problem
 from magicrl.verifiers import JudgeOptions, VerifierPool
-from magicrl.verifiers.feeder import verdict_from
-from magicrl.verifiers.process import Lost, WorkerProcess, WorkerStartError
+from magicrl.verifiers.isolated import IsolatedTrade, verdict_from
+from magicrl.verifiers.process import Lost, WorkerProcess, WorkerRefusal, WorkerStartError
 
 HANG = r"\boxed{\lim_{x \to 0} 9^{9^{9}}}"
 
@@ -121,6 +124,40 @@ def test_an_idle_worker_killed_from_outside_is_replaced(pool: VerifierPool) -> N
     assert pool.judge(problem("7"), [r"\boxed{7}"])[0].correct
 
 
+CODE = Problem(id="c", prompt="?", golds=('{"inputs": ["7"], "outputs": ["7"]}',), verifier="code", source="test")
+
+
+@pytest.mark.parametrize("victim", ["verifiers.worker", "verifiers.code.worker", "zygote"])
+def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str) -> None:
+    if victim == "verifiers.worker":
+        problem_, answer = problem("7"), r"\boxed{7}"
+    else:
+        problem_, answer = CODE, "```python\nprint(input())\n```"
+    me = psutil.Process()
+
+    def warming(known: set[int]) -> psutil.Process | None:
+        for process in me.children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.pid not in known and victim in " ".join(process.cmdline()):
+                    return process
+        return None
+
+    others = {process.pid for process in me.children(recursive=True)}
+    with VerifierPool(time_limit=5.0) as pool:
+        ticket = pool.submit(problem_, [answer, "8"])
+        for _ in range(2):
+            wait_for(lambda: warming(others) is not None)
+            found = warming(others)
+            assert found is not None
+            others.add(found.pid)
+            found.kill()
+        try:
+            pool.warm_up([problem_.verifier])
+        except WorkerRefusal as refusal:
+            pytest.skip(f"kernel lacks the primitive: {refusal}")
+        assert [verdict.correct for verdict in pool.result(ticket)] == [True, False]
+
+
 def test_a_worker_killed_twice_means_not_judged() -> None:
     with VerifierPool(time_limit=600.0) as pool:
         ticket = pool.submit(problem("7"), [HANG, r"\boxed{7}"])
@@ -220,19 +257,11 @@ def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, program: st
     assert (verdict.outcome, verdict.status) == (Outcome.NOT_JUDGED, "worker_lost")
 
 
-def test_a_stopped_worker_does_not_hang_the_pool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magicrl.verifiers.process._MIN_STALL_SECONDS", 0.3)
-    monkeypatch.setattr("magicrl.verifiers.process._STALL_FACTOR", 0.0)
-    settings = {
-        "verifiers": ["maths"],
-        "reasoning": "auto",
-        "extract": "box",
-        "cpu_limit": 5.0,
-        "memory_limit_mb": 1024,
-    }
-    worker = WorkerProcess(settings)
+def test_a_stopped_worker_does_not_hang_the_pool() -> None:
+    plan = IsolatedTrade("maths", JudgeOptions(extract="box"), 5.0, 1024).plan
+    worker = WorkerProcess(dataclasses.replace(plan, stall_limit=0.3))
     os.kill(worker.pid, signal.SIGSTOP)
-    request = {"item": 0, "verifier": "maths", "golds": ["3"], "response": "x" * 10**6, "distrust": False}
+    request = {"item": 0, "golds": ["3"], "response": "x" * 10**6, "distrust": False}
     assert isinstance(worker.ask(request), Lost)
     assert not worker.usable
 

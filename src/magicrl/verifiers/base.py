@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from magicrl.records import Outcome, Problem, Verdict
+from magicrl.verifiers.feeder import Trade
 
 Reasoning = Literal["auto", "required", "none"]
 Extract = Literal["lenient", "box"]
@@ -122,41 +123,27 @@ class VerifierService(Protocol):
         ...
 
 
-class WarmService(VerifierService, Protocol):
-    """A service whose workers can be started ahead of the first item."""
-
-    def warm_up(self) -> Any:
-        """Start every worker now; raises RuntimeError if one cannot be."""
-        ...
-
-    @property
-    def worker_pids(self) -> tuple[int, ...]:
-        """Process ids of the workers that live now."""
-        ...
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierSpec:
-    """A registered verifier: judged in the calling process, in worker processes, or by a service of its own.
+    """A registered verifier: judged in the calling process or in worker processes.
 
     Attributes:
         name: what ``Problem.verifier`` says.
         in_process: makes a verifier for the calling process, or None.
-        isolated: makes a verifier inside a worker process, or None.
-        service: makes a pool of its own from (options, seconds, MiB, workers), or None. Exactly one of the three is
-            given.
-        warm_up: a (gold, response) pair judged once when a worker starts, so that no item pays for loading.
+        trade: what the feeders of its worker processes must know, from (options, seconds, MiB), or None. Exactly one
+            of the two is given.
+        isolated: makes the verifier inside ``verifiers.worker``, for those that live there.
+        warm_up: a (gold, response) pair judged once when such a worker starts, so that no item pays for loading.
     """
 
     name: str
     in_process: Callable[[JudgeOptions], Verifier] | None = None
+    trade: Callable[[JudgeOptions, float, int], Trade] | None = None
     isolated: Callable[[JudgeOptions, Progress], IsolatedVerifier] | None = None
-    service: Callable[[JudgeOptions, float, int, int], WarmService] | None = None
     warm_up: tuple[str, str] = ("1", "\\boxed{1}")
 
     def __post_init__(self) -> None:
-        given = [kind for kind in (self.in_process, self.isolated, self.service) if kind is not None]
-        assert len(given) == 1, self.name
+        assert (self.in_process is None) != (self.trade is None), self.name
 
 
 def _exact(options: JudgeOptions) -> Verifier:
@@ -172,20 +159,30 @@ def _maths(options: JudgeOptions, progress: Progress) -> IsolatedVerifier:
     return MathsVerifier(options, progress)
 
 
-def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int, workers: int) -> WarmService:
+def _maths_trade(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> Trade:
+    from magicrl.verifiers.isolated import IsolatedTrade
+
+    return IsolatedTrade("maths", options, time_limit, memory_limit_mb)
+
+
+def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> Trade:
     from magicrl.verifiers.code.judge import CodeOptions
     from magicrl.verifiers.code.limits import Limits
-    from magicrl.verifiers.code.pool import CodePool
+    from magicrl.verifiers.code.pool import CodeTrade
 
-    limits = Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb)
-    return CodePool(CodeOptions(limits=limits, judge=options), workers=workers)
+    return CodeTrade(CodeOptions(limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb), judge=options))
 
 
 _SPECS: dict[str, VerifierSpec] = {
-    "code": VerifierSpec(name="code", service=_code),
+    "code": VerifierSpec(name="code", trade=_code),
     "exact": VerifierSpec(name="exact", in_process=_exact),
     # a pair that only Math-Verify can judge: no item pays for loading it
-    "maths": VerifierSpec(name="maths", isolated=_maths, warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}")),
+    "maths": VerifierSpec(
+        name="maths",
+        trade=_maths_trade,
+        isolated=_maths,
+        warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}"),
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Judging a file of answers: the engine of ``magicrl verify math``.
+"""Judging a file of answers: the engine of ``magicrl verify``, and its half for maths.
 
 JSON Lines in, JSON Lines out, in the same order, one line each. Every input line is checked before the first
 answer is judged, so that a malformed line costs no work and leaves no half-written output.
@@ -10,13 +10,13 @@ import json
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.verifiers.base import JudgeOptions
+from magicrl.verifiers.base import JudgeOptions, VerifierService
 from magicrl.verifiers.feeder import Ticket
 from magicrl.verifiers.pool import VerifierPool
 
@@ -45,10 +45,87 @@ class BatchSummary:
 
 
 @dataclass(frozen=True, slots=True)
-class _Line:
+class Line:
+    """One line of the input: its id (its number if it has none), its problem and the text to judge.
+
+    ``bare``: the text is the answer itself, nothing has to be extracted.
+    """
+
     id: Any
-    golds: tuple[str, ...]
-    response: str
+    problem: Problem
+    text: str
+    bare: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Form:
+    """How the lines of one command look.
+
+    Attributes:
+        parse: an input line from (object, its id, place for messages); raises ValueError.
+        row: the fields of an output line after its id.
+    """
+
+    parse: Callable[[dict[str, Any], Any, str], Line]
+    row: Callable[[Any], dict[str, Any]]
+
+
+def judge_file(
+    input: Path,
+    output: Path,
+    form: Form,
+    pool: VerifierService,
+    *,
+    submit: Callable[[Line], Ticket],
+    workers: int,
+) -> BatchSummary:
+    """Judge every line of ``input`` with a pool that is warm; ``output`` appears whole when all are judged.
+
+    Until then ``<output>.part`` grows. Blank lines are skipped. `check_file` comes first.
+    """
+    start = time.perf_counter()
+    statuses: Counter[str] = Counter()
+    outcomes: Counter[Outcome] = Counter()
+    part = output.with_name(output.name + ".part")
+    waiting: deque[tuple[Line, Ticket]] = deque()
+
+    def finish(file: TextIO) -> None:
+        line, ticket = waiting.popleft()
+        (verdict,) = pool.result(ticket)
+        file.write(json.dumps({"id": line.id, **form.row(verdict)}) + "\n")
+        file.flush()
+        statuses[verdict.status] += 1
+        outcomes[verdict.outcome] += 1
+
+    with part.open("w", encoding="utf-8") as file:
+        for line in _lines(input, form):
+            waiting.append((line, submit(line)))
+            if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
+                finish(file)
+        while waiting:
+            finish(file)
+    part.replace(output)
+    return BatchSummary(
+        total=outcomes.total(),
+        correct=outcomes[Outcome.CORRECT],
+        wrong=outcomes[Outcome.WRONG],
+        not_judged=outcomes[Outcome.NOT_JUDGED],
+        statuses=dict(statuses.most_common()),
+        seconds=time.perf_counter() - start,
+    )
+
+
+def check_file(input: Path, output: Path, form: Form) -> None:
+    """Read every line once.
+
+    Raises:
+        ValueError: a malformed line (names file, line and field), or input and output are the same file.
+        OSError: the input cannot be read.
+    """
+    if output.exists() and output.samefile(input):
+        raise ValueError(f"output {output} is the input file; choose another")
+    for _ in _lines(input, form):
+        pass
 
 
 def verify_math_file(
@@ -62,9 +139,8 @@ def verify_math_file(
 ) -> BatchSummary:
     """Judge every line ``{"id"?, "gold": str|[str], "response": str}`` of ``input``.
 
-    Writes ``{"id", "correct", "status", "extracted", "decided_by", "seconds"}`` a line to ``output``, which
-    appears whole when all are judged (until then ``<output>.part`` grows). A line without an id gets its line
-    number; blank lines are skipped.
+    Writes ``{"id", "correct", "status", "extracted", "decided_by", "seconds"}`` a line to ``output``. A line without
+    an id gets its line number.
 
     Args:
         workers: worker processes; default: the cores this process may use.
@@ -74,32 +150,13 @@ def verify_math_file(
         OSError: a file cannot be read or written.
         RuntimeError: the verifier cannot be started.
     """
-    if output.exists() and output.samefile(input):
-        raise ValueError(f"output {output} is the input file; choose another")
-    for _ in _lines(input):
-        pass
-    start = time.perf_counter()
+    check_file(input, output, _MATHS)
     count = workers if workers is not None else _usable_cores()
-    statuses: Counter[str] = Counter()
-    outcomes: Counter[Outcome] = Counter()
-    part = output.with_name(output.name + ".part")
-    with (
-        VerifierPool(options=options, workers=count, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool,
-        part.open("w", encoding="utf-8") as file,
-    ):
+    with VerifierPool(options=options, workers=count, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
         pool.warm_up()
-        for verdict in _judged(_lines(input), pool, count * _IN_FLIGHT_PER_WORKER, file):
-            statuses[verdict.status] += 1
-            outcomes[verdict.outcome] += 1
-    part.replace(output)
-    return BatchSummary(
-        total=outcomes.total(),
-        correct=outcomes[Outcome.CORRECT],
-        wrong=outcomes[Outcome.WRONG],
-        not_judged=outcomes[Outcome.NOT_JUDGED],
-        statuses=dict(statuses.most_common()),
-        seconds=time.perf_counter() - start,
-    )
+        return judge_file(
+            input, output, _MATHS, pool, submit=lambda line: pool.submit(line.problem, [line.text]), workers=count
+        )
 
 
 def _usable_cores() -> int:
@@ -108,53 +165,28 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _judged(lines: Iterator[_Line], pool: VerifierPool, most: int, file: TextIO) -> Iterator[Verdict]:
-    """Judge with at most ``most`` answers in flight, write the results in order, yield their verdicts."""
-    waiting: deque[tuple[_Line, Ticket]] = deque()
-
-    def finish() -> Verdict:
-        line, ticket = waiting.popleft()
-        (verdict,) = pool.result(ticket)
-        file.write(json.dumps(_row(line, verdict)) + "\n")
-        file.flush()
-        return verdict
-
-    for line in lines:
-        problem = Problem(id=str(line.id), prompt="", golds=line.golds, verifier="maths", source="file")
-        waiting.append((line, pool.submit(problem, [line.response])))
-        if len(waiting) >= most:
-            yield finish()
-    while waiting:
-        yield finish()
-
-
-def _row(line: _Line, verdict: Verdict) -> dict[str, Any]:
-    return {
-        "id": line.id,
-        "correct": verdict.correct,
-        "status": verdict.status,
-        "extracted": verdict.extracted,
-        "decided_by": verdict.decided_by,
-        "seconds": round(verdict.seconds, 4),
-    }
-
-
-def _lines(path: Path) -> Iterator[_Line]:
+def _lines(path: Path, form: Form) -> Iterator[Line]:
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if raw.strip():
-                yield _parse(raw, number, f"{path}:{number}")
+                where = f"{path}:{number}"
+                row = _object(raw, where)
+                yield form.parse(row, row.get("id", number), where)
 
 
-def _parse(raw: bytes, number: int, where: str) -> _Line:
+def _object(raw: bytes, where: str) -> dict[str, Any]:
     try:
         row = json.loads(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise ValueError(f"{where}: not UTF-8 at byte {error.start}") from error
-    except (json.JSONDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{where}: not JSON: {error}") from error
     if not isinstance(row, dict):
         raise ValueError(f"{where}: expected an object, got {type(row).__name__}")
+    return row
+
+
+def _parse_maths(row: dict[str, Any], name: Any, where: str) -> Line:
     for field in ("gold", "response"):
         if field not in row:
             raise ValueError(f"{where}: field {field!r} is missing")
@@ -167,9 +199,23 @@ def _parse(raw: bytes, number: int, where: str) -> _Line:
             raise ValueError(f"{where}: field 'gold' must hold strings that are not empty, got {_shown(one)}")
     if not isinstance(response, str):
         raise ValueError(f"{where}: field 'response' must be a string, got {_shown(response)}")
-    return _Line(row.get("id", number), tuple(golds), response)
+    problem = Problem(id=str(name), prompt="", golds=tuple(golds), verifier="maths", source="file")
+    return Line(name, problem, response)
+
+
+def _maths_row(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "correct": verdict.correct,
+        "status": verdict.status,
+        "extracted": verdict.extracted,
+        "decided_by": verdict.decided_by,
+        "seconds": round(verdict.seconds, 4),
+    }
 
 
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+_MATHS = Form(parse=_parse_maths, row=_maths_row)

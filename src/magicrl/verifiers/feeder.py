@@ -1,4 +1,8 @@
-"""The thread that feeds one worker process, and who is to blame when an item ends badly."""
+"""The thread that feeds one worker process and replaces it, whatever is judged there.
+
+What is particular to a verifier (how an item is put to its worker, what a reply means, who is to blame when an item
+ends badly) is its `Trade`.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +11,18 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.verifiers.base import MAX_EXTRACTED, OUTCOME_OF_STATUS, make_verdict
-from magicrl.verifiers.process import Answered, Exhausted, WorkerProcess, WorkerStartError
+from magicrl.verifiers.process import Answered, Exhausted, WorkerPlan, WorkerProcess, WorkerRefusal, WorkerStartError
 
 _ATTEMPTS = 2
-_MAX_DISTRUSTED = 10_000
-_MAX_REASON = 300
+_STARTS = 3
+"""A worker may be killed from outside while it warms up; a broken installation fails every time."""
 
 
 class Ticket:
-    """One submitted problem: filled by the feeders, read through `VerifierPool.result`."""
+    """One submitted problem: filled by the feeders, read through the pool's ``result``."""
 
     def __init__(self, problem: Problem, count: int) -> None:
         self.problem = problem
@@ -33,7 +36,7 @@ class Ticket:
 
     @property
     def done(self) -> bool:
-        """Whether `VerifierPool.result` would return at once."""
+        """Whether `wait` would return at once."""
         return self._finished.is_set()
 
     def fill(self, index: int, verdict: Verdict) -> None:
@@ -63,39 +66,60 @@ class Ticket:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One response on its way to a worker."""
+    """One response on its way to a worker. ``bare``: it is the answer itself, nothing has to be extracted."""
 
     number: int
     ticket: Ticket
     index: int
-    response: str
+    text: str
+    bare: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        return self.ticket.problem
 
 
-class Distrust:
-    """Golds that no worker could read, shared by the feeders, so that each costs its time only once."""
+class Trade(Protocol):
+    """What a feeder must know of a verifier whose items are judged in worker processes. Used by several threads."""
 
-    def __init__(self) -> None:
-        self._golds: set[tuple[str, ...]] = set()
-        self._lock = threading.Lock()
+    @property
+    def plan(self) -> WorkerPlan:
+        """How its workers are started."""
+        ...
 
-    def add(self, golds: tuple[str, ...]) -> None:
-        with self._lock:
-            if len(self._golds) < _MAX_DISTRUSTED:
-                self._golds.add(golds)
+    def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
+        """The item as its worker reads it. ``repeat``: the worker was asked about the same problem last."""
+        ...
 
-    def __contains__(self, golds: tuple[str, ...]) -> bool:
-        with self._lock:
-            return golds in self._golds
+    def read(self, message: Mapping[str, Any], seconds: float) -> Verdict:
+        """What a reply says; a malformed one is a lost worker's."""
+        ...
+
+    def exhausted(self, outcome: Exhausted, seconds: float) -> Verdict:
+        """The verdict on an item that used up its worker."""
+        ...
+
+    def lost(self, reason: str, seconds: float = 0.0) -> Verdict:
+        """The verdict on an item whose worker ended through no fault of the item's."""
+        ...
+
+    def final(self, item: Item, verdict: Verdict) -> bool:
+        """Whether a verdict that judges nothing would be the same in a fresh worker."""
+        ...
+
+    def give_up(self, item: Item, verdict: Verdict) -> None:
+        """Every attempt came to nothing, ``verdict`` last."""
+        ...
 
 
 class Feeder:
     """Takes items from the common queue and judges them in its own worker, which it replaces when needed."""
 
-    def __init__(self, items: queue.SimpleQueue[Item | None], settings: Mapping[str, Any], distrust: Distrust) -> None:
+    def __init__(self, items: queue.SimpleQueue[Item | None], trade: Trade) -> None:
         self._items = items
-        self._settings = settings
-        self._distrust = distrust
+        self._trade = trade
         self._worker: WorkerProcess | None = None
+        self._greeting: Mapping[str, Any] = {}
         self._start_error: WorkerStartError | None = None
         self._started = threading.Event()
         self._closing = threading.Event()
@@ -104,11 +128,12 @@ class Feeder:
     def start(self) -> None:
         self._thread.start()
 
-    def wait_until_started(self) -> None:
-        """Wait for the first worker; raises WorkerStartError if it did not start."""
+    def wait_until_started(self) -> Mapping[str, Any]:
+        """Wait for the first worker; returns what it said. Raises WorkerStartError if it did not start."""
         self._started.wait()
         if self._start_error is not None:
             raise self._start_error
+        return self._greeting
 
     @property
     def worker_pid(self) -> int | None:
@@ -128,7 +153,7 @@ class Feeder:
 
     def _run(self) -> None:
         try:
-            self._ready_worker()
+            self._greeting = self._ready_worker().greeting
         except WorkerStartError as error:
             self._start_error = error
         finally:
@@ -138,80 +163,59 @@ class Feeder:
                 self._serve(item)
             except Exception as error:  # noqa: BLE001 - the caller waits for this ticket: hand the error over to it
                 item.ticket.fail(error)
-        if self._worker is not None:
-            self._worker.kill()
+        self._drop_worker()
 
     def _serve(self, item: Item) -> None:
-        golds = item.ticket.problem.golds
-        verdict = make_verdict("worker_lost")
+        verdict = self._trade.lost("not tried")
         for _ in range(_ATTEMPTS):
             if self._closing.is_set():
                 raise RuntimeError("the verifier pool was closed before all answers were judged")
             verdict = self._attempt(item)
-            if verdict.outcome is not Outcome.NOT_JUDGED or golds in self._distrust:
+            if verdict.outcome is not Outcome.NOT_JUDGED or self._trade.final(item, verdict):
                 break
             self._drop_worker()  # the second try gets a fresh one
         else:
-            if verdict.status == "gold_unparsable":
-                self._distrust.add(golds)
-        if self._closing.is_set() and verdict.status == "worker_lost":
-            raise RuntimeError("the verifier pool was closed before all answers were judged")
+            self._trade.give_up(item, verdict)
+            if self._closing.is_set():
+                raise RuntimeError("the verifier pool was closed before all answers were judged")
         item.ticket.fill(item.index, verdict)
 
     def _attempt(self, item: Item) -> Verdict:
         try:
             worker = self._ready_worker()
+        except WorkerRefusal:
+            raise
         except WorkerStartError as error:
-            return make_verdict("worker_lost", reason=str(error))
-        problem = item.ticket.problem
-        request = {
-            "item": item.number,
-            "verifier": problem.verifier,
-            "golds": list(problem.golds),
-            "response": item.response,
-            "distrust": problem.golds in self._distrust,
-        }
+            return self._trade.lost(str(error))
+        request = self._trade.request(item, repeat=worker.last_problem is item.problem)
         start = time.perf_counter()
-        outcome = worker.ask(request)
+        outcome = worker.ask({"item": item.number, **request})
         seconds = time.perf_counter() - start
         if isinstance(outcome, Answered):
-            return verdict_from(outcome.message, seconds)
+            worker.last_problem = item.problem
+            return self._trade.read(outcome.message, seconds)
         if isinstance(outcome, Exhausted):
-            who = "gold" if outcome.phase == "gold" else "answer"
-            status = "gold_unparsable" if who == "gold" else outcome.kind
-            limit = f"{self._settings['cpu_limit']:g} s of CPU time"
-            reason = f"the {who} used up {limit}" if outcome.kind == "timeout" else f"the {who} crashed the worker"
-            return make_verdict(status, reason=reason, seconds=seconds)
-        return make_verdict("worker_lost", reason=outcome.reason, seconds=seconds)
+            return self._trade.exhausted(outcome, seconds)
+        return self._trade.lost(outcome.reason, seconds)
 
     def _ready_worker(self) -> WorkerProcess:
         if self._worker is None or not self._worker.usable:
             self._drop_worker()
-            try:
-                self._worker = WorkerProcess(self._settings)
-            except WorkerStartError:
-                # somebody may have killed it while it warmed up; a broken installation fails again
-                self._worker = WorkerProcess(self._settings)
+            self._worker = self._fresh_worker()
         return self._worker
+
+    def _fresh_worker(self) -> WorkerProcess:
+        for _ in range(_STARTS - 1):
+            try:
+                return WorkerProcess(self._trade.plan)
+            except WorkerRefusal:
+                raise
+            except WorkerStartError:
+                if self._closing.is_set():
+                    raise
+        return WorkerProcess(self._trade.plan)
 
     def _drop_worker(self) -> None:
         if self._worker is not None:
             self._worker.kill()
             self._worker = None
-
-
-def verdict_from(message: Mapping[str, Any], seconds: float) -> Verdict:
-    """The verdict a worker's reply states; what is not exactly of the expected form counts as a lost worker."""
-    status, reason = message.get("status"), message.get("reason")
-    decided_by, extracted = message.get("decided_by"), message.get("extracted")
-    if (
-        isinstance(status, str)
-        and status in OUTCOME_OF_STATUS
-        and isinstance(reason, str)
-        and isinstance(decided_by, str)
-        and (extracted is None or (isinstance(extracted, str) and len(extracted) <= MAX_EXTRACTED + 3))
-    ):
-        return make_verdict(
-            status, reason=reason[:_MAX_REASON], decided_by=decided_by[:50], extracted=extracted, seconds=seconds
-        )
-    return make_verdict("worker_lost", reason="worker sent a malformed verdict", seconds=seconds)

@@ -2,22 +2,22 @@
 
 The caller submits a problem's responses and goes on generating; one small thread per worker process feeds it
 an item at a time. A worker that an item exhausts is killed and the item is wrong; a worker that dies for
-another reason is replaced and the item tried once more. Idle workers wait in a read and cost nothing.
+another reason is replaced and the item tried once more. Idle workers wait in a read and cost nothing. Each verifier
+has workers of its own, started with its first item.
 """
 
 from __future__ import annotations
 
-import itertools
-import queue
 import threading
 from collections.abc import Iterable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Problem, Verdict
-from magicrl.verifiers.base import JudgeOptions, Verifier, VerifierSpec, WarmService, verifier_spec
-from magicrl.verifiers.feeder import Distrust, Feeder, Item, Ticket
+from magicrl.verifiers.base import JudgeOptions, Verifier, VerifierSpec, verifier_spec
+from magicrl.verifiers.crew import Crew
+from magicrl.verifiers.feeder import Ticket
 
 
 class VerifierPool:
@@ -52,21 +52,11 @@ class VerifierPool:
         if time_limit <= 0:
             raise ValueError(f"time_limit must be positive seconds, got {time_limit}")
         self._options = options or JudgeOptions()
-        self._settings: dict[str, Any] = {
-            "verifiers": ["maths"],
-            "reasoning": self._options.reasoning,
-            "extract": self._options.extract,
-            "cpu_limit": time_limit,
-            "memory_limit_mb": memory_limit_mb,
-        }
+        self._limits = (time_limit, memory_limit_mb)
+        self._workers = workers
         self._local: dict[str, Verifier] = {}
-        self._services: dict[str, WarmService] = {}
-        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
-        self._numbers = itertools.count()
+        self._crews: dict[str, Crew] = {}
         self._lock = threading.Lock()
-        distrust = Distrust()
-        self._feeders = [Feeder(self._items, self._settings, distrust) for _ in range(workers)]
-        self._started = False
         self._closed = False
 
     @classmethod
@@ -89,18 +79,12 @@ class VerifierPool:
         if not problem.golds:
             raise ValueError(f"problem {problem.id!r} has no gold answer; give it at least one")
         spec = verifier_spec(problem.verifier)
-        if spec.service is not None:
-            return self._service(spec).submit(problem, responses)
-        ticket = Ticket(problem, len(responses))
+        if spec.in_process is None:
+            return self._crew(spec).submit(problem, responses)
         with self._lock:
-            if self._closed:
-                raise RuntimeError("the verifier pool is closed")
-            if spec.in_process is None:
-                self._start_feeders()
-                for index, response in enumerate(responses):
-                    self._items.put(Item(next(self._numbers), ticket, index, response))
-                return ticket
+            self._check_open()
             verifier = self._local.setdefault(spec.name, spec.in_process(self._options))
+        ticket = Ticket(problem, len(responses))
         for index, response in enumerate(responses):
             ticket.fill(index, verifier.judge(problem.golds, response))
         return ticket
@@ -127,40 +111,22 @@ class VerifierPool:
         Raises:
             RuntimeError: a worker could not be started (with what it wrote on standard error).
         """
-        specs = [verifier_spec(name) for name in verifiers]
-        for spec in specs:
-            if spec.service is not None:
-                self._service(spec).warm_up()
-        if not any(spec.isolated is not None for spec in specs):
-            return
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the verifier pool is closed")
-            self._start_feeders()
-        for feeder in self._feeders:
-            feeder.wait_until_started()
+        for spec in [verifier_spec(name) for name in verifiers]:
+            if spec.in_process is None:
+                self._crew(spec).warm()
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers that live now, for monitors."""
-        own = tuple(pid for feeder in self._feeders if (pid := feeder.worker_pid) is not None)
-        return own + tuple(pid for service in self._services.values() for pid in service.worker_pids)
+        return tuple(pid for crew in list(self._crews.values()) for pid in crew.worker_pids)
 
     def close(self) -> None:
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
         with self._lock:
             self._closed = True
-            started, self._started = self._started, False
-            services = list(self._services.values())
-        for service in services:
-            service.close()
-        if not started:
-            return
-        for feeder in self._feeders:
-            feeder.close()
-            self._items.put(None)
-        for feeder in self._feeders:
-            feeder.join()
+            crews = list(self._crews.values())
+        for crew in crews:
+            crew.close()
 
     def __enter__(self) -> Self:
         return self
@@ -170,18 +136,14 @@ class VerifierPool:
     ) -> None:
         self.close()
 
-    def _service(self, spec: VerifierSpec) -> WarmService:
-        assert spec.service is not None
-        with self._lock:
-            if self._closed:
-                raise RuntimeError("the verifier pool is closed")
-            if spec.name not in self._services:
-                limit, memory = self._settings["cpu_limit"], self._settings["memory_limit_mb"]
-                self._services[spec.name] = spec.service(self._options, limit, memory, len(self._feeders))
-            return self._services[spec.name]
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError("the verifier pool is closed")
 
-    def _start_feeders(self) -> None:
-        if not self._started:
-            self._started = True
-            for feeder in self._feeders:
-                feeder.start()
+    def _crew(self, spec: VerifierSpec) -> Crew:
+        assert spec.trade is not None
+        with self._lock:
+            self._check_open()
+            if spec.name not in self._crews:
+                self._crews[spec.name] = Crew(spec.trade(self._options, *self._limits), self._workers)
+            return self._crews[spec.name]

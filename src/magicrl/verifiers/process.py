@@ -1,6 +1,6 @@
-"""One worker process as the pool sees it: start, ask, kill.
+"""One worker process as its feeder sees it: start, ask, kill.
 
-An answer is given so many seconds of the worker's own CPU time, so that a busy machine does not change a
+An item is given so many seconds of the worker's own CPU time, so that a busy machine does not change a
 verdict. A much longer wall-clock limit catches a worker that was stopped from outside.
 """
 
@@ -22,18 +22,38 @@ from typing import Any
 import psutil
 
 import magicrl
+from magicrl.records import Problem
 from magicrl.verifiers.wire import MAX_REPLY_BYTES, Decoder, ProtocolError, encode
 
 START_SECONDS = 120.0
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 """Deaths that an answer can bring about by its depth or size; any other signal came from outside."""
-_MIN_STALL_SECONDS = 60.0
-_STALL_FACTOR = 20.0
 _MIN_WAIT_SECONDS = 0.01
 
 
 class WorkerStartError(RuntimeError):
     """A worker process could not be started; says what it wrote on standard error."""
+
+
+class WorkerRefusal(WorkerStartError):
+    """A worker started and said why it cannot serve on this machine; another try would say the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerPlan:
+    """How one kind of worker is started, and what an item may use of it.
+
+    Attributes:
+        module: what ``python -m`` runs; it serves through `worker.serve`.
+        hello: its settings, sent once.
+        cpu_limit: seconds of the worker's own CPU time for one item (or one phase of it).
+        stall_limit: wall-clock seconds after which a worker that says nothing was stopped from outside.
+    """
+
+    module: str
+    hello: Mapping[str, Any]
+    cpu_limit: float
+    stall_limit: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +84,40 @@ Outcome = Answered | Exhausted | Lost
 class WorkerProcess:
     """A warm worker. One thread at a time may ``ask``; any thread may ``kill``."""
 
-    def __init__(self, settings: Mapping[str, Any]) -> None:
+    def __init__(self, plan: WorkerPlan) -> None:
         """Start and warm up; returns when the worker is ready.
 
         Raises:
             WorkerStartError: the process ended or said nothing within `START_SECONDS`.
+            WorkerRefusal: it cannot serve on this machine.
         """
-        self._cpu_limit = float(settings["cpu_limit"])
-        self._stall_limit = max(_MIN_STALL_SECONDS, _STALL_FACTOR * self._cpu_limit)
+        self._cpu_limit = plan.cpu_limit
+        self._stall_limit = plan.stall_limit
         self._decoder = Decoder(MAX_REPLY_BYTES)
         self._retired = False
+        self.last_problem: Problem | None = None
+        """The problem that the worker was asked about last, so that a feeder need not send it again."""
         try:
             with tempfile.TemporaryFile() as errors:
-                self._child = _spawn(errors.fileno())
+                self._child = _spawn(plan.module, errors.fileno())
                 self._usage = psutil.Process(self._child.pid)
-                if not self._greet(settings):
+                self.greeting = self._greet(plan.hello)
+                if self.greeting.get("ready") is not True:
                     self.kill()
                     errors.seek(0)
                     said = errors.read()[-2000:].decode("utf-8", "replace").strip()
+                    if "reason" in self.greeting:
+                        raise WorkerRefusal(str(self.greeting["reason"]))
                     raise WorkerStartError(f"verifier worker did not start: {said or 'no output'}")
         except (OSError, psutil.Error) as error:
             raise WorkerStartError(f"verifier worker did not start: {error}") from error
 
-    def _greet(self, settings: Mapping[str, Any]) -> bool:
+    def _greet(self, hello: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            self._send(encode(settings), START_SECONDS)
-            return self._receive(START_SECONDS) == {"ready": True}
+            self._send(encode(hello), START_SECONDS)
+            return self._receive(START_SECONDS) or {}
         except (OSError, EOFError, ProtocolError):
-            return False
+            return {}
 
     @property
     def pid(self) -> int:
@@ -201,7 +227,7 @@ def _ready(fd: int, event: int, seconds: float) -> bool:
     return bool(poll.poll(max(0.0, seconds) * 1000))
 
 
-def _spawn(errors: int) -> subprocess.Popen[bytes]:
+def _spawn(module: str, errors: int) -> subprocess.Popen[bytes]:
     """A fresh interpreter (never a fork: the parent may hold torch's threads) in its own session."""
     root = str(Path(magicrl.__file__).resolve().parents[1])
     inherited = os.environ.get("PYTHONPATH")
@@ -213,7 +239,7 @@ def _spawn(errors: int) -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS": "1",
     }
     child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "magicrl.verifiers.worker"],
+        [sys.executable, "-P", "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,

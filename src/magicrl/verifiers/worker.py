@@ -1,23 +1,25 @@
 """The process in which hostile answers are judged: ``python -m magicrl.verifiers.worker``.
 
 It reads requests on its standard input and answers on a private copy of its standard output. It imports no
-torch, keeps its own limits, and leaves when its input ends. `magicrl.verifiers.process` is the other end.
+torch, keeps its own limits, and leaves when its input ends. `magicrl.verifiers.process` is the other end, for this
+kind of worker and for every other that serves through `serve`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import resource
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import psutil
 
 from magicrl.records import Verdict
-from magicrl.verifiers.base import IsolatedVerifier, JudgeOptions, verifier_spec
+from magicrl.verifiers.base import JudgeOptions, verifier_spec
 from magicrl.verifiers.wire import Decoder, read_blocking, write_blocking
 
 Send = Callable[[dict[str, Any]], None]
@@ -27,8 +29,27 @@ MAX_ITEMS = 20_000
 _CPU_SLACK_SECONDS = 5
 
 
-def main() -> None:
-    """Serve until the input ends or this worker should be replaced."""
+class Desk(Protocol):
+    """What a kind of worker does with a request."""
+
+    greeting: dict[str, Any]
+    """Said once, when it is ready to serve."""
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply; ``retire`` in it asks for this worker to be replaced."""
+        ...
+
+    def close(self) -> None:
+        """The last request was served."""
+        ...
+
+
+class Refused(Exception):
+    """This kind of worker cannot serve on this machine; says why."""
+
+
+def serve(open_desk: Callable[[dict[str, Any], Send], Desk]) -> None:
+    """Read settings and then requests on standard input until it ends or the worker should be replaced."""
     replies = os.dup(1)
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)  # a library that prints cannot disturb the replies
@@ -40,15 +61,19 @@ def main() -> None:
     def send(message: dict[str, Any]) -> None:
         write_blocking(replies, message)
 
-    desk = _Desk(hello, send)
-    _limit_process(hello["memory_limit_mb"])
-    send({"ready": True})
+    try:
+        desk = open_desk(hello, send)
+    except Refused as refusal:
+        send({"ready": False, "reason": str(refusal)})
+        return
+    send({"ready": True, **desk.greeting})
     os.dup2(sink, 2)  # until here the pool keeps standard error, to tell why a start failed
-    while (request := read_blocking(0, requests)) is not None:
-        reply = desk.handle(request)
-        send(reply)
-        if reply["retire"]:
-            return
+    with contextlib.closing(desk):
+        while (request := read_blocking(0, requests)) is not None:
+            reply = {"item": request["item"], **desk.handle(request)}
+            send(reply)
+            if reply["retire"]:
+                return
 
 
 class _Desk:
@@ -61,16 +86,18 @@ class _Desk:
         self._cpu_limit: float = hello["cpu_limit"]
         self._handled = 0
         options = JudgeOptions(reasoning=hello["reasoning"], extract=hello["extract"])
-        self._verifiers: dict[str, IsolatedVerifier] = {}
-        for name in hello["verifiers"]:
-            spec = verifier_spec(name)
-            assert spec.isolated is not None, name
-            verifier = spec.isolated(options, self._progress)
-            gold, response = spec.warm_up
-            verifier.judge([gold], response)
-            self._verifiers[name] = verifier
+        spec = verifier_spec(hello["verifier"])
+        assert spec.isolated is not None, spec.name
+        self._verifier = spec.isolated(options, self._progress)
+        gold, response = spec.warm_up
+        self._verifier.judge([gold], response)
         # resident memory now, not ru_maxrss: that one starts at the size of the parent process
         self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
+        self.greeting: dict[str, Any] = {}
+        _limit_process(hello["memory_limit_mb"])
+
+    def close(self) -> None:
+        """Nothing is held open."""
 
     def _progress(self, phase: str) -> None:
         self._phase = phase
@@ -79,14 +106,13 @@ class _Desk:
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         self._item, self._phase = request["item"], ""
-        verifier = self._verifiers[request["verifier"]]
         _limit_cpu(self._cpu_limit)
         random.seed(0)  # a verdict must not depend on the items before it
         if request["distrust"]:
-            verifier.distrust(request["golds"])
+            self._verifier.distrust(request["golds"])
         retire = False
         try:
-            verdict = verifier.judge(request["golds"], request["response"])
+            verdict = self._verifier.judge(request["golds"], request["response"])
             message = _fields(verdict)
         except MemoryError:
             message, retire = self._failed("memory", "the answer needs more memory than its limit"), True
@@ -96,7 +122,7 @@ class _Desk:
             message = self._failed("unparsable", f"the verifier raised {type(error).__name__}")
         self._handled += 1
         retire = retire or self._handled >= MAX_ITEMS or psutil.Process().memory_info().rss > self._most_resident
-        return {"item": self._item, **message, "retire": retire}
+        return {**message, "retire": retire}
 
     def _failed(self, status: str, reason: str) -> dict[str, Any]:
         if self._phase == "gold":
@@ -139,4 +165,4 @@ def _limit_cpu(seconds: float) -> None:
 
 if __name__ == "__main__":
     sys.dont_write_bytecode = True
-    main()
+    serve(_Desk)

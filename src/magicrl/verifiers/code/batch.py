@@ -1,36 +1,23 @@
-"""Judging a file of programs: the engine of ``magicrl verify code``.
+"""Judging a file of programs: the half of ``magicrl verify`` for code.
 
-JSON Lines in, JSON Lines out, in the same order, one line each. Every line's form is checked before the first
-program runs; tests that cannot be used (none at all, interactive) are an error of their line, never a pass.
+Every line's form is checked before the first program runs; tests that cannot be used (none at all, interactive) are
+an error of their line, never a pass.
 """
 
 from __future__ import annotations
 
 import json
-import time
-from collections import Counter, deque
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
-from magicrl.records import Outcome, Problem
-from magicrl.verifiers.batch import BatchSummary
+from magicrl.records import Problem
+from magicrl.verifiers.batch import BatchSummary, Form, Line, check_file, judge_file
 from magicrl.verifiers.code.judge import CodeOptions, CodeVerdict
 from magicrl.verifiers.code.pool import CodePool
-from magicrl.verifiers.feeder import Ticket
 
-_IN_FLIGHT_PER_WORKER = 16
 _BESIDE = ("checker", "time_limit", "memory_limit_mb", "float_tolerance", "in_place", "interactive")
 """Fields that may stand beside ``tests`` as well as inside."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Line:
-    id: Any
-    text: str
-    program: bool
-    tests: str
 
 
 def verify_code_file(
@@ -47,55 +34,24 @@ def verify_code_file(
     Raises:
         ValueError: a malformed line (names file, line and field), or input and output are the same file.
         OSError: a file cannot be read or written.
-        SandboxError: this machine cannot isolate programs; says why.
+        WorkerRefusal: this machine cannot isolate programs; says why.
     """
-    if output.exists() and output.samefile(input):
-        raise ValueError(f"output {output} is the input file; choose another")
-    for _ in _lines(input):
-        pass
-    start = time.perf_counter()
-    statuses: Counter[str] = Counter()
-    outcomes: Counter[Outcome] = Counter()
-    part = output.with_name(output.name + ".part")
-    with CodePool(options, workers=workers) as pool, part.open("w", encoding="utf-8") as file:
+    form = Form(parse=_parse, row=partial(_row, explain))
+    check_file(input, output, form)
+    with CodePool(options, workers=workers) as pool:
         pool.warm_up()
-        for verdict in _judged(_lines(input), pool, workers * _IN_FLIGHT_PER_WORKER, file, explain):
-            statuses[verdict.status] += 1
-            outcomes[verdict.outcome] += 1
-    part.replace(output)
-    return BatchSummary(
-        total=outcomes.total(),
-        correct=outcomes[Outcome.CORRECT],
-        wrong=outcomes[Outcome.WRONG],
-        not_judged=outcomes[Outcome.NOT_JUDGED],
-        statuses=dict(statuses.most_common()),
-        seconds=time.perf_counter() - start,
-    )
+        return judge_file(
+            input,
+            output,
+            form,
+            pool,
+            submit=lambda line: pool.submit(line.problem, [line.text], bare=line.bare),
+            workers=workers,
+        )
 
 
-def _judged(lines: Iterator[_Line], pool: CodePool, most: int, file: TextIO, explain: bool) -> Iterator[CodeVerdict]:
-    waiting: deque[tuple[_Line, Ticket]] = deque()
-
-    def finish() -> CodeVerdict:
-        line, ticket = waiting.popleft()
-        (verdict,) = pool.result(ticket)
-        file.write(json.dumps(_row(line, verdict, explain)) + "\n")
-        file.flush()
-        return verdict
-
-    for line in lines:
-        problem = Problem(id=str(line.id), prompt="", golds=(line.tests,), verifier="code", source="file")
-        submit = pool.submit_programs if line.program else pool.submit
-        waiting.append((line, submit(problem, [line.text])))
-        if len(waiting) >= most:
-            yield finish()
-    while waiting:
-        yield finish()
-
-
-def _row(line: _Line, verdict: CodeVerdict, explain: bool) -> dict[str, Any]:
+def _row(explain: bool, verdict: CodeVerdict) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "id": line.id,
         "correct": verdict.correct,
         "status": verdict.status,
         "passed": verdict.passed,
@@ -105,23 +61,8 @@ def _row(line: _Line, verdict: CodeVerdict, explain: bool) -> dict[str, Any]:
     return {**row, "reason": verdict.reason} if explain else row
 
 
-def _lines(path: Path) -> Iterator[_Line]:
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if raw.strip():
-                yield _parse(raw, number, f"{path}:{number}")
-
-
-def _parse(raw: bytes, number: int, where: str) -> _Line:
-    try:
-        row = json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected an object, got {type(row).__name__}")
-    given = [name for name in ("program", "response") if row.get(name) is not None]
+def _parse(row: dict[str, Any], name: Any, where: str) -> Line:
+    given = [field for field in ("program", "response") if row.get(field) is not None]
     if len(given) != 1:
         raise ValueError(
             f"{where}: exactly one of the fields 'program' and 'response' is needed, got {given or 'none'}"
@@ -141,5 +82,8 @@ def _parse(raw: bytes, number: int, where: str) -> _Line:
         tests = {"assert_case": tests}
     if not isinstance(tests, dict):
         raise ValueError(f"{where}: field 'tests' must be an object, got {type(tests).__name__}")
-    beside = {name: row[name] for name in _BESIDE if row.get(name) is not None}
-    return _Line(row.get("id", number), text, given[0] == "program", json.dumps({**beside, **tests}))
+    beside = {field: row[field] for field in _BESIDE if row.get(field) is not None}
+    golds = (json.dumps({**beside, **tests}),)
+    return Line(
+        name, Problem(id=str(name), prompt="", golds=golds, verifier="code", source="file"), text, given[0] == "program"
+    )

@@ -38,7 +38,11 @@ zygote.main()
 
 
 class SandboxError(RuntimeError):
-    """The sandbox cannot be set up on this machine; says why."""
+    """The sandbox could not be started; says why."""
+
+
+class SandboxRefusal(SandboxError):
+    """This machine cannot isolate programs; says why. Another try would say the same."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,10 +158,11 @@ class Zygote:
         """Start it and wait until it serves.
 
         Raises:
-            SandboxError: it could not be started, with what it said.
+            SandboxRefusal: it cannot serve on this machine, with what it said.
+            SandboxError: it ended or said nothing while it started.
         """
         if sys.platform != "linux" or os.uname().machine != "x86_64":
-            raise SandboxError(f"the code sandbox needs Linux on x86-64, this is {sys.platform} {os.uname().machine}")
+            raise SandboxRefusal(f"the code sandbox needs Linux on x86-64, this is {sys.platform} {os.uname().machine}")
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         setup = {
             "socket": theirs.fileno(),
@@ -182,7 +187,9 @@ class Zygote:
         if hello is None:
             said = self._last_words()
             self.close()
-            raise SandboxError(f"the code sandbox did not start: {said or 'no output'}")
+            # by its own exit; 128 and more: a signal, to it or to the first process of its namespace
+            kind = SandboxRefusal if said and 0 <= self._child.returncode < 128 else SandboxError
+            raise kind(f"the code sandbox did not start: {said or 'no output'}")
         self.tier: str = hello["tier"]
         self.reasons: list[str] = hello["reasons"]
         self.missing: list[str] = hello["missing"]

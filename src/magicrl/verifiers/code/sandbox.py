@@ -13,11 +13,12 @@ import signal
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from magicrl.verifiers.code.host import Job, Program, SandboxOptions, Zygote
+from magicrl.verifiers.code.host import Job, Program, SandboxError, SandboxOptions, SandboxRefusal, Zygote
 from magicrl.verifiers.code.limits import EXIT_MEMORY, EXIT_NOT_PLAIN, MIB, Limits, Observation
 
 _MAX_RUNS = 20_000
 """A zygote is replaced after so many runs: nothing that might grow can grow for ever."""
+_STARTS = 3
 _HEAVY_MODULES = ("numpy",)
 _MUCH_MEMORY_MB = 256
 _PAIR_IDLE_FACTOR = 10.0
@@ -166,10 +167,21 @@ class Sandbox:
             self._zygotes.pop(kind).close()
         if kind not in self._zygotes:
             modules = _HEAVY_MODULES if kind == "numpy" else ()
-            self._zygotes[kind] = Zygote(self._options, modules)
+            self._zygotes[kind] = self._fresh(modules)
             self._runs[kind] = 0
         self._runs[kind] += 1
         return self._zygotes[kind]
+
+    def _fresh(self, modules: Sequence[str]) -> Zygote:
+        """A new zygote; one that is killed from outside while it warms up is started again."""
+        for _ in range(_STARTS - 1):
+            try:
+                return Zygote(self._options, modules)
+            except SandboxRefusal:
+                raise
+            except SandboxError:
+                continue
+        return Zygote(self._options, modules)
 
 
 def _check_lost(seen: Observation, limits: Limits) -> None:
