@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: clocks, interleaved repetitions, memory, the GEMM bound, the JSON they write.
+"""What the speed benchmarks share: clocks, interleaved repetitions, memory, the JSON they write.
 
 Machines are shared and wall clock lies under load, so every figure is CPU time of this process at one thread, with
 the wall clock at all threads beside it, both sides in one process, in turns. The load average stands in the JSON.
@@ -20,8 +20,6 @@ from typing import Any
 
 import psutil
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
 
 from magicrl.training.memory import release_free_memory
 from magicrl.training.recorder import environment_facts, write_atomically
@@ -129,58 +127,6 @@ class PeakMemory:
         """Bytes."""
         status = Path("/proc/self/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-# the bound
-
-
-class GemmBound:
-    """The time of nothing but a model's matrix products, with its own weights and shapes, one thread.
-
-    Layers are run in order with their own weights, so that these come from where they come from in a real pass.
-    Each product is made as torch's linear layer and its backward pass make it.
-    """
-
-    def __init__(self, model: Any) -> None:
-        head = model.get_output_embeddings()
-        self._body = [m for m in model.get_decoder().modules() if isinstance(m, nn.Linear)]
-        self._head = [head]
-        self._dtype = head.weight.dtype
-        self.body_elements = sum(m.weight.numel() for m in self._body)
-        self.head_elements = int(head.weight.numel())
-
-    def forward(self, body_rows: int, head_rows: int, repetitions: int = 3) -> float:
-        """Seconds of a forward pass: ``body_rows`` tokens through the layers, ``head_rows`` through the head."""
-        body = self._best(self._body, body_rows, repetitions, backward=False)
-        return body + self._best(self._head, head_rows, repetitions, backward=False)
-
-    def training(self, rows: int) -> tuple[float, float]:
-        """Seconds of a forward and backward pass (gradients of inputs and of weights): of the layers, of the head."""
-        body = self._best(self._body, rows, 1, backward=True)
-        return body, self._best(self._head, rows, 1, backward=True)
-
-    def flops(self, body_rows: int, head_rows: int, *, backward: bool) -> float:
-        """Multiplications and additions of the same."""
-        return (6.0 if backward else 2.0) * (body_rows * self.body_elements + head_rows * self.head_elements)
-
-    def _best(self, layers: Sequence[nn.Linear], rows: int, repetitions: int, *, backward: bool) -> float:
-        torch.set_num_threads(1)
-        return min([self._run(layers, rows, backward) for _ in range(repetitions + 1)][1:])
-
-    @torch.inference_mode()
-    def _run(self, layers: Sequence[nn.Linear], rows: int, backward: bool) -> float:
-        inputs: dict[int, Tensor] = {}
-        for layer in layers:
-            for width in layer.weight.shape:
-                inputs.setdefault(width, torch.randn(rows, width, dtype=self._dtype))
-        start = time.process_time()
-        for layer in layers:
-            out_width, in_width = layer.weight.shape
-            F.linear(inputs[in_width], layer.weight)
-            if backward:
-                torch.mm(inputs[out_width], layer.weight)
-                torch.mm(inputs[out_width].T, inputs[in_width])
-        return time.process_time() - start
 
 
 # the document

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 import torch
 from bench_models import SMOLLM2, TINY, long_tailed, model_folder, parameters, plain_model, random_prompts, vocabulary
+from gemm_bound import GemmBound
 from measure import (
     FIGURES,
-    GemmBound,
     Times,
     Turn,
     document,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import gemm_bound
 import measure
 import pytest
 import torch
@@ -26,7 +27,7 @@ def tiny_model() -> LlamaForCausalLM:
 
 
 def test_the_bound_counts_every_product_once() -> None:
-    bound = measure.GemmBound(tiny_model())
+    bound = gemm_bound.GemmBound(tiny_model())
     layer = 8 * 8 * 2 + 8 * 4 * 2 + 3 * 8 * 12  # q and o; k and v of one shared head; gate, up and down
     assert bound.flops(5, 2, backward=False) == 2 * (5 * 3 * layer + 2 * 20 * 8)
     assert bound.flops(5, 2, backward=True) == 3 * bound.flops(5, 2, backward=False)

@@ -69,3 +69,17 @@ def test_the_learner_benchmark_from_the_command_line(tmp_path: Path) -> None:
     for side in ("magicrl", "trl"):
         memory = sides[side]["memory"]
         assert memory["peak_mib"] > memory["before_model_mib"] > 0
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_the_bound_of_learning_has_no_more_products_than_the_learner(index: int) -> None:
+    import learner_speed
+
+    case = learner_speed.QUICK[index]
+    ours = learner_speed.Ours(case)
+    computed = [batch for _, batch in ours.learner.scorer.micro_batches(ours.batch.samples)]
+    tokens = sum(batch.input_ids.shape[1] for batch in computed)
+    outputs = sum(len(batch.targets) for batch in computed)
+    body, head = learner_speed.least_tokens(case)
+    assert head == outputs
+    assert body <= tokens

@@ -93,6 +93,11 @@ class LocalLearner:
         )
 
     @property
+    def scorer(self) -> PolicyScorer:
+        """What turns samples into micro-batches and these into log-probs."""
+        return self._scorer
+
+    @property
     def version(self) -> int:
         """Number of updates made."""
         return self._optimizer.steps
