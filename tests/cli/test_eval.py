@@ -22,8 +22,8 @@ from magicrl.cli.eval_display import EvalDisplay, show_comparison
 from magicrl.cli.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TinyModelConfig
-from magicrl.evaluation.runner import Cost
 from magicrl.evaluation.samples import SampleRow
+from magicrl.evaluation.task import Cost
 from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny
 

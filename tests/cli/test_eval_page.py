@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.cli.eval import EvalOptions, parse_counts, parse_shard, reading_of
+from magicrl.cli.eval import ask_of, reading_of, settings_of
+from magicrl.cli.eval_options import EvalOptions
 from magicrl.cli.main import app
 from magicrl.evaluation.benchmarks import catalogue, described, parse_asked
 from magicrl.evaluation.presets import PRESETS
@@ -23,13 +24,10 @@ COMMANDS = [line for line in PAGE.read_text().splitlines() if line.startswith("m
 def test_commands_of_the_page_are_understood(command: str) -> None:
     _, bound, ignored = app.parse_args(shlex.split(command)[1:], print_error=False, exit_on_error=False)
     assert not ignored
-    given = dict(bound.arguments)
-    defaults = dict.fromkeys(EvalOptions.__dataclass_fields__)
-    options = EvalOptions(**(defaults | {n: v for n, v in given.items() if n in defaults}))  # type: ignore[arg-type]
-    reading_of(options)
-    parse_counts("--pass-at", options.pass_at)
-    parse_shard(options.shard or "0/1")
-    for text in options.benchmark or ():
+    options: EvalOptions = bound.arguments["options"]
+    reading_of(options.problems)
+    settings_of(options, ask_of(options))
+    for text in options.asked.benchmark or ():
         asked = parse_asked(text)
         assert asked.path is not None or asked.known is not None
 

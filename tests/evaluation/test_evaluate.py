@@ -18,8 +18,9 @@ from magicrl.evaluation.engines import EngineSettings, make_engine, model_checks
 from magicrl.evaluation.folder import EvaluationFolder
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, Incomplete, write_results
-from magicrl.evaluation.runner import Cost, EvaluationSettings, evaluate
+from magicrl.evaluation.runner import EvaluationSettings, evaluate
 from magicrl.evaluation.samples import SampleRow
+from magicrl.evaluation.task import Cost
 
 SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
 
@@ -131,7 +132,7 @@ def test_a_pilot_precedes_a_long_job_and_changes_no_sample(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = results(run(tiny_models[0], sums, tmp_path / "whole"))
-    monkeypatch.setattr("magicrl.evaluation.runner.PILOT_SAMPLES", 8)
+    monkeypatch.setattr("magicrl.evaluation.task.PILOT_SAMPLES", 8)
     watcher = Watcher()
     piloted = results(run(tiny_models[0], sums, tmp_path / "piloted", watcher=watcher))
     assert {sample for _, sample in watcher.seen[:8]} == {0}, "a pilot asks many problems, not one many times"
@@ -186,7 +187,7 @@ def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Pat
 def test_what_does_not_fit_is_refused_before_anything_is_generated(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(RecipeError, match=r"context of 96 tokens; use --max-tokens 90 or less"):
+    with pytest.raises(RecipeError, match=r"context of 96 tokens; ask for 90 or less"):
         run(tiny_models[0], sums, tmp_path / "out", replace(SETTINGS, max_tokens=2000))
     assert not (tmp_path / "out").exists()
     with pytest.raises(RecipeError, match="same response every time"):

@@ -12,7 +12,13 @@ from scipy import stats
 from magicrl.evaluation.presets import PRESETS, against_table13, beside, table13
 from magicrl.evaluation.results import means
 from magicrl.evaluation.samples import SampleRow
-from magicrl.evaluation.scaling import accuracy_at_mean_length, limit_curve, sample_curve, scaling
+from magicrl.evaluation.scaling import (
+    accuracy_at_mean_length,
+    limit_curve,
+    limit_for_mean_length,
+    sample_curve,
+    scaling,
+)
 from magicrl.evaluation.statistics import permutation_test
 
 
@@ -49,11 +55,18 @@ def test_accuracy_against_the_limit_by_hand() -> None:
         limit_curve(PROBLEMS, [200])
 
 
-def test_efficiency_is_read_off_the_curve() -> None:
-    curve = limit_curve(PROBLEMS, [10, 30, 100])
-    assert accuracy_at_mean_length(curve, 22.5) == 0.5
-    assert accuracy_at_mean_length(curve, 16.25) == pytest.approx(0.375)
-    assert accuracy_at_mean_length(curve, 9.0) is None
+def test_efficiency_is_the_accuracy_at_the_limit_that_costs_so_many_tokens() -> None:
+    """At limit 30 responses cost (10 + 30) / 2 and (20 + 30) / 2 tokens, so 22.5; at 29 they cost 22."""
+    assert limit_for_mean_length(PROBLEMS, 22.5) == 30
+    assert limit_for_mean_length(PROBLEMS, 22.4) == 29
+    at = accuracy_at_mean_length(PROBLEMS, 22.5)
+    assert at is not None
+    assert (at.mean, at.problems) == (0.5, 2)
+    longest = accuracy_at_mean_length(PROBLEMS, (25 + 60) / 2)
+    assert longest is not None
+    assert longest.mean == 0.75
+    assert accuracy_at_mean_length(PROBLEMS, 43) is None, "what longer responses would have become nobody knows"
+    assert accuracy_at_mean_length(PROBLEMS, 0.5) is None
 
 
 def test_curves_over_samples_match_enumeration() -> None:

@@ -4,124 +4,74 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from magicrl.cli.eval_display import EvalDisplay, show_benchmarks, show_comparison, show_results
+from magicrl.cli.eval_options import EvalOptions, ProblemOptions
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, write_results
-from magicrl.verifiers.base import Extract, Reasoning
+from magicrl.evaluation.usage import Price
+
+if TYPE_CHECKING:
+    from magicrl.evaluation.runner import EvaluationSettings  # loads torch, which a comparison does not need
 
 INTERRUPTED = 130
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EvalOptions:
-    """The options of ``magicrl eval`` by their names."""
-
-    model: str | None
-    benchmark: list[str] | None
-    output: Path | None
-    samples: int | None
-    preset: str | None
-    temperature: float | None
-    max_tokens: int | None
-    seed: int
-    limit: int | None
-    pass_at: str | None
-    majority_at: str | None
-    reasoning: Reasoning | None
-    extract: Extract | None
-    template: str | None
-    field: list[str] | None
-    verifier: str | None
-    window: str | None
-    shard: str
-    keep_tokens: bool
-    engine: str
-    engine_option: list[str] | None
-    dtype: Literal["float32", "bfloat16"]
-    device: Literal["auto", "cpu", "cuda"]
-    max_rows: int
-    memory_limit_mb: int
-    threads: int | None
-    time_limit: float
-    workers: int | None
-    merge: bool
-    compare: tuple[Path, Path] | None
-    list_benchmarks: bool
 
 
 def run_eval(options: EvalOptions) -> int:
     """Do what the options say. Returns the exit status."""
     console = Console()
-    if options.list_benchmarks:
+    instead, output = options.instead, options.asked.output
+    if instead.list_benchmarks:
         show_benchmarks(console)
         return 0
-    if options.compare is not None:
-        from magicrl.evaluation.comparison import compare
+    if instead.compare is not None:
+        from magicrl.evaluation.comparison import compare_all, write_comparison
 
-        show_comparison(compare(*options.compare), console)
+        document = compare_all(instead.compare)
+        for comparison in document["comparisons"]:
+            show_comparison(comparison, console)
+        if output is not None:
+            console.print(f"comparison: {write_comparison(document, output)}", highlight=False, soft_wrap=True)
         return 0
-    if options.output is None:
+    if output is None:
         raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
-    ask = Ask(
-        pass_at=parse_counts("--pass-at", options.pass_at),
-        majority_at=parse_counts("--majority-at", options.majority_at),
-    )
-    if options.merge:
-        show_results(write_results(options.output, _names(options), ask), console)
+    ask = ask_of(options)
+    if instead.merge:
+        show_results(write_results(output, _names(options.asked.benchmark, output), ask), console)
         return 0
-    return _sample(options, options.output, ask, console)
+    return _sample(options, output, ask, console)
 
 
 def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> int:
     from magicrl.evaluation.engines import EngineSettings, engine_names
-    from magicrl.evaluation.runner import EvaluationSettings, evaluate
+    from magicrl.evaluation.runner import evaluate
 
-    if options.engine not in engine_names():
-        raise RecipeError(f"--engine {options.engine}: unknown; known: {', '.join(engine_names())}")
-    if options.model is None or not options.benchmark:
+    asked, chosen = options.asked, options.engine
+    if chosen.engine not in engine_names():
+        raise RecipeError(f"--engine {chosen.engine}: unknown; known: {', '.join(engine_names())}")
+    if asked.model is None or not asked.benchmark:
         raise RecipeError("magicrl eval needs --model and at least one --benchmark (--list shows the names)")
-    preset = PRESETS[options.preset] if options.preset is not None else None
-    chosen: dict[str, Any] = {
-        "temperature": options.temperature if preset is None else preset.temperature,
-        "max_tokens": options.max_tokens if preset is None else preset.max_tokens,
-        "extract": options.extract if preset is None else preset.extract,
-    }
-    own = {"temperature": options.temperature, "max_tokens": options.max_tokens, "extract": options.extract}
-    chosen |= {name: value for name, value in own.items() if value is not None}
-    settings = EvaluationSettings(
-        samples=options.samples,
-        seed=options.seed,
-        reasoning=options.reasoning,
-        time_limit=options.time_limit,
-        workers=options.workers or len(os.sched_getaffinity(0)),
-        preset=preset,
-        keep_tokens=options.keep_tokens,
-        shard=parse_shard(options.shard),
-        ask=ask,
-        **{name: value for name, value in chosen.items() if value is not None},
-    )
+    settings = settings_of(options, ask)
     engine = EngineSettings(
-        model=options.model,
-        dtype=options.dtype,
-        device=options.device,
-        max_rows=options.max_rows,
-        memory_limit_mb=options.memory_limit_mb,
-        threads=options.threads,
-        options=parse_engine_options(options.engine, options.engine_option or ()),
+        model=asked.model,
+        dtype=chosen.dtype,
+        device=chosen.device,
+        max_rows=chosen.max_rows,
+        memory_limit_mb=chosen.memory_limit_mb,
+        threads=chosen.threads,
+        options=parse_engine_options(chosen.engine, chosen.engine_option or ()),
     )
-    benchmarks = _benchmarks(options.benchmark, reading_of(options))
+    benchmarks = _benchmarks(asked.benchmark, reading_of(options.problems))
     try:
         with EvalDisplay(console) as display:
-            results = evaluate(benchmarks, options.engine, engine, settings, output, display)
+            results = evaluate(benchmarks, chosen.engine, engine, settings, output, display)
     except KeyboardInterrupt:
         console.print(
             f"interrupted; every finished sample is in {output}: the same command again goes on", soft_wrap=True
@@ -132,7 +82,55 @@ def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> i
     return 0
 
 
-def reading_of(options: EvalOptions) -> Reading:
+def settings_of(options: EvalOptions, ask: Ask) -> EvaluationSettings:
+    """What is asked of the model: the preset's settings, and over them what is given."""
+    from magicrl.evaluation.runner import EvaluationSettings
+
+    sampling, judging = options.sampling, options.judging
+    preset = PRESETS[sampling.preset] if sampling.preset is not None else None
+    given = {
+        "temperature": sampling.temperature,
+        "max_tokens": sampling.max_tokens,
+        "extract": judging.extract,
+    }
+    chosen: dict[str, Any] = {} if preset is None else {name: getattr(preset, name) for name in given}
+    chosen |= {name: value for name, value in given.items() if value is not None}
+    return EvaluationSettings(
+        samples=sampling.samples,
+        seed=sampling.seed,
+        reasoning=judging.reasoning,
+        time_limit=judging.time_limit,
+        workers=judging.workers or len(os.sched_getaffinity(0)),
+        preset=preset,
+        keep_tokens=sampling.keep_tokens,
+        shard=parse_shard(options.asked.shard),
+        ask=ask,
+        **chosen,
+    )
+
+
+def ask_of(options: EvalOptions) -> Ask:
+    """What is to be reported.
+
+    Raises:
+        RecipeError: lists of numbers that are none, or a price below 0.
+    """
+    scores = options.scores
+    if (scores.price_in is None) != (scores.price_out is None):
+        raise RecipeError("give both --price-in and --price-out, what a million tokens cost; 0 if they cost nothing")
+    price = None
+    if scores.price_in is not None and scores.price_out is not None:
+        price = Price(per_million_in=scores.price_in, per_million_out=scores.price_out)
+    limits = parse_counts("--fresh-limits", options.sampling.fresh_limits)
+    return Ask(
+        pass_at=parse_counts("--pass-at", scores.pass_at),
+        majority_at=parse_counts("--majority-at", scores.majority_at),
+        fresh_limits=None if limits is None else tuple(sorted(set(limits))),
+        price=price,
+    )
+
+
+def reading_of(options: ProblemOptions) -> Reading:
     """How the benchmarks are read.
 
     Raises:
@@ -141,6 +139,7 @@ def reading_of(options: EvalOptions) -> Reading:
     fields = _pairs("--field", options.field or (), "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN")
     return Reading(
         limit=options.limit,
+        limit_seed=options.limit_seed,
         template=options.template,
         fields=fields,
         verifier=options.verifier,
@@ -226,12 +225,11 @@ def _check_names(asked: Sequence[Asked]) -> None:
             raise RecipeError(f"--benchmark: {name} is named twice; give one of them another name with NAME=FILE")
 
 
-def _names(options: EvalOptions) -> list[str]:
+def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     """Benchmarks to merge: those named, else every folder of the output that holds a job."""
-    assert options.output is not None, "the caller checked"
-    if options.benchmark:
-        return [parse_asked(text).name for text in options.benchmark]
-    names = sorted(path.parent.name for path in options.output.glob("*/job.json"))
+    if benchmarks:
+        return [parse_asked(text).name for text in benchmarks]
+    names = sorted(path.parent.name for path in output.glob("*/job.json"))
     if not names:
-        raise RecipeError(f"--merge: {options.output} holds no evaluation")
+        raise RecipeError(f"--merge: {output} holds no evaluation")
     return names

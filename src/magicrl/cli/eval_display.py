@@ -19,7 +19,7 @@ from magicrl.evaluation.samples import SampleRow
 from magicrl.reporting.wording import duration, number, percent, points, visible
 
 if TYPE_CHECKING:
-    from magicrl.evaluation.runner import Cost  # loads torch, which a comparison does not need
+    from magicrl.evaluation.task import Cost  # loads torch, which a comparison does not need
 
 SILENCE_SECONDS = 10.0
 """Without a terminal, seconds between lines."""

@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
 from magicrl.config.errors import RecipeError, without_secrets
 
 app = App(
@@ -78,114 +79,14 @@ def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) 
 
 
 @app.command
-def eval(
-    *,
-    model: str | None = None,
-    benchmark: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
-    output: Path | None = None,
-    samples: int | None = None,
-    preset: Literal["report", "released-code", "study"] | None = None,
-    temperature: float | None = None,
-    max_tokens: int | None = None,
-    seed: int = 0,
-    limit: int | None = None,
-    pass_at: str | None = None,
-    majority_at: str | None = None,
-    reasoning: Literal["auto", "required", "none"] | None = None,
-    extract: Literal["lenient", "box"] | None = None,
-    template: str | None = None,
-    field: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
-    verifier: Literal["maths", "exact", "code"] | None = None,
-    window: str | None = None,
-    shard: str = "0/1",
-    keep_tokens: Annotated[bool, Parameter(negative=())] = False,
-    engine: str = "in_process",
-    engine_option: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
-    dtype: Literal["float32", "bfloat16"] = "float32",
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    max_rows: int = 32,
-    memory_limit_mb: int = 4096,
-    threads: int | None = None,
-    time_limit: float = 10.0,
-    workers: int | None = None,
-    merge: Annotated[bool, Parameter(negative=())] = False,
-    compare: tuple[Path, Path] | None = None,
-    list_: Annotated[bool, Parameter(name="--list", negative=())] = False,
-) -> int:
+def eval(options: EvalOptions = EVERY_DEFAULT) -> int:
     """Evaluate a model on benchmarks: avg@k, pass@k, maj@k, length and truncation with intervals, resumable.
 
     Example: magicrl eval --model runs/quickstart/model --benchmark mine.jsonl --samples 4 --output runs/eval
-
-    Parameters
-    ----------
-    model
-        A model folder, or a hub name; with --engine openai the name that the server knows it by.
-    benchmark
-        NAME, NAME=FILE, FILE or reasoning_gym/TASK (repeatable); --list shows the names.
-    output
-        The evaluation's folder; the same command again goes on where it stopped.
-    samples
-        Samples a problem; default: the preset's, or 1.
-    preset
-        report: Table 13's settings; released-code: the same at temperature 0.6; study: the ablations' metric.
-    temperature
-        Of sampling; default: the preset's, or 1. 0 is greedy.
-    max_tokens
-        The response limit; default: the preset's, or 4096.
-    seed
-        Of the sampling.
-    limit
-        The first so many problems of each benchmark.
-    pass_at
-        pass@k for these k, e.g. 1,4; default: powers of two.
-    majority_at
-        maj@k for these k; default: the largest power of two.
-    reasoning
-        How the answer is found, as in magicrl verify math; default: required where the chat template opens the
-        reasoning, else auto.
-    extract
-        box: only a boxed answer counts; lenient: another counts, too; default: the preset's, or lenient.
-    template
-        Text around each prompt in place of the benchmark's; holds {prompt}.
-    field
-        prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN for a file of another form (repeatable).
-    verifier
-        In place of the benchmark's.
-    window
-        FIRST..LAST day of problems that have one, e.g. 2024-08-01..2025-02-01; default: the benchmark's.
-    shard
-        I/N: only every N-th problem, beginning with the I-th (from 0). Shards share an output.
-    keep_tokens
-        Keep token ids and entropies with the samples.
-    engine
-        What generates: in_process, vllm (this machine) or openai (any OpenAI-compatible server); see docs/engines.md.
-    engine_option
-        NAME=VALUE of that engine, e.g. base_url=http://localhost:8000/v1 (repeatable).
-    dtype
-        Precision of the weights in memory.
-    device
-        Where the model runs.
-    max_rows
-        Sequences that decode at once.
-    memory_limit_mb
-        MiB of the key/value cache.
-    threads
-        Of torch; default: the cores this process may use.
-    time_limit
-        CPU seconds of judging one response (one test, for code).
-    workers
-        Verifier processes; default: the cores this process may use.
-    merge
-        Only score what the shards in --output have generated.
-    compare
-        Two evaluation folders: the paired difference of the second from the first.
-    list
-        Show the benchmarks.
     """
-    from magicrl.cli.eval import EvalOptions, run_eval
+    from magicrl.cli.eval import run_eval
 
-    given = {name: value for name, value in locals().items() if name in EvalOptions.__dataclass_fields__}
-    return run_eval(EvalOptions(**given, list_benchmarks=list_))
+    return run_eval(options)
 
 
 @app.command

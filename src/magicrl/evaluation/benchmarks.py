@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from huggingface_hub import hf_hub_download
 
 from magicrl.config.errors import RecipeError
@@ -91,6 +92,7 @@ class Reading:
 
     Attributes:
         limit: at most so many problems, the first ones.
+        limit_seed: draw them at random in place of that; a larger limit then holds those of a smaller one.
         template: text around each prompt in place of the benchmark's; holds ``{prompt}``.
         fields: columns in place of a form's: ``prompt``, ``answer``, ``id``, ``level``.
         verifier: in place of the benchmark's.
@@ -98,6 +100,7 @@ class Reading:
     """
 
     limit: int | None = None
+    limit_seed: int | None = None
     template: str | None = None
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
     verifier: str | None = None
@@ -111,6 +114,8 @@ class Reading:
             raise ValueError(f"--field {unknown[0]}=...: known are prompt, answer, id and level")
         if self.limit is not None and self.limit < 1:
             raise ValueError(f"--limit must be at least 1, got {self.limit}")
+        if self.limit_seed is not None and (self.limit is None or self.limit_seed < 0):
+            raise ValueError("--limit-seed: give a whole number from 0, and with --limit how many problems to draw")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -187,6 +192,8 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
             "revision": None if asked.path is not None or known is None else known.revision,
             "licence": known.licence if known is not None else None,
             "window": [None if day is None else day.isoformat() for day in window] if any(window) else None,
+            "limit": reading.limit,
+            "limit_seed": reading.limit_seed,
             "template_given": reading.template is not None,
             "template": reading.template or sorted({read.template for read in found}),
         },
@@ -218,9 +225,17 @@ def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read
             continue
         if _inside(read.date, window):
             found.append(read)
-        if reading.limit is not None and len(found) == reading.limit:
+        if reading.limit_seed is None and reading.limit is not None and len(found) == reading.limit:
             break
-    return found, aside
+    return _drawn(found, reading), aside
+
+
+def _drawn(found: Sequence[Read], reading: Reading) -> list[Read]:
+    """A random part, in the file's order; the first so many have been taken while reading."""
+    if reading.limit_seed is None:
+        return list(found)
+    places = np.random.Generator(np.random.PCG64(reading.limit_seed)).permutation(len(found))
+    return [found[place] for place in sorted(places[: reading.limit])]
 
 
 def _forms(asked: Asked, reading: Reading) -> list[Form]:

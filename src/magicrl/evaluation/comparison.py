@@ -1,16 +1,26 @@
-"""Two evaluations of the same problems: paired difference, interval, permutation test, token efficiency."""
+"""Evaluations of the same problems: paired differences, intervals, permutation tests, curves side by side."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from magicrl.evaluation.folder import RESULTS, differences
-from magicrl.evaluation.scaling import accuracy_at_mean_length
+from magicrl.config.errors import RecipeError
+from magicrl.evaluation.folder import RESULTS, SCHEMA_VERSION, differences
+from magicrl.evaluation.provenance import now, write_atomically
+from magicrl.evaluation.scaling import (
+    Marked,
+    accuracy_at_mean_length,
+    from_marks,
+    judged_only,
+    limit_for_mean_length,
+    right_within,
+)
 from magicrl.evaluation.statistics import paired_difference, permutation_test
 
 
@@ -86,8 +96,99 @@ def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
 
 
 def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Accuracy of both at the mean length of the thriftier one, read off their curves over limits."""
+    """Accuracy of both at the mean length of the thriftier one, and the paired difference there."""
     length = min(old["length"]["mean"], new["length"]["mean"])
-    curves = (old["scaling"]["over_limits"], new["scaling"]["over_limits"])
-    before, after = (accuracy_at_mean_length(curve, length) for curve in curves)
-    return {"mean_tokens": length, "before": before, "after": after}
+    first, second = samples_of(old), samples_of(new)
+    limits = [limit_for_mean_length(samples, length) for samples in (first, second)]
+    at = [accuracy_at_mean_length(samples, length) for samples in (first, second)]
+    found = {
+        "mean_tokens": length,
+        **{name: None if e is None else e.mean for name, e in zip(("before", "after"), at, strict=True)},
+        "difference": None,
+    }
+    if limits[0] is None or limits[1] is None:
+        return found
+    pairs = [
+        (right_within(a, limits[0]), right_within(b, limits[1]))
+        for a, b in (
+            ([s for s in x if s.counted], [s for s in y if s.counted]) for x, y in zip(first, second, strict=True)
+        )
+        if a and b
+    ]
+    if pairs:
+        before, after = zip(*pairs, strict=True)
+        found["difference"] = asdict(paired_difference(after, before))
+    return found
+
+
+def samples_of(result: Mapping[str, Any]) -> list[list[Marked]]:
+    """The samples of every problem as a result keeps them: verdicts and lengths.
+
+    Raises:
+        ValueError: an earlier version wrote it.
+    """
+    try:
+        return [from_marks(problem["outcomes"], problem["tokens"]) for problem in result["per_problem"]]
+    except KeyError:
+        raise ValueError(
+            "the results were written by an earlier version, which kept no lengths of single samples; score them again "
+            "with magicrl eval --merge --output FOLDER"
+        ) from None
+
+
+def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
+    """Two or more evaluations: each against the first, and their curves side by side.
+
+    Returns:
+        ``comparisons``: what ``compare`` says of the first and each further folder; ``curves``: by benchmark, of each
+        folder the curves over limits (cut and fresh) and samples, and the accuracy at common mean lengths (None where
+        its responses are shorter), each with its interval.
+
+    Raises:
+        ValueError: fewer than two folders, one without results, or none in common.
+    """
+    if len(folders) < 2:
+        raise RecipeError("--compare needs two folders or more; the first is what the others are compared with")
+    every = {str(folder): _results(folder) for folder in folders}
+    if len(every) < len(folders):
+        raise RecipeError("--compare: a folder is named twice")
+    names = list(dict.fromkeys(name for results in every.values() for name in results))
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "written": now(),
+        "comparisons": [compare(folders[0], other) for other in folders[1:]],
+        "curves": {name: _curves({f: r[name] for f, r in every.items() if name in r}) for name in names},
+    }
+
+
+def _curves(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The curves of one benchmark's results by folder, the accuracy at the mean lengths of each added to all."""
+    lengths = sorted({point["mean_tokens"] for result in results.values() for point in result["scaling"]["efficiency"]})
+    return {
+        "mean_tokens": lengths,
+        "models": [
+            {
+                "folder": folder,
+                "model": result["model"]["model"],
+                "problems_sha256": result["settings"]["problems"]["sha256"],
+                "accuracy": result["accuracy"],
+                "length": result["length"],
+                **{name: result["scaling"][name] for name in ("over_limits", "exact", "fresh", "over_samples")},
+                "efficiency": [_at(samples_of(result), tokens) for tokens in lengths],
+            }
+            for folder, result in results.items()
+        ],
+    }
+
+
+def _at(samples: Sequence[Sequence[Marked]], tokens: float) -> dict[str, Any] | None:
+    found = accuracy_at_mean_length(judged_only(samples), tokens)
+    return None if found is None else found.as_dict()
+
+
+def write_comparison(document: Mapping[str, Any], output: Path) -> Path:
+    """``comparison.json`` in the folder ``output``, made if it is absent."""
+    output.mkdir(parents=True, exist_ok=True)
+    path = output / "comparison.json"
+    write_atomically(path, json.dumps(document, indent=1, allow_nan=False))
+    return path

@@ -65,6 +65,8 @@ class OpenedEngine:
             curve over limits is no more than an estimate.
         decides: what the samples depend on, for the identity of a job (checksums, precision, prompt format).
         facts: what else is worth recording.
+        gpus: how many GPUs the engine holds; None where it samples on another machine.
+        served: what a server has counted so far (requests, tokens); None where nothing is served.
     """
 
     engine: RolloutEngine
@@ -74,6 +76,8 @@ class OpenedEngine:
     knows_limit: bool
     decides: dict[str, Any]
     facts: dict[str, Any]
+    gpus: int | None = 0
+    served: Callable[[], dict[str, int]] | None = None
 
 
 EngineFactory = Callable[[EngineSettings], OpenedEngine]
@@ -169,6 +173,7 @@ def _in_process(settings: EngineSettings) -> OpenedEngine:
         knows_limit=False,
         decides=decides,
         facts=facts,
+        gpus=int(device.type == "cuda"),
     )
 
 

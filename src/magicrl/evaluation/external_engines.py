@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from difflib import get_close_matches
 from typing import Any, TypeVar, cast
 
@@ -72,6 +72,7 @@ def open_vllm(settings: EngineSettings) -> OpenedEngine:
             "max_rows": chosen.max_rows,
             "max_context": engine.max_context,
         },
+        gpus=chosen.gpus if device.type == "cuda" else 0,
     )
 
 
@@ -126,6 +127,8 @@ def open_server(settings: EngineSettings) -> OpenedEngine:
             "concurrency": chosen.concurrency,
             "max_context": engine.max_context if engine.max_context < UNLIMITED_CONTEXT else None,
         },
+        gpus=None,
+        served=lambda: asdict(engine.usage),
     )
 
 

@@ -1,7 +1,8 @@
 """The folder of an evaluation: which job it holds, its samples, and whether this call may go on with it.
 
 ``OUTPUT/NAME/job.json`` says everything that decides the samples, ``problems.jsonl`` what was asked,
-``samples-I-of-N.jsonl`` holds what a shard generated, ``OUTPUT/results.json`` the scores of all benchmarks.
+``samples-I-of-N.jsonl`` holds what a shard generated, ``usage/`` an account of each call, ``fresh/LIMIT/`` the same for
+samples drawn anew at another limit, ``OUTPUT/results.json`` the scores of all benchmarks.
 """
 
 from __future__ import annotations
@@ -52,6 +53,20 @@ class EvaluationFolder:
         self.path = path
         self._job = path / "job.json"
         self._problems = path / "problems.jsonl"
+
+    @property
+    def usage(self) -> Path:
+        """Where the accounts of the calls are."""
+        return self.path / "usage"
+
+    def fresh_at(self, limit: int) -> EvaluationFolder:
+        """The folder of samples that are drawn anew at this response limit."""
+        return EvaluationFolder(self.path / "fresh" / str(limit))
+
+    def fresh_limits(self) -> list[int]:
+        """Limits at which samples were drawn anew, ascending."""
+        found = (path.parent.name for path in self.path.glob("fresh/*/job.json"))
+        return sorted(int(name) for name in found if name.isdecimal())
 
     @property
     def exists(self) -> bool:
@@ -127,15 +142,15 @@ class EvaluationFolder:
         with only_writer(self.path / "shards" / f"{shard[0]}-of-{shard[1]}", wait=False):
             yield self.samples_path(shard)
 
-    def rows(self, samples: int) -> list[SampleRow]:
-        """Every shard's samples with an index below ``samples``; what two shards generated counts once.
+    def rows(self, samples: int | None = None) -> list[SampleRow]:
+        """Every shard's samples with an index below ``samples`` (None: all); what two shards generated counts once.
 
         Raises:
             ValueError: a broken line, or two different texts of one sample.
         """
         found: dict[tuple[str, int], SampleRow] = {}
         for row in read_samples(sorted(self.path.glob("samples-*.jsonl"))):
-            if row.sample < samples:
+            if samples is None or row.sample < samples:
                 known = found.setdefault((row.problem, row.sample), row)
                 if known.text != row.text:
                     raise ValueError(

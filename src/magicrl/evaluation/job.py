@@ -7,13 +7,12 @@ shards, or after a kill. The draw is the problem's place in the whole list, not 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from magicrl.evaluation.samples import SampleRow, row_of
-from magicrl.records import FinishedSample, Problem, RolloutRequest, SamplingParams, TokenArray
+from magicrl.evaluation.settling import Settling
+from magicrl.records import FinishedSample, Problem, RolloutRequest, SamplingParams, TokenArray, Verdict
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.verifiers.base import VerifierService
 
@@ -105,7 +104,9 @@ def run_job(
 ) -> None:
     """Generate and judge every sample that is missing; ``write`` gets each row as soon as it is judged.
 
-    Judging goes on while others are generated: a row is written once it and those that ended before it are judged.
+    Judging goes on while others are generated: a row is written once it and those that ended before it are judged,
+    also where the engine is silent for long (``write`` and ``progress`` are then called from another thread, never
+    from two at once).
 
     Args:
         problems: the whole list, ids unique; its order gives the draws.
@@ -129,13 +130,20 @@ def run_job(
     requests = requests_for(problems, plan, encode, known)
     total = plan.wanted(problems)
     finished = total - sum(len(request.indices) for request in requests)
-    waiting: deque[tuple[FinishedSample, Any]] = deque()
 
-    def settle(sample: FinishedSample, ticket: Any) -> None:
+    def judged(sample: FinishedSample, verdict: Verdict) -> None:
         nonlocal finished
-        (verdict,) = judge.result(ticket)
-        name = sample.request.problem.id
-        write(row_of(name, sample.index, sample.completion, verdict, keep_tokens=plan.keep_tokens))
+        request = sample.request
+        asked = len(request.prompt_tokens) or None
+        row = row_of(
+            request.problem.id,
+            sample.index,
+            sample.completion,
+            verdict,
+            prompt_tokens=asked,
+            keep_tokens=plan.keep_tokens,
+        )
+        write(row)
         finished += 1
         if progress is not None:
             progress(finished, total)
@@ -143,11 +151,6 @@ def run_job(
     if progress is not None:
         progress(finished, total)
     engine.submit(requests if most is None else spread(requests, most))
-    try:
+    with Settling(judge, judged) as settling:
         for sample in engine.finished_samples():
-            waiting.append((sample, judge.submit(sample.request.problem, [sample.completion.text])))
-            while waiting and judge.ready(waiting[0][1]):
-                settle(*waiting.popleft())
-    finally:  # what has been generated is kept also where the engine fails, or is interrupted
-        while waiting:
-            settle(*waiting.popleft())
+            settling.add(sample)

@@ -14,8 +14,9 @@ from magicrl.evaluation.folder import RESULTS, SCHEMA_VERSION, EvaluationFolder,
 from magicrl.evaluation.presets import PRESETS, against_table13, beside, table13
 from magicrl.evaluation.provenance import now, write_atomically
 from magicrl.evaluation.samples import SampleRow, by_problem
-from magicrl.evaluation.scaling import scaling
+from magicrl.evaluation.scaling import mark, scaling
 from magicrl.evaluation.scoring import score_rows
+from magicrl.evaluation.usage import Price, read_accounts, total_usage, usage_of
 
 
 class Incomplete(ValueError):
@@ -24,10 +25,19 @@ class Incomplete(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """Which k to report; None: the powers of two up to the samples (``pass``) and all of them (``majority``)."""
+    """What to report.
+
+    Attributes:
+        pass_at: k of pass@k; None: the powers of two up to the samples.
+        majority_at: k of maj@k; None: the largest of them.
+        fresh_limits: response limits of samples drawn anew, which must be complete; None: those that are.
+        price: of tokens; None: unknown.
+    """
 
     pass_at: tuple[int, ...] | None = None
     majority_at: tuple[int, ...] | None = None
+    fresh_limits: tuple[int, ...] | None = None
+    price: Price | None = None
 
 
 def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping[str, int] | None = None) -> Path:
@@ -50,6 +60,7 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
         "written": now(),
         "benchmarks": results,
         "means": means(accuracy, [(result["preset"] or {}).get("name") for result in results.values()]),
+        "usage": total_usage([result["usage"] for result in results.values()], ask.price),
     }
     comparable = {n: r["accuracy"]["mean"] for n, r in results.items() if not r["table13"]["differs"]}
     if comparable:
@@ -67,15 +78,8 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
     """
     job = folder.job()
     wanted = samples or job.samples
+    problems = complete_rows(folder, wanted)
     ids = folder.problem_ids()
-    rows = folder.rows(wanted)
-    missing = wanted * len(ids) - len(rows)
-    if missing:
-        raise Incomplete(
-            f"{folder.path}: {missing} of {wanted * len(ids)} samples are missing; run the same command again, or the "
-            "shards that have not ended"
-        )
-    problems = by_problem(rows, ids)
     pass_at, majority_at = _counts(ask, min(sum(row.counted for row in rows) for rows in problems), wanted)
     programs = folder.of_programs()
     if programs:
@@ -105,10 +109,51 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "source": {name: value for name, value in source.items() if name not in ("whole", "set_aside", "title")},
         "table13": _table13(job, source, samples=wanted),
         "scaling": scaling(
-            problems, sampling["max_tokens"], knows_limit=job.recorded["knows_limit"], vote=not programs
+            problems,
+            sampling["max_tokens"],
+            knows_limit=job.recorded["knows_limit"],
+            vote=not programs,
+            fresh=_fresh_rows(folder, ask, wanted),
         ),
+        "usage": _usage(folder, ask),
         "per_problem": [_problem(name, rows) for name, rows in zip(ids, problems, strict=True)],
     }
+
+
+def complete_rows(folder: EvaluationFolder, samples: int) -> list[list[SampleRow]]:
+    """The rows of every problem of the folder, in its order.
+
+    Raises:
+        Incomplete: samples are missing.
+    """
+    ids = folder.problem_ids()
+    rows = folder.rows(samples)
+    missing = samples * len(ids) - len(rows)
+    if missing:
+        raise Incomplete(
+            f"{folder.path}: {missing} of {samples * len(ids)} samples are missing; run the same command again, or the "
+            "shards that have not ended"
+        )
+    return by_problem(rows, ids)
+
+
+def _fresh_rows(folder: EvaluationFolder, ask: Ask, samples: int) -> dict[int, list[list[SampleRow]]]:
+    """Samples drawn anew by limit: those asked for, or all that are complete."""
+    found: dict[int, list[list[SampleRow]]] = {}
+    for limit in folder.fresh_limits() if ask.fresh_limits is None else ask.fresh_limits:
+        try:
+            found[limit] = complete_rows(folder.fresh_at(limit), samples)
+        except Incomplete:
+            if ask.fresh_limits is not None:
+                raise
+    return found
+
+
+def _usage(folder: EvaluationFolder, ask: Ask) -> dict[str, Any]:
+    """What the benchmark's samples used, fresh ones included, whether they are scored or not."""
+    folders = [folder, *(folder.fresh_at(limit) for limit in folder.fresh_limits())]
+    rows = [row for each in folders for row in each.rows()]
+    return usage_of(rows, [account for each in folders for account in read_accounts(each.usage)], ask.price)
 
 
 def scored_checksum(rows: Iterable[SampleRow]) -> str:
@@ -168,4 +213,6 @@ def _problem(name: str, rows: Sequence[SampleRow]) -> dict[str, Any]:
         "counted": len(counted),
         "mean_tokens": sum(row.tokens for row in rows) / len(rows),
         "truncated": sum(row.truncated for row in rows),
+        "outcomes": "".join(mark(row) for row in rows),
+        "tokens": [row.tokens for row in rows],
     }

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.fingerprint import fingerprint
 from magicrl.evaluation.benchmarks import LoadedBenchmark
 from magicrl.evaluation.engines import EngineSettings, OpenedEngine, make_engine
 from magicrl.evaluation.folder import EvaluationFolder, Job
-from magicrl.evaluation.job import SamplingPlan, run_job
+from magicrl.evaluation.job import SamplingPlan
 from magicrl.evaluation.presets import Preset
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Ask, Incomplete, write_results
-from magicrl.evaluation.samples import SampleFile, SampleRow
 from magicrl.evaluation.sampling import evaluation_seed
-from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning, VerifierService
+from magicrl.evaluation.task import Task, Watcher
+from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning
 from magicrl.verifiers.pool import VerifierPool
-
-PILOT_SAMPLES = 32
-"""Most samples of a pilot; it is run where at least four times as many are to come."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,46 +62,6 @@ class EvaluationSettings:
         return self.preset.samples_for(benchmark) if self.preset is not None else 1
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
-    """What a benchmark's job costs at most: samples that are missing of all, and their tokens."""
-
-    name: str
-    problems: int
-    samples: int
-    missing: int
-    wanted: int
-    max_tokens: int
-
-    @property
-    def most_tokens(self) -> int:
-        return self.missing * self.max_tokens
-
-
-class Watcher(Protocol):
-    """Who is told how an evaluation goes. It only listens."""
-
-    def cost(self, costs: Sequence[Cost]) -> None:
-        """Before anything is generated."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Something a person should know."""
-        ...
-
-    def progress(self, name: str, done: int, total: int) -> None:
-        """A sample is done."""
-        ...
-
-    def sample(self, name: str, row: SampleRow) -> None:
-        """A judged sample."""
-        ...
-
-    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
-        """After the pilot: how long the rest takes, and how long its responses are."""
-        ...
-
-
 def evaluate(
     benchmarks: Sequence[LoadedBenchmark],
     engine_name: str,
@@ -128,17 +84,17 @@ def evaluate(
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
         judging = JudgeOptions(reasoning=reasoning, extract=settings.extract)
         for benchmark in benchmarks:
-            check_context(benchmark, opened, settings.max_tokens)
-        tasks = [_begun(b, opened, settings, judging, output, watcher) for b in benchmarks]
-        watcher.cost([task.cost() for task in tasks])
+            check_context(benchmark, opened, max([settings.max_tokens, *(settings.ask.fresh_limits or ())]))
+        tasks = [task for b in benchmarks for task in _begun(b, opened, settings, judging, output, watcher)]
+        watcher.cost([task.cost(opened) for task in tasks])
         with VerifierPool(options=judging, time_limit=settings.time_limit, workers=settings.workers) as judge:
             for task in tasks:
                 task.run(opened, judge, watcher)
     finally:
         opened.engine.close()
-    names = [benchmark.name for benchmark in benchmarks]
+    samples = {benchmark.name: settings.samples_for(benchmark.name) for benchmark in benchmarks}
     try:
-        return write_results(output, names, settings.ask, {task.name: task.plan.samples for task in tasks})
+        return write_results(output, list(samples), settings.ask, samples)
     except Incomplete as error:
         if settings.shard[1] == 1:
             raise
@@ -151,83 +107,11 @@ def check_context(benchmark: LoadedBenchmark, opened: OpenedEngine, max_tokens: 
     longest = max(len(opened.encode(problem)) for problem in benchmark.problems)
     if longest + max_tokens > opened.max_context:
         room = opened.max_context - longest
-        remedy = f"use --max-tokens {room} or less" if room > 0 else "leave its longest problems out"
+        remedy = f"ask for {room} or less" if room > 0 else "leave its longest problems out"
         raise RecipeError(
-            f"benchmark {benchmark.name}: its longest prompt ({longest} tokens) and --max-tokens {max_tokens} exceed "
-            f"the model's context of {opened.max_context} tokens; {remedy}"
+            f"benchmark {benchmark.name}: its longest prompt ({longest} tokens) and a response of --max-tokens (or "
+            f"--fresh-limits) {max_tokens} exceed the model's context of {opened.max_context} tokens; {remedy}"
         )
-
-
-@dataclass(kw_only=True, slots=True)
-class _Task:
-    """One benchmark on its way."""
-
-    name: str
-    loaded: LoadedBenchmark
-    folder: EvaluationFolder
-    plan: SamplingPlan
-
-    def cost(self) -> Cost:
-        wanted = self.plan.wanted(self.loaded.problems)
-        return Cost(
-            name=self.name,
-            problems=len(self.loaded.problems),
-            samples=self.plan.samples,
-            missing=wanted - len(self._own(self.folder.rows(self.plan.samples))),
-            wanted=wanted,
-            max_tokens=self.plan.max_tokens,
-        )
-
-    def run(self, opened: OpenedEngine, judge: VerifierService, watcher: Watcher) -> None:
-        """Generate and judge what is missing, the pilot first."""
-        with self.folder.writing(self.plan.shard) as path:
-            missing = self.cost().missing
-            if not missing:
-                return
-            file = SampleFile(path)
-            try:
-                if missing >= 4 * PILOT_SAMPLES:
-                    began = time.monotonic()
-                    rows = self._generate(opened, judge, watcher, file, most=PILOT_SAMPLES)
-                    mean = sum(row.tokens for row in rows) / len(rows)
-                    seconds = (time.monotonic() - began) / len(rows) * (missing - len(rows))
-                    watcher.estimate(self.name, seconds, mean)
-                self._generate(opened, judge, watcher, file)
-            finally:
-                file.close()
-
-    def _generate(
-        self,
-        opened: OpenedEngine,
-        judge: VerifierService,
-        watcher: Watcher,
-        file: SampleFile,
-        most: int | None = None,
-    ) -> list[SampleRow]:
-        written: list[SampleRow] = []
-
-        def write(row: SampleRow) -> None:
-            file.append(row)
-            written.append(row)
-            watcher.sample(self.name, row)
-
-        run_job(
-            self.loaded.problems,
-            self.plan,
-            opened.engine,
-            judge,
-            opened.encode,
-            write=write,
-            done=self._own(self.folder.rows(self.plan.samples)),
-            progress=lambda done, total: watcher.progress(self.name, done, total),
-            most=most,
-        )
-        return written
-
-    def _own(self, rows: Sequence[SampleRow]) -> list[SampleRow]:
-        """Rows of this shard's problems."""
-        places = {problem.id: place for place, problem in enumerate(self.loaded.problems)}
-        return [row for row in rows if row.problem in places and self.plan.owns(places[row.problem])]
 
 
 def _begun(
@@ -237,24 +121,32 @@ def _begun(
     judging: JudgeOptions,
     output: Path,
     watcher: Watcher,
-) -> _Task:
-    """The task of a benchmark, its folder checked or made."""
-    plan = SamplingPlan(
-        samples=settings.samples_for(benchmark.name),
-        temperature=settings.temperature,
-        max_tokens=settings.max_tokens,
-        seed=evaluation_seed(settings.seed, benchmark.name),
-        shard=settings.shard,
-        keep_tokens=settings.keep_tokens,
-    )
-    folder = EvaluationFolder(output / benchmark.name)
-    for changed in folder.begin(job_of(benchmark, opened, settings, judging, plan), benchmark.problems):
-        watcher.note(f"{benchmark.name}: {changed} since the job was begun; samples may differ in their last bits")
+) -> list[Task]:
+    """The tasks of a benchmark, their folders checked or made: one, and one for each fresh limit."""
     if benchmark.set_aside:
         watcher.note(
             f"{benchmark.name}: {len(benchmark.set_aside)} records cannot be used, e.g. {benchmark.set_aside[0]}"
         )
-    return _Task(name=benchmark.name, loaded=benchmark, folder=folder, plan=plan)
+    main = EvaluationFolder(output / benchmark.name)
+    whole = (benchmark.name, main, settings.max_tokens, benchmark.name)
+    fresh = [
+        (f"{benchmark.name} at {limit}", main.fresh_at(limit), limit, f"{benchmark.name}/fresh/{limit}")
+        for limit in settings.ask.fresh_limits or ()
+    ]
+    tasks: list[Task] = []
+    for name, folder, max_tokens, seed_name in [whole, *fresh]:
+        plan = SamplingPlan(
+            samples=settings.samples_for(benchmark.name),
+            temperature=settings.temperature,
+            max_tokens=max_tokens,
+            seed=evaluation_seed(settings.seed, seed_name),
+            shard=settings.shard,
+            keep_tokens=settings.keep_tokens,
+        )
+        for changed in folder.begin(job_of(benchmark, opened, settings, judging, plan), benchmark.problems):
+            watcher.note(f"{name}: {changed} since the job was begun; samples may differ in their last bits")
+        tasks.append(Task(name=name, loaded=benchmark, folder=folder, plan=plan, price=settings.ask.price))
+    return tasks
 
 
 def job_of(

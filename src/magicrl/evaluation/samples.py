@@ -36,6 +36,7 @@ class SampleRow:
         logprob: summed log-probability of the response under the sampling distribution, None where unknown.
         seconds: wall-clock seconds from the start of its prompt.
         text: the response.
+        prompt_tokens: of its prompt; None where a server makes the prompt, and in files of earlier versions.
         token_ids: the response tokens, where they were asked for.
         token_entropies: their entropies, where they were asked for.
     """
@@ -53,6 +54,7 @@ class SampleRow:
     logprob: float | None
     seconds: float
     text: str
+    prompt_tokens: int | None = None
     token_ids: tuple[int, ...] | None = None
     token_entropies: tuple[float, ...] | None = None
 
@@ -71,7 +73,13 @@ class SampleRow:
 
 
 def row_of(
-    problem: str, sample: int, completion: Completion, verdict: Verdict, *, keep_tokens: bool = False
+    problem: str,
+    sample: int,
+    completion: Completion,
+    verdict: Verdict,
+    *,
+    prompt_tokens: int | None = None,
+    keep_tokens: bool = False,
 ) -> SampleRow:
     """The row of a completion and its verdict."""
     entropies = completion.sampler_entropies
@@ -90,6 +98,7 @@ def row_of(
         logprob=_known(float(np.sum(logprobs, dtype=np.float64))) if len(logprobs) == len(completion) else None,
         seconds=round(completion.seconds, 3),
         text=completion.text,
+        prompt_tokens=prompt_tokens,
         token_ids=tuple(completion.tokens.tolist()) if keep_tokens else None,
         token_entropies=tuple(round(float(e), 4) for e in entropies) if keep_tokens and entropies is not None else None,
     )

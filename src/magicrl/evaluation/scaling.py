@@ -1,21 +1,67 @@
-"""Test-time scaling from one set of long samples (Fig. 8 of the report): no further sampling.
+"""Test-time scaling (Fig. 8 of the report): accuracy against the response limit, the length and the samples.
 
-At a limit L a response of more than L tokens counts as truncated, that is as wrong. That is exact only while the
-sampler does not know the limit, and where no answer is forced at it; the result says so.
+At a limit L a response of more than L tokens counts as truncated, that is as wrong. From one set of long samples that
+gives the whole curve without further sampling. It is exact only while the sampler does not know the limit, and where
+no answer is forced at it; samples that were drawn anew at each limit (``fresh_point``) show whether it holds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.scoring import votes
-from magicrl.evaluation.statistics import majority_at_k, mean_of, pass_at_k, share
+from magicrl.evaluation.statistics import Estimate, majority_at_k, mean_of, paired_difference, pass_at_k, share
 
 SHORTEST_LIMIT = 16
+MARKS = {"+": (True, False, True), "-": (False, False, True), "~": (False, True, True), "?": (False, False, False)}
+"""One character a sample in ``results.json``: right, wrong, cut at the limit, not judged."""
+
+
+class Spent(Protocol):
+    """What a curve over limits needs to know of a sample; a ``SampleRow`` is one."""
+
+    @property
+    def tokens(self) -> int: ...
+
+    @property
+    def correct(self) -> bool: ...
+
+    @property
+    def truncated(self) -> bool: ...
+
+    @property
+    def counted(self) -> bool: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Marked:
+    """A sample as ``results.json`` keeps it."""
+
+    tokens: int
+    correct: bool
+    truncated: bool
+    counted: bool
+
+
+def mark(row: SampleRow) -> str:
+    """The sample's character of ``MARKS``."""
+    return "?" if not row.counted else "~" if row.truncated else "+" if row.correct else "-"
+
+
+def from_marks(marks: str, tokens: Sequence[int]) -> list[Marked]:
+    """The samples of a problem as ``results.json`` has them.
+
+    Raises:
+        ValueError: an unknown character, or another number of tokens.
+    """
+    if set(marks) - set(MARKS) or len(marks) != len(tokens):
+        raise ValueError(f"outcomes {marks!r} with {len(tokens)} tokens are no record of samples")
+    return [Marked(n, *MARKS[character]) for character, n in zip(marks, tokens, strict=True)]
 
 
 def limits_up_to(max_tokens: int) -> list[int]:
@@ -44,7 +90,17 @@ def powers_up_to(most: int) -> list[int]:
     return powers if powers[-1] == most else [*powers, most]
 
 
-def limit_curve(problems: Sequence[Sequence[SampleRow]], limits: Sequence[int]) -> list[dict[str, Any]]:
+def judged_only(problems: Sequence[Sequence[Spent]]) -> list[list[Spent]]:
+    """Judged samples of the problems that have any."""
+    return [rows for rows in ([row for row in rows if row.counted] for rows in problems) if rows]
+
+
+def right_within(rows: Sequence[Spent], limit: int) -> float:
+    """The share of a problem's judged samples that are right within ``limit`` tokens."""
+    return sum(row.correct and row.tokens <= limit for row in rows) / len(rows)
+
+
+def limit_curve(problems: Sequence[Sequence[Spent]], limits: Sequence[int]) -> list[dict[str, Any]]:
     """Accuracy, truncation and mean tokens at every response limit, clustered by problem.
 
     Args:
@@ -54,13 +110,13 @@ def limit_curve(problems: Sequence[Sequence[SampleRow]], limits: Sequence[int]) 
     Raises:
         ValueError: a response was cut before one of the limits, so that nobody knows what it would have become.
     """
-    judged = [rows for rows in ([row for row in rows if row.counted] for rows in problems) if rows]
+    judged = judged_only(problems)
     cut = min((row.tokens for rows in judged for row in rows if row.truncated), default=None)
     if cut is not None and cut < max(limits):
         raise ValueError(f"a response was cut at {cut} tokens: no limit beyond that can be computed, got {max(limits)}")
     points: list[dict[str, Any]] = []
     for limit in limits:
-        right = [float(np.mean([row.correct and row.tokens <= limit for row in rows])) for rows in judged]
+        right = [right_within(rows, limit) for rows in judged]
         over = [float(np.mean([row.tokens > limit or row.truncated for row in rows])) for rows in judged]
         spent = [float(np.mean([min(row.tokens, limit) for row in rows])) for rows in judged]
         points.append(
@@ -92,27 +148,96 @@ def sample_curve(
     return points
 
 
-def accuracy_at_mean_length(curve: Sequence[dict[str, Any]], tokens: float) -> float | None:
-    """Token efficiency: the accuracy that a limit gives at which a response costs ``tokens`` on average.
+def mean_length_within(problems: Sequence[Sequence[Spent]], limit: int) -> float:
+    """Mean tokens of a response, clustered by problem, if all were cut at ``limit``."""
+    judged = judged_only(problems)
+    return sum(sum(min(row.tokens, limit) for row in rows) / len(rows) for rows in judged) / len(judged)
 
-    Linear between the curve's points; None beyond them.
+
+def limit_for_mean_length(problems: Sequence[Sequence[Spent]], tokens: float) -> int | None:
+    """The largest limit at which a response costs at most ``tokens`` on average.
+
+    None where even one token a response is more, or where the samples are shorter than that without any limit (then
+    nobody knows what longer ones would have become).
     """
-    spent = [point["mean_tokens"]["mean"] for point in curve]
-    right = [point["accuracy"]["mean"] for point in curve]
-    if not spent or not spent[0] <= tokens <= spent[-1]:
+    longest = max((row.tokens for rows in judged_only(problems) for row in rows), default=0)
+    if not 1 <= tokens <= mean_length_within(problems, longest) + 1e-9:
         return None
-    return float(np.interp(tokens, spent, right))
+    low, high = 1, longest
+    while low < high:  # mean_length_within never falls as the limit grows
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if mean_length_within(problems, middle) <= tokens + 1e-9 else (low, middle - 1)
+    return low
+
+
+def accuracy_at_mean_length(problems: Sequence[Sequence[Spent]], tokens: float) -> Estimate | None:
+    """Token efficiency: the accuracy at the limit at which a response costs ``tokens`` on average; None beyond.
+
+    Computed from the samples, not from points of a curve. The interval is that of the accuracy at that limit; that
+    the limit itself was found from the same samples is not in it.
+    """
+    limit = limit_for_mean_length(problems, tokens)
+    return None if limit is None else share([right_within(rows, limit) for rows in judged_only(problems)])
+
+
+def efficiency(problems: Sequence[Sequence[Spent]], max_tokens: int) -> list[dict[str, Any]]:
+    """Accuracy at mean lengths of 16, 32, 64, ... tokens and at the samples' own."""
+    own = mean_length_within(problems, max_tokens)
+    lengths = [float(n) for n in (SHORTEST_LIMIT << i for i in range(max_tokens.bit_length())) if n < own]
+    points: list[dict[str, Any]] = []
+    for tokens in [*lengths, own]:
+        found = accuracy_at_mean_length(problems, tokens)
+        if found is not None:
+            limit = limit_for_mean_length(problems, tokens)
+            points.append({"mean_tokens": tokens, "limit": limit, "accuracy": found.as_dict()})
+    return points
+
+
+def fresh_point(
+    limit: int, fresh: Sequence[Sequence[SampleRow]], cut: Sequence[Sequence[SampleRow]], max_tokens: int
+) -> dict[str, Any]:
+    """Scores of samples that were drawn anew at ``limit``, and how they differ from the long ones cut there.
+
+    Args:
+        limit: the response limit of ``fresh``.
+        fresh: rows of each problem.
+        cut: the long samples of the same problems, in the same order.
+        max_tokens: their limit; with a longer ``limit`` they say nothing (``cut`` and ``difference`` are then None).
+    """
+    (point,) = limit_curve(fresh, [limit])
+    point |= {"samples": max(len(rows) for rows in fresh), "cut": None, "difference": None}
+    if limit > max_tokens:
+        return point
+    pairs = [
+        (right_within(new, limit), right_within(old, limit))
+        for new, old in (
+            ([r for r in a if r.counted], [r for r in b if r.counted]) for a, b in zip(fresh, cut, strict=True)
+        )
+        if new and old
+    ]
+    if pairs:
+        new, old = zip(*pairs, strict=True)
+        point["cut"] = share(old).as_dict()
+        point["difference"] = asdict(paired_difference(new, old))
+    return point
 
 
 def scaling(
-    problems: Sequence[Sequence[SampleRow]], max_tokens: int, *, knows_limit: bool, vote: bool = True
+    problems: Sequence[Sequence[SampleRow]],
+    max_tokens: int,
+    *,
+    knows_limit: bool,
+    vote: bool = True,
+    fresh: Mapping[int, Sequence[Sequence[SampleRow]]] | None = None,
 ) -> dict[str, Any]:
-    """Both curves, and whether the one over limits is exact."""
+    """All curves of one set of samples, and whether the one over limits is exact."""
     most = max(sum(row.counted for row in rows) for rows in problems)
     return {
         "over_limits": limit_curve(problems, limits_up_to(max_tokens)),
         "exact": not knows_limit,
         "assumption": "a response longer than a limit counts as wrong there; exact while the sampler does not know the "
         "limit and no answer is forced at it",
+        "fresh": [fresh_point(limit, rows, problems, max_tokens) for limit, rows in sorted((fresh or {}).items())],
         "over_samples": sample_curve(problems, powers_up_to(most), vote=vote),
+        "efficiency": efficiency(problems, max_tokens),
     }
