@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from magicrl.pipeline.decontamination.hits import HitKind
 from magicrl.pipeline.similarity.settings import EmbeddingSettings
 
 
@@ -21,5 +22,10 @@ class DecontaminationSettings(BaseModel):
     embedding_similarity: float = Field(default=0.8, gt=0, le=1)
     """Least cosine."""
     embedder: EmbeddingSettings = Field(default_factory=EmbeddingSettings)
-    renumbered: bool = True
-    """Whether a test problem with other numbers is a hit (kind ``renumbered``)."""
+    least_words: int = Field(default=10, ge=1)
+    """Words that a test problem must have besides numbers and symbols for ``renumbered``, ``neighbour`` and
+    ``contained``: *Compute 3 + 5* with other numbers is no repetition."""
+    kinds: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "reworded", "renumbered", "neighbour")
+    """Kinds that are reported."""
+    drop: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "reworded", "renumbered")
+    """Kinds for which the training text is dropped; the others are reported only."""

@@ -1,0 +1,199 @@
+"""Find duplicates among any number of documents: exact, near, by embedding; the better-specified copy stays."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from magicrl.pipeline.dedup.clusters import Duplicate, DuplicateClusters
+from magicrl.pipeline.dedup.links import LINK, Links, buckets
+from magicrl.pipeline.dedup.near import link_near, write_bands
+from magicrl.pipeline.dedup.neighbours import CHUNK, NeighbourSearch, Vectors
+from magicrl.pipeline.dedup.settings import DedupSettings, Stage
+from magicrl.pipeline.dedup.steps import Steps
+from magicrl.pipeline.documents import Document
+from magicrl.pipeline.similarity.canonical import canonical
+from magicrl.pipeline.similarity.embedders import make_embedder
+from magicrl.pipeline.similarity.guard import number_key
+from magicrl.pipeline.similarity.texts import Texts
+
+_ORDER: tuple[Stage, ...] = ("exact", "near", "embedding")  # cheap ones first, whatever order they are listed in
+
+
+def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, folder: Path) -> DuplicateClusters:
+    """Which documents are copies of better ones.
+
+    A dropped document always has a kept one that is at least as well specified; likeness is not passed on beyond what
+    was compared. The same documents and settings give the same clusters.
+
+    Args:
+        documents: read once; texts go to disk, about 2.5 KiB a document stay in memory.
+        folder: for what is on disk; a call that was killed goes on from the steps that are done there. It holds the
+            texts and may be deleted afterwards.
+
+    Raises:
+        ValueError: an id comes twice, or qualities are of different lengths.
+        ServerError: an embedding server refused.
+    """
+    found = _Documents(documents, folder)
+    search = _Search(found, settings, Steps(folder, found.digest))
+    stages: dict[Stage, NDArray[np.void]] = {stage: search.links(stage) for stage in _ORDER if stage in settings.stages}
+    return _clusters(found, stages, search.guarded)
+
+
+class _Documents:
+    """The documents on disk, and what of them stays in memory."""
+
+    def __init__(self, documents: Iterable[Document], folder: Path) -> None:
+        self.ids: list[str] = []
+        self._digest = hashlib.sha256()
+        quality: list[tuple[float, ...]] = []
+        Texts.write(folder / "raw", self._spooled(documents, quality))
+        self.texts = Texts(folder / "raw")
+        self.digest = self._digest.hexdigest()
+        columns = np.asarray(quality, dtype=np.float64).reshape(len(quality), -1)
+        order = np.lexsort([np.arange(len(quality)), *(-columns.T[::-1])])
+        self.rank = np.empty(len(quality), dtype=np.int64)
+        self.rank[order] = np.arange(len(quality))
+
+    def _spooled(self, documents: Iterable[Document], quality: list[tuple[float, ...]]) -> Iterator[str]:
+        seen: set[str] = set()
+        for document in documents:
+            if document.id in seen:
+                raise ValueError(f"two documents have the id {document.id!r}; ids must be unique within one call")
+            if quality and len(document.quality) != len(quality[0]):
+                raise ValueError(
+                    f"document {document.id!r}: its quality has {len(document.quality)} values, that of "
+                    f"{self.ids[0]!r} has {len(quality[0])}"
+                )
+            seen.add(document.id)
+            self.ids.append(document.id)
+            quality.append(document.quality)
+            self._digest.update(repr((document.id, document.quality, len(document.text))).encode())
+            self._digest.update(document.text.encode("utf-8", "surrogatepass"))
+            yield document.text
+
+
+class _Search:
+    """Runs the stages, or takes what an earlier call left of them."""
+
+    def __init__(self, documents: _Documents, settings: DedupSettings, steps: Steps) -> None:
+        self._documents = documents
+        self._settings = settings
+        self._steps = steps
+        self._alive = np.ones(len(documents.ids), dtype=bool)
+        self._before: list[str] = []  # keys of the stages so far: each sees only what they left
+        self.guarded: dict[Stage, int] = {}
+        path = steps.folder / "canonical"
+        key = steps.key("canonical")
+        if not (steps.is_done("canonical", key) and Texts.exist(path)):
+            Texts.write(path, (canonical(text) for text in documents.texts))
+            steps.finish("canonical", key)
+        self._texts = Texts(path)
+
+    def links(self, stage: Stage) -> NDArray[np.void]:
+        """The stage's links; what they drop is gone for the next stage."""
+        run = {"exact": self._exact, "near": self._near, "embedding": self._embedding}[stage]
+        settings = self._settings.model_dump(mode="json")
+        own = {name: settings[name] for name in (stage, "compare_numbers") if name in settings}
+        key = self._steps.key(stage, own, self._before)
+        rows = self._steps.array(stage, key, lambda: self._made(run))
+        # the last row counts the pairs that the guard kept apart
+        self.guarded[stage] = int(rows[-1]["dropped"])
+        self._before.append(key)
+        self._alive[rows[:-1]["dropped"]] = False
+        return rows[:-1]
+
+    def _made(self, run: object) -> NDArray[np.void]:
+        links = Links(len(self._alive), self._alive, self._documents.rank)
+        assert callable(run)
+        run(links)
+        last = np.asarray([(links.guarded, -1, 0.0)], dtype=LINK)
+        return np.concatenate([links.as_array(), last])
+
+    def _exact(self, links: Links) -> None:
+        keys = np.empty(len(self._texts), dtype=np.uint64)
+        for number, text in enumerate(self._texts):
+            # of a text without words and numbers its own characters count
+            digest = hashlib.blake2b((text or self._documents.texts[number]).encode("utf-8", "surrogatepass"))
+            keys[number] = int.from_bytes(digest.digest()[:8], "little")
+
+        def equal(a: int, b: int) -> float | None:
+            return 1.0 if self._texts[a] == self._texts[b] else None
+
+        for bucket in buckets(keys, np.arange(len(keys))):
+            links.resolve(bucket.tolist(), equal)
+
+    def _near(self, links: Links) -> None:
+        near = self._settings.near
+        path = self._steps.folder / "bands.npy"
+        key = self._steps.key("bands", near.shingle_characters, near.permutations, near.rows, near.seed)
+        if not (self._steps.is_done("bands", key) and path.is_file()):
+            write_bands(path, self._texts, near)
+            self._steps.finish("bands", key)
+        bands = np.load(path, mmap_mode="r")
+        guard = self._settings.compare_numbers
+        link_near(links, self._texts, self._documents.texts, bands, self._numbers(), near, guard=guard)
+
+    def _embedding(self, links: Links) -> None:
+        stage = self._settings.embedding
+        members = np.flatnonzero(self._alive)
+        raw = self._documents.texts
+
+        def texts(first: int, last: int) -> Sequence[str]:
+            return [raw[int(number)] for number in members[first:last]]
+
+        folder = self._steps.folder / "vectors"
+        key = self._steps.key("vectors", stage.embedder.model_dump(mode="json"), self._before)
+        if not self._steps.is_done("vectors", key):
+            shutil.rmtree(folder, ignore_errors=True)
+            self._steps.finish("vectors", key)  # from here on the files of the folder are of this key
+        vectors = Vectors(folder, len(members))
+
+        def corpus() -> Iterator[Sequence[str]]:
+            return (texts(first, first + CHUNK) for first in range(0, len(members), CHUNK))
+
+        vectors.fill(lambda: make_embedder(stage.embedder, corpus), texts)
+        rows = np.full(len(self._alive), -1, dtype=np.int64)
+        rows[members] = np.arange(len(members))
+        search = NeighbourSearch(
+            links,
+            raw,
+            rows,
+            vectors.load(),
+            similarity=stage.similarity,
+            guard=self._settings.compare_numbers,
+        )
+        search.run(self._numbers())
+
+    def _numbers(self) -> NDArray[np.uint64]:
+        def made() -> NDArray[np.uint64]:
+            return np.fromiter((number_key(text.split()) for text in self._texts), np.uint64, len(self._texts))
+
+        return self._steps.array("numbers", self._steps.key("numbers"), made)
+
+
+def _clusters(
+    documents: _Documents, stages: dict[Stage, NDArray[np.void]], guarded: dict[Stage, int]
+) -> DuplicateClusters:
+    links: dict[int, tuple[Stage, int, float]] = {}
+    for stage, rows in stages.items():
+        for dropped, kept, similarity in rows.tolist():
+            links[dropped] = (stage, kept, similarity)
+
+    def last(number: int) -> int:
+        while number in links:
+            number = links[number][1]
+        return number
+
+    ids = documents.ids
+    dropped = tuple(
+        Duplicate(id=ids[number], kept=ids[last(number)], stage=stage, similarity=similarity, twin=ids[twin])
+        for number, (stage, twin, similarity) in sorted(links.items())
+    )
+    return DuplicateClusters(documents=len(ids), dropped=dropped, pairs_guarded=guarded)

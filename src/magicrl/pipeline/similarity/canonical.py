@@ -1,0 +1,146 @@
+"""One form for a text however it is typeset: LaTeX, Unicode or plain; case, whitespace and punctuation do not count.
+
+Numbers, operators and words stay, so that equal canonical texts are the same problem but for its typesetting.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+from magicrl.pipeline.similarity.words import listed
+
+_RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
+_LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SYMBOLS = {
+    "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "−": "-", "–": "-", "—": " ", "‐": "-", "‑": "-",
+    "≤": " <= ", "⩽": " <= ", "≥": " >= ", "⩾": " >= ", "≠": " != ", "≈": " approx ", "≡": " equiv ", "±": " pm ",
+    "→": " to ", "∞": " infinity ", "°": " degrees ", "√": " sqrt ", "∠": " angle ", "△": " triangle ",
+    "∆": " triangle ", "∈": " in ", "∉": " notin ", "∩": " cap ", "∪": " cup ", "⊂": " subset ", "⊆": " subset ",
+    "∑": " sum ", "∏": " prod ", "∫": " int ", "⊥": " perp ", "∥": " parallel ", "⌊": " floor ", "⌋": " ",
+    "⌈": " ceil ", "⌉": " ", "…": " ", "⋯": " ", "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ",
+}  # fmt: skip
+_NAMED = {
+    "times": "*", "cdot": "*", "ast": "*", "div": "/", "le": " <= ", "leq": " <= ", "leqslant": " <= ", "lt": "<",
+    "ge": " >= ", "geq": " >= ", "geqslant": " >= ", "gt": ">", "ne": " != ", "neq": " != ", "infty": " infinity ",
+    "circ": " degrees ", "degree": " degrees ", "rightarrow": " to ", "lfloor": " floor ", "rfloor": " ",
+    "lceil": " ceil ", "rceil": " ", "ldots": " ", "dots": " ", "cdots": " ", "vdots": " ", "lvert": "|", "rvert": "|",
+    "vert": "|", "mid": "|", "colon": ":", "lbrace": " ", "rbrace": " ", "pmod": " mod ", "bmod": " mod ",
+    "varepsilon": " epsilon ", "varphi": " phi ", "subseteq": " subset ", "dollar": " ",
+}  # fmt: skip
+# what only says how something looks
+_LOOKS = listed(
+    "left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits nolimits quad qquad text textrm "
+    "textbf textit textsf textnormal mathrm mathbf mathit mathsf mathcal mathbb mathfrak boldsymbol operatorname "
+    "mbox hbox emph underline overline overrightarrow vec hat bar noindent newline hspace vspace hfill par item "
+    "itemize enumerate centering ensuremath mathop rm bf it label"
+)
+_COMMAND = re.compile(r"\\([A-Za-z]+)\*?|\\(.)", re.DOTALL)
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
+_ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z*]+\}")
+_GROUP = re.compile(r"\{([^{}\\]*)\}")
+_THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|\\,)\d{3})+(?![\d])")
+_RAISED_RUN = re.compile(f"[{''.join(_RAISED)}]+")
+_LOWERED_RUN = re.compile(f"[{''.join(_LOWERED)}]+")
+_ATOM = re.compile(r"\(\s*([A-Za-z]?[0-9.]*[0-9]|[A-Za-z])\s*\)")
+_SPECIAL = re.compile(r"[\\$^{}\x80-\U0010ffff]")
+_FOREIGN = re.compile(r"[^\x00-\x7f]")
+_TOKEN = re.compile(r"\d+(?:\.\d+)?|\.\d+|[^\W\d_]+|<=|>=|!=|(?<=[\d)])!|[-+*/^=<>|%@#~()\[\]_]")
+_REPEATING = re.compile(r"\\(?:overline|bar|dot)\s*(?=\{?\s*\d)")
+_SINGLE = re.compile(r"(?:sqrt )?\w+")
+_DEGREES = re.compile(r"\^\s*\{?\s*(?:\\circ|\\degree|°)\s*\}?")
+
+
+def tokens_of(text: str) -> list[str]:
+    """The words, numbers and operators of ``text`` in one form.
+
+    Example:
+        >>> tokens_of(r"Find $\\frac{1}{2}x^{2} \\le 10{,}000$.")
+        ['find', '1', '/', '2', 'x', '^', '2', '<=', '10000']
+        >>> tokens_of("Find 1/2 x² ≤ 10,000")
+        ['find', '1', '/', '2', 'x', '^', '2', '<=', '10000']
+    """
+    if "," in text or "{,}" in text:
+        text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
+    if _SPECIAL.search(text):
+        text = _plain(text)
+    if "(" in text:
+        text = _ATOM.sub(r" \1 ", text)
+    return [_number(token) if token[-1].isdigit() else token for token in _TOKEN.findall(text.lower())]
+
+
+def canonical(text: str) -> str:
+    """``tokens_of`` with single spaces between."""
+    return " ".join(tokens_of(text))
+
+
+def _plain(text: str) -> str:
+    """LaTeX and Unicode notation as plain text."""
+    if _FOREIGN.search(text):
+        text = _RAISED_RUN.sub(lambda m: "^" + "".join(_RAISED[c] for c in m[0]), text)
+        text = _LOWERED_RUN.sub(lambda m: "_" + "".join(_LOWERED[c] for c in m[0]), text)
+        text = _FOREIGN.sub(_symbol, text)
+    text = _DEGREES.sub(" degrees ", text)
+    if "\\" in text:
+        text = _REPEATING.sub(" repeating ", _ENVIRONMENT.sub(" ", text))
+        text = _until_settled(_innermost, text)
+        text = _COMMAND.sub(_command, text)
+    # a group of one atom needs no brackets, one of several does: x^{2} and x^2, but x^{2n} is x^(2n)
+    text = _until_settled(lambda t: _GROUP.sub(_bracketed, t), text)
+    return text.replace("$", " ").replace("{", " ").replace("}", " ")
+
+
+def _innermost(text: str) -> str:
+    text = _ROOT.sub(lambda m: f" sqrt {_grouped(m[1] or m[2] or '')} ", text)
+    return _FRACTION.sub(lambda m: f" {_grouped(m[1] or m[2] or '')}/{_grouped(m[3] or m[4] or '')} ", text)
+
+
+def _until_settled(change: Callable[[str], str], text: str) -> str:
+    for _ in range(8):  # deeper nesting keeps its outermost levels as they are
+        changed = change(text)
+        if changed == text:
+            break
+        text = changed
+    return text
+
+
+def _grouped(inside: str) -> str:
+    inside = inside.strip()
+    return inside if len(inside) <= 1 or _SINGLE.fullmatch(inside) else f"({inside})"
+
+
+def _bracketed(match: re.Match[str]) -> str:
+    """Contents of braces: with brackets after ^ and _ only, elsewhere braces mark what is set in another face."""
+    before = match.string[max(0, match.start() - 1) : match.start()]
+    return _grouped(match[1]) if before in ("^", "_") else f" {match[1]} "
+
+
+def _command(match: re.Match[str]) -> str:
+    name = match[1]
+    if name is None:
+        return match[2] if match[2] in "%#" else " "
+    if name in _LOOKS:
+        return " "
+    return _NAMED.get(name, f" {name} ")
+
+
+def _symbol(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in _SYMBOLS:
+        return _SYMBOLS[char]
+    name = unicodedata.name(char, "")
+    if name.startswith("GREEK "):  # of "GREEK SMALL LETTER FINAL SIGMA" the last word
+        return f" {name.split(' WITH ')[0].rsplit(' ', 1)[-1].lower().replace('lamda', 'lambda')} "
+    decomposed = unicodedata.normalize("NFKD", char)
+    return "".join(_SYMBOLS.get(c, c) for c in decomposed if not unicodedata.combining(c))
+
+
+def _number(token: str) -> str:
+    """``007.50`` as ``7.5``."""
+    if not token[0].isdigit() and token[0] != ".":
+        return token
+    whole, _, part = token.partition(".")
+    part = part.rstrip("0")
+    return (whole.lstrip("0") or "0") + (f".{part}" if part else "")

@@ -1,0 +1,57 @@
+"""Character shingles of many texts at once, as 64-bit hashes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+U64 = NDArray[np.uint64]
+
+
+def mixed(values: U64, seed: int) -> U64:
+    """Each value scrambled (the finaliser of splitmix64, Steele et al. 2014)."""
+    x = values + np.uint64((0x9E3779B97F4A7C15 * (seed + 1)) & 0xFFFFFFFFFFFFFFFF)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def shingles(texts: Sequence[str], length: int, seed: int = 0) -> tuple[U64, NDArray[np.int64]]:
+    """Hashes of every run of ``length`` characters, and where each text's begin.
+
+    A text shorter than that is one shingle; an empty one has none.
+
+    Returns:
+        hashes ``[S]``, and starts ``[len(texts) + 1]``: text i has ``hashes[starts[i] : starts[i + 1]]``.
+    """
+    joined = "".join(text if not 0 < len(text) < length else text.ljust(length, "\x00") for text in texts)
+    points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
+    sizes = np.asarray([max(len(text), length) if text else 0 for text in texts], dtype=np.int64)
+    return runs(points, sizes, length, seed)
+
+
+def runs(items: U64, sizes: NDArray[np.int64], length: int, seed: int = 0) -> tuple[U64, NDArray[np.int64]]:
+    """Hashes of every run of ``length`` items within rows of ``sizes``, and where each row's begin.
+
+    Returns:
+        hashes ``[S]``, and starts ``[len(sizes) + 1]``; a row shorter than ``length`` has none.
+    """
+    counts = np.maximum(sizes - length + 1, 0)
+    starts = np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
+    if len(items) < length:
+        return np.empty(0, dtype=np.uint64), starts
+    rolled = np.zeros(len(items) - length + 1, dtype=np.uint64)
+    for offset in range(length):
+        rolled = rolled * np.uint64(0x100000001B3) + items[offset : offset + len(rolled)]
+    # a window is whole where it ends within the row in which it begins
+    left = np.repeat(np.cumsum(sizes), sizes) - np.arange(len(items))
+    return mixed(rolled[left[: len(rolled)] >= length], seed), starts
+
+
+def jaccard(a: U64, b: U64) -> float:
+    """Share of common values of two sets (sorted, unique)."""
+    common = len(np.intersect1d(a, b, assume_unique=True))
+    union = len(a) + len(b) - common
+    return common / union if union else 1.0
