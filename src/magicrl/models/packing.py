@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.attention import AttentionContext
+from magicrl.models.lean import widened_attention
 from magicrl.records import TrainSample
 
 MAX_ATTENTION_PADDING = 0.15
@@ -246,11 +247,14 @@ class PackedContext:
         outputs: list[Tensor] = []
         sizes = [b.rows * b.width for b in self._buckets]
         for bucket, *parts in zip(self._buckets, *(x.split(sizes) for x in padded), strict=True):
-            q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)).transpose(1, 2) for x in parts)
+            q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)) for x in parts)
             if widen and bucket.width <= WIDENED_UP_TO:
-                q, k, v = q.float(), k.float(), v.float()
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
-            outputs.append(out.transpose(1, 2).flatten(0, 1).to(query.dtype))
+                out = widened_attention(q, k, v, scaling, causal=True)
+            else:
+                q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+                out = out.transpose(1, 2)
+            outputs.append(out.flatten(0, 1))
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
         if not self._in_place:
             joined = cast(Tensor, Reorder.apply(joined, self._place, self._source, True))

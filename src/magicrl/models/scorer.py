@@ -13,6 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.models.attention import ATTENTION_NAME, AttentionContext, register_attention
 from magicrl.models.head import HeadOptions, logprobs_and_entropies
+from magicrl.models.lean import make_lean
 from magicrl.models.packing import PackedBatch, PackedContext, plan_micro_batches
 from magicrl.models.shared_prompts import PAYS_FROM, families, packed_with_shared_prompts, shared_layout
 from magicrl.records import FloatArray, TrainSample, frozen_floats
@@ -52,6 +53,7 @@ class PolicyScorer:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         model.eval()
+        make_lean(model)
         self.model = model
         self._budget = micro_batch_tokens
         self._share_prompts = share_prompts

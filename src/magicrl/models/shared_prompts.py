@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from magicrl.models.lean import widened_attention
 from magicrl.models.packing import (
     WIDENED_UP_TO,
     PackedBatch,
@@ -233,12 +234,13 @@ def _attend(
     """``[rows * width, heads, head_dim]``, as ``query`` is."""
     rows = len(bucket.owners)
     keys, values = (
-        torch.cat((_prompt_rows(whole, bucket), part.unflatten(0, (rows, bucket.width))), dim=1).transpose(1, 2)
+        torch.cat((_prompt_rows(whole, bucket), part.unflatten(0, (rows, bucket.width))), dim=1)
         for whole, part in ((prompt_key, key), (prompt_value, value))
     )
-    queries = query.unflatten(0, (rows, bucket.width)).transpose(1, 2)
+    queries = query.unflatten(0, (rows, bucket.width))
     if query.dtype == torch.bfloat16 and query.device.type == "cpu" and bucket.width <= WIDENED_UP_TO:
-        queries, keys, values = queries.float(), keys.float(), values.float()
+        return widened_attention(queries, keys, values, scaling, mask=bucket.mask).flatten(0, 1)
+    queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
     out = F.scaled_dot_product_attention(
         queries,
         keys,
@@ -247,7 +249,7 @@ def _attend(
         scale=scaling,
         enable_gqa=queries.shape[1] != keys.shape[1],
     )
-    return out.transpose(1, 2).flatten(0, 1).to(query.dtype)
+    return out.transpose(1, 2).flatten(0, 1)
 
 
 def _prompt_rows(whole: Tensor, bucket: _Bucket) -> Tensor:

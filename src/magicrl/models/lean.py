@@ -1,0 +1,223 @@
+"""Layers that keep less for the backward pass: same values, about half the memory, no matrix product made twice.
+
+Left to autograd, a normalisation keeps a float32 and a rounded copy of its input, a gated feed-forward layer four
+tensors of the intermediate width, and attention in float32 everything at twice the model's width. Here a
+normalisation keeps its input and one factor a token, a gated layer its two projections, attention what it was given.
+What else the gradient needs is made again from those, elementwise.
+
+``make_lean`` puts these in the place of a model's own layers, one by one, and only where a layer's output on a
+random input is theirs. Whatever else a model has stays as transformers wrote it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+_PROBED_ROWS = 3
+_WIDENED = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_WIDENED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tensor:
+    """``weight * x / sqrt(mean(x^2) + eps)`` over the last dimension, computed in float32 at least.
+
+    Args:
+        x: ``[..., d]``.
+        weight: ``[d]`` in the dtype of ``x``.
+        eps: added to the mean square.
+        plus_one: multiply by ``1 + weight`` before rounding (Gemma) instead of by ``weight`` after it (Llama).
+
+    Returns:
+        ``[..., d]`` in the dtype of ``x``.
+    """
+    return cast(Tensor, _Norm.apply(x, weight, eps, plus_one))
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float, plus_one: bool) -> Tensor:
+        normed = x.to(_wide(x), copy=True)
+        factor = normed.square().mean(dim=-1, keepdim=True).add_(eps).rsqrt_()
+        normed.mul_(factor)
+        ctx.save_for_backward(x, weight, factor)
+        ctx.plus_one = plus_one
+        return normed.mul_(1 + weight.to(normed.dtype)).to(x.dtype) if plus_one else normed.to(x.dtype).mul(weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, factor = ctx.saved_tensors
+        normed = x.to(factor.dtype, copy=True).mul_(factor)
+        grad = grads[0].to(factor.dtype, copy=True)
+        grad_weight = None
+        if ctx.needs_input_grad[1]:
+            grad_weight = (grad * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
+        grad.mul_(weight.to(factor.dtype) + 1 if ctx.plus_one else weight.to(factor.dtype))
+        # what is left after the part along x, which a normalisation does not see
+        along = (grad * normed).mean(dim=-1, keepdim=True)
+        return grad.sub_(normed.mul_(along)).mul_(factor).to(x.dtype), grad_weight, None, None
+
+
+def gated_product(gate: Tensor, up: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """``activation(gate) * up``, elementwise; keeps ``gate`` and ``up`` only."""
+    return cast(Tensor, _Gated.apply(gate, up, None, activation))
+
+
+def gated_linear(gate: Tensor, up: Tensor, weight: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
+    """``(activation(gate) * up) @ weight^T``; keeps ``gate`` and ``up`` only.
+
+    Args:
+        gate: ``[..., f]``.
+        up: ``[..., f]``.
+        weight: ``[d, f]``.
+        activation: elementwise, differentiable.
+    """
+    return cast(Tensor, _Gated.apply(gate, up, weight, activation))
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gate: Tensor, up: Tensor, weight: Tensor | None, activation: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        ctx.save_for_backward(gate, up, weight)
+        ctx.activation = activation
+        product = activation(gate) * up
+        return product if weight is None else F.linear(product, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        gate, up, weight = ctx.saved_tensors
+        (grad,) = grads
+        with torch.enable_grad():
+            leaf = gate.detach().requires_grad_()
+            active = ctx.activation(leaf)
+        grad_weight = None
+        if weight is not None:
+            if ctx.needs_input_grad[2]:
+                grad_weight = grad.flatten(0, -2).T @ (active.detach() * up).flatten(0, -2)
+            grad = grad @ weight
+        (grad_gate,) = torch.autograd.grad(active, leaf, grad * up)
+        return grad_gate, grad * active.detach(), grad_weight, None
+
+
+def widened_attention(
+    query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None = None, causal: bool = False
+) -> Tensor:
+    """Attention on a CPU, computed in float32 whatever its inputs' dtype; keeps them as they were given.
+
+    Args:
+        query: ``[rows, width, heads, head_dim]``.
+        key: ``[rows, keys, kv_heads, head_dim]``.
+        value: ``[rows, keys, kv_heads, head_dim]``.
+        scale: factor on the scores.
+        mask: ``[width, keys]`` bool, what each query sees; None for all.
+        causal: a query sees the keys up to its own place.
+
+    Returns:
+        ``[rows, width, heads, head_dim]`` in the dtype of ``query``.
+    """
+    return cast(Tensor, _WidenedAttention.apply(query, key, value, scale, mask, causal))
+
+
+class _WidenedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, scale: float, mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        wide = [x.transpose(1, 2).to(_wide(x)) for x in (query, key, value)]
+        ctx.mask = (
+            None if mask is None else torch.zeros(mask.shape, dtype=wide[0].dtype).masked_fill_(~mask, -torch.inf)
+        )
+        ctx.scale, ctx.causal = scale, causal
+        out, log_sums = _WIDENED(*wide, 0.0, causal, attn_mask=ctx.mask, scale=scale)
+        rounded = out.transpose(1, 2).to(query.dtype)
+        ctx.save_for_backward(query, key, value, rounded, log_sums)
+        return rounded
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        *given, log_sums = ctx.saved_tensors
+        wide = [x.transpose(1, 2).to(_wide(x)) for x in (grads[0], *given)]
+        found = _WIDENED_BACKWARD(*wide, log_sums, 0.0, ctx.causal, attn_mask=ctx.mask, scale=ctx.scale)
+        dtype = given[0].dtype
+        return *(x.transpose(1, 2).to(dtype) for x in found), None, None, None
+
+
+def _wide(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+# in place of a model's own layers
+
+
+@torch.no_grad()
+def make_lean(model: nn.Module) -> dict[str, int]:
+    """Let every layer that one of the above equals be computed by it; how many of each kind were found.
+
+    A layer's own forward stays for whatever is not equal within the rounding of its dtype.
+    """
+    found = {"norms": 0, "gated": 0}
+    for module in model.modules():
+        norm = _as_norm(module)
+        if norm is not None:
+            module.forward = norm
+            found["norms"] += 1
+        elif {"gate_proj", "up_proj", "down_proj", "act_fn"} <= set(dict(module.named_children())):
+            lean = _LeanGated(module)
+            if _equal(module, cast(nn.Module, module.gate_proj), lean):
+                module.forward = lean
+                found["gated"] += 1
+    return found
+
+
+class _LeanNorm:
+    """The forward of one normalisation; an object, so that a copied model's layer finds its own weight."""
+
+    def __init__(self, module: nn.Module, eps: float, plus_one: bool) -> None:
+        self._module, self._eps, self._plus_one = module, eps, plus_one
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        return rms_norm(hidden, cast(Tensor, self._module.weight), self._eps, self._plus_one)
+
+
+def _as_norm(module: nn.Module) -> _LeanNorm | None:
+    weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
+    if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
+        return None
+    return next(
+        (lean for lean in (_LeanNorm(module, eps, p) for p in (False, True)) if _equal(module, module, lean)), None
+    )
+
+
+class _LeanGated:
+    """The forward of one gated feed-forward layer."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __call__(self, hidden: Tensor) -> Tensor:
+        module = self._module
+        gate, up = module.gate_proj(hidden), module.up_proj(hidden)
+        down = module.down_proj
+        # an adapter in the layer's place or a bias has to be called
+        if type(down) is nn.Linear and cast("Tensor | None", down.bias) is None:
+            return gated_linear(gate, up, down.weight, module.act_fn)
+        return down(gated_product(gate, up, module.act_fn))
+
+
+def _equal(module: nn.Module, first: nn.Module, lean: Callable[[Tensor], Tensor]) -> bool:
+    """Whether both give the same for a random input of the width that ``first`` takes."""
+    weight = next(first.parameters())
+    generator = torch.Generator(device=weight.device).manual_seed(0)
+    probe = torch.randn(
+        (1, _PROBED_ROWS, weight.shape[-1]), generator=generator, device=weight.device, dtype=torch.float32
+    ).to(weight.dtype)
+    own = cast(Tensor, module(probe))
+    # float64: transformers normalises in float32 whatever it is given, and what a caller put in its place counts
+    close = 4 * torch.finfo(weight.dtype).eps if weight.dtype != torch.float64 else 1e-12
+    return float((own - lean(probe)).abs().max()) <= close * float(own.abs().max())
