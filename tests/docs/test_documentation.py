@@ -12,6 +12,10 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+import write_recipe_page
+
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -97,3 +101,8 @@ def test_a_wrong_command_line_exits_with_2_and_names_the_remedy() -> None:
     assert result.returncode == 2
     assert "did you mean recipes/quickstart.toml" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_recipe_page_is_the_schema_and_explains_every_setting() -> None:
+    assert write_recipe_page.PAGE.read_text() == write_recipe_page.page(), "python tests/docs/write_recipe_page.py"
+    assert "|  |\n" not in write_recipe_page.page(), "a setting without a text under it in config/schema.py"

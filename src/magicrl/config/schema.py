@@ -24,12 +24,15 @@ class RunConfig(Section):
     """Where and how the run lives."""
 
     name: str = "run"
+    """Names the run folder and stands in the report."""
     seed: int = Field(default=0, ge=0)
+    """Of prompts, sampling, mini-batches and splits."""
     output: str | None = None
     """Run folder; ``--output`` overrides it; default ``runs/<name>``."""
     threads: int | None = Field(default=None, ge=1)
     """torch threads; default: the cores this process may use."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: CUDA where there is one."""
     expected_minutes: float | None = Field(default=None, gt=0)
     """Said before the run starts; measured on two CPU cores."""
 
@@ -53,8 +56,11 @@ class LoraConfig(Section):
     """Low-rank adapters (PEFT) instead of full weights."""
 
     rank: int = Field(default=16, ge=1)
+    """Of the adapters."""
     alpha: float = Field(default=32.0, gt=0)
+    """Their scale is alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear layers that get one, by the last part of their name."""
 
 
 class ModelConfig(Section):
@@ -63,6 +69,7 @@ class ModelConfig(Section):
     dtype: DType = "bfloat16"
     """Compute precision of learner and reference."""
     gradient_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass: less memory, a third more time."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Most tokens (prompt and response) in one forward/backward; one longer sample goes alone."""
     share_prompts: bool = True
@@ -76,22 +83,31 @@ class FieldMapping(Section):
     """Which columns of a file hold what; dotted names reach into nested records."""
 
     prompt: str = "problem"
+    """The question."""
     answer: str = "answer"
+    """The gold answer, a list of accepted ones, or the tests of a code problem."""
     id: str | None = None
+    """Default: the file's name and the row's number."""
     level: str | None = None
+    """A difficulty, an integer."""
 
 
 class SourceConfig(Section):
     """One source of problems: a generated family, a local file or a hub data set (exactly one)."""
 
     family: str | None = None
+    """Name of a generated task family: ``running_sum`` or ``word_problems``."""
     path: str | None = None
+    """A JSONL, JSON, CSV or parquet file, relative to the recipe."""
     hub: str | None = None
+    """A data set of the Hugging Face hub, or a folder that ``datasets`` can load."""
     # generated families
     seed: int = Field(default=0, ge=0)
+    """Of a family's problems."""
     count: int | None = Field(default=None, ge=1)
     """Problems to generate (families) or the most to read (files)."""
     levels: tuple[int, ...] | None = None
+    """A family's levels of difficulty; default: all."""
     split: str = "train"
     """Hub split, or a family's split: ``train``, ``validation`` and ``test`` share no instance."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
@@ -121,7 +137,9 @@ class DifficultyFilterConfig(Section):
     """The offline filter: sample each training problem N times, drop those that are 0/N or N/N."""
 
     samples: int = Field(default=16, ge=2)
+    """N, responses a problem."""
     temperature: float = Field(default=1.0, gt=0)
+    """Of these responses."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Default: the first stage's T."""
 
@@ -135,7 +153,9 @@ class DataConfig(Section):
     holdout: int = Field(default=0, ge=0)
     """Training problems set aside as a further test set, ``holdout`` (chosen by a hash of the id)."""
     max_prompt_tokens: int = Field(default=2048, ge=1)
+    """Longer prompts are an error, or dropped (below)."""
     overlong_prompts: Literal["error", "drop"] = "error"
+    """What to do with training prompts over the limit; validation and test prompts are always an error."""
     difficulty_filter: DifficultyFilterConfig | None = None
     online_filter: bool = True
     """At a stage change drop prompts whose every response was correct in their last visit."""
@@ -145,7 +165,9 @@ class RolloutConfig(Section):
     """The rollout engine and how it samples."""
 
     engine: Literal["in_process", "replay"] = "in_process"
+    """``replay`` feeds recorded rollouts."""
     temperature: float = Field(default=1.0, gt=0)
+    """tau, of training rollouts and of the policy that learns."""
     dtype: DType | None = None
     """Precision of the in-process engine; default: ``model.dtype``."""
     max_rows: int = Field(default=64, ge=1)
@@ -174,29 +196,37 @@ class AlgorithmConfig(Section):
     """The update: Eq. 3.1 by default."""
 
     loss: LossName = "magic"
+    """A row of the loss table (`algorithms/losses.py`)."""
     advantage_mask: Literal["none", "before", "after"] = "none"
+    """What a truncated response is to the group: ``none`` keeps it (reward 0), ``before`` leaves it out of mean and
+    deviation, ``after`` sets its advantage to 0."""
     clip_low: float | None = Field(default=None, gt=0)
     """eps_low; default: the loss row's own (0.2 for magic, ppo, grpo)."""
     clip_high: float | None = Field(default=None, gt=0)
     """eps_high; default: the loss row's own (0.2 for magic, ppo, grpo; 0.28 for dapo)."""
     reject_zero_advantage: bool = True
+    """Leave out groups whose rewards are all equal."""
     stop_after_empty_steps: int = Field(default=20, ge=1)
     """Steps in a row whose groups were all rejected before the run stops with an error."""
     refill: Literal["none", "until_full"] = "none"
+    """``until_full``: sample further prompts in place of rejected groups."""
     refill_rounds: int = Field(default=4, ge=1)
     """Most further sampling rounds a step may take to refill."""
     minibatch: Literal["keep_n_sgd", "keep_d_t"] = "keep_n_sgd"
+    """How survivors of the rejection are split: into D_R / D_T parts, or into parts of D_T prompts."""
     reuse: int = Field(default=1, ge=1)
     """N_reuse: passes over the rollout buffer."""
     correction: Literal["none", "tis", "mis"] = "none"
     """Truncated or masked importance weights between sampler and learner."""
     correction_cap: float = Field(default=2.0, gt=1)
+    """Largest importance weight (``tis``), or the one above which a token is left out (``mis``)."""
 
 
 class EntropyConfig(Section):
     """The entropy bonus: off, a fixed coefficient, or adaptive control (section 3.2.5)."""
 
     controller: Literal["none", "fixed", "adaptive"] = "adaptive"
+    """``adaptive``: alpha is c where entropy is at or below the target, else 0; c goes up or down by D a step."""
     preset: Literal["report", "code", "small"] = "report"
     """``report``: D 0.005, c in [0, inf); ``code``: D 1e-4, c in [0, 0.005], lag 1; ``small``: small models."""
     alpha: float | None = Field(default=None, ge=0)
@@ -208,6 +238,7 @@ class EntropyConfig(Section):
     maximum: float | None = Field(default=None, gt=0)
     """c_max; overrides the preset's."""
     estimator: Literal["exact", "sampled"] = "exact"
+    """``exact``: of the whole distribution at each token; ``sampled``: mean of -log p of the sampled tokens."""
 
     @model_validator(mode="after")
     def _fixed_has_alpha(self) -> Self:
@@ -220,6 +251,7 @@ class ReferenceConfig(Section):
     """A frozen reference model: absent, watched (KL as a metric) or in the loss (beta times k3)."""
 
     mode: Literal["none", "monitor", "loss"] = "none"
+    """``monitor`` measures the KL, ``loss`` adds it."""
     model: str | None = None
     """Model folder; default: the start model. A stage change never moves it."""
     coefficient: float = Field(default=0.0, ge=0)
@@ -236,13 +268,19 @@ class OptimizerConfig(Section):
     """AdamW."""
 
     learning_rate: float = Field(default=1e-6, gt=0)
+    """After the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
     """SGD steps of linear warm-up, then constant."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
     eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
     weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled, a step: learning rate times this times the weight."""
     max_grad_norm: float = Field(default=1.0, gt=0)
+    """The gradient is scaled down to this L2 norm."""
 
 
 class TransitionConfig(Section):
@@ -254,12 +292,17 @@ class TransitionConfig(Section):
     """
 
     rule: Literal["converged", "truncation", "fixed"] = "converged"
+    """See above."""
     horizon: int = Field(default=20, ge=1)
+    """H: steps over which a gain is predicted."""
     delta: float = Field(default=0.02, gt=0)
+    """The gain (in accuracy, 0 to 1) that is not worth waiting for."""
     window: int = Field(default=20, ge=4)
     """Steps between looks, and the least number of points of a look."""
     confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Of the upper bound."""
     truncation_below: float = Field(default=0.05, ge=0, le=1)
+    """Share of truncated responses, for ``truncation``."""
 
 
 class StageConfig(Section):
@@ -274,7 +317,9 @@ class StageConfig(Section):
     group_size: int = Field(ge=2)
     """M, responses per prompt."""
     min_steps: int = Field(default=0, ge=0)
+    """No transition before so many."""
     max_steps: int = Field(ge=1)
+    """The stage ends after so many."""
     transition: TransitionConfig = TransitionConfig()
 
     @model_validator(mode="after")
@@ -297,7 +342,9 @@ class EvaluationConfig(Section):
     every: int = Field(default=0, ge=0)
     """Training steps between validations; 0: none during the run."""
     validation_samples: int = Field(default=4, ge=1)
+    """Responses a problem."""
     validation_temperature: float = Field(default=1.0, ge=0)
+    """0: greedy, one response a problem."""
     temperatures: tuple[float, ...] = (0.0, 0.3, 0.6, 1.0)
     """Temperatures of the test before and after training."""
     samples: int = Field(default=16, ge=1)
@@ -308,18 +355,21 @@ class EvaluationConfig(Section):
     """A larger k for the start model at temperature 1 (what sampling alone could find)."""
     max_tokens: int | None = Field(default=None, ge=1)
     """Response limit of the test; default: the last stage's T."""
-    max_rows: int | None = Field(default=None, ge=1)
 
 
 class VerifierConfig(Section):
     """How answers are judged."""
 
     reasoning: Literal["auto", "required", "none"] = "auto"
+    """What an unfinished ``<think>`` means (docs/verifiers.md)."""
     extract: Literal["lenient", "box"] = "box"
+    """``box``: only a ``\\boxed{}`` is an answer; ``lenient``: also what the text ends with."""
     time_limit: float = Field(default=10.0, gt=0)
     """Seconds one item may take before its worker is killed."""
     workers: int = Field(default=1, ge=1)
+    """Processes that judge."""
     memory_limit_mb: int = Field(default=4096, ge=256)
+    """Of each worker; what needs more is judged wrong."""
 
 
 class CheckpointConfig(Section):
@@ -328,7 +378,9 @@ class CheckpointConfig(Section):
     every: int = Field(default=20, ge=1)
     """Training steps."""
     keep_last: int = Field(default=2, ge=1)
+    """Older checkpoints are removed."""
     keep_best: bool = True
+    """Keep the checkpoint of the best validation as well."""
 
 
 class LoggingConfig(Section):
@@ -367,10 +419,15 @@ class TinyModelConfig(Section):
     """A tiny decoder made from scratch (Llama architecture), its vocabulary taken from the task family."""
 
     hidden_size: int = Field(default=64, ge=8)
+    """Width."""
     layers: int = Field(default=2, ge=1)
+    """Decoder layers."""
     heads: int = Field(default=2, ge=1)
+    """Attention heads; they divide the width."""
     intermediate_size: int = Field(default=176, ge=8)
+    """Width of the feed-forward part."""
     max_context: int = Field(default=256, ge=8)
+    """Most tokens of a prompt and its response."""
 
 
 class SftModelConfig(Section):
@@ -394,13 +451,19 @@ class SftPhaseConfig(Section):
     """One supervised phase: demonstrations of a family, sampled anew for every batch."""
 
     family: str
+    """Name of the task family."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
+    """Keyword arguments of the family."""
     levels: tuple[int, ...] | None = None
+    """Levels of difficulty; default: all."""
     steps: int = Field(ge=1)
+    """Optimizer steps."""
     batch_size: int = Field(ge=1)
     """Demonstrations per step."""
     learning_rate: float = Field(gt=0)
+    """After the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up."""
     decay: Literal["constant", "linear", "cosine"] = "cosine"
     """Schedule after the warm-up (linear and cosine end at 10 % of the rate)."""
 

@@ -1,0 +1,285 @@
+"""Time to a held-out accuracy: MAGIC here beside GRPO in TRL, on the same model, problems and samples an update.
+
+    python benchmarks/time_to_accuracy.py --case small      # writes docs/figures/bench-time-to-accuracy.json
+    python benchmarks/time_to_accuracy.py --sides trl --steps 3 --trl per_device_batch=128 --output F     # a trial
+
+Both sides start from the same weights, draw from the same problems with as many prompts and responses a step, cut at
+the same length, are judged by the same verifier and take one AdamW step an update (on-policy, no KL term). They are
+measured by the same engine on the same held-out problems, outside the clock. The clock is CPU time of this process at
+one thread. An arm ends when its accuracy has reached the case's target, which was written into this file and into
+docs/claims.md before the arms were run. Each arm is written as it ends; arms that are there already are not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+import torch
+from bench_models import plain_model
+from measure import FIGURES, ROOT, Clock, Times, document, rounded
+from trl_whole import WholeSettings, train
+
+from magicrl.config.loader import config_hash, load_train_recipe
+from magicrl.config.schema import TrainConfig
+from magicrl.data.sampler import PromptSampler
+from magicrl.evaluation.sampling import evaluation_seed, sample_problems, score
+from magicrl.training.assemble import Built, build, entropy_controller, start_model_folder
+from magicrl.training.loop import Parts, Trainer
+from magicrl.training.recorder import write_atomically
+from magicrl.verifiers.pool import VerifierPool
+
+SIDES = ("magicrl", "trl")
+OUTPUT = FIGURES / "bench-time-to-accuracy.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        recipe: magicrl's side whole, and what both sides share: start, problems, stage, optimizer.
+        overrides: of the recipe, for both sides.
+        trl: what TRL was tuned to (docs/performance.md says how).
+        target: accuracy at temperature 1 on the held-out problems at which an arm ends.
+        every: updates between measurements.
+        problems, samples: of a measurement.
+        steps: an arm that has not reached the target by then never does.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...]
+    trl: Mapping[str, Any]
+    target: float
+    every: int
+    problems: int
+    samples: int
+    steps: int
+
+
+CASES = {
+    "small": Case(
+        recipe="small.toml",
+        overrides=(),
+        trl={"per_device_batch": 64, "bf16": False},
+        target=0.8,
+        every=5,
+        problems=200,
+        samples=4,
+        steps=100,
+    ),
+    "smollm2": Case(
+        recipe="smollm2.toml",
+        overrides=("data.difficulty_filter=", "verifier.extract=box"),
+        trl={"per_device_batch": 16, "bf16": True},
+        target=0.4,
+        every=4,
+        problems=75,
+        samples=4,
+        steps=30,
+    ),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=sorted(CASES), default="small")
+    parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--steps", type=int, help="end every arm after so many updates (for a trial)")
+    parser.add_argument("--set", action="append", default=[], help="override the recipe, for both sides (for a trial)")
+    parser.add_argument("--trl", action="append", default=[], metavar="KEY=JSON", help="override TRL's settings")
+    parser.add_argument("--models", type=Path, default=ROOT / "runs" / "models")
+    parser.add_argument("--output", type=Path, default=OUTPUT)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    case = CASES[arguments.case]
+    case = replace(
+        case,
+        overrides=(*case.overrides, *arguments.set),
+        trl={**case.trl, **{k: json.loads(v) for k, v in (item.split("=", 1) for item in arguments.trl)}},
+        steps=arguments.steps or case.steps,
+    )
+    for seed in arguments.seeds:
+        for side in arguments.sides:
+            run_arm(arguments.case, case, side, seed, arguments.models, arguments.output)
+
+
+def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: Path) -> None:
+    """One side with one seed, written as it ends."""
+    recipe = ROOT / "recipes" / case.recipe
+    config = load_train_recipe(recipe, [*case.overrides, f"run.seed={seed}", "run.threads=1"])
+    key = {"case": name, "side": side, "seed": seed, "settings": settings_key(config, case, side)}
+    arms: list[dict[str, Any]] = json.loads(output.read_text())["arms"] if output.exists() else []
+    if any(arm["key"] == key for arm in arms):
+        return
+    head = document(asdict(case), ["trl", "transformers"])
+    start = start_model_folder(config.start, recipe.parent, models, lambda *_: None)
+    with VerifierPool.from_config(config.verifier) as judge:
+        built = build(config, recipe.parent, start)
+        judge.warm_up(built.data.verifiers())
+        curve = Curve(case, built, judge, seed, config.stages[-1].max_tokens)
+        {"magicrl": ours, "trl": theirs}[side](config, built, judge, seed, curve, case)
+    arm = {"key": key, "run": head, "curve": curve.points, "to_target": curve.to_target()}
+    write_atomically(output, json.dumps({"arms": [*arms, arm], "ratios": ratios([*arms, arm])}, indent=1) + "\n")
+
+
+def settings_key(config: TrainConfig, case: Case, side: str) -> str:
+    """What decides an arm beside its seed."""
+    shared = [case.target, case.every, case.problems, case.samples, case.steps]
+    peer = dict(case.trl) if side == "trl" else None
+    seedless = config.model_copy(update={"run": config.run.model_copy(update={"seed": 0})})
+    return f"{config_hash(seedless)}-{json.dumps([shared, peer], sort_keys=True)}"
+
+
+class Curve:
+    """Held-out accuracy against the time spent on training."""
+
+    def __init__(self, case: Case, built: Built, judge: VerifierPool, seed: int, max_tokens: int) -> None:
+        self._case, self._built, self._judge, self._seed = case, built, judge, seed
+        self._problems = next(iter(built.data.test.values()))[: case.problems]
+        self._max_tokens = max_tokens
+        self.points: list[dict[str, float]] = []
+        self.measure(0, Times(cpu=0.0, wall=0.0), built.learner.weights())
+
+    def measure(self, updates: int, spent: Times, weights: Mapping[str, Any]) -> bool:
+        """Measure where it is due; whether the arm has ended."""
+        if updates % self._case.every and updates < self._case.steps:
+            return False
+        engine = self._built.engine
+        engine.load_weights(weights, updates)
+        groups = sample_problems(
+            engine,
+            self._judge,
+            self._problems,
+            self._built.encoder.encode,
+            samples=self._case.samples,
+            temperature=1.0,
+            max_tokens=self._max_tokens,
+            seed=evaluation_seed(self._seed, f"time-to-accuracy/{updates}"),
+        )
+        found = score(groups)
+        self.points.append(
+            {
+                "updates": updates,
+                "cpu_s": rounded(spent.cpu),
+                "wall_s": rounded(spent.wall),
+                "accuracy": rounded(found.accuracy.mean),
+                "low": rounded(found.accuracy.low),
+                "high": rounded(found.accuracy.high),
+                "length": rounded(found.length.mean),
+                "entropy": rounded(found.entropy or 0.0),
+            }
+        )
+        print(self.points[-1], flush=True)
+        return found.accuracy.mean >= self._case.target or updates >= self._case.steps
+
+    def to_target(self) -> dict[str, float] | None:
+        """Where the curve crosses the target, on the straight line between two measurements; None if it does not."""
+        goal = self._case.target
+        for before, after in zip(self.points, self.points[1:], strict=False):
+            if before["accuracy"] < goal <= after["accuracy"]:
+                share = (goal - before["accuracy"]) / (after["accuracy"] - before["accuracy"])
+                keys = ("updates", "cpu_s", "wall_s")
+                return {k: rounded(before[k] + share * (after[k] - before[k])) for k in keys}
+        return None
+
+
+def ours(config: TrainConfig, built: Built, judge: VerifierPool, seed: int, curve: Curve, case: Case) -> None:
+    """The recipe's last stage with magicrl's own loop."""
+    parts = Parts(
+        engine=built.engine,
+        learner=built.learner,
+        judge=judge,
+        encode=built.encoder.encode,
+        sampler=PromptSampler(built.data.train, seed=seed),
+        controller=entropy_controller(config.entropy),
+    )
+    trainer = Trainer(config, parts, lambda *_: None)
+    spent = Times(cpu=0.0, wall=0.0)
+    while True:
+        clock = Clock()
+        trainer.step(config.stages[-1], 0)
+        spent = spent + clock.read()
+        if curve.measure(trainer.steps_done, spent, built.learner.weights()):
+            return
+
+
+def theirs(config: TrainConfig, built: Built, judge: VerifierPool, seed: int, curve: Curve, case: Case) -> None:
+    """The same with TRL's trainer."""
+    stage, optimizer = config.stages[-1], config.optimizer
+    prompts = peer_prompts(built)
+    settings = WholeSettings(
+        prompts=stage.rollout_batch,
+        samples=stage.group_size,
+        max_tokens=stage.max_tokens,
+        learning_rate=optimizer.learning_rate,
+        beta2=optimizer.beta2,
+        weight_decay=optimizer.weight_decay,
+        max_grad_norm=optimizer.max_grad_norm,
+        steps=case.steps,
+        seed=seed,
+        **case.trl,
+    )
+
+    def measure(updates: int, spent: Times, model: Any) -> bool:
+        return curve.measure(updates, spent, {n: p.detach() for n, p in model.named_parameters()})
+
+    with tempfile.TemporaryDirectory() as scratch:
+        train(
+            plain_model(Path(built.start.folder), "float32"),
+            built.start.tokenizer,
+            built.data.train,
+            prompts,
+            judge,
+            settings,
+            measure,
+            scratch=Path(scratch),
+        )
+
+
+def peer_prompts(built: Built) -> list[Any]:
+    """The training prompts as TRL takes them: text, or chat messages where the tokenizer has a template.
+
+    Raises:
+        RuntimeError: TRL's way of encoding gives other tokens than magicrl's.
+    """
+    tokenizer = built.start.tokenizer
+    if not tokenizer.chat_template:
+        prompts: list[Any] = [p.prompt for p in built.data.train]
+        encoded = tokenizer(text=prompts)["input_ids"]
+    else:
+        prompts = [[{"role": "user", "content": p.prompt}] for p in built.data.train]
+        encoded = tokenizer.apply_chat_template(prompts, add_generation_prompt=True, tokenize=True, return_dict=True)[
+            "input_ids"
+        ]
+    for problem, tokens in zip(built.data.train, encoded, strict=True):
+        if list(built.encoder.encode(problem)) != list(tokens):
+            raise RuntimeError(f"{problem.id}: TRL and magicrl encode the prompt differently; nothing can be compared")
+    return prompts
+
+
+def ratios(arms: list[dict[str, Any]]) -> dict[str, Any]:
+    """A case: TRL's CPU time to the target over magicrl's, a seed, and their geometric mean."""
+    found: dict[str, Any] = {}
+    for name in CASES:
+        seconds = {
+            (arm["key"]["side"], arm["key"]["seed"]): arm["to_target"]["cpu_s"]
+            for arm in arms
+            if arm["key"]["case"] == name and arm["to_target"] is not None
+        }
+        both = sorted(seed for side, seed in seconds if side == "trl" and ("magicrl", seed) in seconds)
+        each = {str(seed): rounded(seconds["trl", seed] / seconds["magicrl", seed]) for seed in both}
+        if each:
+            found[name] = {"times_faster": each, "geometric_mean": rounded(geometric_mean(each.values()))}
+    return found
+
+
+if __name__ == "__main__":
+    main()

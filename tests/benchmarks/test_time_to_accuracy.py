@@ -1,0 +1,93 @@
+"""Both sides of the time-to-accuracy benchmark train the same model on the same prompts and are measured alike."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import time_to_accuracy
+from transformers import AutoTokenizer
+from transformers import logging as hf_logging
+
+from magicrl.config.schema import TinyModelConfig
+from magicrl.data.families import make_family
+from magicrl.models.loading import save_policy
+from magicrl.models.tiny import make_tiny
+
+CASE = replace(
+    time_to_accuracy.CASES["small"],
+    overrides=(
+        "data.train.0.count=16",
+        "data.test.held_out.count=4",
+        "stages.0.max_tokens=6",
+        "stages.0.rollout_batch=2",
+        "stages.0.group_size=2",
+        "algorithm.reject_zero_advantage=false",
+    ),
+    trl={"per_device_batch": 4, "bf16": False},
+    every=1,
+    problems=4,
+    samples=2,
+    steps=1,
+)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Path:
+    hf_logging.set_verbosity_error()
+    words = make_family("running_sum").vocabulary
+    assert words is not None
+    model, tokenizer = make_tiny(TinyModelConfig(), words, seed=0)
+    save_policy(model, tokenizer, tmp_path / "start")
+    return tmp_path / "start"
+
+
+def test_both_sides_start_alike_and_leave_a_curve(start: Path, tmp_path: Path) -> None:
+    case = replace(CASE, overrides=(*CASE.overrides, f"model={start}"))
+    output = tmp_path / "figure.json"
+    for side in time_to_accuracy.SIDES:
+        for _ in range(2):  # an arm that is there is not run again
+            time_to_accuracy.run_arm("small", case, side, 0, tmp_path, output)
+    ours, theirs = json.loads(output.read_text())["arms"]
+    assert [ours["key"]["side"], theirs["key"]["side"]] == ["magicrl", "trl"]
+    assert ours["curve"][0] == theirs["curve"][0]
+    for arm in (ours, theirs):
+        assert [point["updates"] for point in arm["curve"]] == [0, 1]
+        assert arm["curve"][1]["cpu_s"] > 0
+        assert arm["to_target"] is None, "a random model has not learned to add"
+
+
+def test_a_prompt_that_trl_reads_otherwise_is_refused(start: Path, tmp_path: Path) -> None:
+    recipe = time_to_accuracy.ROOT / "recipes" / CASE.recipe
+    config = time_to_accuracy.load_train_recipe(recipe, [*CASE.overrides, f"model={start}"])
+    built = time_to_accuracy.build(config, recipe.parent, start)
+    assert time_to_accuracy.peer_prompts(built) == [p.prompt for p in built.data.train]
+    other = AutoTokenizer.from_pretrained(start)
+    other.chat_template = "{% for m in messages %}{{ m['content'] }} {{ m['content'] }}{% endfor %}"
+    twice = replace(built, start=replace(built.start, tokenizer=other))
+    with pytest.raises(RuntimeError, match="encode the prompt differently"):
+        time_to_accuracy.peer_prompts(twice)
+
+
+def arm(side: str, seed: int, seconds: float | None) -> dict[str, object]:
+    reached = None if seconds is None else {"cpu_s": seconds}
+    return {"key": {"case": "small", "side": side, "seed": seed}, "to_target": reached}
+
+
+def test_ratios_are_of_seeds_that_both_sides_ended() -> None:
+    arms = [arm("magicrl", 0, 10), arm("trl", 0, 20), arm("magicrl", 1, 10), arm("trl", 1, 80), arm("trl", 2, None)]
+    found = time_to_accuracy.ratios(arms)
+    assert found == {"small": {"times_faster": {"0": 2.0, "1": 8.0}, "geometric_mean": 4.0}}
+
+
+def test_the_crossing_lies_on_the_line_between_two_measurements() -> None:
+    curve = object.__new__(time_to_accuracy.Curve)
+    curve._case = replace(CASE, target=0.75)
+    curve.points = [
+        {"updates": 0, "cpu_s": 0.0, "wall_s": 0.0, "accuracy": 0.4},
+        {"updates": 5, "cpu_s": 10.0, "wall_s": 20.0, "accuracy": 0.7},
+        {"updates": 10, "cpu_s": 18.0, "wall_s": 40.0, "accuracy": 0.8},
+    ]
+    assert curve.to_target() == {"updates": 7.5, "cpu_s": 14.0, "wall_s": 30.0}
