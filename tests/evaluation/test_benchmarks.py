@@ -113,6 +113,19 @@ def test_columns_template_limit_and_verifier_can_be_given(tmp_path: Path) -> Non
         Reading(fields={"promt": "q"})
 
 
+def test_a_random_part_is_the_same_every_time_and_grows(tmp_path: Path) -> None:
+    file = written(tmp_path / "mine.jsonl", [{"id": i, "problem": f"{i}?", "answer": i} for i in range(50)])
+    few, more, other = (
+        [int(p.id) for p in load(str(file), limit=n, limit_seed=seed)] for n, seed in ((5, 0), (20, 0), (5, 1))
+    )
+    assert few == sorted(few)
+    assert set(few) < set(more)
+    assert few not in (other, list(range(5)))
+    assert [int(p.id) for p in load(str(file), limit=80, limit_seed=0)] == list(range(50))
+    with pytest.raises(ValueError, match="with --limit how many"):
+        Reading(limit_seed=1)
+
+
 def test_the_whole_set_is_told_from_a_part(tmp_path: Path) -> None:
     file = written(tmp_path / "aime.jsonl", [{"problem": f"{i}?", "answer": i} for i in range(30)])
     assert load_benchmark(parse_asked(f"aime24={file}"), Reading()).whole

@@ -13,7 +13,7 @@ import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, load_benchmark, parse_asked
-from magicrl.evaluation.comparison import compare
+from magicrl.evaluation.comparison import compare, compare_all
 from magicrl.evaluation.engines import EngineSettings, make_engine, model_checksums
 from magicrl.evaluation.folder import EvaluationFolder
 from magicrl.evaluation.presets import PRESETS
@@ -21,6 +21,7 @@ from magicrl.evaluation.results import Ask, Incomplete, write_results
 from magicrl.evaluation.runner import EvaluationSettings, evaluate
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.task import Cost
+from magicrl.evaluation.usage import Price
 
 SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
 
@@ -182,6 +183,71 @@ def test_two_models_are_compared_problem_by_problem(tiny_models: tuple[Path, Pat
     assert "other problems: count: was 10, is now 5" in other["why"]
     with pytest.raises(ValueError, match="no results"):
         compare(tmp_path / "0", tmp_path)
+
+
+def test_fresh_samples_at_other_limits_are_tasks_that_resume(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    asked = replace(
+        SETTINGS, samples=2, ask=Ask(fresh_limits=(4, 24), price=Price(per_million_in=1, per_million_out=2))
+    )
+    model = tiny_models[0]
+    path = run(model, sums, tmp_path / "whole", asked)
+    whole = results(path)
+    with pytest.raises(KeyboardInterrupt):
+        run(model, sums, tmp_path / "cut", asked, Watcher(stop_after=29))
+    again = Watcher()
+    resumed = results(run(model, sums, tmp_path / "cut", asked, again))
+    assert [cost.missing for cost in again.costs] == [0, 11, 20]
+    assert [cost.name for cost in again.costs] == ["sums", "sums at 4", "sums at 24"]
+    assert resumed["scaling"] == whole["scaling"]
+    short, long = whole["scaling"]["fresh"]
+    assert (short["limit"], long["limit"]) == (4, 24)
+    assert short["mean_tokens"]["mean"] <= 4 < whole["length"]["mean"]
+    assert short["cut"] is not None
+    assert long["cut"] is None
+    texts = [
+        set((tmp_path / "whole/sums" / p / "samples-0-of-1.jsonl").read_text().splitlines()) for p in ("", "fresh/24")
+    ]
+    same = {json.loads(a)["text"] for a in texts[0]} == {json.loads(b)["text"] for b in texts[1]}
+    assert not same, "fresh samples are drawn with random numbers of their own"
+    plain = results(write_results(tmp_path / "whole", ["sums"], Ask()))
+    assert plain["scaling"]["fresh"] == whole["scaling"]["fresh"], "what is there is scored without being asked for"
+    used = whole["usage"]
+    assert used["samples"] == 60
+    assert used["prompt_tokens"] == 6 * 60
+    assert used["response_tokens"] > 0
+    assert used["samples_without_times"] == 0
+    assert used["price"]["total"] == pytest.approx((used["prompt_tokens"] + 2 * used["response_tokens"]) / 1e6)
+    assert path is not None
+    assert json.loads(path.read_text())["usage"]["samples"] == 60
+    assert resumed["usage"]["calls"] == 4, "main, the cut call, and two that went on"
+
+
+def test_several_evaluations_are_compared_with_the_first(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    for name, model, settings in (("a", 0, SETTINGS), ("b", 1, SETTINGS), ("c", 1, replace(SETTINGS, seed=9))):
+        run(tiny_models[model], sums, tmp_path / name, settings)
+    folders = [tmp_path / name for name in "abc"]
+    document = compare_all(folders)
+    assert [c["after"] for c in document["comparisons"]] == [str(folder) for folder in folders[1:]]
+    assert document["comparisons"][0]["benchmarks"] == compare(folders[0], folders[1])["benchmarks"]
+    curves = document["curves"]["sums"]
+    assert [model["folder"] for model in curves["models"]] == [str(folder) for folder in folders]
+    longest = max(range(3), key=lambda i: curves["models"][i]["length"]["mean"])
+    assert curves["models"][longest]["efficiency"][-1] == curves["models"][longest]["accuracy"]
+    assert sum(point is None for model in curves["models"] for point in model["efficiency"]) >= 1
+    thrift = document["comparisons"][0]["benchmarks"]["sums"]["efficiency"]
+    assert thrift["difference"]["mean"] == pytest.approx(thrift["after"] - thrift["before"])
+    with pytest.raises(RecipeError, match="two folders or more"):
+        compare_all(folders[:1])
+    old = json.loads((folders[0] / "results.json").read_text())
+    for problem in old["benchmarks"]["sums"]["per_problem"]:
+        del problem["outcomes"]
+    (folders[0] / "results.json").write_text(json.dumps(old))
+    with pytest.raises(ValueError, match="score them again with magicrl eval --merge"):
+        compare_all(folders)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_generated(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import combinations
@@ -115,6 +116,64 @@ def test_a_job_that_stops_anywhere_goes_on_to_the_sample(tmp_path: Path) -> None
     assert by_problem(read_samples([cut]), [p.id for p in PROBLEMS]) == by_problem(
         read_samples([whole]), [p.id for p in PROBLEMS]
     )
+
+
+class Hesitant:
+    """A judge whose verdicts are there only after it was asked for them three times."""
+
+    def __init__(self) -> None:
+        self._asked = 0
+
+    def submit(self, problem: Problem, responses: Sequence[str]) -> int:
+        return len(responses)
+
+    def ready(self, ticket: int) -> bool:
+        self._asked += 1
+        return self._asked > 3
+
+    def result(self, ticket: int) -> tuple[Verdict, ...]:
+        return (Verdict(outcome=Outcome.CORRECT, status="matched"),) * ticket
+
+    def close(self) -> None: ...
+
+
+class Silent(Scripted):
+    """Ends one sample and is then silent until that one has been written."""
+
+    def __init__(self, written: threading.Event) -> None:
+        super().__init__()
+        self._written = written
+
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        samples = super().finished_samples()
+        yield next(samples)
+        assert self._written.wait(60), "a sample waits for the next one to end"
+        yield from samples
+
+
+def test_a_judged_sample_is_written_while_the_engine_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magicrl.evaluation.job.LOOK_EVERY", 0.01)
+    written = threading.Event()
+    rows: list[SampleRow] = []
+
+    def write(row: SampleRow) -> None:
+        rows.append(row)
+        written.set()
+
+    run_job(PROBLEMS, PLAN, Silent(written), Hesitant(), encode, write=write)  # type: ignore[arg-type]
+    assert len(rows) == 20
+
+
+def test_a_write_that_fails_in_the_timer_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magicrl.evaluation.job.LOOK_EVERY", 0.01)
+    failed = threading.Event()
+
+    def write(row: SampleRow) -> None:
+        failed.set()
+        raise OSError(28, "no space left")
+
+    with pytest.raises(OSError, match="no space left"):
+        run_job(PROBLEMS, PLAN, Silent(failed), Hesitant(), encode, write=write)  # type: ignore[arg-type]
 
 
 def test_shards_make_up_the_whole(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations, product
 from typing import Any
 
@@ -14,8 +15,10 @@ from magicrl.evaluation.results import means
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.scaling import (
     accuracy_at_mean_length,
+    from_marks,
     limit_curve,
     limit_for_mean_length,
+    mark,
     sample_curve,
     scaling,
 )
@@ -93,6 +96,44 @@ def test_scaling_says_what_it_takes_for_granted() -> None:
     assert not known["exact"]
     assert [point["limit"] for point in known["over_limits"]] == [25, 50, 100]
     assert [point["k"] for point in known["over_samples"]] == [1, 2]
+
+
+def test_fresh_samples_stand_beside_the_cut_ones() -> None:
+    fresh = {
+        30: [[row("a", 0, 20, right=True), row("a", 1, 30, right=False)], [row("b", 0, 30, right=False, cut=True)]],
+        200: [[row("a", 0, 150, right=True)], [row("b", 0, 120, right=True)]],
+    }
+    shorter, longer = scaling(PROBLEMS, 100, knows_limit=False, fresh=fresh)["fresh"]
+    assert (shorter["limit"], shorter["accuracy"]["mean"], shorter["samples"]) == (30, 0.25, 2)
+    assert shorter["truncation"]["mean"] == 0.5
+    assert shorter["cut"] == limit_curve(PROBLEMS, [30])[0]["accuracy"]
+    assert shorter["difference"]["mean"] == (0.5 - 0.5 + 0.0 - 0.5) / 2, "fresh minus cut, problem by problem"
+    assert shorter["difference"]["low"] <= -0.25 <= shorter["difference"]["high"]
+    assert (longer["accuracy"]["mean"], longer["cut"], longer["difference"]) == (1.0, None, None)
+
+
+def test_efficiency_at_common_lengths_ends_at_the_samples_own() -> None:
+    points = scaling(PROBLEMS, 100, knows_limit=False)["efficiency"]
+    assert [point["mean_tokens"] for point in points] == [16.0, 32.0, 42.5]
+    assert [point["accuracy"]["mean"] for point in points] == [0.25, 0.75, 0.75]
+    assert points[-1]["limit"] == 100
+
+
+def test_marks_keep_what_a_curve_needs() -> None:
+    rows = [
+        *PROBLEMS[0],
+        *PROBLEMS[1],
+        replace(row("c", 0, 7, right=True), outcome="not_judged"),
+        row("c", 1, 8, right=False),
+    ]
+    marks = "".join(mark(r) for r in rows)
+    assert marks == "+++~?-"
+    again = from_marks(marks, [r.tokens for r in rows])
+    assert [(m.tokens, m.correct, m.truncated, m.counted) for m in again] == [
+        (r.tokens, r.correct and r.counted, r.truncated, r.counted) for r in rows
+    ]
+    with pytest.raises(ValueError, match="no record of samples"):
+        from_marks("++", [1])
 
 
 def test_permutation_test_enumerates_few_problems() -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from magicrl.evaluation.samples import SampleRow, row_of
-from magicrl.evaluation.settling import Settling
+from magicrl.evaluation.settling import LOOK_EVERY, Settling
 from magicrl.records import FinishedSample, Problem, RolloutRequest, SamplingParams, TokenArray, Verdict
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.verifiers.base import VerifierService
@@ -151,6 +151,6 @@ def run_job(
     if progress is not None:
         progress(finished, total)
     engine.submit(requests if most is None else spread(requests, most))
-    with Settling(judge, judged) as settling:
+    with Settling(judge, judged, look_every=LOOK_EVERY) as settling:
         for sample in engine.finished_samples():
             settling.add(sample)

@@ -35,7 +35,7 @@ class Settling:
         judge: VerifierService,
         judged: Callable[[FinishedSample, Verdict], None],
         *,
-        look_every: float = LOOK_EVERY,
+        look_every: float,
     ) -> None:
         self._judge = judge
         self._judged = judged

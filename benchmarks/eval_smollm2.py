@@ -1,0 +1,94 @@
+"""SmolLM2 before and after its RL run on real benchmarks, through ``magicrl eval`` as a user runs it.
+
+Random parts of GSM8K, SVAMP, MATH-500, HumanEval and MBPP (fixed seeds), each model in turn, then the paired
+comparison with the first model. It may be stopped at any time; the same command goes on to the sample. Only scores are
+written to the figure, no problem and no response.
+
+    python benchmarks/eval_smollm2.py --output runs/eval-smollm2 --data /work/shared/data \
+        --model instruct=runs/models/SmolLM2-135M-Instruct --model start=runs/models/smollm2-start-7e15ee1fc5e36375 \
+        --model trained=runs/smollm2/model --figure docs/figures/eval-smollm2.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+BOX = "{prompt} End with the answer in \\boxed{}."
+PARTS: dict[str, tuple[dict[str, str], list[str]]] = {
+    "maths": (
+        {
+            "gsm8k": "math/sets/gsm8k/simple_gsm8k_test.jsonl",
+            "svamp": "math/sets/svamp/SVAMP.json",
+            "math500": "math/sets/math500/simple_math500.jsonl",
+        },
+        ["--limit", "60", "--samples", "2", "--template", BOX],
+    ),
+    "code": (
+        {"humaneval": "code/sets/humaneval/data.jsonl", "mbpp": "code/sets/mbpp_full/data.jsonl"},
+        ["--limit", "12", "--samples", "1"],
+    ),
+}
+COMMON = ["--limit-seed", "0", "--max-tokens", "192", "--dtype", "bfloat16", "--max-rows", "64"]
+COMMON += ["--threads", "1", "--workers", "1"]
+KEPT = ("title", "problems", "samples", "accuracy", "pass_at", "majority_at", "length", "truncation", "usage")
+
+
+def command(part: str, model: str, data: Path, output: Path) -> list[str]:
+    """The words after ``magicrl`` that evaluate ``model`` on a part of the sets."""
+    sets, options = PARTS[part]
+    benchmarks = [word for name, path in sets.items() for word in ("--benchmark", f"{name}={data / path}")]
+    return ["eval", "--model", model, *benchmarks, *options, *COMMON, "--output", str(output)]
+
+
+def figure(output: Path, models: dict[str, str], data: Path) -> dict[str, Any]:
+    """What stands in the figure: scores, the account, and the comparisons with the first model."""
+    from magicrl.evaluation.comparison import compare_all
+
+    names = list(models)
+    document: dict[str, Any] = {
+        "commands": ["magicrl " + shlex.join(command(part, "MODEL", Path("DATA"), Path("DIR"))) for part in PARTS],
+        "models": models,
+        "scores": {},
+        "comparisons": {},
+    }
+    for part in PARTS:
+        folders = [output / part / name for name in names]
+        for name, folder in zip(names, folders, strict=True):
+            results = json.loads((folder / "results.json").read_text())
+            scores = document["scores"].setdefault(name, {})
+            for benchmark, result in results["benchmarks"].items():
+                scores[benchmark] = {key: result[key] for key in KEPT} | {
+                    "written": results["written"],
+                    "environment": result["environment"],
+                    "weights_sha256": result["settings"]["engine"]["weights_sha256"],
+                }
+        for name, comparison in zip(names[1:], compare_all(folders)["comparisons"], strict=True):
+            document["comparisons"].setdefault(f"{names[0]} to {name}", {}).update(comparison["benchmarks"])
+    return document
+
+
+def main() -> None:
+    """Evaluate what is missing, then write the figure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", action="append", required=True, help="NAME=FOLDER; the first is compared with")
+    parser.add_argument("--data", type=Path, required=True, help="folder with math/sets and code/sets")
+    parser.add_argument("--output", type=Path, required=True, help="samples and results")
+    parser.add_argument("--figure", type=Path, required=True, help="JSON to write")
+    given = parser.parse_args()
+    models = dict(text.split("=", 1) for text in given.model)
+    for part in PARTS:
+        for name, folder in models.items():
+            words = command(part, folder, given.data, given.output / part / name)
+            subprocess.run([sys.executable, "-m", "magicrl", *words], check=True)
+    given.figure.write_text(json.dumps(figure(given.output, models, given.data), indent=1) + "\n")
+    sys.stdout.write(f"{given.figure}\n")
+
+
+if __name__ == "__main__":
+    main()
