@@ -119,21 +119,33 @@ def test_the_content_policy_stops_what_an_escape_would_let_through(browser: Brow
     assert len([s for s in watched.said if "Content Security Policy" in s]) == 2
 
 
-def test_figures_are_saved_as_svg_and_csv(browser: Browser, page_file: Path) -> None:
-    page = Watched(browser, page_file).page
-    links = page.locator("a[download]")
-    names = [links.nth(i).get_attribute("download") for i in range(links.count())]
-    assert len(set(names)) == len(names) == 2 * page.locator("svg[data-chart]").count()
-    saved: dict[str, str] = {}
-    for name in ("entropy.svg", "step_time.csv", "timeline.svg", "test.csv"):
-        with page.expect_download() as download:
-            page.locator(f'a[download="{name}"]').click()
-        saved[name] = Path(download.value.path()).read_text()
-        assert download.value.suggested_filename == name
-    assert "Entropy against its target" in "".join(ElementTree.fromstring(saved["entropy.svg"]).itertext())
-    ElementTree.fromstring(saved["timeline.svg"])
-    assert len(list(csv.reader(io.StringIO(saved["step_time.csv"])))) == 41
-    assert list(csv.reader(io.StringIO(saved["test.csv"])))[3][0] == "1"
+def saved(page: Page, name: str) -> Path:
+    """Press the button (or link) that saves this file, and give where it is."""
+    stem, _, kind = name.rpartition(".")
+    view = page.locator(f'figure.view[data-name="{stem}"]')
+    with page.expect_download() as download:
+        view.locator(f'[data-save="{kind}"], a[download="{name}"]').click()
+    assert download.value.suggested_filename == name
+    return Path(download.value.path())
+
+
+def test_figures_are_saved_as_svg_png_and_csv(browser: Browser, page_file: Path) -> None:
+    watched = Watched(browser, page_file)
+    page = watched.page
+    entropy = ElementTree.fromstring(saved(page, "entropy.svg").read_text())
+    assert "Entropy against its target" in "".join(entropy.itertext())
+    shapes = {e.get("class") for e in entropy.iter()}
+    assert {"grid", "line d0 s0", "target"} <= shapes, "the drawing is in the file"
+    assert "cross" not in shapes
+    assert ".s0{stroke:#1a3fc9}" in "".join(entropy.itertext()), "with its own colours"
+    ElementTree.fromstring(saved(page, "timeline.svg").read_text())
+    picture = saved(page, "entropy.png").read_bytes()
+    assert picture[:8] == b"\x89PNG\r\n\x1a\n"
+    assert int.from_bytes(picture[16:20]) == 4 * 460, "four dots a unit of the drawing"
+    assert len(list(csv.reader(io.StringIO(saved(page, "step_time.csv").read_text())))) == 41
+    assert list(csv.reader(io.StringIO(saved(page, "test.csv").read_text())))[3][0] == "1"
+    assert watched.said == []
+    assert {url.partition(":")[0] for url in watched.asked} <= {"file", "data", "blob"}
 
 
 def scrolled_by(page: Page, pixels: int) -> None:
@@ -179,13 +191,13 @@ def test_the_arrow_keys_move_the_crosshair_and_say_the_values(browser: Browser, 
 
 def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(browser: Browser, page_file: Path) -> None:
     page = Watched(browser, page_file, viewport={"width": 1280, "height": 800}).page
-    wanted = page.locator("a, summary, select, svg[tabindex]")
+    wanted = page.locator("a, button, summary, select, svg[tabindex]")
     reached: list[int] = []
     for _ in range(wanted.count() + 12):  # areas that scroll are stops of their own
         page.keyboard.press("Tab")
         at, outline = page.evaluate(
             "() => { const e = document.activeElement; return ["
-            "[...document.querySelectorAll('a, summary, select, svg[tabindex]')].indexOf(e),"
+            "[...document.querySelectorAll('a, button, summary, select, svg[tabindex]')].indexOf(e),"
             " e.matches(':focus-visible') ? getComputedStyle(e).outlineStyle : 'body'] }"
         )
         if at >= 0:
@@ -194,7 +206,7 @@ def test_the_tab_key_reaches_everything_in_order_and_shows_where_it_is(browser: 
         if len(reached) > 1 and reached[-1] == 0:
             break
     hidden = page.evaluate(
-        "[...document.querySelectorAll('a, summary, select, svg[tabindex]')]"
+        "[...document.querySelectorAll('a, button, summary, select, svg[tabindex]')]"
         ".map((e, i) => e.checkVisibility() ? -1 : i).filter((i) => i >= 0)"
     )
     visible = [i for i in range(wanted.count()) if i not in hidden]

@@ -115,15 +115,19 @@ def test_entropy_and_alpha_share_their_x_axis(page: str) -> None:
     assert charts["accuracy"]["series"][0]["points"]
 
 
-def test_figures_are_exported_as_svg_and_csv(page: str) -> None:
-    links = {a["download"]: a["href"] for t, a in Page(page).elements if t == "a" and a.get("download")}
-    assert {"accuracy.svg", "accuracy.csv", "entropy.svg", "alpha.csv", "step_time.csv"} <= set(links)
-    for name, link in links.items():
-        assert name is not None
-        assert link is not None
-        text = base64.b64decode(link.partition("base64,")[2]).decode()
-        if name.endswith(".svg"):
-            ElementTree.fromstring(text)
+def test_figures_are_exported_as_svg_png_and_csv(page: str) -> None:
+    elements = Page(page).elements
+    links = {a["download"]: a["href"] for t, a in elements if t == "a" and a.get("download")}
+    names = [a["data-name"] for t, a in elements if a.get("data-name")]
+    assert {f"{name}.csv" for name in names} == set(links)
+    assert len(set(names)) == len(names)
+    assert {"accuracy", "entropy", "alpha", "step_time"} <= set(names)
+    for kind in ("svg", "png"):
+        assert sum(a.get("data-save") == kind for _, a in elements) == len(names)
+    frames = re.findall(r"<template>(<svg.*?</svg>)</template>", page, re.DOTALL)
+    assert len(frames) == len(names), "a file's title and legend, into which the script puts the drawing"
+    for frame in frames:
+        ElementTree.fromstring(frame)
     csv = base64.b64decode(str(links["step_time.csv"]).partition("base64,")[2]).decode().splitlines()
     assert csv[0] == "step,rollout t_R,training t_T,other t_O"
     assert csv[1] == "1,1.0,0.5,0.25"

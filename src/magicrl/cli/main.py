@@ -90,22 +90,32 @@ def eval(options: EvalOptions = EVERY_DEFAULT) -> int:
 
 
 @app.command
-def report(run: Path, /, *, output: Path | None = None) -> int:
-    """Write a run's report: one self-contained HTML page.
+def report(
+    *folders: Path,
+    output: Path | None = None,
+    x: Literal["steps", "tokens", "wall", "gpu-hours"] | None = None,
+    group_by: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=True)] = None,
+) -> int:
+    """Write a report: one self-contained HTML page of a run, or one that compares runs and evaluations.
 
     Example: magicrl report runs/quickstart
 
+    Example: magicrl report runs/adaptive-0 runs/adaptive-1 runs/none-0 runs/none-1 --output ablation.html
+
     Parameters
     ----------
-    run
-        The run folder.
+    folders
+        One run folder, or several folders of magicrl train and magicrl eval; the first is what others are held against.
     output
-        The page; default: report.html in the run folder.
+        The page; default: report.html in a single folder, comparison.html here for several.
+    x
+        The x axis that a comparison shows first; the page can change it.
+    group_by
+        Settings whose values make the arms, e.g. entropy.target; default: all that differ but seed and bookkeeping.
     """
-    from magicrl.reporting.report import write_report
+    from magicrl.cli.report import run_report
 
-    Console().print(f"report: {write_report(run, output)}")
-    return 0
+    return run_report(folders, output, x, group_by, Console())
 
 
 @app.command

@@ -15,9 +15,20 @@ from magicrl.reporting.figures import FigureGroup, figure_groups
 from magicrl.reporting.provenance import provenance
 from magicrl.reporting.rollouts import LEVELS, shown_rollouts
 from magicrl.reporting.run_folder import EvaluatedSample, RecordedRun, SampledResponse
+from magicrl.reporting.sample_browser import (
+    MOST_PROBLEMS,
+    Answer,
+    AnswerRow,
+    Browsed,
+    Kind,
+    SampleBrowser,
+    browser,
+    kinds_of,
+)
 from magicrl.reporting.scores import headline
 from magicrl.reporting.timeline import timeline_rows
 from magicrl.reporting.views import chart_view, hover, timeline_view
+from magicrl.reporting.wording import temperature
 from magicrl.training.health import check_run
 from magicrl.training.health_signs import RULES
 
@@ -89,7 +100,11 @@ def _figures(run: RecordedRun, group: FigureGroup) -> Block:
         panels[-1].append(timeline_view(rows))
     crosshairs = {chart.key: hover(chart) for panel in group.panels for chart in panel}
     return Block(
-        key=group.key, title=group.title, template="figures.html.j2", data={"panels": panels}, hover=crosshairs
+        key=group.key,
+        title=group.title,
+        template="figures.html.j2",
+        data={"panels": panels, "axes": (), "note": ""},
+        hover=crosshairs,
     )
 
 
@@ -132,17 +147,50 @@ def _ends(values: Iterable[object]) -> float | None:
 
 
 def _samples(run: RecordedRun) -> Block | None:
-    sets: list[dict[str, Any]] = []
+    browsers: list[SampleBrowser] = []
     for comparison in comparisons(run):
         old = {s.problem_id: s for s in (comparison.before.samples if comparison.before else ())}
         new = {s.problem_id: s for s in (comparison.after.samples if comparison.after else ())}
-        problems = [
-            {"problem": new.get(key) or old[key], "pairs": response_pairs(old.get(key), new.get(key))}
-            for key in dict.fromkeys([*old, *new])
-        ]
+        problems = [_browsed(old.get(key), new.get(key)) for key in dict.fromkeys([*old, *new])]
         if problems:
-            sets.append({"name": comparison.set_name, "problems": problems})
-    return _optional("samples", "Test responses", {"sets": sets} if sets else None)
+            browsers.append(browser(comparison.set_name, ("before", "after"), problems))
+    return _optional("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None)
+
+
+def _browsed(before: EvaluatedSample | None, after: EvaluatedSample | None) -> Browsed:
+    """One test problem; what changed is told at each temperature by itself."""
+    problem = after or before
+    assert problem is not None, "a problem of one of the two"
+    pairs = [
+        (pair.temperature, as_answer(pair.before), as_answer(pair.after)) for pair in response_pairs(before, after)
+    ]
+    kinds = (kinds_of([[old] if old else [], [new] if new else []]) for _, old, new in pairs)
+    return Browsed(
+        id=problem.problem_id,
+        prompt=problem.prompt,
+        gold=problem.gold if isinstance(problem.gold, str) else " or ".join(problem.gold),
+        marks=(
+            tuple(old.mark for _, old, _ in pairs if old is not None),
+            tuple(new.mark for _, _, new in pairs if new is not None),
+        ),
+        rows=tuple(AnswerRow(label=f"Temperature {temperature(t)}", answers=(old, new)) for t, old, new in pairs),
+        kinds=frozenset[Kind]().union(*kinds),
+    )
+
+
+def as_answer(response: SampledResponse | None) -> Answer | None:
+    """A recorded response as the browser shows it."""
+    if response is None:
+        return None
+    return Answer(
+        text=response.text,
+        outcome=response.outcome,
+        status=response.status,
+        decided_by=response.decided_by,
+        extracted=response.extracted,
+        tokens=response.tokens,
+        truncated=response.finish_reason == "length",
+    )
 
 
 def response_pairs(before: EvaluatedSample | None, after: EvaluatedSample | None) -> list[ResponsePair]:

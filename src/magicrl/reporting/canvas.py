@@ -102,7 +102,22 @@ def picture(
             f'<svg class="chart" viewBox="0 0 {WIDTH} {height:g}" role="img" data-chart="{escape(key)}" '
             f'aria-label="{escape(description)}">{body}</svg>'
         )
-    per_row = 2 if any(len(entry.label) > 18 for entry in legend) else 3
+    return _file(title, description, height, body, legend, f"<style>{file_css()}</style>")
+
+
+def picture_frame(*, title: str, height: float, legend: Sequence[Entry]) -> Markup:
+    """A file's drawing without its body and style, which the script of a page puts in: what ``picture`` adds."""
+    return _file(title, title, height, "", legend, "<style></style>")
+
+
+def file_css() -> str:
+    """The style of a drawing as a file: always light."""
+    return _ALONE + SHAPES + series_css(PALETTE)
+
+
+def _file(title: str, description: str, height: float, body: str, legend: Sequence[Entry], style: str) -> Markup:
+    longest = max((len(entry.label) for entry in legend), default=0)
+    per_row = 1 if longest > 32 else 2 if longest > 18 else 3
     pitch = (WIDTH - 24) / per_row
     whole = height + 24 + 18 * -(-len(legend) // per_row)
     entries = "".join(
@@ -114,7 +129,7 @@ def picture(
     return Markup(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole:g}" width="{2 * WIDTH}" '
         f'height="{2 * whole:g}"><title>{escape(description)}</title>'
-        f"<style>{_ALONE}{SHAPES}{series_css(PALETTE)}</style>"
+        f"{style}"
         f'<rect width="{WIDTH}" height="{whole:g}" fill="#fff"/>'
         f'<text class="title" x="12" y="17">{escape(title)}</text>'
         f'<g transform="translate(0 18)">{body}{entries}</g></svg>'

@@ -52,7 +52,7 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """A chart over the training steps.
+    """A chart over the training steps, or over another x.
 
     Attributes:
         key: file name of its exports.
@@ -65,8 +65,11 @@ class Chart:
         y_high: fixed upper end.
         target: a horizontal line with its label.
         marks: stage changes.
-        x_name: what the x axis counts.
+        x_name: what the x axis counts; ``x_word`` the same before a single value, in the crosshair's box and the CSV.
         x_range: fixed x axis, so that charts below one another align.
+        x_whole: whether x counts something, so that there are ticks at whole numbers only.
+        x_log: x grows by factors; all x must be positive.
+        x_ticks: fixed ticks of the x axis.
         compact: half as tall.
     """
 
@@ -80,7 +83,11 @@ class Chart:
     target: tuple[float, str] | None = None
     marks: tuple[Mark, ...] = ()
     x_name: str = "training step"
+    x_word: str = "step"
     x_range: tuple[float, float] | None = None
+    x_whole: bool = True
+    x_log: bool = False
+    x_ticks: tuple[float, ...] = ()
     stacked: bool = False
     compact: bool = False
 
@@ -132,11 +139,15 @@ def with_running_mean(label: str, points: Points, color: int, breaks: Sequence[f
     window = smoothing_window(len(points))
     if window == 1:
         return (Series(label=label, points=points, color=color),)
-    parts = _parts(points, breaks)
     return (
-        Series(label=label, points=tuple(p for part in parts for p in running_mean(part, window)), color=color),
+        Series(label=label, points=running_mean_of_parts(points, window, breaks), color=color),
         Series(label=f"{label} (each step)", points=points, color=color, style="faint"),
     )
+
+
+def running_mean_of_parts(points: Points, window: int, breaks: Sequence[float]) -> Points:
+    """The running mean of each part between ``breaks`` by itself."""
+    return tuple(p for part in _parts(points, breaks) for p in running_mean(part, window))
 
 
 def _parts(points: Points, breaks: Sequence[float]) -> list[Points]:
@@ -174,7 +185,7 @@ def stacked(series: Sequence[Series]) -> tuple[Series, ...]:
 
 
 def to_csv(chart: Chart) -> str:
-    """Every value of the chart: a row a step, a column a series, its band's ends beside it."""
+    """Every value of the chart: a row an x, a column a series, its band's ends beside it."""
     columns: list[tuple[str, dict[float, float]]] = []
     for series in chart.series:
         columns.append((series.label, dict(series.points)))
@@ -183,7 +194,7 @@ def to_csv(chart: Chart) -> str:
             columns.append((f"{series.label}, high", {x: high for x, _, high in series.band}))
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["step", *(name for name, _ in columns)])
+    writer.writerow([chart.x_word, *(name for name, _ in columns)])
     for x in sorted({x for _, values in columns for x in values}):
         writer.writerow([f"{x:g}", *(repr(v[x]) if x in v else "" for _, v in columns)])
     return out.getvalue()

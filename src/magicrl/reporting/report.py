@@ -16,9 +16,13 @@ from markupsafe import Markup
 
 from magicrl.reporting import wording
 from magicrl.reporting.blocks import Block, run_blocks
-from magicrl.reporting.canvas import page_css
+from magicrl.reporting.canvas import file_css, page_css
 from magicrl.reporting.run_folder import RecordedRun, read_run
+from magicrl.reporting.sample_browser import clipped
 from magicrl.reporting.summary import training_seconds
+
+SCRIPTS = ("values.js", "crosshair.js", "save.js", "browse.js")
+"""Parts of the page's one script, in order."""
 
 MOST_CHARACTERS = 20_000
 """Of one response on the page; the evaluation's file has it whole."""
@@ -36,7 +40,15 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
     run = read_run(run_folder)
     command = f"magicrl report {run_folder}" + (f" --output {output}" if output is not None else "")
     page = render_page(run.name, _facts(run), run_blocks(run), command)
-    target = output or run_folder / "report.html"
+    return write_page(page, output or run_folder / "report.html")
+
+
+def write_page(page: str, target: Path) -> Path:
+    """Write a page whole or not at all.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         writing = target.with_name(f".{target.name}.writing")
@@ -47,7 +59,13 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
     return target
 
 
-def render_page(title: str, facts: Sequence[tuple[str, str]], blocks: Sequence[Block], command: str = "") -> str:
+def render_page(
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    blocks: Sequence[Block],
+    command: str = "",
+    kind: str = "run report",
+) -> str:
     """A page of ``blocks`` under ``title`` with a line of (label, value) ``facts``; ``command`` made it.
 
     Everything but our own drawings is escaped; besides, the page's content policy allows no script but
@@ -68,12 +86,16 @@ def render_page(title: str, facts: Sequence[tuple[str, str]], blocks: Sequence[B
         temperature=wording.temperature,
         visible=wording.visible,
         shortened=shortened,
+        clipped=clipped,
     )
-    script = _asset("page.js")
+    script = "".join(_asset(name) for name in SCRIPTS)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    hover: dict[str, Any] = {key: value for block in blocks for key, value in block.hover.items()}
+    hover: dict[str, Any] = {"#style": file_css()} | {
+        key: value for block in blocks for key, value in block.hover.items()
+    }
     return environment.get_template("page.html.j2").render(
         title=title,
+        kind=kind,
         facts=facts,
         blocks=blocks,
         command=command,

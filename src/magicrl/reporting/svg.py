@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,13 +27,17 @@ class Frame:
     y_low: float
     y_high: float
     height: int
+    x_log: bool = False
 
     @property
     def bottom(self) -> float:
         return self.height - BOTTOM
 
     def x(self, value: float) -> float:
-        return LEFT + (value - self.x_low) / (self.x_high - self.x_low) * (WIDTH - LEFT - RIGHT)
+        low, high = self.x_low, self.x_high
+        if self.x_log:
+            value, low, high = math.log(value), math.log(low), math.log(high)
+        return LEFT + (value - low) / (high - low) * (WIDTH - LEFT - RIGHT)
 
     def y(self, value: float) -> float:
         share = (value - self.y_low) / (self.y_high - self.y_low)
@@ -55,8 +60,8 @@ def frame_of(chart: Chart) -> tuple[Frame, list[float]]:
     ticks = nice_ticks(low, high, 3 if chart.compact else 5)
     x_low, x_high = chart.x_range or (min(xs), max(xs))
     if x_high <= x_low:
-        x_low, x_high = x_low - 0.5, x_high + 0.5
-    return Frame(x_low, x_high, ticks[0], ticks[-1], COMPACT if chart.compact else TALL), ticks
+        x_low, x_high = (x_low / 1.5, x_high * 1.5) if chart.x_log else (x_low - 0.5, x_high + 0.5)
+    return Frame(x_low, x_high, ticks[0], ticks[-1], COMPACT if chart.compact else TALL, chart.x_log), ticks
 
 
 def drawn_series(chart: Chart) -> tuple[Series, ...]:
@@ -106,7 +111,7 @@ def legend(chart: Chart) -> list[Entry]:
             sign = "area" if chart.stacked else "limit" if series.style == "steps" else "diamond"
             found.append(Entry(label=series.label, sign=sign, color=series.color))
         else:
-            found.append(Entry(label=series.label, sign="line", color=series.color, dash=lines % 6))
+            found.append(Entry(label=series.label, sign="line", color=series.color, dash=(lines + lines // 6) % 6))
             lines += 1
     return found
 
@@ -127,7 +132,8 @@ def describe(chart: Chart) -> str:
     """The chart in one sentence, for those who cannot see it."""
     ends = [f"{s.label} {tick_label(round(s.points[-1][1], 4), chart.unit)}" for s in legend_entries(chart)]
     last = max((s.points[-1][0] for s in chart.series if s.points), default=0.0)
-    return f"{chart.title}. At step {last:g}: {', '.join(ends) or 'nothing'}."
+    where = f"{chart.x_word} {last:g}" if chart.x_whole or chart.x_log else f"{last:.4g} {chart.x_word}"
+    return f"{chart.title}. At {where}: {', '.join(ends) or 'nothing'}."
 
 
 def _axes(frame: Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
@@ -138,13 +144,11 @@ def _axes(frame: Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick_label(tick, chart.unit)}</text>'
         )
-    for tick in nice_ticks(frame.x_low, frame.x_high, 5):
-        if tick != int(tick) or not frame.x_low <= tick <= frame.x_high:
-            continue
+    for tick in _x_ticks(frame, chart):
         x = frame.x(tick)
         parts.append(
             f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{frame.bottom:.1f}" y2="{frame.bottom + 4:.1f}"/>'
-            f'<text class="tick" x="{x:.1f}" y="{frame.bottom + 16:.1f}" text-anchor="middle">{tick:g}</text>'
+            f'<text class="tick" x="{x:.1f}" y="{frame.bottom + 16:.1f}" text-anchor="middle">{_short(tick)}</text>'
         )
     parts.append(
         f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{frame.bottom:.1f}" y2="{frame.bottom:.1f}"/>'
@@ -152,6 +156,25 @@ def _axes(frame: Frame, ticks: Sequence[float], chart: Chart) -> list[str]:
         f'text-anchor="middle">{escape(chart.x_name)}</text>'
     )
     return parts
+
+
+def _x_ticks(frame: Frame, chart: Chart) -> list[float]:
+    """Ticks inside the axis; fixed ones thinned from the right until they leave room."""
+    if not chart.x_ticks:
+        ticks = nice_ticks(frame.x_low, frame.x_high, 5)
+        return [t for t in ticks if frame.x_low <= t <= frame.x_high and (t == int(t) or not chart.x_whole)]
+    kept: list[float] = []
+    for tick in sorted(chart.x_ticks, reverse=True):
+        if not kept or frame.x(kept[-1]) - frame.x(tick) >= 5 * LETTER:
+            kept.append(tick)
+    return kept[::-1]
+
+
+def _short(value: float) -> str:
+    """A tick of the x axis; limits beyond ten thousand tokens in their customary form, ``32768`` as ``32k``."""
+    if value >= 10_000 and value % 1024 == 0:
+        return f"{value / 1024:g}k"
+    return f"{value:g}"
 
 
 def _marks(frame: Frame, marks: Sequence[Mark]) -> list[str]:

@@ -110,12 +110,17 @@ def timeline_legend(rows: Sequence[TimelineRow]) -> list[Entry]:
     return [Entry(label=name.replace("_", " "), sign="area", color=_COLORS.get(name, 4)) for name in names]
 
 
+def timeline_height(rows: Sequence[TimelineRow]) -> float:
+    """Of the drawing, in SVG units."""
+    return TOP + sum(LANE * len(row.lanes) + GAP for row in rows) + BOTTOM
+
+
 def draw_timeline(rows: Sequence[TimelineRow], *, alone: bool = False) -> Markup:
     """A row a step, seconds to the right; what no bar covers is bookkeeping."""
     longest = max((span.end for row in rows for lane in row.lanes for span in lane), default=1.0)
     ticks = [tick for tick in nice_ticks(0.0, longest, 5) if tick <= longest]
     scale = (WIDTH - LEFT - RIGHT) / longest
-    height = TOP + sum(LANE * len(row.lanes) + GAP for row in rows)
+    height = timeline_height(rows) - BOTTOM
     parts: list[str] = []
     for tick in ticks:
         x = LEFT + tick * scale

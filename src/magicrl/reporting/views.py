@@ -9,12 +9,18 @@ from typing import Any
 
 from markupsafe import Markup
 
-from magicrl.reporting.canvas import WIDTH, Entry, swatch
+from magicrl.reporting.canvas import WIDTH, Entry, picture_frame, swatch
 from magicrl.reporting.charts import Chart, Series, Unit, thinned, to_csv
 from magicrl.reporting.comparison import Comparison
-from magicrl.reporting.interval_plot import IntervalRow, draw_intervals, intervals_csv, intervals_legend
+from magicrl.reporting.interval_plot import (
+    IntervalRow,
+    draw_intervals,
+    intervals_csv,
+    intervals_height,
+    intervals_legend,
+)
 from magicrl.reporting.svg import LEFT, RIGHT, draw, drawn_series, frame_of, legend, legend_entries
-from magicrl.reporting.timeline import TimelineRow, draw_timeline, timeline_csv, timeline_legend
+from magicrl.reporting.timeline import TimelineRow, draw_timeline, timeline_csv, timeline_height, timeline_legend
 from magicrl.reporting.wording import measured, temperature
 
 TABLE_ROWS = 12
@@ -33,18 +39,22 @@ class FigureView:
     """One figure of a page.
 
     Attributes:
+        name: of its exports, without ending.
         title: its heading.
-        svg: the drawing.
+        svg: the drawing; several of which one is shown, where the x axis can be chosen.
+        frame: title and legend of the drawing as a file, into which the page puts what it shows.
         legend: (sign, words) pairs.
-        downloads: (words, file name, link) triples.
+        csv: its data as a link; empty where the page writes them from the curves it holds.
         note: how to read it.
         table: some of its values, for those who cannot see the drawing.
     """
 
+    name: str
     title: str
     svg: Markup
+    frame: Markup
     legend: tuple[tuple[Markup, str], ...]
-    downloads: tuple[tuple[str, str, str], ...]
+    csv: str = ""
     note: str = ""
     table: Table | None = None
 
@@ -54,12 +64,14 @@ def chart_view(chart: Chart) -> FigureView:
     entries = legend(chart)
     alike = len(entries) == 1 and entries[0].label.lower() == chart.title.lower()
     return FigureView(
+        name=chart.key,
         title=chart.title,
         svg=draw(chart),
-        legend=() if alike else _signs(entries),
-        downloads=_downloads(chart.key, draw(chart, alone=True), to_csv(chart)),
+        frame=picture_frame(title=chart.title, height=frame_of(chart)[0].height, legend=entries),
+        legend=() if alike else signs(entries),
+        csv=data_uri("text/csv", to_csv(chart)),
         note=chart.note,
-        table=_values(chart),
+        table=values_table(chart),
     )
 
 
@@ -69,10 +81,12 @@ def intervals_view(key: str, comparison: Comparison) -> FigureView:
     best = None if comparison.start_best is None else comparison.start_best[1].accuracy.mean
     title = "Accuracy by temperature"
     return FigureView(
+        name=key,
         title=title,
         svg=draw_intervals(rows, best, key=key, title=title),
-        legend=_signs(intervals_legend(rows, best)),
-        downloads=_downloads(key, draw_intervals(rows, best, key=key, title=title, alone=True), intervals_csv(rows)),
+        frame=picture_frame(title=title, height=intervals_height(rows), legend=intervals_legend(rows, best)),
+        legend=signs(intervals_legend(rows, best)),
+        csv=data_uri("text/csv", intervals_csv(rows)),
         note="Bars are 95 % intervals; the unit of each is the problem, not the sample.",
     )
 
@@ -99,10 +113,12 @@ def interval_rows(comparison: Comparison) -> list[IntervalRow]:
 def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:
     """What ran when inside a few steps."""
     return FigureView(
+        name="timeline",
         title="Inside a step",
         svg=draw_timeline(rows),
-        legend=_signs(timeline_legend(rows)),
-        downloads=_downloads("timeline", draw_timeline(rows, alone=True), timeline_csv(rows)),
+        frame=picture_frame(title="Inside a step", height=timeline_height(rows), legend=timeline_legend(rows)),
+        legend=signs(timeline_legend(rows)),
+        csv=data_uri("text/csv", timeline_csv(rows)),
         note="The step of median length and the slowest one of each stage. Judging that hid behind generation has no "
         "bar of its own; what no bar covers is bookkeeping.",
     )
@@ -110,16 +126,8 @@ def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:
 
 def hover(chart: Chart) -> dict[str, Any]:
     """What the crosshair needs: the plot area, the x range and every line's values."""
-    frame, _ = frame_of(chart)
     shown = {s.label for s in drawn_series(chart)}
-    return {
-        "left": LEFT,
-        "right": WIDTH - RIGHT,
-        "width": WIDTH,
-        "bottom": frame.bottom,
-        "low": frame.x_low,
-        "high": frame.x_high,
-        "unit": chart.unit,
+    return plot_area(chart) | {
         "series": [
             {
                 "label": s.label,
@@ -132,15 +140,26 @@ def hover(chart: Chart) -> dict[str, Any]:
     }
 
 
-def _signs(entries: Sequence[Entry]) -> tuple[tuple[Markup, str], ...]:
+def plot_area(chart: Chart) -> dict[str, Any]:
+    """Where the chart's x go, and the words for its values; charts of one ``group`` share their crosshair."""
+    frame, _ = frame_of(chart)
+    return {
+        "left": LEFT,
+        "right": WIDTH - RIGHT,
+        "width": WIDTH,
+        "bottom": frame.bottom,
+        "low": frame.x_low,
+        "high": frame.x_high,
+        "unit": chart.unit,
+        "word": chart.x_word,
+        "log": chart.x_log,
+        "group": chart.x_word,
+    }
+
+
+def signs(entries: Sequence[Entry]) -> tuple[tuple[Markup, str], ...]:
+    """The legend of a page: each entry's sign and words."""
     return tuple((swatch(entry), entry.label) for entry in entries)
-
-
-def _downloads(key: str, svg: str, csv: str) -> tuple[tuple[str, str, str], ...]:
-    return (
-        ("SVG", f"{key}.svg", data_uri("image/svg+xml", svg)),
-        ("CSV", f"{key}.csv", data_uri("text/csv", csv)),
-    )
 
 
 def data_uri(media_type: str, text: str) -> str:
@@ -148,8 +167,8 @@ def data_uri(media_type: str, text: str) -> str:
     return f"data:{media_type};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
 
 
-def _values(chart: Chart) -> Table | None:
-    """About a dozen evenly spaced steps, the first and the last among them."""
+def values_table(chart: Chart) -> Table | None:
+    """The chart's values at about a dozen evenly spaced x, the first and the last among them."""
     series = legend_entries(chart)
     xs = sorted({x for s in series for x, _ in s.points})
     if not xs:
@@ -158,7 +177,7 @@ def _values(chart: Chart) -> Table | None:
     picked = [xs[i] for i in sorted({round(i * last / (TABLE_ROWS - 1)) for i in range(TABLE_ROWS)})]
     values = [_lookup(s, chart.unit) for s in series]
     rows = tuple((f"{x:g}", *(column.get(x, "–") for column in values)) for x in picked)
-    return Table(head=("step", *(s.label for s in series)), rows=rows)
+    return Table(head=(chart.x_word, *(s.label for s in series)), rows=rows)
 
 
 def _lookup(series: Series, unit: Unit) -> Mapping[float, str]:

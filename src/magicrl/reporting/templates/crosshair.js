@@ -1,11 +1,10 @@
-"use strict";
-// The crosshair: one step, shown in every chart at once; values of the chart that is pointed at in a small box.
+// The crosshair: one x, shown in every chart over the same x; values of the chart that is pointed at in a small box.
 (function () {
-  const data = JSON.parse(document.getElementById("hover").textContent);
   const tip = document.getElementById("tip");
   const charts = Array.from(document.querySelectorAll("svg[data-chart]"))
     .filter((svg) => data[svg.dataset.chart] && data[svg.dataset.chart].series.length);
-  let at = null; // the step last chosen, shared by all charts
+  let at = null; // the x last chosen, shared by all charts over it
+  let over = null; // what that x counts
   let keyed = null; // the chart whose box the keys opened; it has no pointer that scrolling could leave behind
 
   function nearest(points, x) {
@@ -35,13 +34,31 @@
     for (const svg of charts) svg.querySelector(".cross").setAttribute("visibility", "hidden");
   }
 
-  function place(chart, x) {
-    return chart.left + (x - chart.low) / (chart.high - chart.low) * (chart.right - chart.left);
+  const scale = (chart, x) => (chart.log ? Math.log(x) : x);
+
+  function share(chart, x) {
+    const low = scale(chart, chart.low), high = scale(chart, chart.high);
+    return Math.min(1, Math.max(0, (scale(chart, x) - low) / (high - low)));
   }
 
-  function crosshairs(x) {
+  function place(chart, x) {
+    return chart.left + share(chart, x) * (chart.right - chart.left);
+  }
+
+  function value(chart, part) {
+    const low = scale(chart, chart.low), found = low + part * (scale(chart, chart.high) - low);
+    return chart.log ? Math.exp(found) : found;
+  }
+
+  function worded(chart, x) {
+    const number = String(Number.isInteger(x) ? x : Number(x.toPrecision(3)));
+    return chart.axis && chart.axis !== "steps" ? number + " " + chart.word : chart.word + " " + number;
+  }
+
+  function crosshairs(x, group) {
     for (const svg of charts) {
       const chart = data[svg.dataset.chart], line = svg.querySelector(".cross"), where = place(chart, x);
+      if (chart.group !== group) { line.setAttribute("visibility", "hidden"); continue; }
       line.setAttribute("x1", where); line.setAttribute("x2", where);
       line.setAttribute("y1", 20); line.setAttribute("y2", chart.bottom);
       line.setAttribute("visibility", "visible");
@@ -61,15 +78,15 @@
     return chart.series.map((series) => {
       const point = series.points[nearest(series.points, x)];
       const sparse = series.points.length < every && point[0] !== x;
-      const label = sparse ? series.label + " (step " + Math.round(point[0]) + ")" : series.label;
+      const label = sparse ? series.label + " (" + worded(chart, point[0]) + ")" : series.label;
       return [label, written(point[1], chart.unit), series.color];
     });
   }
 
   function show(svg, x, left, top) {
     const chart = data[svg.dataset.chart], found = values(chart, x), head = document.createElement("div");
-    crosshairs(x);
-    head.textContent = "step " + Math.round(x);
+    crosshairs(x, chart.group);
+    head.textContent = worded(chart, x);
     tip.replaceChildren(head, ...found.map((parts) => row(...parts)));
     tip.hidden = false;
     svg.setAttribute("aria-valuenow", x);
@@ -83,8 +100,9 @@
   function pointed(svg, event) {
     const chart = data[svg.dataset.chart], box = svg.getBoundingClientRect(), points = longest(chart);
     const unit = (event.clientX - box.left) / box.width * chart.width;
-    const share = Math.min(1, Math.max(0, (unit - chart.left) / (chart.right - chart.left)));
-    at = points[nearest(points, chart.low + share * (chart.high - chart.low))][0];
+    const part = Math.min(1, Math.max(0, (unit - chart.left) / (chart.right - chart.left)));
+    at = points[nearest(points, value(chart, part))][0];
+    over = chart.group;
     keyed = null;
     show(svg, at, event.clientX, event.clientY);
   }
@@ -96,7 +114,9 @@
 
   function stepped(svg, move) {
     const points = longest(data[svg.dataset.chart]);
-    const now = at === null ? points.length - 1 : nearest(points, at);
+    const group = data[svg.dataset.chart].group;
+    const now = at === null || over !== group ? points.length - 1 : nearest(points, at);
+    over = group;
     at = points[Math.min(points.length - 1, Math.max(0, move(now, points.length - 1)))][0];
     keyed = svg;
     beside(svg);
@@ -131,33 +151,23 @@
   // Focusing a chart scrolls it into view, and the browser may tell of that only after the first key.
   addEventListener("scroll", () => { if (keyed) beside(keyed); else hide(); }, { passive: true });
 
-  // The rollouts' filters.
-  const filters = document.querySelector(".filters");
-  if (filters) {
-    const chosen = (name) => filters.querySelector("[data-filter=" + name + "]").value;
-    filters.hidden = false;
-    filters.addEventListener("change", () => {
-      let shown = 0;
-      for (const step of document.querySelectorAll(".step")) {
-        let inside = 0;
-        for (const item of step.querySelectorAll(".rollout")) {
-          item.hidden = (chosen("outcome") && item.dataset.outcome !== chosen("outcome"))
-            || (chosen("step") && step.dataset.step !== chosen("step")) ? true : false;
-          inside += item.hidden ? 0 : 1;
-        }
-        step.hidden = inside === 0;
-        shown += inside;
+  // The x axis of a comparison: every figure and every switch of the page goes along.
+  const switches = Array.from(document.querySelectorAll(".axes"));
+  for (const set of switches) {
+    set.hidden = false;
+    set.addEventListener("change", (event) => {
+      hide();
+      for (const input of document.querySelectorAll(".axes input")) input.checked = input.value === event.target.value;
+      for (const view of document.querySelectorAll(".view")) {
+        const drawings = Array.from(view.querySelectorAll("svg[data-axis]"));
+        const chosen = drawings.find((svg) => svg.dataset.axis === event.target.value);
+        const empty = view.querySelector(".no-axis");
+        if (!drawings.length) continue;
+        for (const svg of drawings) svg.toggleAttribute("hidden", svg !== chosen);
+        if (empty) empty.hidden = Boolean(chosen);
       }
-      document.querySelector(".nothing").hidden = shown > 0;
     });
   }
 
-  // On paper everything is open; afterwards it is as it was.
-  let closed = [];
-  addEventListener("beforeprint", () => {
-    hide();
-    closed = Array.from(document.querySelectorAll("details:not([open]):not(.values)"));
-    for (const details of closed) details.open = true;
-  });
-  addEventListener("afterprint", () => { for (const details of closed) details.open = false; });
+  addEventListener("beforeprint", hide);
 })();
