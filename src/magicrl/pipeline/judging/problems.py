@@ -57,7 +57,7 @@ class Judgement:
         votes: of every judge, in the order of judges and indices.
         valid: how many were readable.
         keeps: how many of these say that the problem is well posed.
-        keep: whether that is at least the threshold.
+        keep: whether that is at least the threshold; what the settings say where too few votes are valid.
     """
 
     problem: str
@@ -65,3 +65,8 @@ class Judgement:
     valid: int
     keeps: int
     keep: bool
+
+    @property
+    def decided(self) -> bool:
+        """Whether at least half of the votes are valid."""
+        return 2 * self.valid >= len(self.votes)

@@ -42,6 +42,15 @@ class JudgeSettings(BaseModel):
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])
     """Further fields of every request, as the server's own."""
 
+    @model_validator(mode="after")
+    def _votes_differ(self) -> Self:
+        if self.temperature == 0 and self.votes > 1:
+            raise ValueError(
+                f"temperature = 0 gives one vote every time, and votes = {self.votes} are asked for; use votes = 1, "
+                "or a temperature above 0"
+            )
+        return self
+
     @property
     def shown_name(self) -> str:
         """The name in reports."""
@@ -57,8 +66,10 @@ class JudgingSettings(BaseModel):
     keep_votes: int | None = Field(default=None, ge=1)
     """Least number of valid votes for keeping; default: 9 of 32, and the same share (rounded up) of another number."""
     seed: int = Field(default=0, ge=0)
-    prompt: str = ""
-    """Instructions of one's own in place of the four criteria; default: the report's."""
+    undecided: Literal["keep", "drop"] = "keep"
+    """What becomes of a problem of whose votes fewer than half could be read: nobody judged it."""
+    instructions: str = ""
+    """Of one's own, in place of the four criteria's wording."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
