@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magicrl.models.head import HeadOptions, logprobs_and_entropies
+from magicrl.models import head
+from magicrl.models.head import HeadOptions, logprobs_and_entropies, pieces
 
 
 def naive(
@@ -93,6 +94,64 @@ def test_values_and_gradients_equal_the_plain_formula(
         assert float((ours - theirs).norm()) <= tolerance * float(theirs.norm())
 
 
+@pytest.fixture
+def narrow_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many pieces even where there are few words."""
+    monkeypatch.setattr(head, "_LEAST_WORDS", 4)
+    monkeypatch.setattr(head, "_WIDEN_ROWS", 3)
+
+
+def test_pieces_by_hand(narrow_pieces: None) -> None:
+    # 2 x 10 logits at once: five tokens meet 4 words at a time (the least), so not all rows fit beside each other
+    assert list(pieces(6, 10, 2)) == [
+        (slice(0, 4), [slice(0, 5), slice(5, 6)]),
+        (slice(4, 8), [slice(0, 5), slice(5, 6)]),
+        (slice(8, 10), [slice(0, 5), slice(5, 6)]),
+    ]
+    assert list(pieces(4, 10, 2)) == [(slice(0, 5), [slice(0, 4)]), (slice(5, 10), [slice(0, 4)])]
+    assert list(pieces(3, 10, 8)) == [(slice(0, 10), [slice(0, 3)])]
+
+
+@pytest.mark.usefixtures("narrow_pieces")
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5), (torch.bfloat16, 2e-2)]
+)
+@pytest.mark.parametrize("given", [False, True])
+def test_many_pieces_give_the_same_and_may_add_to_a_given_gradient(
+    options: HeadOptions, dtype: torch.dtype, tolerance: float, given: bool
+) -> None:
+    hidden, weight, targets = inputs(50, 40, 16, dtype, options.valid_vocab)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    total = torch.ones(40, 16, dtype=wide) if given else None
+    mix = torch.linspace(-1, 2, 50)
+    logprobs, entropies = logprobs_and_entropies(hidden, weight, targets, options, weight_gradient=total)
+    (mix * logprobs + 0.3 * mix.flip(0) * entropies).sum().backward()
+    if total is None:
+        assert weight.grad is not None
+        ours = weight.grad
+    else:
+        assert weight.grad is None, "the gradient was given twice"
+        ours = total - 1
+    mine, hidden.grad, weight.grad = hidden.grad, None, None
+    values = naive(hidden, weight, targets, options)
+    (mix * values[0] + 0.3 * mix.flip(0) * values[1]).sum().backward()
+    for one, other in ((mine, hidden.grad), (ours, weight.grad)):
+        assert one is not None
+        assert other is not None
+        assert float((one - other).norm()) <= tolerance * float(other.norm())
+
+
+@pytest.mark.usefixtures("narrow_pieces")
+@pytest.mark.parametrize("options", OPTIONS)
+def test_gradients_of_many_pieces_by_finite_differences(options: HeadOptions) -> None:
+    hidden, weight, targets = inputs(7, 11, 4, torch.float64, options.valid_vocab)
+    bias = torch.linspace(-1, 1, 11, dtype=torch.float64).requires_grad_()
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: logprobs_and_entropies(h, w, targets, options, b), (hidden, weight, bias)
+    )
+
+
 def test_padded_rows_have_no_probability_and_no_gradient() -> None:
     hidden, weight, targets = inputs(6, 12, 5, torch.float64, 9)
     padded = HeadOptions(valid_vocab=9)
@@ -155,6 +214,8 @@ def test_settings_out_of_range_are_named() -> None:
         HeadOptions(temperature=0.0)
     with pytest.raises(ValueError, match="chunk_tokens"):
         HeadOptions(chunk_tokens=0)
-    hidden, weight, targets = inputs(2, 3, 2, torch.float32)
+    hidden, weight, targets = inputs(2, 3, 2, torch.float64)
+    with pytest.raises(ValueError, match="use backend='torch'"):  # no Triton here, or no kernels for float64
+        logprobs_and_entropies(hidden, weight, targets, HeadOptions(backend="triton"))
     with pytest.raises(ValueError, match="valid_vocab is 4"):
         logprobs_and_entropies(hidden, weight, targets, HeadOptions(valid_vocab=4))
