@@ -13,6 +13,8 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from magicrl.cli.data import data_app
+from magicrl.cli.experiment import experiment_app
 from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
 from magicrl.config.errors import RecipeError, without_secrets
 
@@ -24,6 +26,8 @@ app = App(
 )
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
 app.command(verify_app)
+app.command(data_app)
+app.command(experiment_app)
 
 Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
 

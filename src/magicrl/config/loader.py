@@ -41,6 +41,11 @@ def load_sft_recipe(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     return _load(path, overrides, SftConfig)
 
 
+def load_config(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
+    """A TOML file of another schema (a data pipeline), with the same errors. Raises as ``load_train_recipe``."""
+    return _load(path, overrides, schema)
+
+
 def to_toml(config: BaseModel) -> str:
     """The resolved configuration as TOML, every default written out (None is left out: TOML has no null).
 
@@ -180,17 +185,25 @@ def _explain(path: Path, text: str, schema: type[BaseModel], error: ValidationEr
 def _explain_one(
     path: Path, text: str, schema: type[BaseModel], details: ErrorDetails, overrides: Sequence[str]
 ) -> str:
-    location = [str(part) for part in details["loc"]]
+    location = _without_tags(schema, [str(part) for part in details["loc"]])
     dotted = ".".join(location) or "(the recipe)"
     where = _place(path, text, location, overrides)
     if details["type"] == "extra_forbidden":
-        known = _known_keys(schema, location[:-1])
+        known = _known_keys(schema, [str(part) for part in details["loc"][:-1]])
         near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
         hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
         return f"{where}: unknown key {dotted}; {hint}"
     message = details["msg"].removeprefix("Value error, ")
     if details["type"] == "missing":
         return f"{where}: {dotted} is missing; add it"
+    if details["type"].startswith("union_tag"):
+        tag, known = str(details.get("ctx", {}).get("tag", "")), str(details.get("ctx", {}).get("expected_tags", ""))
+        names = [name.strip("' ") for name in known.split(",")] if known else _known_tags(schema, location)
+        near = difflib.get_close_matches(tag, names, n=1, cutoff=0.5)
+        key = str(details.get("ctx", {}).get("discriminator", "")).strip("'")
+        said = f"unknown {key} {tag!r}" if tag else f"{key} is missing"
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
+        return f"{where}: {dotted}: {said}; {hint}"
     if details["type"] in ("model_type", "dict_type"):
         message = f"must be a table, [{dotted}]"
     elif details["type"] == "too_short":
@@ -212,27 +225,64 @@ def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[s
 
 
 def _known_keys(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """Keys allowed at a place in the schema, found by walking the JSON schema."""
-    root: Mapping[str, Any] = schema.model_json_schema()
-    node: Mapping[str, Any] = root
+    """Keys allowed at a place in the schema, which may name the tables that were chosen."""
+    places = _Places(schema)
+    return sorted(places.node(places.in_file(location)).get("properties", {}))
 
-    def resolve(candidate: Mapping[str, Any]) -> Mapping[str, Any]:
-        for option in (*candidate.get("anyOf", ()), *candidate.get("allOf", ())):
+
+def _known_tags(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """Values that choose among the tables allowed at a place."""
+    return sorted(_Places(schema).choices(_Places(schema).node(location)))
+
+
+def _without_tags(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
+    """A place as the file has it: pydantic also names the table that a value chose (``steps.0.dedup.name``)."""
+    return _Places(schema).in_file(location)
+
+
+class _Places:
+    """Places in a schema, found by walking its JSON schema."""
+
+    def __init__(self, schema: type[BaseModel]) -> None:
+        self.root: Mapping[str, Any] = schema.model_json_schema()
+        self.chosen: dict[tuple[str, ...], str] = {}
+
+    def node(self, location: Sequence[str]) -> Mapping[str, Any]:
+        """What may stand there; {} for a place that does not exist."""
+        node = self._resolve(self.root, ())
+        for depth, part in enumerate(location, start=1):
+            properties = cast("Mapping[str, Any]", node.get("properties", {}))
+            if part in properties:
+                node = properties[part]
+            else:
+                items = node.get("items", node.get("additionalProperties", {}))
+                node = cast("Mapping[str, Any]", items) if isinstance(items, Mapping) else {}
+            node = self._resolve(node, tuple(location[:depth]))
+        return node
+
+    def in_file(self, location: Sequence[str]) -> list[str]:
+        """The place without the names of chosen tables, which are remembered."""
+        kept: list[str] = []
+        for part in location:
+            here = self.node(kept)
+            if part in self.choices(here) and part not in here.get("properties", {}):
+                self.chosen[tuple(kept)] = part
+            else:
+                kept.append(part)
+        return kept
+
+    def choices(self, node: Mapping[str, Any]) -> Mapping[str, str]:
+        """Tables that a value in the node chooses among: its values to their places in the schema."""
+        return cast("Mapping[str, str]", node.get("discriminator", {}).get("mapping", {}))
+
+    def _resolve(self, node: Mapping[str, Any], place: tuple[str, ...]) -> Mapping[str, Any]:
+        for option in (*node.get("anyOf", ()), *node.get("allOf", ())):
             if "$ref" in option:
-                candidate = option
-        if "$ref" in candidate:
-            return cast("Mapping[str, Any]", root["$defs"][candidate["$ref"].rsplit("/", 1)[-1]])
-        return candidate
-
-    for part in location:
-        node = resolve(node)
-        properties = cast("Mapping[str, Any]", node.get("properties", {}))
-        if part in properties:
-            node = properties[part]
-        else:
-            items = node.get("items", node.get("additionalProperties", {}))
-            node = cast("Mapping[str, Any]", items) if isinstance(items, Mapping) else {}
-    return sorted(resolve(node).get("properties", {}))
+                node = option
+        reference = self.choices(node).get(self.chosen.get(place, ""), node.get("$ref"))
+        if reference is not None:
+            return cast("Mapping[str, Any]", self.root["$defs"][str(reference).rsplit("/", 1)[-1]])
+        return node
 
 
 def _line_of(text: str, location: Sequence[str]) -> str:

@@ -30,6 +30,7 @@ class SamplingPlan:
         seed: of this job's random numbers, apart from every other's.
         shard: ``(i, n)``: only the problems whose place is i modulo n.
         keep_tokens: keep token ids and entropies in the rows.
+        draws: the draw of each problem by id, where the list may change between calls; None: its place in the list.
     """
 
     samples: int
@@ -38,6 +39,7 @@ class SamplingPlan:
     seed: int
     shard: tuple[int, int] = (0, 1)
     keep_tokens: bool = False
+    draws: Mapping[str, int] | None = None
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -66,7 +68,7 @@ def requests_for(
         if plan.owns(place) and missing:
             requests.append(
                 RolloutRequest(
-                    draw=place,
+                    draw=place if plan.draws is None else plan.draws[problem.id],
                     problem=problem,
                     prompt_tokens=encode(problem),
                     group_size=plan.samples,

@@ -1,0 +1,393 @@
+"""What the words of ``magicrl data`` mean: options to a pipeline, and tables of what it did."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+from rich.console import Console
+from rich.table import Table
+
+from magicrl.config.errors import RecipeError
+
+data_app = App(name="data", help="From raw sources to a training mixture: import, clean, dedup, decontaminate, ...")
+
+Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
+Inputs = Annotated[list[str], Parameter(name="--input", negative=(), consume_multiple=False)]
+StepName = Literal["clean", "dedup", "decontaminate", "difficulty", "judge", "mix"]
+
+
+@data_app.command
+def build(pipeline: Path, /, *, set_: Overrides = None, output: Path | None = None, until: str | None = None) -> int:
+    """Run a pipeline: every source, then every step. The same command again does only what changed or is missing.
+
+    Example: magicrl data build recipes/data/laptop.toml --output runs/data/laptop
+
+    Parameters
+    ----------
+    pipeline
+        The pipeline (TOML).
+    set_
+        Override a setting: --set steps.0.maths.figures=false (repeatable).
+    output
+        The run folder; default: the pipeline's output, else runs/data/NAME.
+    until
+        Stop after this step (its name, or its number from 1).
+    """
+    from magicrl.pipeline.loading import load_pipeline
+
+    config = load_pipeline(pipeline, set_ or [])
+    if until is not None:
+        config = config.model_copy(update={"steps": config.steps[: _step_number(config, until)]})
+    where = output or Path(config.output or Path("runs/data") / config.name)
+    return _run(config, pipeline, pipeline.parent, where, set_ or [])
+
+
+@data_app.command(name="import")
+def import_(
+    *,
+    output: Path | None = None,
+    input: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
+    kind: str = "auto",
+    set_: Overrides = None,
+    list_: Annotated[bool, Parameter(name="--list", negative=())] = False,
+) -> int:
+    """Read one source into rows of the released schema; what cannot be read is set aside with its reason.
+
+    Example: magicrl data import --kind gsm8k --input train.jsonl --output runs/data/gsm8k
+
+    Parameters
+    ----------
+    output
+        The run folder.
+    input
+        A file, or a pattern of files (repeatable); default: the kind's hub data set.
+    kind
+        What it is; --list shows the known ones; auto: by its columns.
+    set_
+        A setting of the source: --set limit=1000, --set columns.problem=text (repeatable).
+    list_
+        Show the known kinds.
+    """
+    if list_:
+        _show_kinds(Console())
+        return 0
+    if output is None:
+        raise RecipeError("magicrl data import needs --output DIR")
+    source: dict[str, Any] = {"kind": kind} | ({"path": input} if input else {})
+    return _run_alone({"sources": [source]}, "sources.0", set_ or [], output)
+
+
+def _alone(use: StepName, pipeline: Path | None, input: Sequence[str], output: Path, overrides: Sequence[str]) -> int:
+    """One step on the rows of files or of another run's step."""
+    step: dict[str, Any] = {"use": use}
+    if pipeline is not None:
+        step = _step_of(pipeline, use)
+    sources = [{"path": _rows_in(text), "name": None} for text in input]
+    for number, source in enumerate(sources):
+        name = Path(str(input[number])).stem
+        source["name"] = name if sum(Path(i).stem == name for i in input) == 1 else f"{name}-{number}"
+    return _run_alone({"sources": sources, "steps": [step]}, "steps.0", overrides, output, pipeline)
+
+
+@data_app.command
+def clean(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Overrides = None) -> int:
+    """Drop proofs, figures, unverifiable golds, solutions that disagree, broken tests, references that fail.
+
+    Example: magicrl data clean --input runs/data/gsm8k --output runs/data/gsm8k-clean
+
+    Parameters
+    ----------
+    input
+        A file, or the folder of another run or step (repeatable).
+    output
+        The run folder.
+    pipeline
+        Take the step's settings from this pipeline; default: the defaults.
+    set_
+        A setting of the step: --set maths.figures=false (repeatable).
+    """
+    return _alone("clean", pipeline, input, output, set_ or [])
+
+
+@data_app.command
+def dedup(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Overrides = None) -> int:
+    """Drop exact and near duplicates and neighbours in an embedding space; the best-specified copy stays.
+
+    Example: magicrl data dedup --input a.parquet --input b.parquet --output runs/data/once
+
+    Parameters
+    ----------
+    input
+        A file, or the folder of another run or step (repeatable).
+    output
+        The run folder.
+    pipeline
+        Take the step's settings from this pipeline; default: the defaults.
+    set_
+        A setting of the step: --set scope=within (repeatable).
+    """
+    return _alone("dedup", pipeline, input, output, set_ or [])
+
+
+@data_app.command
+def decontaminate(
+    *,
+    input: Inputs,
+    output: Path,
+    against: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
+    pipeline: Path | None = None,
+    set_: Overrides = None,
+) -> int:
+    """Drop problems of test sets, whatever their wording; every hit is reported with both texts.
+
+    Example: magicrl data decontaminate --input a.parquet --against aime24=aime24.parquet --output runs/data/clean
+
+    Parameters
+    ----------
+    input
+        A file, or the folder of another run or step (repeatable).
+    output
+        The run folder.
+    against
+        NAME=FILE of a test set (repeatable).
+    pipeline
+        Take the step's settings from this pipeline; default: the defaults.
+    set_
+        A setting of the step (repeatable).
+    """
+    sets = [text.partition("=") for text in against or []]
+    if any(not name or not path for name, _, path in sets):
+        raise RecipeError("--against: give NAME=FILE")
+    extra = [f"against.{name}.path={json.dumps(str(Path(path).resolve()))}" for name, _, path in sets]
+    return _alone("decontaminate", pipeline, input, output, [*extra, *(set_ or [])])
+
+
+@data_app.command
+def difficulty(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Overrides = None) -> int:
+    """Sample every problem N times with a model; drop those that it never or always solves.
+
+    Example: magicrl data difficulty --input a.parquet --output runs/data/d --set sampler.model=runs/quickstart/model
+
+    Parameters
+    ----------
+    input
+        A file, or the folder of another run or step (repeatable).
+    output
+        The run folder; the same command again goes on where it stopped, to the single sample.
+    pipeline
+        Take the step's settings from this pipeline.
+    set_
+        A setting of the step: --set samples=8 (repeatable).
+    """
+    return _alone("difficulty", pipeline, input, output, set_ or [])
+
+
+@data_app.command
+def judge(*, input: Inputs, output: Path, pipeline: Path, set_: Overrides = None) -> int:
+    """Ask judges whether problems are clear, complete, well formatted and free of distractions.
+
+    Example: magicrl data judge --input a.parquet --pipeline recipes/data/skywork-or1.toml --output runs/data/judged
+
+    Parameters
+    ----------
+    input
+        A file, or the folder of another run or step (repeatable).
+    output
+        The run folder.
+    pipeline
+        The pipeline whose judge step names the judges.
+    set_
+        A setting of the step (repeatable).
+    """
+    return _alone("judge", pipeline, input, output, set_ or [])
+
+
+@data_app.command
+def mix(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Overrides = None) -> int:
+    """Draw a mixture by weights, caps and difficulty bands; write it in the released schema, with a data card.
+
+    Example: magicrl data mix --input runs/data/once --output runs/data/mixed --set size=1000
+
+    Parameters
+    ----------
+    input
+        A file, or the folder of another run or step (repeatable).
+    output
+        The run folder.
+    pipeline
+        Take the step's settings from this pipeline; default: the defaults.
+    set_
+        A setting of the step: --set size=1000, --set weights.gsm8k=2 (repeatable).
+    """
+    return _alone("mix", pipeline, input, output, set_ or [])
+
+
+@data_app.command
+def stats(
+    folder: Path,
+    /,
+    *,
+    problem: str | None = None,
+    json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> int:
+    """Show what every step of a run kept and dropped, by source and reason; or the way of one problem.
+
+    Example: magicrl data stats runs/data/laptop --problem gsm8k/gsm8k-12
+
+    Parameters
+    ----------
+    folder
+        The run folder.
+    problem
+        The id of a problem: which step dropped it, and why.
+    json_
+        The counts as JSON.
+    """
+    from magicrl.pipeline.stats import counts_of, way_of
+
+    console = Console()
+    if problem is not None:
+        _show_way(way_of(folder, problem), console)
+        return 0
+    counts = counts_of(folder)
+    if json_:
+        console.print_json(json.dumps([{"step": c.step, "sources": c.sources, "seconds": c.seconds} for c in counts]))
+        return 0
+    _show_counts(counts, console)
+    return 0
+
+
+def _rows_in(text: str) -> str | list[str]:
+    """The rows of a file, or of another run: its last step's, else its sources'."""
+    path = Path(text)
+    if not path.is_dir():
+        return str(path.resolve())
+    finished = [found.parent for found in sorted(path.glob("[0-9][0-9]-*/step.json"))]
+    step = path if (path / "kept").is_dir() else finished[-1] if finished else None
+    if step is not None:
+        return str(step.resolve() / "kept" / "*.parquet")
+    if (path / "sources").is_dir():
+        return str(path.resolve() / "sources" / "*" / "kept" / "*.parquet")
+    return str(path.resolve())
+
+
+def _step_of(pipeline: Path, use: StepName) -> dict[str, Any]:
+    from magicrl.pipeline.loading import load_pipeline
+
+    config = load_pipeline(pipeline)
+    for step in config.steps:
+        if step.use == use:
+            return step.model_dump(mode="json", exclude_none=True, exclude_unset=True) | {"use": use}
+    raise RecipeError(f"{pipeline} has no step {use!r}")
+
+
+def _run_alone(
+    tree: dict[str, Any], place: str, overrides: Sequence[str], output: Path, pipeline: Path | None = None
+) -> int:
+    """A pipeline made of options: written as TOML into the run folder's place, so that errors show what was meant."""
+    import tomli_w
+
+    from magicrl.pipeline.loading import load_pipeline
+
+    output.mkdir(parents=True, exist_ok=True)
+    written = output / "asked.toml"
+    written.write_text(tomli_w.dumps({"name": output.name, **tree}))
+    full = [f"{place}.{text}" for text in overrides]
+    config = load_pipeline(written, full)
+    return _run(config, written, pipeline.parent if pipeline is not None else Path.cwd(), output, full)
+
+
+def _run(config: Any, path: Path, base: Path, output: Path, overrides: Sequence[str]) -> int:
+    from magicrl.config.loader import placed_errors
+    from magicrl.pipeline.build import build as build_pipeline
+    from magicrl.pipeline.stats import counts_of
+
+    console = Console()
+    if config.expected_minutes is not None:
+        console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, unless some of it is there already")
+    with placed_errors(path, overrides):
+        built = build_pipeline(config, base=base, output=output, watcher=_Lines(console))
+    _show_counts(counts_of(output), console)
+    if built.mixture is not None:
+        console.print(f"mixture: {built.mixture}, data card: {built.mixture / 'card.html'}", soft_wrap=True)
+    else:
+        console.print(f"rows: {built.output}", soft_wrap=True)
+    return 0
+
+
+def _step_number(config: Any, until: str) -> int:
+    names = [step.name or step.use for step in config.steps]
+    if until.isdecimal() and 1 <= int(until) <= len(names):
+        return int(until)
+    if until in names:
+        return names.index(until) + 1
+    raise RecipeError(f"--until {until}: no such step; known: {', '.join(names)}")
+
+
+class _Lines:
+    """A line a step, and one every few seconds while it runs."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._told = time.monotonic()
+
+    def step(self, name: str, parts: int, missing: int) -> None:
+        if missing:
+            self._console.print(f"{name}: {missing} of {parts} {'sources' if name == 'sources' else 'parts'} to do")
+        else:
+            self._console.print(f"{name}: unchanged")
+        self._told = time.monotonic()
+
+    def progress(self, name: str, done: int, total: int, unit: str) -> None:
+        if time.monotonic() - self._told >= 5.0:
+            self._told = time.monotonic()
+            self._console.print(f"  {name}: {done} of {total} {unit}", markup=False)
+
+    def note(self, text: str) -> None:
+        self._console.print(f"  {text}", markup=False, soft_wrap=True)
+
+
+def _show_counts(counts: Sequence[Any], console: Console) -> None:
+    table = Table(title="rows by step")
+    for name in ("step", "source", "in", "kept", "dropped"):
+        table.add_column(name, justify="left" if name in ("step", "source", "dropped") else "right", overflow="fold")
+    for step in counts:
+        for source, one in sorted(step.sources.items()):
+            dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(one["dropped"].items(), key=_by_count))
+            table.add_row(step.step, source, str(one["in"]), str(one["kept"]), dropped)
+        if len(step.sources) > 1:
+            table.add_row(step.step, "all", str(step.entered), str(step.kept), f"{step.entered - step.kept} in all")
+        table.add_section()
+    console.print(table)
+
+
+def _by_count(item: tuple[str, int]) -> tuple[int, str]:
+    return (-item[1], item[0])
+
+
+def _show_way(stations: Sequence[Any], console: Console) -> None:
+    first = stations[0].row
+    console.print(f"{first['id']}  ({first['where']})", markup=False, soft_wrap=True)
+    if first.get("problem"):
+        console.print(first["problem"], markup=False, soft_wrap=True)
+    for station in stations:
+        said = "kept" if station.kept else f"dropped: {station.reason}"
+        console.print(f"{station.step}: {said}", markup=False)
+        if station.detail:
+            console.print(f"  {station.detail}", markup=False, soft_wrap=True)
+
+
+def _show_kinds(console: Console) -> None:
+    from magicrl.pipeline.sources.kinds import known_kinds
+
+    table = Table(title="known sources")
+    for name in ("kind", "set", "hub data set", "licence", "run on"):
+        table.add_column(name, overflow="fold")
+    for name, kind in known_kinds().kinds.items():
+        table.add_row(name, kind.title, kind.hub, kind.licence, kind.checked)
+    console.print(table)

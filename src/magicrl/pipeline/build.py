@@ -1,0 +1,145 @@
+"""``magicrl data build``: the sources, then every step, in one run folder that only one process writes.
+
+OUTPUT/sources/NAME/{kept,dropped}/   what was read, and what could not be
+OUTPUT/01-clean/{kept,dropped}/       a step's rows; step.json counts them by source and reason
+OUTPUT/02-dedup/work/                 what a step found by looking at all rows, and its reports
+OUTPUT/mixture/                       the training file and its data card (step mix)
+OUTPUT/pipeline.toml, run.json        the resolved settings; versions and machine
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+
+from magicrl.config.errors import RecipeError, under
+from magicrl.config.loader import to_toml
+from magicrl.evaluation.locks import only_writer
+from magicrl.evaluation.provenance import environment_facts, write_atomically
+from magicrl.pipeline.frame import run_step
+from magicrl.pipeline.parts import Part
+from magicrl.pipeline.settings import PipelineConfig
+from magicrl.pipeline.sources.importing import import_source
+from magicrl.pipeline.sources.settings import PipelineSource
+from magicrl.pipeline.steps.base import Context, Watcher
+from magicrl.pipeline.steps.making import make_step
+from magicrl.verifiers.code import kernel
+
+SOURCES = "sources"
+SETTINGS = "pipeline.toml"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Built:
+    """What a run left.
+
+    Attributes:
+        output: its folder.
+        parts: the kept parts of the last step.
+        mixture: the folder of the training file, None without ``mix``.
+    """
+
+    output: Path
+    parts: tuple[Part, ...]
+    mixture: Path | None
+
+
+def build(config: PipelineConfig, *, base: Path, output: Path, watcher: Watcher) -> Built:
+    """Run the pipeline; what is there already, from the same inputs and settings, is taken as it is.
+
+    Args:
+        config: sources and steps.
+        base: where relative paths start (the pipeline file's folder).
+        output: the run folder.
+        watcher: told how it goes.
+
+    Raises:
+        RecipeError: a setting is unusable (with its key).
+        ValueError: a source or part cannot be read or written, or another process writes the folder.
+    """
+    workers = config.workers or len(os.sched_getaffinity(0))
+    context = Context(
+        base=base.resolve(),
+        output=output.resolve(),
+        workers=workers,
+        max_field_characters=config.max_field_characters,
+        watcher=watcher,
+    )
+    with only_writer(output, wait=False):
+        _record(config, context.output)
+        parts = import_sources(config.sources, context)
+        for number, (settings, name) in enumerate(zip(config.steps, config.step_names(), strict=True)):
+            with under(f"steps.{number}"):
+                parts = run_step(make_step(settings, config), name, parts, context)
+    mixture = context.output / "mixture"
+    mixed = any(settings.use == "mix" for settings in config.steps)
+    return Built(output=context.output, parts=tuple(parts), mixture=mixture if mixed else None)
+
+
+def _record(config: PipelineConfig, output: Path) -> None:
+    try:
+        write_atomically(output / SETTINGS, to_toml(config))
+        write_atomically(output / "run.json", json.dumps(environment_facts(), indent=1))
+    except OSError as error:
+        raise ValueError(f"{output} cannot be written: {error}; free some space, or choose another --output") from None
+
+
+def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[Part]:
+    """The parts of all sources, in their order; several are read at once.
+
+    Raises:
+        RecipeError: with the key of the source.
+        ValueError: a source as a whole is unreadable.
+    """
+    context.watcher.step(SOURCES, len(sources), len(sources))
+    jobs = [
+        (source, context.base, context.output / SOURCES / source.label, context.max_field_characters)
+        for source in sources
+    ]
+    found: list[list[Part]] = []
+    if context.workers == 1 or len(jobs) == 1:
+        for number, job in enumerate(jobs):
+            with under(f"sources.{number}"):
+                found.append(import_source(*job))
+            context.watcher.progress(SOURCES, number + 1, len(jobs), "sources")
+        return [part for parts in found for part in parts]
+    method = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(context.workers, len(jobs)), mp_context=method, initializer=_start) as pool:
+        waiting = [pool.submit(_import, *job) for job in jobs]
+        try:
+            for number, future in enumerate(waiting):
+                with under(f"sources.{number}"):
+                    problem = future.result()
+                    if isinstance(problem, tuple):
+                        raise RecipeError(problem[0], key=problem[1])
+                    found.append(problem)
+                context.watcher.progress(SOURCES, number + 1, len(jobs), "sources")
+        except BrokenProcessPool:
+            raise ValueError("a process that read a source died (out of memory, or killed); run again") from None
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+    return [part for parts in found for part in parts]
+
+
+def _start() -> None:
+    import signal
+
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _import(
+    source: PipelineSource, base: Path, folder: Path, most_characters: int
+) -> list[Part] | tuple[str, str | None]:
+    """In a worker process. An error of settings comes back as its parts: an exception with two arguments of its own
+    does not survive the way between processes."""
+    try:
+        return import_source(source, base, folder, most_characters)
+    except RecipeError as error:
+        return error.problem, error.key

@@ -1,0 +1,151 @@
+"""One problem on its way through the pipeline, and its row in a parquet file.
+
+The file has the released schema's five columns, so that every step's output is a training file by itself, and beside
+them what the steps need of a problem: its bare statement, its solutions, where it came from.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from magicrl.records import Problem
+
+Ability = Literal["math", "code"]
+
+_MESSAGE = pa.struct([("content", pa.string()), ("role", pa.string())])
+RELEASED_FIELDS = [
+    pa.field("data_source", pa.string()),
+    pa.field("prompt", pa.list_(_MESSAGE)),
+    pa.field("ability", pa.string()),
+    pa.field("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
+]
+_EXTRA = pa.struct([("index", pa.int64()), ("model_difficulty", pa.map_(pa.string(), pa.int64()))])
+SCHEMA = pa.schema(
+    [
+        *RELEASED_FIELDS,
+        pa.field("extra_info", _EXTRA),
+        pa.field("id", pa.string()),
+        pa.field("source", pa.string()),
+        pa.field("problem", pa.string()),
+        pa.field("solutions", pa.list_(pa.string())),
+        pa.field("level", pa.int64()),
+        pa.field("where", pa.string()),
+        pa.field("notes", pa.string()),
+    ]
+)
+"""Columns of kept rows: the released schema's, then the pipeline's own."""
+
+DROPPED_SCHEMA = pa.schema(
+    [*SCHEMA, pa.field("step", pa.string()), pa.field("reason", pa.string()), pa.field("detail", pa.string())]
+)
+"""Columns of dropped rows: the same, and which step dropped the row and why. Of a row that could not be read only
+id, source and where are set, and ``detail`` holds the record's text."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Entry:
+    """A problem in the pipeline.
+
+    Attributes:
+        id: unique in the whole pipeline, ``SOURCE/name``.
+        source: the pipeline's name of the source.
+        data_source: the released schema's column; the source unless the record has one of its own.
+        ability: ``math`` or ``code``.
+        problem: the bare statement, which dedup, decontamination and judges read.
+        prompt: the statement with the text around it that a model is given.
+        golds: accepted answers; for code the tests as JSON, alone.
+        solutions: worked solutions or reference programs, the best first.
+        index: the record's number within its source, from 0.
+        level: of difficulty, where the source states one.
+        where: place of the record in words.
+        difficulty: failures of 16 by model, the released form.
+        notes: what the source or a step says of it (``question_type``, ``needs_checker``, ``judge``).
+    """
+
+    id: str
+    source: str
+    data_source: str
+    ability: Ability
+    problem: str
+    prompt: str
+    golds: tuple[str, ...]
+    solutions: tuple[str, ...] = ()
+    index: int = 0
+    level: int | None = None
+    where: str = ""
+    difficulty: Mapping[str, int] = field(default_factory=dict[str, int])
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def as_problem(self) -> Problem:
+        """What a model is asked, and its verifier."""
+        return Problem(
+            id=self.id,
+            prompt=self.prompt,
+            golds=self.golds,
+            verifier="code" if self.ability == "code" else "maths",
+            source=self.source,
+            level=self.level,
+        )
+
+
+def row_of(entry: Entry) -> dict[str, Any]:
+    """The entry as a row of ``SCHEMA``."""
+    code = entry.ability == "code"
+    return {
+        "data_source": entry.data_source,
+        "prompt": [{"content": entry.prompt, "role": "user"}],
+        "ability": entry.ability,
+        "reward_model": {
+            "ground_truth": entry.golds[0] if code else json.dumps(list(entry.golds), ensure_ascii=False),
+            "style": "rule",
+        },
+        "extra_info": {"index": entry.index, "model_difficulty": sorted(entry.difficulty.items())},
+        "id": entry.id,
+        "source": entry.source,
+        "problem": entry.problem,
+        "solutions": list(entry.solutions),
+        "level": entry.level,
+        "where": entry.where,
+        "notes": json.dumps(dict(entry.notes), ensure_ascii=False, sort_keys=True) if entry.notes else None,
+    }
+
+
+def entry_of(row: Mapping[str, Any]) -> Entry:
+    """The entry of a row of ``SCHEMA``."""
+    truth = row["reward_model"]["ground_truth"]
+    extra = row["extra_info"]
+    return Entry(
+        id=row["id"],
+        source=row["source"],
+        data_source=row["data_source"],
+        ability=row["ability"],
+        problem=row["problem"],
+        prompt=row["prompt"][0]["content"],
+        golds=(truth,) if row["ability"] == "code" else tuple(json.loads(truth)),
+        solutions=tuple(row["solutions"] or ()),
+        index=extra["index"],
+        level=row["level"],
+        where=row["where"],
+        difficulty=dict(extra["model_difficulty"] or ()),
+        notes=json.loads(row["notes"]) if row["notes"] else {},
+    )
+
+
+def is_entry(record: Mapping[str, Any]) -> bool:
+    """Whether a record is a row of ``SCHEMA``: another run's output, taken as it is."""
+    return all(name in record for name in SCHEMA.names)
+
+
+def table_of(entries: Sequence[Entry]) -> pa.Table:
+    """The entries as a table of ``SCHEMA``."""
+    return pa.Table.from_pylist([row_of(entry) for entry in entries], schema=SCHEMA)
+
+
+def entries_of(table: pa.Table) -> list[Entry]:
+    """The entries of a table of ``SCHEMA``."""
+    return [entry_of(row) for row in table.select(SCHEMA.names).to_pylist()]

@@ -1,0 +1,178 @@
+"""Reading a source into parts: every record becomes a kept row, or a dropped one with its reason."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.data.readers import BadRow, Row, read_hub, read_rows
+from magicrl.evaluation.provenance import write_atomically
+from magicrl.pipeline.entry import DROPPED_SCHEMA, Entry, table_of
+from magicrl.pipeline.parts import Part, StepFolder, hash_of
+from magicrl.pipeline.sources.records import NotWanted, RecordReader, shown
+from magicrl.pipeline.sources.settings import PipelineSource
+
+IMPORT_VERSION = 1
+PART_ROWS = 5000
+PART_CHARACTERS = 64 << 20
+"""A part ends at so many rows or characters, so that a step holds little in memory whatever the rows."""
+UNREADABLE = "unreadable record"
+NOT_ASKED_FOR = "not asked for"
+
+
+@dataclass(kw_only=True, slots=True)
+class _Buffer:
+    """Rows of the part that is being read."""
+
+    kept: list[Entry] = field(default_factory=list[Entry])
+    dropped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    characters: int = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.kept) + len(self.dropped) >= PART_ROWS or self.characters >= PART_CHARACTERS
+
+
+def import_source(source: PipelineSource, base: Path, folder: Path, most_characters: int) -> list[Part]:
+    """The parts of a source, read where they are not there already.
+
+    Args:
+        source: its settings.
+        base: where relative paths start.
+        folder: of the source's own parts.
+        most_characters: of one field.
+
+    Raises:
+        RecipeError: no such file, or the hub has no such set.
+        ValueError: a file as a whole is unreadable, or nothing can be written.
+    """
+    step = StepFolder(folder)
+    files = _files(source, base)
+    key = hash_of(IMPORT_VERSION, source.model_dump(mode="json"), [_checksum(path) for path in files], most_characters)
+    done = _finished(step, key)
+    if done is not None:
+        return done
+    parts: list[Part] = []
+    buffer = _Buffer()
+    reader = RecordReader(source=source, most_characters=most_characters)
+    seen: set[str] = set()
+    for number, row in enumerate(_rows(source, base, files)):
+        if source.limit is not None and number == source.limit:
+            break
+        _read_one(row, reader, buffer, seen)
+        if buffer.full:
+            parts.append(_write(step, source.label, len(parts), key, buffer))
+            buffer = _Buffer()
+    if buffer.kept or buffer.dropped or not parts:
+        parts.append(_write(step, source.label, len(parts), key, buffer))
+    step.clear_except([part.name for part in parts])
+    state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
+    write_atomically(step.path / "source.json", json.dumps(state, indent=1))
+    return parts
+
+
+def _read_one(row: Row | BadRow, reader: RecordReader, buffer: _Buffer, seen: set[str]) -> None:
+    try:
+        if isinstance(row, BadRow):
+            raise ValueError(row.reason)
+        entry = reader.entry(row)
+        name = entry.id
+        if name in seen:
+            entry = replace(entry, id=f"{name}#{row.index}")
+        seen.add(entry.id)
+        buffer.kept.append(entry)
+        buffer.characters += len(entry.prompt) + sum(map(len, (*entry.golds, *entry.solutions)))
+    except ValueError as error:
+        unwanted = isinstance(error, NotWanted)
+        text = "" if unwanted else shown(row.text if isinstance(row, BadRow) else row.record)
+        buffer.dropped.append(
+            {
+                "id": f"{reader.source.label}/{reader.source.label}-{row.index}",
+                "source": reader.source.label,
+                "where": row.where,
+                "step": "import",
+                "reason": NOT_ASKED_FOR if unwanted else UNREADABLE,
+                "detail": str(error) + (f"\n{text}" if text else ""),
+            }
+        )
+        buffer.characters += len(text)
+
+
+def _write(step: StepFolder, label: str, number: int, key: str, buffer: _Buffer) -> Part:
+    name = f"{label}.{number:05d}"
+    own = hash_of(key, number)
+    if not step.has(name, own):
+        dropped = pa.Table.from_pylist(buffer.dropped, schema=DROPPED_SCHEMA)
+        step.write(name, own, table_of(buffer.kept), dropped)
+    return step.part(name, own)
+
+
+def _finished(step: StepFolder, key: str) -> list[Part] | None:
+    try:
+        state = json.loads((step.path / "source.json").read_text(encoding="utf-8"))
+        parts = [step.part(name, own) for name, own in state["parts"]] if state["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return parts if parts is not None and all(step.has(part.name, part.key) for part in parts) else None
+
+
+def _files(source: PipelineSource, base: Path) -> list[Path]:
+    """The source's files in order; a folder stands for itself.
+
+    Raises:
+        RecipeError: a pattern that fits nothing.
+    """
+    found: list[Path] = []
+    for text in source.paths:
+        path = base / Path(text).expanduser()
+        if any(sign in text for sign in "*?["):
+            matches = [Path(name) for name in sorted(glob.glob(str(path)))]
+            if not matches:
+                raise RecipeError(f"{path}: no file of that pattern; relative paths start at {base}", key="path")
+            found += matches
+        else:
+            found.append(path)
+    return found
+
+
+def _rows(source: PipelineSource, base: Path, files: list[Path]) -> Iterator[Row | BadRow]:
+    if not files:
+        row = source.row
+        name = source.hub or (row.hub if row is not None else None)
+        assert name is not None, "the schema checks it"
+        yield from read_hub(
+            name,
+            split=source.split or (row.split if row is not None and source.hub is None else "train"),
+            subset=source.subset or (row.subset if row is not None and source.hub is None else None),
+            revision=source.revision,
+        )
+        return
+    index = 0
+    for path in files:
+        if path.is_dir():
+            rows = read_hub(str(path), split=source.split or "train", subset=source.subset)
+        else:
+            rows = read_rows(path)
+        for row in rows:
+            yield replace(row, index=index, where=without_secrets(row.where))
+            index += 1
+
+
+def _checksum(path: Path) -> str:
+    """SHA-256 of a file, or of all files of a folder; empty where there is none (reading says so)."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(f"{file.name}\n".encode())
+            with file.open("rb") as content:
+                while block := content.read(1 << 22):
+                    digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,147 @@
+"""From one record of a source to one entry, or to the reason why it cannot be one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from magicrl.data.readers import Row
+from magicrl.data.schemas import is_released
+from magicrl.evaluation.benchmarks import Template, catalogue
+from magicrl.evaluation.records import Read, read_record
+from magicrl.pipeline.entry import Ability, Entry, entry_of, is_entry
+from magicrl.pipeline.sources.conversions import converted
+from magicrl.pipeline.sources.kinds import EntryForm
+from magicrl.pipeline.sources.settings import PipelineSource
+
+
+class NotWanted(ValueError):
+    """A well-formed record that the source's settings leave out."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordReader:
+    """Reads the records of one source.
+
+    Attributes:
+        source: its settings.
+        most_characters: a longer field sets its record aside.
+    """
+
+    source: PipelineSource
+    most_characters: int
+
+    def entry(self, row: Row) -> Entry:
+        """The entry of a record.
+
+        Raises:
+            NotWanted: the settings leave it out.
+            ValueError: it cannot be one; says why.
+        """
+        self._check_size(row)
+        if is_entry(row.record):
+            return entry_of(row.record)
+        self._check_wanted(row.record)
+        if is_released(row):
+            return self._released(row)
+        row, form = self._in_its_form(row)
+        read = read_record(row, [form], stem=self.source.label)
+        entry = self._entry(row, read)
+        notes = {name: row.record[name] for name in form.notes if row.record.get(name) not in (None, "", [])}
+        return replace(entry, solutions=_solutions(row.record, form.solutions), notes=notes)
+
+    def _entry(self, row: Row, read: Read) -> Entry:
+        label = self.source.label
+        problem = read.problem
+        ability: Ability = "code" if problem.verifier == "code" else "math"
+        if self.source.ability is not None and self.source.ability != ability:
+            raise ValueError(
+                f"{row.where}: is a {ability} problem, and the source is said to hold {self.source.ability}"
+            )
+        own = self.source.template
+        template = Template(text=own, unless=None) if own is not None else catalogue().templates[read.template]
+        name = problem.id.removeprefix(f"{label}/")
+        return Entry(
+            id=f"{label}/{name}",
+            source=label,
+            data_source=label,
+            ability=ability,
+            problem=problem.prompt,
+            prompt=template.around(problem.prompt),
+            golds=problem.golds,
+            index=row.index,
+            level=problem.level,
+            where=row.where,
+        )
+
+    def _released(self, row: Row) -> Entry:
+        read = read_record(row, [], stem=self.source.label)
+        entry = self._entry(row, read)
+        own = row.record.get("data_source")
+        extra = row.record.get("extra_info")
+        known = cast("Mapping[str, Any]", extra) if isinstance(extra, Mapping) else {}
+        rates = known.get("model_difficulty")
+        pairs = cast("Mapping[str, Any]", rates).items() if isinstance(rates, Mapping) else rates or ()
+        return replace(
+            entry,
+            data_source=own if isinstance(own, str) and own else entry.data_source,
+            difficulty={str(name): int(count) for name, count in pairs if count is not None},
+        )
+
+    def _in_its_form(self, row: Row) -> tuple[Row, EntryForm]:
+        for form in self.source.forms():
+            if not form.fits(row.record):
+                continue
+            if form.convert is None:
+                return row, form
+            try:
+                return replace(row, record=converted(row.record, form.convert)), form
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(f"{row.where}: {error}") from None
+        known = ", ".join(map(str, row.record)) or "none"
+        raise ValueError(
+            f"{row.where}: no known form; it has the columns {known}. Name them with columns = {{ problem = ..., "
+            "answer = ... }"
+        )
+
+    def _check_size(self, row: Row) -> None:
+        for name, value in row.record.items():
+            size = len(value) if isinstance(value, str | bytes) else 0
+            if size > self.most_characters:
+                raise ValueError(
+                    f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = "
+                    f"{self.most_characters}"
+                )
+
+    def _check_wanted(self, record: Mapping[str, Any]) -> None:
+        for column, values in self.source.only.items():
+            if column not in record:
+                raise ValueError(f"no column {column!r}, which `only` names; it has: {', '.join(map(str, record))}")
+            if str(record[column]) not in values:
+                raise NotWanted(f"{column} is {str(record[column])[:80]!r}")
+        before = None if self.source.row is None else self.source.row.before
+        for column in before.columns if before is not None else ():
+            assert before is not None
+            if column in record:
+                year = int(str(record[column]))
+                if year >= before.value:
+                    raise NotWanted(f"{column} {year} is not before {before.value}")
+                return
+
+
+def _solutions(record: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
+    """Every text in the solution columns, each once, in order."""
+    found: list[str] = []
+    for column in columns:
+        value = record.get(column)
+        texts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        found += [text for text in texts if isinstance(text, str) and text.strip() and text not in found]
+    return tuple(found)
+
+
+def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
+    """A record's text for the quarantine, cut where it is very long."""
+    text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=True, default=str)
+    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"

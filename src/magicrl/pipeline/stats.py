@@ -1,0 +1,126 @@
+"""What a run kept and dropped, counted from its rows; and the way of one problem through it."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from magicrl.pipeline.frame import count_rows
+from magicrl.pipeline.parts import StepFolder
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepCounts:
+    """One step of a run.
+
+    Attributes:
+        step: its name; ``import`` for what was read.
+        sources: by source, rows ``in``, ``kept``, and ``dropped`` by reason.
+        seconds: that its last run took; None for the import.
+    """
+
+    step: str
+    sources: dict[str, dict[str, Any]]
+    seconds: float | None = None
+
+    @property
+    def entered(self) -> int:
+        return sum(one["in"] for one in self.sources.values())
+
+    @property
+    def kept(self) -> int:
+        return sum(one["kept"] for one in self.sources.values())
+
+    @property
+    def reasons(self) -> dict[str, int]:
+        """Dropped rows by reason, the most frequent first."""
+        total: dict[str, int] = {}
+        for one in self.sources.values():
+            for reason, count in one["dropped"].items():
+                total[reason] = total.get(reason, 0) + count
+        return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Station:
+    """One step's word on a problem: ``kept``, or why not."""
+
+    step: str
+    kept: bool
+    reason: str
+    detail: str
+    row: dict[str, Any]
+
+
+def step_folders(output: Path) -> list[StepFolder]:
+    """The folders of a run's finished steps, in order.
+
+    Raises:
+        ValueError: the folder holds no run.
+    """
+    if not (output / "sources").is_dir():
+        raise ValueError(f"{output} holds no run of a data pipeline; give the folder that magicrl data build wrote")
+    return [StepFolder(path.parent) for path in sorted(output.glob("[0-9][0-9]-*/step.json"))]
+
+
+def counts_of(output: Path) -> list[StepCounts]:
+    """Counts of the import and of every finished step, in order.
+
+    Raises:
+        ValueError: the folder holds no run, or a part is damaged.
+    """
+    steps = step_folders(output)
+    imported: dict[str, dict[str, Any]] = {}
+    for path in sorted((output / "sources").iterdir()):
+        if path.is_dir():
+            imported |= count_rows(StepFolder(path))
+    found = [StepCounts(step="import", sources=imported)]
+    for folder in steps:
+        document = json.loads(folder.summary.read_text(encoding="utf-8"))
+        found.append(StepCounts(step=document["step"], sources=document["sources"], seconds=document["seconds"]))
+    return found
+
+
+def way_of(output: Path, problem: str) -> list[Station]:
+    """What each step said of a problem, up to the one that dropped it.
+
+    Raises:
+        ValueError: no row has that id (says near ones).
+    """
+    stations: list[Station] = []
+    near: set[str] = set()
+    sources = [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
+    for name, folders in [("import", sources), *((f.path.name, [f]) for f in step_folders(output))]:
+        found = next((one for folder in folders if (one := _look(folder, name, problem, near))), None)
+        if found is None:
+            break
+        stations.append(found)
+        if not found.kept:
+            break
+    if not stations:
+        close = difflib.get_close_matches(problem, near, n=3, cutoff=0.6)
+        hint = f"; near ones: {', '.join(close)}" if close else "; ids are SOURCE/NAME, as in the rows' column id"
+        raise ValueError(f"{output}: no problem has the id {problem!r}{hint}")
+    return stations
+
+
+def _look(folder: StepFolder, name: str, problem: str, near: set[str]) -> Station | None:
+    for kept, parts in ((True, folder.kept), (False, folder.dropped)):
+        for path in sorted(parts.glob("*.parquet")):
+            import pyarrow.parquet as pq
+
+            ids = pq.read_table(path, columns=["id"]).column("id")
+            place = pc.index(ids, pa.scalar(problem)).as_py()
+            if len(near) < 20_000:
+                near |= set(ids.to_pylist())
+            if place >= 0:
+                row = pq.read_table(path).slice(place, 1).to_pylist()[0]
+                reason, detail = row.pop("reason", "") or "", row.pop("detail", "") or ""
+                return Station(step=name, kept=kept, reason=reason, detail=detail, row=row)
+    return None

@@ -1,0 +1,155 @@
+"""The mixture: difficulty bands, caps and weights by source, drawn by seed; written in the released schema."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import Counter, defaultdict
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow as pa
+
+from magicrl.config.errors import RecipeError
+from magicrl.pipeline.parts import Part, StepFolder, read_part
+from magicrl.pipeline.settings import MixStep, PipelineConfig
+from magicrl.pipeline.steps.base import Context, Decide, Decision, Drop
+
+FAILURES_OF = 16
+"""``model_difficulty`` counts failures of so many samples."""
+
+
+class Mix:
+    """Draws rows by a hash of seed and id, so that the choice depends neither on order nor on other sources' rows."""
+
+    use = "mix"
+    version = 1
+    whole = True
+    parallel = False
+
+    def __init__(self, settings: MixStep, config: PipelineConfig) -> None:
+        self._settings = settings
+        self._config = config
+        self._drops: dict[str, str] = {}
+
+    def identity(self, context: Context) -> Any:
+        return self._settings.model_dump(mode="json")
+
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
+        self._drops = self._drawn(parts)
+
+    def _drawn(self, parts: Sequence[Part]) -> dict[str, str]:
+        """Rows that are not drawn, with the reason."""
+        drops: dict[str, str] = {}
+        eligible: defaultdict[str, list[tuple[bytes, str]]] = defaultdict(list)
+        for part in parts:
+            for row in read_part(part.path, ["id", "source", "extra_info"]).to_pylist():
+                fault = self._outside(dict(row["extra_info"]["model_difficulty"] or ()))
+                if fault is not None:
+                    drops[row["id"]] = fault
+                    continue
+                order = hashlib.blake2b(f"{self._settings.seed}/{row['id']}".encode(), digest_size=12).digest()
+                eligible[row["source"]].append((order, row["id"]))
+        self._check_names(set(eligible))
+        quotas = quotas_of(
+            {source: len(rows) for source, rows in eligible.items()},
+            caps=self._settings.caps,
+            weights=self._settings.weights,
+            size=self._settings.size,
+        )
+        for source, rows in eligible.items():
+            cap = self._settings.caps.get(source)
+            for place, (_, name) in enumerate(sorted(rows)):
+                if place >= quotas[source]:
+                    over = cap is not None and place >= cap
+                    drops[name] = f"over the cap of {source}" if over else "not drawn"
+        return drops
+
+    def _outside(self, difficulty: Mapping[str, int]) -> str | None:
+        for band in self._settings.bands:
+            failures = difficulty.get(band.model)
+            if failures is None:
+                if band.without == "drop":
+                    return f"no difficulty under {band.model}"
+            elif not band.low <= failures / FAILURES_OF <= band.high:
+                return f"outside the band of {band.model}"
+        return None
+
+    def _check_names(self, sources: set[str]) -> None:
+        known = sources | {source.label for source in self._config.sources}
+        for key, names in (("caps", self._settings.caps), ("weights", self._settings.weights)):
+            unknown = sorted(set(names) - known)
+            if unknown:
+                raise RecipeError(f"no source is called {unknown[0]!r}; known: {', '.join(sorted(known))}", key=key)
+
+    @contextmanager
+    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+        def decide(table: pa.Table) -> list[Decision]:
+            names = table.column("id").to_pylist()
+            return [Drop(self._drops[name]) if name in self._drops else None for name in names]
+
+        yield decide
+
+    def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
+        """The training files and the data card."""
+        from magicrl.pipeline.card import write_card
+        from magicrl.pipeline.mixture import write_mixture
+
+        mixture = context.output / "mixture"
+        files = write_mixture(parts, mixture, split=self._settings.split_by_ability)
+        write_card(self._config, context.output, folder, files)
+
+
+def quotas_of(
+    available: Mapping[str, int], *, caps: Mapping[str, int], weights: Mapping[str, float], size: int | None
+) -> dict[str, int]:
+    """How many rows of each source are drawn.
+
+    Without weights and size: all up to the caps. With weights: shares are exact, as large as the scarcest source
+    allows, or of ``size`` rows; a source that cannot fill its share gives all, and the others share the rest by weight.
+
+    Raises:
+        ValueError: weights are negative, or leave nothing.
+
+    Example:
+        >>> quotas_of({"a": 100, "b": 100}, caps={"a": 10}, weights={}, size=None)
+        {'a': 10, 'b': 100}
+        >>> quotas_of({"a": 100, "b": 100}, caps={}, weights={"a": 3, "b": 1}, size=40)
+        {'a': 30, 'b': 10}
+        >>> quotas_of({"a": 100, "b": 100}, caps={}, weights={"a": 1, "b": 2}, size=None)
+        {'a': 50, 'b': 100}
+    """
+    room = {source: min(count, caps.get(source, count)) for source, count in available.items()}
+    share = {source: float(weights.get(source, 1.0)) for source in room}
+    wrong = next((source for source, weight in share.items() if not (weight >= 0 and math.isfinite(weight))), None)
+    if wrong is not None:
+        raise RecipeError(f"weight of {wrong} must be a number of at least 0, got {share[wrong]}", key="weights")
+    if not weights and size is None:
+        return room
+    if size is None:
+        scarcest = min((room[source] / weight for source, weight in share.items() if weight > 0), default=0.0)
+        return {source: math.floor(scarcest * weight + 1e-9) for source, weight in share.items()}
+    return _shared_out(room, share, size)
+
+
+def _shared_out(room: Mapping[str, int], share: Mapping[str, float], size: int) -> dict[str, int]:
+    """Of ``size`` rows each source its share by weight; what one cannot give, the others do."""
+    quota = dict.fromkeys(room, 0)
+    open_sources = {source for source in room if share[source] > 0 and room[source] > 0}
+    left = min(size, sum(room[source] for source in open_sources))
+    while left and open_sources:
+        total = sum(share[source] for source in open_sources)
+        exact = {source: left * share[source] / total for source in open_sources}
+        full = {source for source in open_sources if exact[source] >= room[source]}
+        if not full:
+            floors = {source: math.floor(value) for source, value in exact.items()}
+            rest = left - sum(floors.values())
+            by_remainder = sorted(open_sources, key=lambda source: (floors[source] - exact[source], source))
+            extra = Counter(by_remainder[:rest])
+            return quota | {source: floors[source] + extra[source] for source in open_sources}
+        for source in full:
+            quota[source] = room[source]
+            left -= room[source]
+        open_sources -= full
+    return quota
