@@ -225,3 +225,120 @@ def rich_run(run_folder: Path) -> Path:
     write_rollout_recording(run_folder)
     write_timeline(run_folder)
     return run_folder
+
+
+def write_arm(
+    folder: Path,
+    seed: int,
+    *,
+    loss: str = "magic",
+    steps: int = 40,
+    shift: float = 0.0,
+    status: str = "finished",
+    without: tuple[str, ...] = (),
+) -> Path:
+    """The run with another seed, loss and length.
+
+    ``shift`` is added to its accuracy; ``without`` are metrics that it lacks.
+    """
+    write_run(folder)
+    config = CONFIG.replace('name = "small"', f'name = "small"\nseed = {seed}') + f'\n[algorithm]\nloss = "{loss}"\n'
+    (folder / "config.toml").write_text(config)
+    facts = json.loads((folder / "run.json").read_text()) | {"seed": seed, "status": status}
+    (folder / "run.json").write_text(json.dumps(facts | {"data": {"test/test": {"sha256": "a", "problems": 4}}}))
+    rows: list[dict[str, Any]] = []
+    for step in range(1, steps + 1):
+        told = values(step) | {"train/accuracy/mean": 0.4 + 0.01 * step + shift, "learner/ratio_max": 1.0 + seed / 10}
+        rows.append(
+            {"step": step, "stage": int(step > 20), "values": {k: v for k, v in told.items() if k not in without}}
+        )
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    for name, shares in (("before", [0.0, 0.5, 0.5, 1.0]), ("after", [0.5, 0.5, 1.0, 1.0])):
+        path = folder / "evaluations" / f"{name}.json"
+        document = json.loads(path.read_text())
+        moved = [min(1.0, share + (shift if name == "after" else 0.0)) for share in shares]
+        document["temperatures"]["1.0"] |= {"per_problem": moved, "problems": 4}
+        path.write_text(json.dumps(document))
+    return folder
+
+
+@pytest.fixture
+def arm_folders(tmp_path: Path) -> list[Path]:
+    """Two arms of two seeds each: another loss, 0.1 and 0.2 better after training."""
+    return [
+        write_arm(tmp_path / "runs" / "magic-0", 0),
+        write_arm(tmp_path / "runs" / "magic-1", 1, shift=0.02),
+        write_arm(tmp_path / "runs" / "ppo-0", 0, loss="ppo", shift=0.1),
+        write_arm(tmp_path / "runs" / "ppo-1", 1, loss="ppo", shift=0.2),
+    ]
+
+
+def write_evaluation(
+    folder: Path,
+    right: dict[str, list[bool]],
+    *,
+    name: str = "sums",
+    model: str = "models/start",
+    temperature: float = 1.0,
+    text: str = HOSTILE,
+    tokens: int = 40,
+) -> Path:
+    """What ``magicrl eval`` leaves: samples by problem (right or not), of ``tokens`` tokens and more; scored."""
+    from magicrl.evaluation.folder import EvaluationFolder, Job
+    from magicrl.evaluation.results import Ask, write_results
+    from magicrl.evaluation.samples import SampleFile, row_of
+
+    sampling = {"temperature": temperature, "top_p": 1.0, "max_tokens": 128, "seed": 0}
+    checksum = "-".join(sorted(right))
+    engine = {"engine": "in_process", "dtype": "float32"}
+    job = Job(
+        decides={"benchmark": name, "problems": {"sha256": checksum}, "engine": engine, "sampling": sampling},
+        samples=len(next(iter(right.values()))),
+        recorded={
+            "benchmark": {"title": name, "whole": True, "set_aside": []},
+            "engine": {"model": model, "device": "cpu"},
+            "environment": {"started": "2026-01-02T03:04:05+00:00", "git": "abc", "machine": "two cores"},
+            "knows_limit": False,
+            "preset": None,
+        },
+    )
+    problems = [
+        Problem(id=key, prompt=f"Add <b>{key}</b>", golds=("7",), verifier="exact", source=name) for key in right
+    ]
+    place = EvaluationFolder(folder / name)
+    place.begin(job, problems)
+    file = SampleFile(place.samples_path((0, 1)))
+    for i, (key, outcomes) in enumerate(right.items()):
+        for sample, correct in enumerate(outcomes):
+            length = tokens + 8 * i + sample
+            completion = Completion(
+                tokens=frozen_tokens([sample % 3] * length),
+                sampler_logprobs=frozen_floats([-0.1] * length),
+                sampler_entropies=frozen_floats([0.2] * length),
+                finish_reason=FinishReason.STOP,
+                text=text,
+                policy_version=0,
+                seconds=0.1,
+            )
+            verdict = Verdict(
+                outcome=Outcome.CORRECT if correct else Outcome.WRONG,
+                status="matched" if correct else "mismatch",
+                decided_by="string",
+                extracted="7" if correct else "8",
+            )
+            file.append(row_of(key, sample, completion, verdict, keep_tokens=True))
+    file.close()
+    write_results(folder, [name], Ask())
+    return folder
+
+
+@pytest.fixture
+def evaluation_folders(tmp_path: Path) -> list[Path]:
+    """Two models on the same three problems with two samples each: one problem gained, one lost."""
+    base = tmp_path / "evals"
+    first = {"a": [True, True], "b": [False, False], "c": [True, True]}
+    second = {"a": [False, False], "b": [True, True], "c": [True, False]}
+    return [
+        write_evaluation(base / "start", first),
+        write_evaluation(base / "trained", second, model="runs/better/model", tokens=20),
+    ]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from magicrl.reporting.comparison import comparisons
+from magicrl.reporting.entropy_blocks import run_entropy
 from magicrl.reporting.figures import FigureGroup, figure_groups
 from magicrl.reporting.provenance import provenance
 from magicrl.reporting.rollouts import LEVELS, shown_rollouts
@@ -67,6 +68,7 @@ def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
         _optional("headline", "Result", headline(run)),
         _health(run),
         *(_figures(run, group) for group in figure_groups(run)),
+        _token_entropy(run),
         _stages(run),
         _samples(run),
         _rollouts(run),
@@ -105,6 +107,16 @@ def _figures(run: RecordedRun, group: FigureGroup) -> Block:
         template="figures.html.j2",
         data={"panels": panels, "axes": (), "note": ""},
         hover=crosshairs,
+    )
+
+
+def _token_entropy(run: RecordedRun) -> Block | None:
+    found = run_entropy(run)
+    if found is None:
+        return None
+    data, crosshairs = found
+    return Block(
+        key="tokens", title="Where the policy is uncertain", template="figures.html.j2", data=data, hover=crosshairs
     )
 
 

@@ -13,6 +13,7 @@ from magicrl.reporting.canvas import PALETTE, Entry, picture_frame, swatch
 from magicrl.reporting.compare_views import AXIS_WORDS, CurvePool, compared_view
 from magicrl.reporting.compared import COMPARED, axis_scales, compared_chart
 from magicrl.reporting.curves import AXES, Axis, arm_positions, devices, totals
+from magicrl.reporting.entropy_blocks import arms_entropy
 from magicrl.reporting.interval_plot import (
     IntervalRow,
     draw_intervals,
@@ -44,6 +45,7 @@ def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
         _scores(arms, scores),
         _settings(arms),
         *_figures(arms, axis),
+        _token_entropy(arms),
         _runs(arms),
     )
     return tuple(block for block in blocks if block is not None)
@@ -202,6 +204,16 @@ def _figures(arms: Sequence[Arm], axis: Axis) -> list[Block]:
         last = blocks.pop()
         blocks.append(Block(key=last.key, title=last.title, template=last.template, data=last.data, hover=pool.hover()))
     return blocks
+
+
+def _token_entropy(arms: Sequence[Arm]) -> Block | None:
+    found = arms_entropy(arms)
+    if found is None:
+        return None
+    data, crosshairs = found
+    return Block(
+        key="tokens", title="Where the policy is uncertain", template="figures.html.j2", data=data, hover=crosshairs
+    )
 
 
 def _runs(arms: Sequence[Arm]) -> Block:

@@ -12,7 +12,8 @@ from magicrl.reporting.arms import differing, flat_settings, path_labels, readab
 from magicrl.reporting.blocks import Block
 from magicrl.reporting.canvas import picture_frame, swatch
 from magicrl.reporting.comparing import arm_sign
-from magicrl.reporting.eval_folder import BenchmarkResult, RecordedEvaluation, by_benchmark
+from magicrl.reporting.entropy_blocks import MEANT, NamedTokens, entropy_charts
+from magicrl.reporting.eval_folder import BenchmarkResult, RecordedEvaluation, by_benchmark, sample_rows
 from magicrl.reporting.eval_samples import evaluation_browsers
 from magicrl.reporting.interval_plot import (
     IntervalRow,
@@ -23,6 +24,7 @@ from magicrl.reporting.interval_plot import (
 )
 from magicrl.reporting.sample_browser import MOST_PROBLEMS
 from magicrl.reporting.scaling_figures import NamedScaling, scaling_charts
+from magicrl.reporting.token_entropy import recorded
 from magicrl.reporting.views import FigureView, chart_view, data_uri, hover, signs
 
 
@@ -33,6 +35,7 @@ def evaluation_blocks(evaluations: Sequence[RecordedEvaluation]) -> tuple[Block,
         _scores(evaluations, names),
         _scaling(evaluations, names),
         _table13(evaluations, names),
+        _token_entropy(evaluations, names),
         _samples(evaluations, names),
         _settings(evaluations, names),
     )
@@ -203,6 +206,31 @@ def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) ->
     paper = [{"row": row, "average": average(row)} for row in table13().rows]
     data = {"paper": paper, "own": own, "sets": TABLE13_SETS, "note": table13().note}
     return Block(key="table13", title="Beside Table 13", template="table13.html.j2", data=data, hover={})
+
+
+def _token_entropy(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
+    """Where samples were kept with their tokens; of the first benchmark that has them."""
+    for benchmark, results in by_benchmark(evaluations).items():
+        named: list[tuple[int, NamedTokens]] = []
+        for i, result in results:
+            rows = sample_rows(evaluations[i].path / benchmark, result.samples)
+            data = recorded(
+                [(r.token_ids, r.token_entropies) for r in rows if r.token_ids is not None and r.token_entropies]
+            )
+            if data is not None:
+                named.append((i, NamedTokens(name=names[i], data=data)))
+        if named:
+            charts = entropy_charts([tokens for _, tokens in named], [i for i, _ in named])
+            note = f"All samples of {benchmark} that were kept with their tokens (--keep-tokens). {MEANT}"
+            data_shown = {"panels": [[chart_view(chart)] for chart in charts], "axes": (), "note": note}
+            return Block(
+                key="tokens",
+                title="Where the models are uncertain",
+                template="figures.html.j2",
+                data=data_shown,
+                hover={chart.key: hover(chart) for chart in charts},
+            )
+    return None
 
 
 def _samples(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:

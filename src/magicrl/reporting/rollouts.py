@@ -79,12 +79,13 @@ def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
     Raises:
         RunFolderError: a recording that is no parquet file of rollouts.
     """
-    paths = _recordings(run.path / "rollouts")
-    tokenizer = _tokenizer(run)
-    return [_step(step, paths[step], tokenizer) for step in _chosen_steps(run, sorted(paths))]
+    paths = recordings(run.path / "rollouts")
+    tokenizer = run_tokenizer(run)
+    return [_step(step, paths[step], tokenizer) for step in chosen_steps(run, sorted(paths))]
 
 
-def _recordings(folder: Path) -> dict[int, Path]:
+def recordings(folder: Path) -> dict[int, Path]:
+    """The recorded steps of a run's ``rollouts`` folder."""
     found: dict[int, Path] = {}
     for path in folder.glob("step-*.parquet"):
         digits = path.stem.removeprefix("step-")
@@ -93,7 +94,8 @@ def _recordings(folder: Path) -> dict[int, Path]:
     return found
 
 
-def _chosen_steps(run: RecordedRun, recorded: Sequence[int]) -> list[int]:
+def chosen_steps(run: RecordedRun, recorded: Sequence[int]) -> list[int]:
+    """The first and last recorded step of each stage, at most ``MOST_STEPS``."""
     chosen: set[int] = set()
     for stage in run.stages:
         inside = [step for step in recorded if stage.first_step <= step <= stage.last_step]
@@ -106,7 +108,7 @@ def _chosen_steps(run: RecordedRun, recorded: Sequence[int]) -> list[int]:
     return ordered if len(ordered) <= MOST_STEPS else [*ordered[:1], *ordered[1 - MOST_STEPS :]]
 
 
-def _tokenizer(run: RecordedRun) -> Tokenizer | None:
+def run_tokenizer(run: RecordedRun) -> Tokenizer | None:
     """The saved model's tokenizer, else the start model's."""
     start = run.run.get("start_model")
     folders = [run.path / "model", *([Path(start)] if isinstance(start, str) and start else [])]

@@ -1,0 +1,92 @@
+"""Horizontal bars: one row a name, its value as a length."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from magicrl.reporting.canvas import WIDTH, picture
+from magicrl.reporting.charts import Unit, nice_ticks
+from magicrl.reporting.svg import tick_label
+from magicrl.reporting.wording import measured
+
+LEFT, RIGHT, TOP, ROW, BOTTOM = 96, 96, 4, 19, 40
+LONGEST_NAME = 12
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bar:
+    """One row; ``words`` stand behind the bar."""
+
+    name: str
+    value: float
+    words: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BarPlot:
+    """Rows, the longest bar usually first; ``color`` is a slot of the palette."""
+
+    key: str
+    title: str
+    x_name: str
+    bars: tuple[Bar, ...]
+    unit: Unit = "number"
+    color: int = 0
+
+
+def bars_height(plot: BarPlot) -> float:
+    """Of the drawing, in SVG units."""
+    return TOP + ROW * len(plot.bars) + BOTTOM
+
+
+def draw_bars(plot: BarPlot) -> Markup:
+    """The plot as an ``<svg>`` for the page."""
+    ticks = nice_ticks(0.0, max((bar.value for bar in plot.bars), default=1.0) or 1.0, 4)
+    scale = (WIDTH - LEFT - RIGHT) / ticks[-1]
+    bottom = TOP + ROW * len(plot.bars)
+    parts = [
+        f'<line class="grid" x1="{LEFT + tick * scale:.1f}" x2="{LEFT + tick * scale:.1f}" y1="{TOP}" y2="{bottom}"/>'
+        f'<text class="tick" x="{LEFT + tick * scale:.1f}" y="{bottom + 15}" text-anchor="middle">'
+        f"{tick_label(tick, plot.unit)}</text>"
+        for tick in ticks
+    ]
+    for i, bar in enumerate(plot.bars):
+        y = TOP + ROW * i
+        name = bar.name if len(bar.name) <= LONGEST_NAME else bar.name[: LONGEST_NAME - 1] + "…"
+        width = max(1.0, bar.value * scale)
+        parts.append(
+            f'<text class="rowlabel token" x="{LEFT - 6}" y="{y + 13.5}" text-anchor="end">{escape(name)}</text>'
+            f'<rect class="area f{plot.color}" x="{LEFT}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}">'
+            f"<title>{escape(_words(bar, plot.unit))}</title></rect>"
+            f'<text class="tick" x="{LEFT + width + 5:.1f}" y="{y + 13.5}">{escape(bar.words)}</text>'
+        )
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(
+        f'<text class="tick" x="{middle:.1f}" y="{bottom + 32}" text-anchor="middle">{escape(plot.x_name)}</text>'
+    )
+    return picture(
+        key=plot.key,
+        title=plot.title,
+        description=f"{plot.title}. " + "; ".join(_words(bar, plot.unit) for bar in plot.bars),
+        height=bars_height(plot),
+        body="".join(parts),
+        legend=(),
+        alone=False,
+    )
+
+
+def bars_csv(plot: BarPlot) -> str:
+    """Name, value and words of every row."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["name", plot.x_name, "words"])
+    writer.writerows([bar.name, repr(bar.value), bar.words] for bar in plot.bars)
+    return out.getvalue()
+
+
+def _words(bar: Bar, unit: Unit) -> str:
+    return f"{bar.name}: {measured(bar.value, unit)}" + (f" ({bar.words})" if bar.words else "")

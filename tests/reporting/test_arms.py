@@ -1,0 +1,114 @@
+"""Arms: what makes one, what it is called."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magicrl.reporting.arms import (
+    differing,
+    flat_settings,
+    group_runs,
+    path_labels,
+    readable,
+    run_settings,
+    setting_names,
+    telling_keys,
+    written,
+)
+from magicrl.reporting.run_folder import read_run
+
+from .conftest import write_arm
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_arm(arm_folders: list[Path]) -> None:
+    arms = group_runs([read_run(folder) for folder in arm_folders])
+    assert [(arm.name, len(arm.runs)) for arm in arms] == [("loss magic", 2), ("loss ppo", 2)]
+    assert arms[1].settings == {"algorithm.loss": "ppo"}
+
+
+def test_name_output_and_logging_make_no_arm(arm_folders: list[Path]) -> None:
+    path = arm_folders[1] / "config.toml"
+    path.write_text(path.read_text().replace('"small"', '"other"') + "\n[logging]\nsamples = 3\n")
+    assert len(group_runs([read_run(folder) for folder in arm_folders])) == 2
+
+
+def test_keys_that_are_given_make_the_arms_alone(arm_folders: list[Path]) -> None:
+    runs = [read_run(folder) for folder in arm_folders]
+    assert [arm.name for arm in group_runs(runs, ["run.seed"])] == ["run seed 0", "run seed 1"]
+    assert len(group_runs(runs, ["run.name"])) == 1
+    with pytest.raises(ValueError, match=r"--group-by algorithm\.los: .*did you mean algorithm\.loss\?"):
+        group_runs(runs, ["algorithm.los"])
+
+
+def test_a_start_model_a_seed_is_no_arm_a_seed(tmp_path: Path) -> None:
+    folders = [write_arm(tmp_path / str(seed), seed) for seed in (0, 1)]
+    for seed, folder in enumerate(folders):
+        with (folder / "config.toml").open("a") as file:
+            file.write(f'\n[start]\nmodel = "study/seed-{seed}/start"\n')
+    assert len(group_runs([read_run(folder) for folder in folders])) == 1
+
+
+def test_a_start_model_that_all_seeds_share_is_no_arm_either(tmp_path: Path) -> None:
+    folders = [write_arm(tmp_path / str(seed), seed) for seed in (0, 1)]
+    for folder in folders:
+        with (folder / "config.toml").open("a") as file:
+            file.write('\n[start]\nmodel = "study/seed-0/start"\n')
+    settings = run_settings([read_run(folder) for folder in folders])
+    assert settings[0]["start.model"] == "study/seed-0/start"
+    assert differing(settings) == ["run.seed"]
+
+
+def test_settings_are_flat_in_their_order_and_a_missing_one_differs() -> None:
+    old = flat_settings({"a": {"b": 1, "c": [1, 2]}, "stages": [{"t": 3}]})
+    assert old == {"a.b": 1, "a.c": [1, 2], "stages[0].t": 3}
+    assert differing([old, flat_settings({"a": {"b": 1, "c": [1]}})]) == ["a.c", "stages[0].t"]
+
+
+def test_names_say_every_difference_while_that_is_short() -> None:
+    settings = [{"algorithm.loss": "magic", "algorithm.reuse": 1}, {"algorithm.loss": "ppo", "algorithm.reuse": 2}]
+    assert setting_names(settings) == ["loss magic, reuse 1", "loss ppo, reuse 2"]
+
+
+def test_long_names_keep_what_tells_arms_apart_and_count_the_rest() -> None:
+    common = {"x.first_long_setting": 1.0, "x.second_long_setting": "yes", "x.third_long_setting": "no"}
+    settings = [
+        {"algorithm.loss": "magic", **common},
+        {"algorithm.loss": "ppo", **dict.fromkeys(common, 3)},
+        {"algorithm.loss": "gspo", **dict.fromkeys(common, 3)},
+    ]
+    assert setting_names(settings) == ["loss magic (+3)", "loss ppo (+3)", "loss gspo (+3)"]
+    assert telling_keys(settings, list(settings[0])) == ["algorithm.loss"]
+
+
+def test_names_are_unique_even_where_the_settings_read_alike() -> None:
+    assert setting_names([{"start.model": "a/x"}, {"start.model": "b/x"}]) == ["1: start x", "2: start x"]
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("optimizer.learning_rate", "learning rate"),
+        ("stages[1].max_tokens", "stage 2 T"),
+        ("stages[0].transition.rule", "stage 1 transition rule"),
+        ("optimizer.beta1", "optimizer beta1"),
+        ("name", "name"),
+    ],
+)
+def test_a_setting_in_words(key: str, words: str) -> None:
+    assert readable(key) == words
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [(None, "–"), (True, "on"), (0.0003, "0.0003"), ([0.0, 1.0], "0, 1"), ([], "none"), ("\x1b[1m", "␛[1m")],
+)
+def test_a_value_in_words(value: object, words: str) -> None:
+    assert written(value) == words
+
+
+def test_paths_are_told_apart_by_their_shortest_end() -> None:
+    assert path_labels([Path("/r/a/x"), Path("/r/b/y")]) == ["x", "y"]
+    assert path_labels([Path("/r/a/run"), Path("/r/b/run")]) == ["a", "b"]
+    assert path_labels([Path("/r/a/x"), Path("/r/b/x"), Path("/r/b/y")]) == ["a/x", "b/x", "b/y"]

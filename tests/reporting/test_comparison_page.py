@@ -1,0 +1,160 @@
+"""The page that compares runs: what it says of arms, and of runs that are unlike, unfinished or broken."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from magicrl.cli.report import run_report
+from magicrl.config.errors import RecipeError
+from magicrl.reporting.comparison_report import write_comparison
+
+from .conftest import HOSTILE, write_arm, write_evaluation, write_rollout_recording
+from .test_report_page import Page
+
+
+def written(folders: list[Path], tmp_path: Path, **options: Any) -> str:
+    return write_comparison(folders, tmp_path / "page.html", **options).path.read_text(encoding="utf-8")
+
+
+def values(page: str) -> dict[str, Any]:
+    found = re.search(r'id="hover">(.*?)</script>', page, re.DOTALL)
+    assert found is not None
+    return json.loads(found.group(1))
+
+
+def test_every_block_is_there_and_nothing_is_asked_of_anywhere(arm_folders: list[Path], tmp_path: Path) -> None:
+    write_rollout_recording(arm_folders[0])
+    page = written(arm_folders, tmp_path)
+    parsed = Page(page)
+    assert re.findall(r'<section id="(\w+)"', page) == [
+        "arms", "arm_scores", "settings", "learning", "policy", "time", "tokens", "runs",
+    ]  # fmt: skip
+    for _, attributes in parsed.elements:
+        for name in ("src", "href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("#", "data:"))
+    assert "http" not in re.sub(r'http-equiv|xmlns="http://www.w3.org/2000/svg"', "", page)
+
+
+def test_it_says_what_band_interval_and_difference_are(arm_folders: list[Path], tmp_path: Path) -> None:
+    page = written(arm_folders, tmp_path)
+    assert "from its smallest to its largest run: it is no confidence interval" in page
+    assert "differences are paired by problem" in page
+    assert "+7.0" in page, "the second arm against the first"
+    assert "runs: +4.5 to +9.5" in page
+    assert "algorithm.loss" in page
+    assert "75.5 %" in page, "the mean over an arm's runs and problems"
+
+
+def test_each_figure_is_drawn_over_every_axis_and_one_is_shown(arm_folders: list[Path], tmp_path: Path) -> None:
+    page = written(arm_folders, tmp_path, axis="tokens")
+    drawn = [a for tag, a in Page(page).elements if tag == "svg" and "data-axis" in a]
+    assert {a["data-axis"] for a in drawn} == {"steps", "tokens", "wall", "gpu-hours"}
+    assert {a["data-axis"] for a in drawn if "hidden" not in a} == {"tokens"}
+    data = values(page)
+    curve = data["#curves"]["entropy"][0]
+    assert curve["label"] == "loss magic"
+    assert data["#x"][curve["x"]["tokens"]][:2] == [0.32, 0.64]
+    assert data["#axes"]["tokens"] == "thousand response tokens sampled"
+    assert len(curve["y"]) == len(curve["low"]) == 40
+    other = data["#curves"]["length"][0]
+    assert other["x"] == curve["x"], "the same x are in the page once"
+
+
+def test_runs_of_unlike_length_and_status_are_told(tmp_path: Path) -> None:
+    folders = [
+        write_arm(tmp_path / "a0", 0),
+        write_arm(tmp_path / "a1", 1, steps=25, status="running"),
+        write_arm(tmp_path / "b0", 0, loss="ppo", steps=0, status="running"),
+    ]
+    page = written(folders, tmp_path)
+    assert "Runs of unlike length: loss magic." in page
+    assert "Not finished: loss magic; loss ppo." in page
+    assert "Without a training step so far, and in no curve: b0." in page
+    assert "1 finished, 1 running" in page
+    tails = [c for c in values(page)["#curves"]["accuracy"] if c.get("alone")]
+    assert [(c["label"], len(c["y"])) for c in tails] == [("loss magic, run 1 of 2 alone", 16)]
+
+
+def test_runs_without_any_metric_or_configuration_still_make_a_page(tmp_path: Path) -> None:
+    folders = [tmp_path / "x", tmp_path / "y"]
+    for folder in folders:
+        folder.mkdir()
+        (folder / "run.json").write_text('{"status": "running", "seed": 1}')
+    page = written(folders, tmp_path)
+    Page(page)
+    assert "Without a <code>config.toml</code>: x, y." in page
+
+
+def test_a_broken_folder_is_left_out_and_named(arm_folders: list[Path], tmp_path: Path) -> None:
+    with (arm_folders[3] / "metrics.jsonl").open("a") as file:
+        file.write("{broken\n{}\n")
+    result = write_comparison([*arm_folders, tmp_path / "nowhere"], tmp_path / "page.html")
+    assert [Path(item.folder).name for item in result.left_out] == ["ppo-1", "nowhere"]
+    page = result.path.read_text()
+    assert '<section id="left_out"' in page
+    assert "metrics.jsonl:41: not valid JSON" in page
+    assert "no such folder" in page
+    with pytest.raises(ValueError, match="none of the folders can be read"):
+        write_comparison([tmp_path / "nowhere", tmp_path / "gone"], tmp_path / "page.html")
+
+
+def test_the_same_folder_twice_is_an_error(arm_folders: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="named twice"):
+        write_comparison([arm_folders[0], arm_folders[0].parent / "." / "magic-0"], tmp_path / "page.html")
+
+
+def test_hostile_names_and_settings_stay_text(tmp_path: Path) -> None:
+    folders = [write_arm(tmp_path / str(seed), seed, loss=f"<script>alert({seed})</script>") for seed in (0, 1)]
+    path = folders[0] / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"name": HOSTILE, "status": "<img src=x>"}))
+    page = written(folders, tmp_path)
+    parsed = Page(page)
+    assert parsed.count("script") == 2
+    assert parsed.count("img") == 0
+    assert "\x1b" not in page
+
+
+def test_a_page_of_many_arms_stays_small(tmp_path: Path) -> None:
+    folders = [write_arm(tmp_path / f"{i}", 0, loss=f"loss-{i}", steps=2000) for i in range(12)]
+    page = written(folders, tmp_path)
+    assert len(page) < 6_000_000
+    series = values(page)["#curves"]["entropy"]
+    assert {len(c["y"]) for c in series} == {160}
+    signs = re.findall(r'class="line (s\d d\d)" d="M0 7h22"', page.split('id="arm_scores"')[0])
+    assert len(set(signs)) == 12, "every arm's line can be told from every other"
+
+
+def test_runs_and_evaluations_share_a_page(arm_folders: list[Path], tmp_path: Path) -> None:
+    evaluation = write_evaluation(tmp_path / "eval", {"a": [True], "b": [False]})
+    page = written([*arm_folders[:1], evaluation], tmp_path)
+    assert {"arms", "runs", "scores", "scaling", "samples"} <= set(re.findall(r'<section id="(\w+)"', page))
+
+
+def test_the_command_names_what_it_left_out_and_says_so_in_its_status(
+    arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "out.html"
+    assert run_report(arm_folders, page, "wall", ["algorithm.loss"], Console()) == 0
+    assert "--x wall --group-by algorithm.loss" in page.read_text()
+    assert run_report([*arm_folders, tmp_path / "gone"], page, None, None, Console()) == 1
+    assert "left out" in capsys.readouterr().out
+    with pytest.raises(RecipeError, match="at least one folder"):
+        run_report([], None, None, None, Console())
+    with pytest.raises(RecipeError, match="--x belongs to a comparison"):
+        run_report(arm_folders[:1], None, "steps", None, Console())
+    assert run_report(arm_folders[:1], None, None, None, Console()) == 0
+    assert (arm_folders[0] / "report.html").exists()
+
+
+def test_comparing_needs_no_torch() -> None:
+    code = "import sys, magicrl.cli.report; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -1,0 +1,134 @@
+"""The page over evaluations: scores, scaling figures with their condition, Table 13 beside, responses."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from magicrl.reporting.comparison_report import write_comparison
+from magicrl.reporting.eval_blocks import evaluation_names
+from magicrl.reporting.eval_folder import Scaling, read_evaluation_folder
+from magicrl.reporting.run_folder import RunFolderError
+from magicrl.reporting.scaling_figures import EXACT, NamedScaling, length_chart, limit_chart, scaling_charts
+
+from .conftest import write_evaluation
+from .test_report_page import Page
+
+
+def written(folders: list[Path], tmp_path: Path) -> str:
+    return write_comparison(folders, tmp_path / "page.html").path.read_text(encoding="utf-8")
+
+
+def test_every_block_is_there_and_hostile_responses_stay_text(evaluation_folders: list[Path], tmp_path: Path) -> None:
+    page = written(evaluation_folders, tmp_path)
+    parsed = Page(page)
+    assert re.findall(r'<section id="(\w+)"', page) == ["scores", "scaling", "tokens", "samples", "eval_settings"]
+    assert parsed.count("script") == 2
+    assert parsed.count("img") == 0
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "Add &lt;b&gt;a&lt;/b&gt;" in page
+
+
+def test_scores_have_intervals_and_the_difference_is_paired(evaluation_folders: list[Path], tmp_path: Path) -> None:
+    page = written(evaluation_folders, tmp_path)
+    assert "66.7 %" in page
+    assert "50.0 %" in page
+    assert "−16.7" in page
+    assert "1 / 2 problems" in page
+
+
+def test_scaling_figures_say_when_they_are_exact(evaluation_folders: list[Path], tmp_path: Path) -> None:
+    page = written(evaluation_folders, tmp_path)
+    assert EXACT in page
+    assert "Exact only while the sampler does not know the limit and no forced answer is used." in page
+    for key in ("over_limits", "efficiency", "pass_at_k", "maj_at_k"):
+        assert f'data-chart="{key}"' in page
+
+
+def test_an_inexact_curve_is_named_and_fresh_samples_are_signs() -> None:
+    share = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    scaling = Scaling.model_validate(
+        {
+            "over_limits": [{"limit": limit, "accuracy": share, "mean_tokens": share} for limit in (16, 128)],
+            "exact": False,
+            "fresh": [{"limit": 16, "accuracy": share, "samples": 2}],
+        }
+    )
+    chart = limit_chart([NamedScaling(name="m", slot=1, scaling=scaling)])
+    assert "Not exact for: m." in chart.note
+    assert [(s.label, s.style) for s in chart.series] == [("m", "line"), ("m, sampled anew", "marks")]
+    assert chart.x_log, "limits grow by factors"
+    assert [c.key for c in scaling_charts([NamedScaling(name="m", slot=1, scaling=scaling)])] == [
+        "over_limits",
+        "efficiency",
+    ]
+
+
+def test_efficiency_comes_from_its_own_curve_where_there_is_one() -> None:
+    share = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    limits = [{"limit": 16, "accuracy": share, "mean_tokens": {"mean": 9.0, "low": 8, "high": 10}}]
+    old = Scaling.model_validate({"over_limits": limits})
+    new = Scaling.model_validate({"over_limits": limits, "efficiency": [{"mean_tokens": 12.5, "accuracy": share}]})
+    found = [length_chart([NamedScaling(name="m", slot=0, scaling=s)]).series[0].points for s in (old, new)]
+    assert found == [((9.0, 0.5),), ((12.5, 0.5),)]
+
+
+def test_the_browser_finds_what_changed(evaluation_folders: list[Path], tmp_path: Path) -> None:
+    page = written(evaluation_folders, tmp_path)
+    kinds = [set(str(a["data-kinds"]).split()) for _, a in Page(page).elements if "data-kinds" in a]
+    assert kinds == [{"lost", "right", "wrong"}, {"won", "right", "wrong"}, {"right", "wrong"}]
+    assert "start: right, better: wrong (1" in page
+    assert "decided by string" in page
+    assert "All 3 recorded problems are on this page." in page
+
+
+def test_table_13_stands_beside_results_on_its_sets_with_what_differs(tmp_path: Path) -> None:
+    folder = write_evaluation(tmp_path / "e", {"60": [True, False], "61": [False, False]}, name="aime24")
+    page = written([folder], tmp_path)
+    assert '<section id="table13"' in page
+    assert "R1-Distill-Qwen-7B" in page
+    assert "55.5" in page
+    assert "is not comparable with the table: aime24: max_tokens 128 instead of 32768" in page
+
+
+def test_evaluations_are_named_by_model_and_by_settings_where_that_is_the_same(tmp_path: Path) -> None:
+    right = {"a": [True]}
+    folders = [
+        write_evaluation(tmp_path / "one", right, model="runs/x/model"),
+        write_evaluation(tmp_path / "two", right, model="runs/x/model", temperature=0.6),
+        write_evaluation(tmp_path / "three", right, model="runs/y/model"),
+    ]
+    names = evaluation_names([read_evaluation_folder(folder) for folder in folders])
+    assert names == ["x, sampling temperature 1", "x, sampling temperature 0.6", "y"]
+    twice = [folders[0], write_evaluation(tmp_path / "four", right, model="runs/x/model")]
+    assert evaluation_names([read_evaluation_folder(f) for f in twice]) == ["x, one", "x, four"]
+
+
+def test_results_that_are_missing_broken_or_newer_are_clear_errors(evaluation_folders: list[Path]) -> None:
+    path = evaluation_folders[0] / "results.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps(document | {"schema_version": 99}))
+    with pytest.raises(RunFolderError, match="schema_version 99"):
+        read_evaluation_folder(evaluation_folders[0])
+    del document["benchmarks"]["sums"]["accuracy"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(RunFolderError, match=r"results\.json: accuracy: Field required"):
+        read_evaluation_folder(evaluation_folders[0])
+    path.write_text("[]")
+    with pytest.raises(RunFolderError, match="results"):
+        read_evaluation_folder(evaluation_folders[0])
+    path.unlink()
+    with pytest.raises(RunFolderError, match="no results yet; finish the evaluation"):
+        read_evaluation_folder(evaluation_folders[0])
+
+
+def test_results_alone_make_a_page_without_responses(evaluation_folders: list[Path], tmp_path: Path) -> None:
+    for path in evaluation_folders[0].glob("sums/*"):
+        if path.is_file():
+            path.unlink()
+    page = written(evaluation_folders[:1], tmp_path)
+    assert '<section id="samples"' not in page
+    assert '<section id="scores"' in page
