@@ -76,6 +76,32 @@ def test_an_evaluation_prints_cost_scores_and_place(
     assert "settings differ" not in compared, "another seed is chance, not another setting"
 
 
+def test_fresh_limits_and_prices_are_said_before_and_after(
+    model: Path, problems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    more = ("--limit", "4", "--fresh-limits", "50,20", "--price-in", "1000", "--price-out", "2000")
+    assert call(words(model, problems, tmp_path / "a", *more)) == 0
+    said = capsys.readouterr().out
+    assert "ones: 4 problems x 2 samples, 8 in this call; at most 1,600 tokens to generate, 3.23 at the prices" in said
+    assert "ones at 20: 4 problems x 2 samples, 8 in this call; at most 160 tokens to generate" in said
+    assert [line.split()[:2] for line in said.splitlines() if line.startswith(" ones ")][1:] == [
+        ["ones", "20"],
+        ["ones", "50"],
+    ]
+    assert "used: 96 tokens in, " in said
+    assert "at the prices given" in said.splitlines()[-2]
+    document = json.loads((tmp_path / "a/results.json").read_text())
+    assert document["usage"]["price"]["total"] == pytest.approx(0.096 + document["usage"]["response_tokens"] / 500)
+    assert (
+        call(
+            ["eval", "--compare", *[str(tmp_path / "a")] * 1, str(tmp_path / "a/../a"), "--output", str(tmp_path / "c")]
+        )
+        == 0
+    )
+    assert "comparison.json" in capsys.readouterr().out
+    assert json.loads((tmp_path / "c/comparison.json").read_text())["curves"]["ones"]["models"][0]["fresh"]
+
+
 def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(["eval", "--list"]) == 0
     said = capsys.readouterr().out
@@ -88,6 +114,9 @@ def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--shard", "4/4"], "--shard 4/4: give I/N with I from 0 to N-1"),
         (["--pass-at", "1;2"], "--pass-at 1;2: give whole numbers"),
+        (["--fresh-limits", "1k"], "--fresh-limits 1k: give whole numbers"),
+        (["--price-out", "2"], "give both --price-in and --price-out"),
+        (["--price-in", "1", "--price-out", "-2"], "--price-out -2.0: give what a million tokens cost"),
         (["--window", "2024"], "--window 2024: give FIRST..LAST"),
         (["--field", "prompt"], "--field prompt: give prompt=COLUMN"),
         (["--engine", "warp"], "--engine warp: unknown; known: "),

@@ -224,6 +224,24 @@ def test_fresh_samples_at_other_limits_are_tasks_that_resume(
     assert resumed["usage"]["calls"] == 4, "main, the cut call, and two that went on"
 
 
+def test_one_more_benchmark_leaves_the_others_in_the_results(
+    tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
+) -> None:
+    output, few = tmp_path / "out", replace(SETTINGS, samples=1)
+    first = results(run(tiny_models[0], sums, output, few))
+    engine = EngineSettings(model=str(tiny_models[0]), threads=1)
+    path = evaluate([loaded(sums, "again")], "in_process", engine, few, output, Watcher())
+    assert path is not None
+    document = json.loads(path.read_text())
+    assert list(document["benchmarks"]) == ["again", "sums"]
+    assert document["benchmarks"]["sums"]["scored_sha256"] == first["scored_sha256"]
+    assert document["means"]["all"]["sets"] == ["again", "sums"]
+    other = EngineSettings(model=str(tiny_models[1]), threads=1)
+    path = evaluate([loaded(sums, "other")], "in_process", other, few, output, Watcher())
+    assert path is not None
+    assert list(json.loads(path.read_text())["benchmarks"]) == ["other"], "another model's results are not mixed in"
+
+
 def test_several_evaluations_are_compared_with_the_first(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path
 ) -> None:

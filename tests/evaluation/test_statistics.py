@@ -68,6 +68,17 @@ def test_paired_difference_is_narrower_than_the_unpaired_one() -> None:
     assert result.high - result.low < 0.06
 
 
+def test_no_difference_on_few_problems_is_no_certainty() -> None:
+    few, many = (paired_difference([0.25] * n, [0.25] * n) for n in (20, 2000))
+    assert few.mean == many.mean == 0.0
+    assert few.low == -few.high
+    assert few.high == pytest.approx(1.96 * (2 / 22 / 22) ** 0.5, rel=1e-3)
+    assert many.high < 0.002
+    always = paired_difference([1.0] * 10, [0.0] * 10)
+    assert always.high == 1.0
+    assert 0.3 < always.low < 0.6
+
+
 def test_nothing_judged_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing to average"):
         share([])

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from magicrl.evaluation.presets import TABLE13_SETS
 from magicrl.evaluation.samples import SampleRow
 from magicrl.reporting.wording import duration, number, percent, points, visible
 
@@ -65,9 +66,11 @@ class EvalDisplay:
         for cost in costs:
             done = cost.wanted - cost.missing
             there = f"; {done} of them are there already" if done else ""
+            price = cost.most_price
+            paid = "" if price is None else f", {_money(price)} at the prices given"
             self._line(
                 f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
-                f"at most {cost.most_tokens:,} tokens to generate"
+                f"at most {cost.most_tokens:,} tokens to generate{paid}"
             )
 
     def note(self, text: str) -> None:
@@ -122,6 +125,8 @@ def show_results(path: Path, console: Console) -> None:
         )
         if result["not_judged"]:
             notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
+        if name in TABLE13_SETS and result["table13"]["differs"]:
+            notes.append(f"{name}: not comparable with Table 13: {'; '.join(result['table13']['differs'])}")
     console.print(table)
     for note in notes:
         console.print(note, highlight=False, soft_wrap=True, markup=False)
@@ -130,14 +135,60 @@ def show_results(path: Path, console: Console) -> None:
         console.print(
             f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})", highlight=False
         )
+    _show_fresh(document["benchmarks"], console)
     if "table13" in document:
         _show_table13(document["table13"], console)
+    console.print(_used(document["usage"]), highlight=False, soft_wrap=True)
     console.print(f"results: {path}", highlight=False, soft_wrap=True)
+
+
+def _show_fresh(benchmarks: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Samples drawn anew at other limits beside the long ones cut there."""
+    columns = ("limit", "tokens", "anew", "95 % interval", "cut", "anew less cut")
+    table = _table(
+        "Accuracy in per cent: samples drawn anew at a limit, and the long ones cut there", "benchmark", columns
+    )
+    for name, result in benchmarks.items():
+        for point in result["scaling"]["fresh"]:
+            difference = point["difference"]
+            table.add_row(
+                Text(name),
+                str(point["limit"]),
+                number(point["mean_tokens"]["mean"]),
+                _cent(point["accuracy"]["mean"]),
+                f"{_cent(point['accuracy']['low'])} to {_cent(point['accuracy']['high'])}",
+                "–" if point["cut"] is None else _cent(point["cut"]["mean"]),
+                "–" if difference is None else f"{points(difference['low'])} to {points(difference['high'])}",
+            )
+    if table.row_count:
+        console.print(table)
+
+
+def _used(usage: Mapping[str, Any]) -> str:
+    """One line on what all calls of the evaluation used."""
+    asked = "an unknown number of" if usage["prompt_tokens"] is None else f"{usage['prompt_tokens']:,}"
+    text = f"used: {asked} tokens in, {usage['response_tokens']:,} out; {duration(usage['seconds'])}, "
+    text += f"{duration(usage['cpu_seconds'])} of CPU time"
+    if usage["gpu_seconds"]:
+        text += f", {duration(usage['gpu_seconds'])} of GPU time"
+    if usage["samples_without_times"]:
+        text += f" (times of {usage['samples_without_times']} samples are lost)"
+    price = usage["price"]
+    if price is None:
+        return text
+    return text + (
+        f"; {_money(price['total'])} at the prices given" if price["total"] is not None else "; the price is unknown"
+    )
+
+
+def _money(amount: float) -> str:
+    """Four digits behind the point for small sums, two for others."""
+    return f"{amount:.2f}" if amount >= 1 else f"{amount:.4f}"
 
 
 def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
     columns = ("AIME24", "AIME25", "LiveCodeBench", "average")
-    table = _table("Beside Table 13 of the report: avg@32, avg@32, avg@4 in per cent", "model", columns)
+    table = _table("Beside Table 13 (avg@32, avg@32, avg@4; per cent)", "model", columns)
     for row in beside["rows"]:
         figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
         table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
@@ -43,9 +44,12 @@ class Ask:
 def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping[str, int] | None = None) -> Path:
     """Score these benchmarks' folders and write ``results.json``.
 
+    Benchmarks that the folder holds from earlier calls with the same model and engine, and that are complete, are
+    scored with them, so that one more benchmark does not push out the others.
+
     Args:
         output: the evaluation's folder.
-        names: benchmarks, in the order of the results.
+        names: benchmarks, in the order of the results; they must be complete.
         ask: which k.
         samples: samples a problem by benchmark; default: those each job asks for.
 
@@ -54,6 +58,7 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
         ValueError: a file is damaged, or a k is larger than the samples.
     """
     results = {name: result_of(EvaluationFolder(output / name), ask, (samples or {}).get(name)) for name in names}
+    results |= _earlier(output, results, ask)
     accuracy = {name: result["accuracy"] for name, result in results.items()}
     document: dict[str, Any] = {
         "schema_version": SCHEMA_VERSION,
@@ -68,6 +73,19 @@ def write_results(output: Path, names: Sequence[str], ask: Ask, samples: Mapping
     path = output / RESULTS
     write_atomically(path, json.dumps(document, indent=1, allow_nan=False))
     return path
+
+
+def _earlier(output: Path, scored: Mapping[str, Mapping[str, Any]], ask: Ask) -> dict[str, dict[str, Any]]:
+    """Results of complete benchmarks beside those ``scored``, of the same model."""
+    engines = [result["settings"]["engine"] for result in scored.values()]
+    relaxed = Ask(price=ask.price)  # other samples, other k
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(output.glob("*/job.json")):
+        folder = EvaluationFolder(path.parent)
+        if path.parent.name not in scored and folder.job().decides["engine"] in engines:
+            with contextlib.suppress(Incomplete):
+                found[path.parent.name] = result_of(folder, relaxed)
+    return found
 
 
 def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) -> dict[str, Any]:
