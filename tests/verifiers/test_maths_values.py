@@ -49,7 +49,7 @@ def test_exact_values(text: str, value: Fraction) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["2 3", "x y 2 3", r"\sum_{k=1}^n k", r"1,2", "(1", r"x\text{cm}", "1++", r"\frac{1}", "^2", "5 apples", "a_"],
+    ["2 3", "x y 2 3", r"\sum_{k} k", r"1,2", "(1", r"x\text{cm}", "1++", r"\frac{1}", "^2", "5 apples", "a_"],
 )
 def test_what_is_no_formula_is_none_and_nothing_is_dropped(text: str) -> None:
     tokens = tokens_of(canonical(text))

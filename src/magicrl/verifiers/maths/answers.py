@@ -49,10 +49,11 @@ class Clock:
 
 @dataclass(frozen=True, slots=True)
 class Several:
-    """Several answers, in no order: a bare list, or what plus-minus stands for (``signs``)."""
+    """Several answers, in no order: a bare list; ``signs``: of a plus-minus sign; ``either``: joined by "or"."""
 
     items: tuple[Answer, ...]
     signs: bool = False
+    either: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,12 +125,75 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An answer with the parameters it declares free (``for some integer t``)."""
+    """An answer with the parameters it declares free (``for some integer t``).
+
+    ``domain`` is Z, N or R where the declaration says so, else empty.
+    """
 
     answer: Answer
     parameters: frozenset[str]
+    domain: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Domain:
+    r"""A set of numbers that is no union of intervals: ``\mathbb{Z}``, ``\mathbb{Q}``, the positive integers (Z+)."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Within:
+    r"""The members of a domain that a condition lets in: ``\{x \in \mathbb{Z} : x > 2\}``."""
+
+    domain: str
+    condition: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Piecewise:
+    """A definition by cases: values and their conditions; the condition of "otherwise" is None."""
+
+    pieces: tuple[tuple[Answer, Answer | None], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cycles:
+    """A permutation as disjoint cycles, each from its least member on, in order."""
+
+    cycles: tuple[tuple[str, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Dotted:
+    r"""A list that goes on as it began: ``1, 3, \ldots, 2n-1``.
+
+    Attributes:
+        item: the item at place ``#j``, counted from 0.
+        last: the last place, None for a list without an end.
+    """
+
+    item: Expr
+    last: Expr | None
 
 
 Answer = (
-    Text | Quantity | Based | Ratio | Clock | Several | Group | RealSet | Matrix | Named | Equation | Order | Family
+    Text
+    | Quantity
+    | Based
+    | Ratio
+    | Clock
+    | Several
+    | Group
+    | RealSet
+    | Matrix
+    | Named
+    | Equation
+    | Order
+    | Family
+    | Domain
+    | Within
+    | Piecewise
+    | Cycles
+    | Dotted
 )

@@ -10,40 +10,61 @@ from magicrl.verifiers.maths.answers import (
     Answer,
     Based,
     Clock,
+    Cycles,
+    Domain,
+    Dotted,
     Equation,
     Family,
     Group,
     Matrix,
     Named,
     Order,
+    Piecewise,
     Quantity,
     Ratio,
     RealSet,
     Several,
+    Span,
     Text,
+    Within,
 )
+from magicrl.verifiers.maths.cases import same_cases
+from magicrl.verifiers.maths.dotted import same_dotted
 from magicrl.verifiers.maths.equations import same_equation, same_order, solves
-from magicrl.verifiers.maths.expression import Expr, number, rename, symbol
+from magicrl.verifiers.maths.expression import Expr, function, number, rename, symbol, without_degrees
 from magicrl.verifiers.maths.families import same_family
+from magicrl.verifiers.maths.numerals import word_number
 from magicrl.verifiers.maths.probing import same_value
 from magicrl.verifiers.maths.realsets import same_set
-from magicrl.verifiers.maths.spans import as_spans
+from magicrl.verifiers.maths.spans import alternatives, as_spans
 from magicrl.verifiers.maths.units import Unit, in_base_units
-from magicrl.verifiers.maths.words import endless, same_words, word_number
+from magicrl.verifiers.maths.vectors import components
+from magicrl.verifiers.maths.words import endless, same_words
 
 _HALF_TURN = Expr("div", (symbol("pi"), number(180)))
+
+
+_ALL_REALS = RealSet((Span(Expr("neg", (symbol("inf"),)), False, symbol("inf"), False),))
+_CLOSED = (Cycles, Domain, Within, Piecewise, Dotted)
+"""Shapes that equal nothing but their own kind (and a name's value)."""
 
 
 def same(gold: Answer, answer: Answer) -> bool | None:
     """Whether the answer says what the gold says."""
     if gold == answer:
         return True
+    if isinstance(gold, _CLOSED) or isinstance(answer, _CLOSED):
+        return _closed(gold, answer)
     if isinstance(gold, Family) or isinstance(answer, Family):
         return same_family(gold, answer, same)
     if isinstance(gold, Named) and isinstance(answer, Named):
         return _both_named(gold, answer)
     if isinstance(gold, Equation | Order) or isinstance(answer, Equation | Order):
         return _relations(gold, answer)
+    if isinstance(answer, Named) and isinstance(gold, Quantity) and (count := as_count(answer)) is not None:
+        return same(gold, count)
+    if isinstance(gold, Named) and isinstance(answer, Quantity) and (count := as_count(gold)) is not None:
+        return same(count, answer) if count.expr.symbols else False
     if isinstance(gold, Named):
         if isinstance(gold.value, Quantity) and isinstance(answer, Several) and not answer.signs:
             return False  # c_1 = 0 is not "c_1 = 0 or c_2 = 0"
@@ -59,6 +80,30 @@ def same(gold: Answer, answer: Answer) -> bool | None:
     return _single(gold, answer)
 
 
+def _closed(gold: Answer, answer: Answer) -> bool | None:
+    """Sets that are no intervals, definitions by cases, permutations, lists that go on."""
+    if isinstance(gold, Family) or isinstance(answer, Family):
+        return same_family(gold, answer, same)
+    if isinstance(gold, Named) and not isinstance(answer, Named):
+        return same(gold.value, answer)
+    if isinstance(answer, Named) and not isinstance(gold, Named):
+        return same(gold, answer.value)
+    if isinstance(gold, Domain) and isinstance(answer, Quantity):
+        return answer == Quantity(symbol(gold.name)) if len(gold.name) == 1 else False
+    if isinstance(gold, Domain) and isinstance(answer, Domain):
+        return {gold.name, answer.name} <= {"N", "Z+"} or {gold.name, answer.name} <= {"N0", "Z+0"}
+    if isinstance(gold, Within) and isinstance(answer, Within):
+        return same(gold.condition, answer.condition) if gold.domain == answer.domain else False
+    if isinstance(gold, Piecewise) and isinstance(answer, Piecewise):
+        return same_cases(gold, answer, same)
+    if isinstance(gold, Dotted) and isinstance(answer, Dotted):
+        return same_dotted(gold, answer)
+    for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Dotted) and isinstance(other, Group) and other.opening == "{" and len(other.items) == 1:
+            return same(one, other.items[0])
+    return False
+
+
 def _single(gold: Answer, answer: Answer) -> bool | None:
     """Two answers that have no parts."""
     if isinstance(gold, Quantity) and isinstance(answer, Quantity):
@@ -71,7 +116,7 @@ def _single(gold: Answer, answer: Answer) -> bool | None:
         return same_words(gold.words, answer.words)
     for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Text) and isinstance(other, Quantity):
-            if len(one.words) == 2 and len(one.words[1]) == 1 and other.unit is None:  # student B
+            if len(one.words) == 2 and len(one.words[1]) == 1 and other.unit is None and one.words[0] != "not":
                 return other.expr.op == "sym" and other.expr.name.casefold() == one.words[1]
             if endless(one.words):
                 return other.expr == symbol("inf") and other.unit is None
@@ -87,7 +132,8 @@ def _quantities(gold: Quantity, answer: Quantity) -> bool | None:
     if right is not None and right.kind == "none":
         right = None
     if left is None and right is None:
-        return same_number(gold.expr, answer.expr)
+        verdict = same_number(gold.expr, answer.expr)
+        return True if verdict is False and degrees_left_out(gold.expr, answer.expr) else verdict
     if left is not None and right is not None:
         return _both_units(gold.expr, left, answer.expr, right)
     unit = left or right
@@ -98,7 +144,9 @@ def _quantities(gold: Quantity, answer: Quantity) -> bool | None:
         return _any(same_number(with_sign.expr, without.expr), same_number(hundredth, without.expr))
     if unit.kind == "degree":
         with_sign, without = (gold, answer) if left else (answer, gold)
-        plain = same_number(with_sign.expr, without.expr)
+        if with_sign.expr.holds("const", "pi"):
+            return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
+        plain = same_number(with_sign.expr, without_degrees(without.expr))
         if plain is not True and without.expr.holds("const", "pi"):
             return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
         return plain
@@ -129,6 +177,15 @@ def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | Non
     if left.kind == "noun" and left.noun != right.noun:
         return False
     return same_number(gold, answer)
+
+
+def degrees_left_out(gold: Expr, answer: Expr) -> bool:
+    """``180 - a`` for an angle ``180^\\circ - a``: one side alone has degree signs, and the other no pi."""
+    for one, other in ((gold, answer), (answer, gold)):
+        bare = without_degrees(one)
+        if bare != one and bare.symbols and not other.holds("const", "pi"):
+            return same_value(bare, other) is True
+    return False
 
 
 def same_number(gold: Expr, answer: Expr) -> bool | None:
@@ -200,6 +257,18 @@ def _both_named(gold: Named, answer: Named) -> bool | None:
     return _relations(gold, answer)
 
 
+def as_count(named: Named) -> Quantity | None:
+    """``C(n, k)``, read as a point with a name, as the number of choices; ``P(n, k)`` as that of arrangements."""
+    group = named.value
+    if named.name not in ("C", "P") or not isinstance(group, Group) or len(group.items) != 2 or group.opening != "(":
+        return None
+    parts = [item.expr for item in group.items if isinstance(item, Quantity) and item.unit is None]
+    if len(parts) != 2:
+        return None
+    chosen = function("binomial", *parts)
+    return Quantity(chosen if named.name == "C" else Expr("mul", (chosen, function("factorial", parts[1]))))
+
+
 def _squeezed(name: str) -> str:
     """A name without what spelling leaves free."""
     return "".join(char for char in name if not char.isspace() and char not in "_{}\\")
@@ -252,6 +321,15 @@ def _equation(answer: Answer) -> Equation | None:
 
 def _sets(gold: Answer, answer: Answer) -> bool | None:
     left, right = as_spans(gold), as_spans(answer)
+    if left is None and isinstance(gold, Several) and gold.either:
+        left = alternatives(gold.items)
+    if right is None and isinstance(answer, Several) and answer.either:
+        right = alternatives(answer.items)
+    if isinstance(answer, Quantity) and gold == _ALL_REALS:
+        return answer == Quantity(symbol("R"))
+    for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, RealSet) and not one.spans and isinstance(other, Text):
+            return other.words in (("none",), ("does", "not", "exist"))
     if left is None or right is None:
         if isinstance(gold, Several) or isinstance(answer, Several):
             return _several(gold, answer)
@@ -282,7 +360,7 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
         if group.opening == "{":
             return matched(_values(several.items), group.items)
         if group.opening in "(<" or len(group.items) != 2:
-            return in_order(several.items, group.items) if not several.signs else False
+            return in_order(several.items, group.items) if not (several.signs or several.either) else False
     if isinstance(group, Matrix):
         return False
     return False if isinstance(group, Quantity | Text | Ratio | Clock | Based | Group) else None
@@ -341,6 +419,8 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
             return _brackets_aside(gold, answer)
         return matched(gold.items, answer.items) if gold.opening == "{" else in_order(gold.items, answer.items)
     for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Quantity) and (vector := components(one.expr, ("",))) is not None and one.unit is None:
+            return same(vector, other) if one is gold else same(other, vector)  # 3i - 4j in italics
         if isinstance(one, Matrix) and isinstance(other, Group) and _rows(other) is not None:
             return _groups(one, Matrix(_rows(other) or ()))
         listed = isinstance(other, Group) and other.opening == other.closing == "[" and len(other.items) > 2

@@ -21,6 +21,7 @@ Value = Any
 _EXACT_BITS = 6000
 _MOST_EXPONENT_DIGITS = 30
 _MOST_ARGUMENT = 10**12
+_MOST_TERMS = 500
 
 
 class UndefinedError(Exception):
@@ -53,6 +54,8 @@ class Evaluator:
             return point[tree.name]
         if tree.op == "const":
             return self._constant(tree.name)
+        if tree.op == "series":
+            return self._checked(self._series(tree, point))
         args = [self.value(part, point) for part in tree.args]
         try:
             result = self._apply(tree, args)
@@ -109,6 +112,24 @@ class Evaluator:
         if tree.op == "fn":
             return self._function(tree.name, args)
         raise OutOfReachError
+
+    def _series(self, tree: Expr, point: Mapping[str, Value]) -> Value:
+        """A sum or product over the whole numbers between two bounds; an empty one only right below the first."""
+        low, high = (self.value(bound, point) for bound in tree.args[:2])
+        kind, name = tree.name.split()
+        for bound in (low, high):
+            if not isinstance(bound, Fraction) or bound.denominator != 1:
+                raise UndefinedError
+        if high < low - 1:
+            raise UndefinedError
+        if high - low > _MOST_TERMS:
+            raise OutOfReachError
+        total: Value = Fraction(kind == "prod")
+        for place in range(int(low), int(high) + 1):
+            term = self.value(tree.args[2], {**point, name: Fraction(place)})
+            total = self._sum([total, term]) if kind == "sum" else self._product([total, term])
+            total = self._checked(total)
+        return total
 
     def _sum(self, args: list[Value]) -> Value:
         total = args[0]
@@ -182,7 +203,7 @@ class Evaluator:
             return self._of_several(name, args)
         if name in ("floor", "ceil"):
             return self._rounded(name, first)
-        if name in ("factorial", "binomial"):
+        if name in ("factorial", "factorial2", "binomial"):
             return self._gamma(name, args)
         if name in ("ln", "log", "lg", "logb"):
             return self._logarithm(name, args)
@@ -225,6 +246,10 @@ class Evaluator:
             raise OutOfReachError
         first = args[0]
         whole = all(isinstance(arg, Fraction) and arg.denominator == 1 for arg in args)
+        if name == "factorial2":
+            if not whole or first < 0 or first > 500:
+                raise UndefinedError
+            return Fraction(math.prod(range(int(first), 0, -2)))
         if name == "factorial":
             if whole and first < 0:
                 raise UndefinedError

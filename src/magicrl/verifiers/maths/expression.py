@@ -19,7 +19,7 @@ class Expr:
 
     Attributes:
         op: num, sym, const, add, mul, div, pow, neg, fn, pm (two signs), mp (the opposite two signs), apply (a function
-            that only has a name).
+            that only has a name), series (args: bounds and body; name: ``sum`` or ``prod`` and the bound name).
         args: its parts.
         name: of a symbol, a constant (e, i, pi, inf) or a function.
         value: of a number, exactly.
@@ -37,6 +37,9 @@ class Expr:
         """Names of the free symbols."""
         if self.op == "sym":
             return frozenset((self.name,))
+        if self.op == "series":
+            low, high, body = self.args
+            return low.symbols | high.symbols | (body.symbols - {self.name.split()[1]})
         return frozenset().union(*(part.symbols for part in self.args))
 
     def holds(self, op: str, name: str = "") -> bool:
@@ -68,9 +71,23 @@ def rename(tree: Expr, names: dict[str, str]) -> Expr:
 
 def substitute(tree: Expr, name: str, by: Expr) -> Expr:
     """``tree`` with ``by`` in place of one symbol."""
-    if tree.op == "sym" and tree.name == name:
+    return put(tree, Expr("sym", name=name), by)
+
+
+def put(tree: Expr, leaf: Expr, by: Expr) -> Expr:
+    """``tree`` with ``by`` in place of a symbol or a constant."""
+    if (tree.op, tree.name) == (leaf.op, leaf.name) and not tree.args:
         return by
-    return Expr(tree.op, tuple(substitute(part, name, by) for part in tree.args), tree.name, tree.value, tree.decimals)
+    return Expr(tree.op, tuple(put(part, leaf, by) for part in tree.args), tree.name, tree.value, tree.decimals)
+
+
+def without_degrees(tree: Expr) -> Expr:
+    """``tree`` with the degree signs left out: numbers of degrees as mere numbers."""
+    if tree.op == "div" and tree.args[1] == number(180) and tree.args[0].op == "mul" and len(tree.args[0].args) == 2:
+        base, half_turn = tree.args[0].args
+        if half_turn == symbol("pi"):
+            return without_degrees(base)
+    return Expr(tree.op, tuple(without_degrees(part) for part in tree.args), tree.name, tree.value, tree.decimals)
 
 
 def signs(tree: Expr) -> tuple[Expr, ...] | None:

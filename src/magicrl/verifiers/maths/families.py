@@ -6,10 +6,11 @@ import re
 from collections.abc import Callable
 from itertools import permutations
 
-from magicrl.verifiers.maths.answers import Answer, Equation, Family, Group, Matrix, Named, Quantity, Several
+from magicrl.verifiers.maths.answers import Answer, Domain, Equation, Family, Group, Matrix, Named, Quantity, Several
 from magicrl.verifiers.maths.equations import difference
 from magicrl.verifiers.maths.expression import Expr, number, rename, substitute
 from magicrl.verifiers.maths.probing import same_value
+from magicrl.verifiers.maths.progressions import same_progressions
 
 Same = Callable[[Answer, Answer], "bool | None"]
 
@@ -23,8 +24,15 @@ def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
     A parameter is a letter that a clause declares (``for some integer t``), or one whose multiple of pi is added
     (``x + k\pi``). Both sides must have one; all other letters must be the same.
     """
-    plain_gold = gold.answer if isinstance(gold, Family) else gold
-    plain_answer = answer.answer if isinstance(answer, Family) else answer
+    gold, answer = _outermost(gold), _outermost(answer)
+    plain_gold, plain_answer = _value(gold), _value(answer)
+    if isinstance(plain_gold, Domain) and isinstance(answer, Family):
+        return _everything(plain_gold, answer)
+    if isinstance(plain_answer, Domain) and isinstance(gold, Family):
+        return _everything(plain_answer, gold)
+    domains = {one.domain for one in (gold, answer) if isinstance(one, Family) and one.domain}
+    if len(domains) > 1 and domains != {"R", "C"}:
+        return False  # whole numbers are not all numbers
     if same(plain_gold, plain_answer) is True:
         return True
     left, right = _parameters(gold), _parameters(answer)
@@ -36,7 +44,34 @@ def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
     if len(left) != 1 or len(right) != 1 or gold_names - left != answer_names - right:
         return False
     (one,), (other,) = left, right
-    return same(plain_gold, renamed(plain_answer, {other: one})) if one != other else False
+    if one != other and same(plain_gold, renamed(plain_answer, {other: one})) is True:
+        return True
+    if domains and domains != {"Z"}:
+        return False
+    if isinstance(plain_gold, Named) and isinstance(plain_answer, Named) and plain_gold.name != plain_answer.name:
+        return False
+    return same_progressions(plain_gold, plain_answer, one, other)
+
+
+def _outermost(answer: Answer) -> Answer:
+    """A name inside the declaration: ``x = 2k`` for whole k, not x the family."""
+    if isinstance(answer, Named) and isinstance(answer.value, Family):
+        inner = answer.value
+        named = Named(answer.name, answer.arguments, inner.answer, answer.symbol)
+        return Family(named, inner.parameters, inner.domain)
+    return answer
+
+
+def _value(answer: Answer) -> Answer:
+    return answer.answer if isinstance(answer, Family) else answer
+
+
+def _everything(domain: Domain, family: Family) -> bool:
+    """``n, n \\in \\mathbb{Z}`` are the integers."""
+    value = family.answer.value if isinstance(family.answer, Named) else family.answer
+    if not isinstance(value, Quantity) or value.unit is not None or value.expr.op != "sym":
+        return False
+    return value.expr.name in family.parameters and family.domain == domain.name
 
 
 def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:

@@ -7,26 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 
+from magicrl.verifiers.maths.applications import ACCENTS, EXTREMES, MARKS, MAX_DEPTH, Applications
+from magicrl.verifiers.maths.counting import chosen, mixed_value, times
+from magicrl.verifiers.maths.cursor import NoFormulaError
+from magicrl.verifiers.maths.dotted import indexed, series
 from magicrl.verifiers.maths.expression import Expr, function, number, symbol
-from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.lexer import ELLIPSES, Token
 from magicrl.verifiers.maths.words import word_set
 
-MAX_DEPTH = 40
 _MAX_CHAIN = 40
-_MAX_DIGITS = 400
-
-_ACCENTS = word_set(
-    "overrightarrow hat vec bar overline tilde dot ddot widehat widetilde mathcal mathbb mathfrak underline"
-)
-_SAME_ACCENT = {"overline": "bar", "overrightarrow": "vec", "widehat": "hat", "widetilde": "tilde"}
-_EXTREMES = frozenset(("max", "min", "gcd", "lcm"))
-_FUNCTIONS = frozenset("fghO")
-_INVERSES = {name: "arc" + name for name in ("sin", "cos", "tan", "cot", "sec", "csc")} | {
-    name: "ar" + name for name in ("sinh", "cosh", "tanh")
-}
-_MARKS = word_set("angle triangle odot")
+_FACTORS = ACCENTS | MARKS | EXTREMES | word_set("frac sqrt cbrt binom exp sum prod")
 _CLOSERS = {"(": "(", "[": "[", "{": "{", "floor": "floor", "ceil": "ceil", "|": "|"}
 
 
@@ -37,52 +28,30 @@ def parse(tokens: Sequence[Token]) -> Expr | None:
     reader = _Reader(tokens)
     try:
         tree = reader.sum(0)
-    except _NoFormulaError:
+    except NoFormulaError:
         return None
-    return tree if reader.at == len(reader.tokens) else None
+    if reader.at != len(reader.tokens):
+        return None
+    return indexed(tree) if tree.holds("series") else tree
 
 
-class _NoFormulaError(Exception):
-    """The tokens are no formula of this grammar."""
-
-
-class _Reader:
-    """Recursive descent, depth-limited. ``at`` is the next token."""
+class _Reader(Applications):
+    """Recursive descent, depth-limited."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
-        self.tokens = tokens
-        self.at = 0
+        super().__init__(tokens)
         self._bars = 0
-
-    def peek(self, kind: str, text: str | None = None) -> bool:
-        if self.at >= len(self.tokens):
-            return False
-        token = self.tokens[self.at]
-        return token.kind == kind and (text is None or token.text == text)
-
-    def take(self, kind: str, text: str | None = None) -> bool:
-        if self.peek(kind, text):
-            self.at += 1
-            return True
-        return False
-
-    def need(self, kind: str, text: str | None = None) -> None:
-        if not self.take(kind, text):
-            raise _NoFormulaError
-
-    def next(self) -> Token:
-        if self.at >= len(self.tokens):
-            raise _NoFormulaError
-        self.at += 1
-        return self.tokens[self.at - 1]
 
     def sum(self, depth: int) -> Expr:
         if depth > MAX_DEPTH:
-            raise _NoFormulaError
+            raise NoFormulaError
         total = self._signed_term(depth)
         while self.peek("op") and self.tokens[self.at].text in ("+", "-", "pm", "mp"):
             sign = self.next().text
-            term = self._term(depth) if not self._sign_ahead() else self._signed_term(depth)
+            if sign == "+" and self._dots_ahead():
+                total = self._going_on("sum", total, depth)
+                continue
+            term = self.term(depth) if not self._sign_ahead() else self._signed_term(depth)
             if sign in ("pm", "mp"):
                 total = Expr(sign, (total, term))
             else:
@@ -93,50 +62,69 @@ class _Reader:
             return function("binomial", total, self.sum(depth + 1))
         return total
 
+    def _dots_ahead(self) -> bool:
+        return self.peek("cmd") and self.tokens[self.at].text in ELLIPSES
+
+    def _going_on(self, kind: str, before: Expr, depth: int) -> Expr:
+        r"""``a_1 + a_2 + \\cdots + a_n``, from the dots on; a product may have no signs."""
+        self.next()
+        if kind == "sum":
+            self.need("op", "+")
+        else:
+            self.take("op", "*")
+        last = self.term(depth) if kind == "sum" else self.factor(depth)
+        shown = before.args if before.op == ("add" if kind == "sum" else "mul") else (before,)
+        return series(kind, shown, last, f"#j{self.at}") or self.fail()
+
     def _sign_ahead(self) -> bool:
         return self.peek("op", "-") or self.peek("op", "+")
 
     def _signed_term(self, depth: int) -> Expr:
         if self.peek("op") and self.tokens[self.at].text in ("+", "-", "pm", "mp"):
             if depth > MAX_DEPTH:
-                raise _NoFormulaError
+                raise NoFormulaError
             sign = self.next().text
             term = self._signed_term(depth + 1)
             return {"+": term}.get(sign) or Expr("neg" if sign == "-" else sign, (term,))
-        return self._term(depth)
+        return self.term(depth)
 
-    def _term(self, depth: int) -> Expr:
-        total = self._factor(depth)
+    def term(self, depth: int) -> Expr:
+        total = self.factor(depth)
         divisions = 0
         while True:
             if self.peek("op") and self.tokens[self.at].text in ("*", "/"):
                 op = self.next().text
+                if op == "*" and self._dots_ahead():
+                    total = self._going_on("prod", total, depth)
+                    continue
                 negative = self.take("op", "-")
-                right = self._factor(depth)
+                right = self.factor(depth)
                 right = Expr("neg", (right,)) if negative else right
                 divisions += op == "/"
                 if divisions > _MAX_CHAIN:
-                    raise _NoFormulaError
-                total = _times(total, right) if op == "*" else Expr("div", (total, right))
-            elif self._starts_factor():
+                    raise NoFormulaError
+                total = times(total, right) if op == "*" else Expr("div", (total, right))
+            elif self._dots_ahead() and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].kind != "op":
+                total = self._going_on("prod", total, depth)
+            elif self.starts_factor():
                 if self.peek("num") and self.tokens[self.at - 1].kind == "num":
                     total = self._mixed(total)
                     continue
                 mixed = self._mixed_frac(total) if self.peek("cmd", "frac") else None
-                total = mixed or _times(total, self._factor(depth))
+                total = mixed or times(total, self.factor(depth))
             else:
                 return total
 
     def _mixed(self, whole: Expr) -> Expr:
         """``1 1/2``: a space, then a proper fraction."""
         if not (whole.op == "num" and whole.value.denominator == 1 and self.tokens[self.at].spaced):
-            raise _NoFormulaError
-        top = self._number(self.next().text)
+            raise NoFormulaError
+        top = self.number(self.next().text)
         self.need("op", "/")
         if not self.peek("num"):
-            raise _NoFormulaError
-        bottom = self._number(self.next().text)
-        return _mixed_value(whole, top, bottom) or self._fail()
+            raise NoFormulaError
+        bottom = self.number(self.next().text)
+        return mixed_value(whole, top, bottom) or self.fail()
 
     def _mixed_frac(self, whole: Expr) -> Expr | None:
         before = self.tokens[self.at - 1]
@@ -144,16 +132,13 @@ class _Reader:
             return None
         start = self.at
         self.next()
-        top, bottom = self._argument(0), self._argument(0)
-        mixed = _mixed_value(whole, top, bottom)
+        top, bottom = self.argument(0), self.argument(0)
+        mixed = mixed_value(whole, top, bottom)
         if mixed is None:
             self.at = start
         return mixed
 
-    def _fail(self) -> Expr:
-        raise _NoFormulaError
-
-    def _starts_factor(self) -> bool:
+    def starts_factor(self) -> bool:
         if self.at >= len(self.tokens):
             return False
         token = self.tokens[self.at]
@@ -162,16 +147,19 @@ class _Reader:
         if token.kind == "word":
             return not token.roman and len(token.text) <= 3
         if token.kind == "cmd":
-            return token.text in ("frac", "sqrt", "cbrt", "binom", "exp") or token.text in _ACCENTS | _MARKS | _EXTREMES
+            return (
+                token.text in ("frac", "sqrt", "cbrt", "binom", "exp", "sum", "prod")
+                or token.text in ACCENTS | MARKS | EXTREMES
+            )
         return token.kind in ("num", "sym", "fn", "open", "lbrace")
 
-    def _factor(self, depth: int) -> Expr:
-        base = self._base(depth + 1)
+    def factor(self, depth: int) -> Expr:
+        base = self.base(depth + 1)
         start = self.at
         while self.at < len(self.tokens):
             token = self.tokens[self.at]
             if self.at - start > _MAX_CHAIN:
-                raise _NoFormulaError
+                raise NoFormulaError
             if token.kind == "unit" and token.text == "degree":
                 self.at += 1
                 base = Expr("div", (Expr("mul", (base, symbol("pi"))), number(180)))
@@ -184,18 +172,18 @@ class _Reader:
 
     def _postfix(self, mark: str, base: Expr, depth: int) -> Expr:
         if mark == "!":
-            return function("factorial", base)
+            return function("factorial2" if self.take("op", "!") else "factorial", base)
         if mark == "'":
             return self._decorate(base, "'")
         if mark == "_":
-            return self._decorate(base, "_" + self._script_text())
+            return self._decorate(base, "_" + self.script_text())
         if self.peek("sym", "prime") or self._braced_prime():
             self.at += 1 if self.peek("sym", "prime") else 3
             return self._decorate(base, "'")
-        script = self._script(depth)
+        script = self.script(depth)
         counted = re.fullmatch(r"([CA])_(\d{1,4}|[nm])", base.name) if base.op == "sym" else None
         if counted and script.op in ("num", "sym"):
-            return _chosen(counted[1], counted[2], script) or Expr("pow", (base, script))
+            return chosen(counted[1], counted[2], script) or Expr("pow", (base, script))
         return Expr("pow", (base, script))
 
     def _braced_prime(self) -> bool:
@@ -210,22 +198,22 @@ class _Reader:
             return Expr("sym", name=base.name + mark)
         if base.op == "pow":
             return Expr("pow", (self._decorate(base.args[0], mark), base.args[1]))
-        raise _NoFormulaError
+        raise NoFormulaError
 
-    def _script(self, depth: int) -> Expr:
+    def script(self, depth: int) -> Expr:
         if self.peek("lbrace") or self.peek("open", "("):
-            return self._base(depth + 1)
+            return self.base(depth + 1)
         if self.take("op", "-"):
-            return Expr("neg", (self._script(depth + 1) if depth < MAX_DEPTH else self._fail(),))
+            return Expr("neg", (self.script(depth + 1) if depth < MAX_DEPTH else self.fail(),))
         token = self.next()
         if token.kind == "num":
-            return self._number(token.text)
+            return self.number(token.text)
         if token.kind == "sym":
             return symbol(token.text)
         self.at -= 1
-        return self._base(depth + 1)
+        return self.base(depth + 1)
 
-    def _script_text(self) -> str:
+    def script_text(self) -> str:
         """A subscript is part of a name: its tokens, whatever they would mean as a formula."""
         if not self.take("lbrace"):
             return self.next().text
@@ -239,14 +227,16 @@ class _Reader:
             if token.kind not in ("lbrace", "rbrace"):
                 words.append(token.text)
 
-    def _base(self, depth: int) -> Expr:
+    def base(self, depth: int) -> Expr:
         if depth > MAX_DEPTH:
-            raise _NoFormulaError
+            raise NoFormulaError
+        if self.peek("op", "_") or self.peek("op", "^"):
+            return self.counted_before(depth)
         token = self.next()
         if token.kind == "num":
-            return self._number(token.text)
+            return self.number(token.text)
         if token.kind == "sym":
-            applied = self._applied(token, depth)
+            applied = self.applied(token, depth)
             if applied is not None:
                 return applied
             if token.text == "Delta" and self.peek("sym"):  # a difference is one name, not a product
@@ -256,6 +246,9 @@ class _Reader:
             letters = [Token("sym", letter) for letter in token.text]
             self.tokens = [*self.tokens[: self.at - 1], *letters, *self.tokens[self.at :]]
             return symbol(letters[0].text)
+        if token.kind == "lbrace" and self.peek("rbrace") and self.at + 1 < len(self.tokens):
+            self.at += 1
+            return self.counted_before(depth)
         if token.kind == "lbrace":
             inner = self.sum(depth + 1)
             self.need("rbrace")
@@ -271,140 +264,7 @@ class _Reader:
             self._bars -= 1
             return function("abs", inner)
         if token.kind == "fn":
-            return self._function(token.text, depth)
+            return self.function(token.text, depth)
         if token.kind == "cmd":
-            return self._command(token.text, depth)
-        raise _NoFormulaError
-
-    def _applied(self, token: Token, depth: int) -> Expr | None:
-        """``f(2)`` and ``y'(0)``: a function of its arguments, not a product."""
-        at = self.at
-        while self.peek("op", "'"):
-            self.at += 1
-        primes = self.at - at
-        if not primes and token.text == "Gamma" and self.peek("open", "("):
-            arg, *rest = self._listed(depth)
-            if rest:
-                raise _NoFormulaError
-            return function("factorial", Expr("add", (arg, number(-1))))
-        if not self.peek("open", "(") or not (primes or token.text in _FUNCTIONS):
-            self.at = at
-            return None
-        return Expr("apply", tuple(self._listed(depth)), token.text + "'" * primes)
-
-    def _number(self, text: str) -> Expr:
-        if len(text) > _MAX_DIGITS:
-            raise _NoFormulaError
-        return number(Fraction("0" + text if text.startswith(".") else text), len(text.partition(".")[2]))
-
-    def _command(self, name: str, depth: int) -> Expr:
-        if name == "frac":
-            return Expr("div", (self._argument(depth), self._argument(depth)))
-        if name == "binom":
-            return function("binomial", self._argument(depth), self._argument(depth))
-        if name in ("sqrt", "cbrt"):
-            root = number(2 if name == "sqrt" else 3)
-            if self.take("open", "["):
-                root = self.sum(depth + 1)
-                self.need("close", "[")
-            arg = self._base(depth + 1) if self.peek("open", "(") else self._argument(depth)
-            return function("root", arg, root)
-        if name in _EXTREMES:
-            return function(name, *self._listed(depth))
-        if name in _ACCENTS or name in _MARKS:
-            content = self._script_text() if self.peek("lbrace") else self.next().text
-            return symbol(f"{_SAME_ACCENT.get(name, name)}:{content}")
-        raise _NoFormulaError
-
-    def _listed(self, depth: int) -> list[Expr]:
-        """The arguments in brackets, with commas between."""
-        opening = self.next()
-        if opening.kind != "open" or opening.text not in "({":
-            raise _NoFormulaError
-        found = [self.sum(depth + 1)]
-        while self.take("sep", ","):
-            found.append(self.sum(depth + 1))
-        self.need("close", opening.text)
-        return found
-
-    def _argument(self, depth: int) -> Expr:
-        """An argument of a command: a group, or one character."""
-        if self.peek("num") and "." not in self.tokens[self.at].text:
-            digits = self.next().text
-            if len(digits) > 1:
-                left = Token("num", digits[1:])
-                self.tokens = [*self.tokens[: self.at], left, *self.tokens[self.at :]]
-            return self._number(digits[0])
-        return self._base(depth + 1)
-
-    def _function(self, name: str, depth: int) -> Expr:
-        power: Expr | None = None
-        base: Expr | None = None
-        while self.peek("op", "^") or self.peek("op", "_"):
-            if self.next().text == "^":
-                power = self._script(depth)
-            else:
-                base = self._argument_of_log(depth)
-        arg = self._function_argument(depth)
-        if name == "cis":
-            turned = Expr("mul", (symbol("i"), function("sin", arg)))
-            return Expr("add", (function("cos", arg), turned)) if power is None and base is None else self._fail()
-        if name in ("log", "lg") and base is not None:
-            applied = function("logb", arg, base)
-        elif base is not None:
-            raise _NoFormulaError
-        else:
-            applied = function(name, arg)
-        if power is None:
-            return applied
-        if power == Expr("neg", (number(1),)):
-            if name not in _INVERSES:
-                raise _NoFormulaError
-            return function(_INVERSES[name], arg)
-        return Expr("pow", (applied, power))
-
-    def _ends_argument(self) -> bool:
-        r"""What is no more part of an argument without brackets: ``\sin x \cos y``, ``\sin x e^{-t}``."""
-        return self.peek("fn") or self.peek("open") or self.peek("bar") or self.peek("sym", "e")
-
-    def _argument_of_log(self, depth: int) -> Expr:
-        if self.peek("num"):
-            return self._number(self.next().text)
-        return self._argument(depth)
-
-    def _function_argument(self, depth: int) -> Expr:
-        if self.peek("open", "(") or self.peek("open", "["):
-            return self._base(depth + 1)
-        if self.peek("lbrace"):
-            return self._factor(depth + 1)
-        if self.peek("fn"):
-            return self._base(depth + 1)
-        total = self._factor(depth + 1)
-        while self._starts_factor() and not self._ends_argument():
-            total = Expr("mul", (total, self._factor(depth + 1)))
-        return total
-
-
-def _chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
-    """``C_n^k`` things chosen and ``A_5^2`` arranged, as some write them; None where it is a power."""
-    top = number(int(subscript)) if subscript.isdigit() else symbol(subscript)
-    if top.op == "num" and script.op == "num" and script.value > top.value:
-        return None
-    if letter == "A":
-        if top.op != "num" or script.op != "num":
-            return None
-        return Expr("mul", (function("binomial", top, script), function("factorial", script)))
-    return function("binomial", top, script)
-
-
-def _times(left: Expr, right: Expr) -> Expr:
-    """A product, flat, so that a long one is no deep tree."""
-    return Expr("mul", (*left.args, right) if left.op == "mul" else (left, right))
-
-
-def _mixed_value(whole: Expr, top: Expr, bottom: Expr) -> Expr | None:
-    if not (top.op == bottom.op == "num" and 0 < top.value < bottom.value):
-        return None
-    if top.decimals or bottom.decimals or whole.decimals:
-        return None
-    return number(whole.value + top.value / bottom.value)
+            return self.command(token.text, depth)
+        raise NoFormulaError

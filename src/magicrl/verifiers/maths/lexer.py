@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from magicrl.verifiers.maths.numerals import amount
 from magicrl.verifiers.maths.words import word_set
 
 Kind = Literal[
@@ -18,6 +19,7 @@ Kind = Literal[
 ]  # fmt: skip
 
 MAX_TOKENS = 1500
+ELLIPSES = word_set("ldots cdots dots vdots ddots dotsb dotsc")
 
 FUNCTIONS = word_set(
     "sin cos tan cot sec csc arcsin arccos arctan arccot arcsec arccsc sinh cosh tanh coth sech csch "
@@ -34,9 +36,10 @@ _WRITTEN_ALIASES = frozenset(_ALIASES) - {"sh", "ch", "th"}
 _COMMANDS_IN_WORDS = frozenset(("gcd", "lcm", "cbrt"))
 _GREEK = word_set(
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho varrho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell pi infty imath "
+    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi Omega hbar ell pi infty imath jmath "
     "odot oplus prime star aleph"
 )
+_SPELLED = {"infty": "inf", "imath": "i", "jmath": "j"}
 _GREEK_WORDS = word_set("alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau")
 _RELATIONS = {
     "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">=",
@@ -65,13 +68,14 @@ _PATTERN = re.compile(
     r"|\\end ?\{(?P<end>[a-z*]+)\}"
     r"|(?P<row>\\\\)"
     r"|\\(?P<command>[A-Za-z]+)"
+    r"|(?P<dots>\.\.\.)"
     r"|(?P<number>\d+(?:\.\d+)?(?!\d)|\.\d+)"
     r"|(?P<letters>[A-Za-z]+)"
     r"|(?P<relation><=|>=|!=|[=<>])"
     r"|(?P<bracket>\\[{}]|[()\[\]])"
     r"|(?P<power>\*\*)"
     r"|(?P<percent>\\?%)"
-    r"|(?P<currency>\\\$|[€£¥₹])"
+    r"|(?P<currency>\\\$|[€£¥₹¢])"
     r"|(?P<any>\\.|.)",
     re.DOTALL,
 )
@@ -112,7 +116,25 @@ def tokens_of(text: str) -> list[Token] | None:
         spaced = False
         if len(found) > MAX_TOKENS:
             return None
+    _join_numbers(found)
     return found
+
+
+def _join_numbers(found: list[Token]) -> None:
+    """``one and a half``: an "and" inside a number separates nothing."""
+    for at, token in enumerate(found):
+        if (token.kind, token.text) != ("sep", "and") or not at or found[at - 1].kind != "word":
+            continue
+        start = at - 1
+        while start and found[start - 1].kind == "word" and at - start < 6:
+            start -= 1
+        after = found[at + 1 : at + 4]
+        for end in range(1, len(after) + 1):
+            words = [one.text.casefold() for one in (*found[start:at], token, *after[:end])]
+            if all(one.kind == "word" or one.text == "a" for one in after[:end]) and amount(words) is not None:
+                for place in range(at, at + end + 1):
+                    found[place] = Token("word", found[place].text, True, roman=True)
+                break
 
 
 def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) -> bool:
@@ -138,6 +160,8 @@ def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) 
         token = Token("env", f"{group} {value}", spaced)
     elif group == "row":
         token = Token("cell", "row", spaced)
+    elif group == "dots":
+        token = Token("cmd", "ldots", spaced)
     elif group == "power":
         token = Token("op", "^", spaced)
     else:
@@ -177,7 +201,7 @@ def _command(name: str, spaced: bool) -> Token:
     if name in FUNCTIONS and name != "sqrt":
         return Token("fn", name, spaced)
     if name in _GREEK:
-        return Token("sym", "inf" if name == "infty" else "i" if name == "imath" else name, spaced)
+        return Token("sym", _SPELLED.get(name, name), spaced)
     if name in ("mid", "vert"):
         return Token("bar", "|", spaced)
     if name in ("lor", "vee"):
@@ -241,7 +265,7 @@ def _phrase(found: list[Token], words: str) -> None:
     if words.strip().casefold() == "to":
         found.append(Token("colon", ":", True))  # 5 to 3
         return
-    for match in _PIECES.finditer(words):
+    for match in _PIECES.finditer(words.replace("\\cdot", "*").replace("\\times", "*")):
         piece = match[0]
         if piece[0].isdigit():
             found.append(Token("num", piece, True, roman=True))

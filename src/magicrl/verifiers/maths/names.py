@@ -104,3 +104,16 @@ def _tuple_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | N
     if all(tree is not None and tree.op == "sym" for tree in trees):
         return "(" + ",".join(tree.name for tree in trees if tree is not None) + ")", (), None
     return None
+
+
+def point_label(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[str, int] | None:
+    """The name of ``A(1,2)`` or ``P_1(0,3)`` and where its bracket begins; None when it is no named point."""
+    opening = next((at for at, token in enumerate(tokens) if (token.kind, token.text) == ("open", "(")), None)
+    if not opening or tokens[0].kind != "sym" or not tokens[0].text.isupper() or len(tokens[0].text) != 1:
+        return None
+    if 0 in levels[opening + 1 : -1] or (tokens[-1].kind, tokens[-1].text) != ("close", "("):
+        return None
+    if not any(token.kind == "sep" and level == 1 for token, level in zip(tokens, levels, strict=True)):
+        return None
+    head = parse(tokens[:opening])
+    return (head.name, opening) if head is not None and head.op == "sym" else None

@@ -49,6 +49,18 @@ _MODULO = re.compile(
     r"\(\s*(?:\\b?mod(?![a-z])|\\(?:text|mathrm)\s*\{\s*mod\s*\}|mod\b)\s*(?P<a>[^()]{1,20}?)\s*\)"
     r"|\\(?:b?mod|pmod)(?![a-z])\s*(?:\{(?P<b>[^{}]{1,20})\}|(?P<c>\d+|[a-z]))"
 )
+_FONT = re.compile(
+    r"\\(?:text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname)"
+    r" ?\{(?P<inside>[^{}]*)\}"
+)
+_IDLE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
+_LOWERING = re.compile(r"[_{}]")
+_SUBSTANCE = re.compile(r"(?=.*[a-z\d])(?:\(?[A-Z][a-z]?\d{0,2}\)?\d{0,2}){2,12}(?:\^?\d?[+-])?")
+_QUOTIENT = re.compile(r"\\mathbb\{Z\}/\(?(?P<a>\w+)(?:\\mathbb\{Z\}\)?|(?![\w\\]))")
+_BOARD = re.compile(
+    r"\\(?:mathbf|Bbb|mathds) ?\{ ?(?P<a>[RZNQC]) ?\}|\\(?:mathbb|mathbf) (?P<b>[RZNQC])(?![A-Za-z])"
+    r"|\\(?P<c>[RZNQC])(?![A-Za-z])"
+)
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 
 
@@ -68,6 +80,9 @@ def canonical(text: str) -> str:
         text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
     text = _TOKENS.sub(_token, without_layout(text))
     text = _SPACES.sub(" ", text).strip()
+    if "\\" in text:
+        text = _BOARD.sub(lambda m: rf"\mathbb{{{m['a'] or m['b'] or m['c']}}}", text)
+        text = _QUOTIENT.sub(r"\\mathbb{Z}_\g<a>", text)
     text = _MODULO.sub(lambda m: rf"\pmod{{{m['a'] or m['b'] or m['c']}}}", text)
     for _ in range(10):  # wrappers may nest; ten layers are more than anyone writes
         bare = _unwrap(text)
@@ -76,6 +91,28 @@ def canonical(text: str) -> str:
         text = bare
     text = _LOOSE.sub(lambda m: m[1] or m[2] or "", text)
     return _SINGLE.sub(r"\1\2", text)
+
+
+def letters_of(text: str) -> str:
+    r"""The spelling without fonts, and without spaces that do not part numbers.
+
+    Example:
+        >>> letters_of(r"\text{H}_2\text{O}")
+        'H_2O'
+    """
+    if "\\" in text:
+        for _ in range(3):
+            bare = _FONT.sub(r"\g<inside>", text)
+            if bare == text:
+                break
+            text = bare
+    return _IDLE_SPACE.sub("", _SINGLE.sub(r"\1\2", text))
+
+
+def same_substance(one: str, other: str) -> bool:
+    """Whether two texts are one chemical formula, with its numbers lowered or not."""
+    left, right = (_LOWERING.sub("", letters_of(text)) for text in (one, other))
+    return left == right and _SUBSTANCE.fullmatch(left) is not None
 
 
 def close_braces(text: str) -> str:

@@ -103,7 +103,11 @@ def leading_number(words: Sequence[str]) -> tuple[Fraction, int] | None:
     """The longest number that a phrase begins with (cardinals and fractions), and how many words it takes."""
     for end in range(min(len(words), _MOST_WORDS), 0, -1):
         parts = [part for word in words[:end] for part in word.casefold().split("-") if part]
-        if words[end - 1].casefold() in ("and", "a", "an") or not parts or parts[0] in ("and", "a", "an") and end == 1:
+        if (
+            words[end - 1].casefold() in ("and", "a", "an")
+            or not parts
+            or (parts[0] in ("and", "a", "an") and end == 1)
+        ):
             continue
         value = amount(parts)
         if value is not None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from magicrl.verifiers.maths.answers import Based, Clock, Ratio, RealSet, Span
-from magicrl.verifiers.maths.expression import Expr, number, symbol
+from magicrl.verifiers.maths.answers import Based, Clock, Ratio
+from magicrl.verifiers.maths.expression import number
 from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.numerals import counts_one, word_number
 from magicrl.verifiers.maths.units import UNITS
-from magicrl.verifiers.maths.words import word_number, word_set
+from magicrl.verifiers.maths.words import word_set
 
 _ARTICLES = frozenset(("a", "an", "the"))
 _CLAUSE_STARTS = frozenset(("for", "where", "with", "when", "here"))
@@ -17,16 +19,23 @@ _CLAUSE_WORDS = word_set(
     "nonnegative non-negative number numbers constant constants "
     "arbitrary is an a are be whole values value of parameter"
 )
-_BEING = frozenset(("there", "are", "is", "exist", "exists", "the", "."))
-_NONE = frozenset(("empty set", "no solution", "no solutions", "no real solutions", "no real solution"))
-_HALVES = {
-    "^+": (1, False), "_+": (1, False), "_>0": (1, False), "^+_0": (1, True), "_0^+": (1, True), "_>=0": (1, True),
-    "^-": (-1, False), "_-": (-1, False), "_<0": (-1, False), "_<=0": (-1, True),
-    "positive": (1, False), "negative": (-1, False), "nonnegative": (1, True), "non-negative": (1, True),
+_SETS = frozenset("RZNQC")
+_DOMAIN_WORDS = {
+    "integer": "Z", "integers": "Z", "whole": "Z", "natural": "N", "real": "R", "reals": "R", "constant": "R",
+    "constants": "R",
 }  # fmt: skip
-"""Half-lines from nought: their sign, and whether nought is in them."""
-_SETS = {"R": "real", "Z": "integer", "N": "integer"}
 _SHORT_UNITS = word_set("cm mm km kg ft lb lbs oz min sec hr hrs mph mol per day mL ml yd gal deg pct")
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """Free parameters that a clause declares, and their domain (Z, N, R) where it says one."""
+
+    names: frozenset[str] = frozenset()
+    domain: str = ""
+
+    def __bool__(self) -> bool:
+        return bool(self.names)
 
 
 def depths(tokens: Sequence[Token]) -> list[int] | None:
@@ -67,66 +76,70 @@ def split(tokens: Sequence[Token], levels: list[int], kind: str) -> tuple[list[S
     return parts, found
 
 
-def without_clause(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int], set[str]]:
-    """Cut off ``for some integer t`` and the like; the names that it declares."""
+def without_clause(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int], Declared]:
+    """Cut off ``for some integer t`` and the like; what it declares."""
     if tokens[-1].text == "(" and tokens[-1].kind == "close" and levels[-1] == 0:
         opened = max(at for at, level in enumerate(levels[:-1]) if level == 0)
-        name = declared_integer(tokens[opened + 1 : -1])
-        if opened and name:
-            return tokens[:opened], levels[:opened], {name}  # ... (k in Z)
+        found = declaration(tokens[opened + 1 : -1])
+        if opened and found:
+            return tokens[:opened], levels[:opened], found  # ... (k in Z)
     for position, token in enumerate(tokens):
         if position and levels[position] == 0 and token.kind == "word" and token.text.casefold() in _CLAUSE_STARTS:
-            clause = tokens[position:]
-            words = [t.text.casefold() for t in clause if t.kind == "word"]
-            names = {t.text for t in clause if t.kind == "sym" and t.text not in _SETS}
-            others = [t for t in clause if t.kind not in ("word", "sym", "sep", "lbrace", "rbrace")]
-            plain = all(
-                (t.kind == "rel" and t.text == "in") or (t.kind == "cmd" and t.text == "mathbb") for t in others
-            )
-            if plain and names and set(words) <= _CLAUSE_WORDS:
+            found = _clause(tokens[position:])
+            if found:
                 end = position - 1 if tokens[position - 1].kind == "sep" else position
-                return tokens[:end], levels[:end], names
-    return tokens, levels, set()
+                return tokens[:end], levels[:end], found
+    return tokens, levels, Declared()
 
 
-def declared_integer(tokens: Sequence[Token]) -> str | None:
-    r"""The name in ``k \in \mathbb{Z}``."""
+def _clause(clause: Sequence[Token]) -> Declared:
+    words = [t.text.casefold() for t in clause if t.kind == "word"]
+    names = {t.text for t in clause if t.kind == "sym" and t.text not in ("R", "Z", "N")}
+    others = [t for t in clause if t.kind not in ("word", "sym", "sep", "lbrace", "rbrace")]
+    plain = all((t.kind == "rel" and t.text == "in") or (t.kind == "cmd" and t.text == "mathbb") for t in others)
+    if not (plain and names and set(words) <= _CLAUSE_WORDS):
+        return Declared()
+    sets = [t.text for t in clause if t.kind == "sym" and t.text in _SETS]
+    said = {_DOMAIN_WORDS[word] for word in words if word in _DOMAIN_WORDS} | set(sets)
+    half = {"positive", "negative", "nonnegative", "non-negative", "natural"} & set(words)
+    domain = "N" if said == {"Z"} and half else said.pop() if len(said) == 1 else ""
+    return Declared(frozenset(names), domain)
+
+
+def declaration(tokens: Sequence[Token]) -> Declared:
+    r"""What ``k \in \mathbb{Z}`` declares; ``n = 0, \pm 1`` and the like declare nothing."""
     texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
-    if len(texts) == 4 and texts[1:3] == ["in", "mathbb"] and texts[3] in _SETS:
-        return texts[0]
-    return texts[0] if len(texts) == 3 and texts[1] == "in" and texts[2] in ("Z", "N") else None
-
-
-def number_set(tokens: Sequence[Token]) -> RealSet | None:
-    r"""``\mathbb{R}``, and ``all real numbers``."""
-    texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
+    if len(texts) == 4 and texts[1] == "in" and texts[2] in ("mathbb", "mathbf") and texts[3] in _SETS:
+        return Declared(frozenset(texts[:1]), texts[3])
+    if len(texts) == 3 and texts[1] == "in" and texts[2] in ("Z", "N", "R"):
+        return Declared(frozenset(texts[:1]), texts[2])
     low = [text.casefold() for text in texts]
-    if texts in (["mathbb", "R"], ["mathbf", "R"]) or low in (["all", "real", "numbers"], ["all", "reals"]):
-        return RealSet((Span(Expr("neg", (symbol("inf"),)), False, symbol("inf"), False),))
-    if texts == ["emptyset"] or " ".join(word for word in low if word not in _BEING) in _NONE:
-        return RealSet(())
-    if texts[:2] in (["mathbb", "R"], ["mathbf", "R"]):
-        half = "".join(texts[2:])
-    else:
-        half = " ".join(word for word in low if word not in ("all", "the", "numbers", "number", "reals", "real"))
-        half = half if {"real", "reals"} & set(low) else ""
-    if half not in _HALVES:
-        return None
-    nought = number(0)
-    sign, closed = _HALVES[half]
-    if sign > 0:
-        return RealSet((Span(nought, closed, symbol("inf"), False),))
-    return RealSet((Span(Expr("neg", (symbol("inf"),)), False, nought, closed),))
+    if len(texts) in (3, 4) and low[1] == "is" and low[-1] == "integer" and tokens[0].kind == "sym":
+        return Declared(frozenset(texts[:1]), "Z")
+    return Declared()
 
 
 def words_of(tokens: Sequence[Token]) -> tuple[str, ...]:
+    """The words, case folded, without articles; an article that counts (``a third``) is a one."""
     words = [token.text.casefold().strip(".,") for token in tokens]
+    for at, following in enumerate(words[1:]):
+        if words[at] in ("a", "an") and counts_one(following):
+            words[at] = "one"
     return tuple(word for word in words if word and word not in _ARTICLES) or tuple(words)
 
 
 def based(tokens: Sequence[Token]) -> Based | None:
     r"""``101_2``, ``1A3_{16}``, ``101_{\text{two}}``; letters count as digits in a base above ten."""
     texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
+    low = [text.casefold() for text in texts]
+    if "base" in low[1:]:  # 101 (base 2)
+        at = low.index("base")
+        digits = texts[:at]
+        while digits and digits[-1] in ("(", "in", "_"):
+            digits.pop()
+        texts = [*digits, "_", *(text for text in texts[at + 1 :] if text not in ("(", "-"))]
+    if texts[-1:] == ["("] and texts[-4:-2] == ["_", "("]:
+        texts = [*texts[:-3], texts[-2]]  # 101_{(2)}
     if len(texts) < 3 or texts[-2] != "_":
         return None
     if texts[0] == texts[-3] == "(" or (texts[0] == "-" and texts[1] == texts[-3] == "("):
@@ -187,10 +200,22 @@ def unit_start(tokens: Sequence[Token], levels: list[int]) -> int | None:
             return position
         if token.kind == "op" and token.text == "^" and ordinal(tokens[position + 1 :]):
             return position
+        if token.kind == "sym" and token.text in ("Omega", "mu") and _greek_unit(tokens, position):
+            return position
         letters = any(before.kind == "sym" and before.text != "pi" for before in tokens[:position])
         if token.kind == "sym" and token.roman and token.text in UNITS and not letters:
             return position
     return None
+
+
+def _greek_unit(tokens: Sequence[Token], position: int) -> bool:
+    r"""``10\Omega`` and ``5\,\mu\mathrm{m}``, after a mere number."""
+    if any(before.kind in ("sym", "word") and before.text != "pi" for before in tokens[:position]):
+        return False
+    rest = tokens[position + 1 :]
+    if tokens[position].text == "Omega":
+        return not rest
+    return bool(rest) and (rest[0].roman or rest[0].kind == "word") and "mu" + rest[0].text in UNITS
 
 
 def ordinal(tokens: Sequence[Token]) -> bool:
@@ -204,3 +229,44 @@ def degree_inside(tokens: Sequence[Token], levels: list[int], position: int) -> 
     degrees = [t for t in tokens[:position] if t.kind == "unit"]
     functions = [t for t, level in zip(tokens[:position], levels, strict=False) if t.kind == "fn" and level == 0]
     return bool(degrees or functions) or any(token.kind in ("op", "num", "fn") for token in rest)
+
+
+_LABELS = ("abcdefgh", ("i", "ii", "iii", "iv", "v", "vi"))
+
+
+def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[tuple[str, Sequence[Token]]]:
+    """The parts of ``(a) 5, (b) 7`` with their labels; empty where there are no such labels in order."""
+    marks = [
+        at
+        for at in range(len(tokens) - 2)
+        if levels[at] == 0 and tokens[at].text == tokens[at + 2].text == "("
+        and (tokens[at].kind, tokens[at + 2].kind) == ("open", "close") and tokens[at + 1].kind in ("sym", "word")
+    ]  # fmt: skip
+    labels = [tokens[at + 1].text for at in marks]
+    if len(marks) < 2 or marks[0] or not any(labels == list(order[: len(labels)]) for order in _LABELS):
+        return []
+    found: list[tuple[str, Sequence[Token]]] = []
+    for label, start, end in zip(labels, marks, [*marks[1:], len(tokens)], strict=True):
+        part = tokens[start + 3 : end]
+        while part and part[-1].kind == "sep":
+            part = part[:-1]
+        found.append((label, part))
+    return found if all(part for _, part in found) else []
+
+
+def without_fraction(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int]]:
+    r"""A fraction of units after a number, ``9.8 \frac{\text{m}}{\text{s}^2}``, on one line."""
+    for at, (token, level) in enumerate(zip(tokens, levels, strict=True)):
+        if not at or level or (token.kind, token.text) != ("cmd", "frac") or tokens[-1].kind != "rbrace":
+            continue
+        inside = [place for place in range(at + 1, len(tokens)) if levels[place] == 0]
+        if [tokens[place].kind for place in inside] != ["lbrace", "rbrace"] * 2:
+            return tokens, levels
+        top, bottom = tokens[at + 2 : inside[1]], tokens[inside[2] + 1 : -1]
+        marks = ("op", "lbrace", "rbrace", "num")
+        words = [one for one in (*top, *bottom) if one.kind not in marks]
+        if words and all(one.kind in ("word", "sym") and one.roman for one in words):
+            line = [*tokens[:at], *top, Token("op", "/"), *bottom]
+            return line, depths(line) or [0] * len(line)
+        return tokens, levels
+    return tokens, levels

@@ -220,8 +220,12 @@ def approximates(decimal: Expr, exact: Expr) -> bool:
 
 
 def _whole_names(tree: Expr) -> frozenset[str]:
-    """Names in the exponent of a negative number, as n in (-1)^n: they stand for whole numbers."""
+    """Names that stand for whole numbers: in the exponent of a negative number, as n in (-1)^n, in bounds of sums."""
     found = frozenset[str]().union(*(_whole_names(part) for part in tree.args))
+    if tree.op == "series":
+        found = (found | tree.args[0].symbols | tree.args[1].symbols) - {tree.name.split()[1]}
+    if tree.op == "fn" and tree.name == "factorial2":
+        found |= tree.symbols
     if tree.op == "pow" and tree.args[1].symbols and tree.args[0].holds("neg") and not tree.args[0].symbols:
         found |= tree.args[1].symbols
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import floor
 
 from magicrl.verifiers.maths.answers import RealSet, Span
 from magicrl.verifiers.maths.evaluation import Value
@@ -51,6 +52,33 @@ def merged(spans: Sequence[Span]) -> list[Span] | None:
             result.append(span)
             end = high
     return result
+
+
+_MOST_MEMBERS = 60
+_FROM = {"Z": None, "N": 1, "Z+": 1, "Z+0": 0, "N0": 0}
+
+
+def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
+    """The whole numbers of a bounded set, in order; None when they are too many or a bound has no value."""
+    if domain not in _FROM:
+        return None
+    least = _FROM[domain]
+    found: set[int] = set()
+    for span in numbers.spans:
+        low, high = _place(span.low), _place(span.high)
+        if low is None or high is None or high == float("inf") or (low == float("-inf") and least is None):
+            return None
+        first = least if low == float("-inf") else floor(low)
+        assert first is not None
+        if high - max(low, first) > 10 * _MOST_MEMBERS:
+            return None
+        for member in range(first if least is None else max(first, least), floor(high) + 1):
+            above = member > low or (member == low and span.low_closed)
+            if above and (member < high or (member == high and span.high_closed)):
+                found.add(member)
+            if len(found) > _MOST_MEMBERS:
+                return None
+    return sorted(found)
 
 
 def _place(bound: Expr) -> Value | None:

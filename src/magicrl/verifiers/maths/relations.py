@@ -22,8 +22,8 @@ from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.names import name_of
 from magicrl.verifiers.maths.probing import number_value, real_number, same_value
+from magicrl.verifiers.maths.quantities import added
 from magicrl.verifiers.maths.spans import MINUS_INFINITY, PLUS_INFINITY, joined_sets, subject_set
-from magicrl.verifiers.maths.units import Unit
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
@@ -239,20 +239,6 @@ def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     return None
 
 
-def added(items: Sequence[Answer]) -> Answer | None:
-    """``12 minutes and 30 seconds`` as one quantity: units of one kind, each smaller than the one before."""
-    quantities = [item for item in items if isinstance(item, Quantity)]
-    units = [item.unit for item in quantities if item.unit is not None and item.unit.kind == "unit"]
-    if len(units) != len(items) or len(units) < 2 or len({unit.dimension for unit in units}) != 1:
-        return None
-    if any(small.factor >= large.factor for large, small in pairwise(units)):
-        return None
-    parts = [
-        Expr("mul", (expression.number(unit.factor), item.expr)) for unit, item in zip(units, quantities, strict=True)
-    ]
-    return Quantity(Expr("add", tuple(parts)), Unit("unit", units[0].dimension))
-
-
 def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
     """A list of items: a union of sets of numbers, several answers, or one name with several values."""
     if any(isinstance(item, RealSet) for item in items) and len(items) > 1:
@@ -266,6 +252,8 @@ def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
         flat.extend(item.items if isinstance(item, Several) and item.signs else (item,))
     if (whole := added(items)) is not None and set(separators) <= {"and", ","}:
         return whole
+    if set(separators) <= {"and", ","} and (chain := chained(items)) is not None:
+        return chain
     first = items[0]
     others = flat[1:] if not (isinstance(first, Several) and first.signs) else flat
     if isinstance(first, Named) and len(items) > 1 and not any(isinstance(item, Named) for item in others):
@@ -277,4 +265,15 @@ def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
             named_flat.extend(Named(item.name, item.arguments, one, item.symbol) for one in item.value.items)
         else:
             named_flat.append(item)
-    return Several(tuple(named_flat)) if len(named_flat) > 1 else named_flat[0]
+    return Several(tuple(named_flat), either="or" in separators) if len(named_flat) > 1 else named_flat[0]
+
+
+def chained(items: Sequence[Answer]) -> Answer | None:
+    """``a < b`` and ``b < c`` as one chain."""
+    orders = [item for item in items if isinstance(item, Order) and "!=" not in item.relations]
+    if len(orders) != len(items) or len(orders) < 2:
+        return None
+    if any(one.parts[-1] != other.parts[0] for one, other in pairwise(orders)):
+        return None
+    parts = orders[0].parts + tuple(part for order in orders[1:] for part in order.parts[1:])
+    return inequality(parts, [relation for order in orders for relation in order.relations])

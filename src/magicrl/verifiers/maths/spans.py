@@ -91,6 +91,13 @@ def subject_set(item: Answer) -> RealSet | None:
     return None
 
 
+def alternatives(items: Sequence[Answer]) -> RealSet | None:
+    """Intervals joined by "or" as their union, where they do not overlap."""
+    sets = [as_spans(item) for item in items if isinstance(item, Group)]
+    known = [one for one in sets if one is not None]
+    return None if len(known) != len(items) or _overlap(known) else _union(known, "")
+
+
 def joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer:
     """Conditions joined by ``or`` are a union; by ``and`` or a comma an intersection, if there is any."""
     subjects = {one.subject for one in sets}

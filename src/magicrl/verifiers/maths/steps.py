@@ -8,21 +8,26 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from magicrl.verifiers.maths.notation import letters_of, same_substance
 from magicrl.verifiers.maths.rational import approximates, plain_number
 from magicrl.verifiers.maths.structure import same_structure
-from magicrl.verifiers.maths.words import choice_letter, choice_letters
+from magicrl.verifiers.maths.words import choice_letter, choice_letters, choice_text, polar
 
 Step = Callable[[str, str], bool | None]
 """(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
 
 _MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
 _WRAPPED_CHOICE = re.compile(r"\(?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J]\)?\s*\}\)?")
+_PHRASES = frozenset(("diverges", "divergent", "converges", "convergent", "dne", "none"))
+"""Words that another word or phrase may stand for, see `phrases`."""
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
 def same_string(gold: str, answer: str) -> bool | None:
-    """Equal spelling. Right even where Math-Verify can parse neither side."""
-    return True if gold == answer and gold else None
+    """Equal spelling, fonts aside. Right even where Math-Verify can parse neither side."""
+    if gold == answer:
+        return True if gold else None
+    return True if letters_of(gold) == letters_of(answer) or same_substance(gold, answer) else None
 
 
 def same_rational(gold: str, answer: str) -> bool | None:
@@ -44,6 +49,8 @@ def same_word(gold: str, answer: str) -> bool | None:
     Words of the same letters in another order stay open: ``ab`` and ``ba`` may be products.
     """
     if not (_LETTERS.fullmatch(gold) and _LETTERS.fullmatch(answer)):
+        return polar(gold, answer)
+    if {gold.casefold(), answer.casefold()} & _PHRASES:
         return None
     if len(gold) >= 3 and gold.casefold() == answer.casefold():
         return True
@@ -57,10 +64,21 @@ def same_choice(gold: str, answer: str) -> bool | None:
         return True if several == choice_letters(answer) and sorted(gold) == list(gold) else None
     if len(gold) > 3 and not _WRAPPED_CHOICE.fullmatch(gold):
         marked = _MARKED_CHOICE.match(gold)  # a letter with what it stands for
-        given = choice_letter(answer) if marked else None
-        return True if marked and given == marked["letter"] else None
+        return _same_marked(marked["letter"], gold[marked.end() :].strip(), answer) if marked else None
     asked, given = choice_letter(gold), choice_letter(answer)
     return None if asked is None or given is None else asked == given
+
+
+def _same_marked(letter: str, stands_for: str, answer: str) -> bool | None:
+    """A letter and what it stands for: either will do, but what is given of both must not be wrong."""
+    given = choice_letter(answer)
+    if given is None:
+        return True if same_rational(stands_for, answer) or same_structure(stands_for, answer) else None
+    said = choice_text(answer)
+    if given == letter and said and stands_for != said:
+        wrong = False in (same_rational(stands_for, said), same_structure(stands_for, said))
+        return not wrong
+    return True if given == letter else None
 
 
 CHEAP_STEPS: tuple[tuple[str, Step], ...] = (

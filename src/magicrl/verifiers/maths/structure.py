@@ -11,16 +11,17 @@ from collections.abc import Iterator
 from magicrl.verifiers.maths.answers import Answer, Group, Quantity, Several
 from magicrl.verifiers.maths.comparison import same
 from magicrl.verifiers.maths.families import names_of, periodic_parameters, same_constants, same_family
-from magicrl.verifiers.maths.lexer import Token, tokens_of
+from magicrl.verifiers.maths.lexer import ELLIPSES, Token, tokens_of
 from magicrl.verifiers.maths.reading import read
-from magicrl.verifiers.maths.words import word_set
 
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])")
+_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})(?![\w.])")
 _REPEATING = re.compile(
     r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"
     r"(?:\\(?:overline|bar) ?\{(?P<over>\d{1,30})\}"
+    r"|\((?P<again>\d{1,30})\)(?=$|[ ,;)\]}\\%])"
     r"|\\dot ?\{?(?P<first>\d)\}?(?:(?P<middle>\d{0,30})\\dot ?\{?(?P<last>\d)\}?)?)(?!\d)"
 )
 _GOING_ON = re.compile(
@@ -32,7 +33,6 @@ _MINUTES = re.compile(
 )
 _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
-_ELLIPSES = word_set("ldots cdots dots vdots ddots dotsb dotsc")
 _MOST_WORDS = 3
 """In a sentence Math-Verify reads one formula of several."""
 _BOUNDED = frozenset(("sum", "prod", "int", "lim"))
@@ -59,6 +59,7 @@ def same_structure(gold: str, answer: str) -> bool | None:
 def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
     """The shapes that a text can have: commas between groups of three digits may be no list."""
     text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
+    text = _POINTS.sub(lambda match: match[0].replace(".", ""), text)
     text = _REPEATING.sub(_repeating, _GOING_ON.sub(r"\g<head>\\overline{\g<again>}", text))
     text = _MINUTES.sub(_in_degrees, text)
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
@@ -72,7 +73,7 @@ def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
 def _repeating(match: re.Match[str]) -> str:
     """A repeating decimal as the fraction that it is."""
     whole, fixed = match["whole"] or "0", match["fixed"]
-    again = match["over"] or (match["first"] + (match["middle"] or "") + (match["last"] or ""))
+    again = match["over"] or match["again"] or (match["first"] + (match["middle"] or "") + (match["last"] or ""))
     bottom = (10 ** len(again) - 1) * 10 ** len(fixed)
     top = int(whole + fixed + again) - int(whole + fixed)
     return rf"\frac{{{top}}}{{{bottom}}}"
@@ -92,10 +93,12 @@ def has_shape(gold: str) -> bool:
 def compare(gold: Answer, answer: Answer) -> bool | None:
     """Compare two shapes, with their parameters renamed where they have some."""
     verdict = same(gold, answer)
-    if verdict is True or names_of(gold) == names_of(answer):
-        return verdict
+    if verdict is True:
+        return True
     if periodic_parameters(gold) and periodic_parameters(answer) and same_family(gold, answer, same) is True:
         return True
+    if names_of(gold) == names_of(answer):
+        return verdict
     return True if same_constants(gold, answer, same) else verdict
 
 
@@ -137,7 +140,7 @@ def _plain_number(text: str, *, trusted: bool) -> bool:
 
 def _unreadable(tokens: list[Token]) -> bool:
     for position, token in enumerate(tokens):
-        if token.kind == "cmd" and (token.text in _ELLIPSES or token.text in "?…"):
+        if token.kind == "cmd" and (token.text in ELLIPSES or token.text in "?…"):
             return True
         if token.kind == "op" and token.text == "_" and position and tokens[position - 1].kind in ("num", "close"):
             return True

@@ -43,7 +43,7 @@ class Unit:
 PERCENT = Unit("percent", factor=Fraction(1, 100))
 DEGREE = Unit("degree")
 
-_PREFIXES = {"k": 3, "c": -2, "m": -3, "d": -1, "M": 6, "G": 9, "n": -9, "h": 2}
+_PREFIXES = {"k": 3, "c": -2, "m": -3, "d": -1, "M": 6, "G": 9, "n": -9, "h": 2, "mu": -6}
 _PREFIX_WORDS = {"kilo": 3, "centi": -2, "milli": -3, "deci": -1, "mega": 6, "giga": 9, "nano": -9, "micro": -6}
 
 
@@ -102,11 +102,14 @@ def _table() -> dict[str, tuple[dict[str, int], Fraction]]:
     metric("V", "volt volts", {"M": 1, "L": 2, "T": -3, "I": -1}, 1)
     metric("F", "farad farads", {"M": -1, "L": -2, "T": 4, "I": 2}, 1)
     metric("eV", "electronvolt electronvolts", {"eV": 1}, 1)
-    add("ohm ohms", {"M": 1, "L": 2, "T": -3, "I": -2}, 1)
+    metric("Omega", "ohm ohms", {"M": 1, "L": 2, "T": -3, "I": -2}, 1)
+    add("Nm", {"M": 1, "L": 2, "T": -2}, 1)
+    for prefix, watts in (("", 1), ("k", 10**3), ("M", 10**6)):
+        add(f"{prefix}Wh", {"M": 1, "L": 2, "T": -2}, 3600 * watts)
     add("K kelvin kelvins", {"K": 1}, 1)
     metric("mol", "mole moles", {"mol": 1}, 1)
     add("$ dollar dollars usd bucks", {"dollar": 1}, 1)
-    add("cent cents", {"dollar": 1}, Fraction(1, 100))
+    add("¢ cent cents", {"dollar": 1}, Fraction(1, 100))
     add("€ euro euros eur", {"euro": 1}, 1)
     add("£ gbp", {"pound": 1}, 1)
     add("¥ yuan yen rmb", {"yuan": 1}, 1)
@@ -156,6 +159,8 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
         return Unit("unit", (("any", power),))
     if low[0] in _PERCENT or low == ["per", "cent"]:
         return PERCENT if len(low) == 1 or low[0] == "per" else None
+    if low[0] in _DEGREES and low[1:] in (["celsius"], ["fahrenheit"], ["c"], ["f"]):
+        return Unit("noun", noun="degree" + low[1][0].upper())
     if low[0] in _DEGREES:
         return DEGREE if len(low) == 1 else _noun(tokens, words, trusted)
     while len(words) > 1 and words[-1].casefold() in _AFTER_NOUNS:
@@ -165,6 +170,7 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
 
 def _known(words: list[str]) -> Unit | None:
     """A product and quotient of known units: ``cm^2``, ``square feet``, ``km/h``, ``miles per hour``."""
+    words = _whole_names(words)
     dimension: dict[str, int] = {}
     factor, sign, power, at, found = Fraction(1), 1, 1, 0, False
     letter = ""
@@ -191,6 +197,20 @@ def _known(words: list[str]) -> Unit | None:
             letter = word
         power, found = 1, True
     return Unit("unit", tuple(sorted(item for item in dimension.items() if item[1])), factor, letter) if found else None
+
+
+def _whole_names(words: list[str]) -> list[str]:
+    """Prefixes joined to their units (``k`` and ``Omega``, ``mu`` and ``m``), and ``newton-meters`` as two words."""
+    found: list[str] = []
+    for word in words:
+        parts = word.split("-")
+        if len(parts) > 1 and all(part.casefold() in UNITS for part in parts):
+            found += parts
+        elif found and found[-1] in ("mu", "k", "M", "m", "G") and (word == "Omega" or found[-1] == "mu"):
+            found[-1] += word
+        else:
+            found.append(word)
+    return found
 
 
 def _exponent(words: list[str], at: int) -> tuple[int, int]:
@@ -224,7 +244,9 @@ def in_base_units(tree: Expr, unit: Unit | None) -> Expr | None:
     """
     if unit is not None:
         return Expr("mul", (tree, number(unit.factor), *_dimensions(unit.dimension)))
-    if not tree.symbols or any(len(name) > 1 or name not in UNITS for name in tree.symbols):
+    if len(tree.symbols) == 2 and "mu" in tree.symbols:
+        tree = substitute(tree, "mu", number(Fraction(1, 10**6)))
+    if not tree.symbols or any((len(name) > 1 and name != "Omega") or name not in UNITS for name in tree.symbols):
         return None
     for name in sorted(tree.symbols):
         dimension, factor = UNITS[name]

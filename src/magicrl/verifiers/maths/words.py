@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from fractions import Fraction
+
+from magicrl.verifiers.maths.numerals import word_number
 
 
 def word_set(text: str) -> frozenset[str]:
@@ -11,33 +12,6 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_COUNTED = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen twenty"
-)
-_NUMBERS = (
-    {word: Fraction(value) for value, word in enumerate(_COUNTED.split())}
-    | {
-        word: Fraction(value)
-        for value, word in enumerate(
-            ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth"), start=1
-        )
-    }
-    | {
-        "half": Fraction(1, 2),
-        "none": Fraction(0),
-        "thirty": Fraction(30),
-        "hundred": Fraction(100),
-    }
-)
-_CARDINALS = {word: value for value, word in enumerate(_COUNTED.split())} | {
-    word: 10 * value
-    for value, word in enumerate(("thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), start=3)
-}
-SCALES = {
-    "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
-}  # fmt: skip
-"""Words after a number that multiply it."""
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
 _FILLERS = word_set("a an the and all it is its on at wins win has have winning strategy condition")
@@ -60,6 +34,21 @@ def same_words(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
     return bool(left) and (left == right or _ENDLESS.issuperset((" ".join(left), " ".join(right))))
 
 
+_POLAR = re.compile(
+    r"(?:\\text(?:bf|it|rm)?\{)? *(yes|no|true|false)\b *(?:[,.;:!]|\}[,.;:]|$)(.*)", re.IGNORECASE | re.DOTALL
+)
+
+
+def polar(gold: str, answer: str) -> bool | None:
+    """``Yes, because ...`` for a gold that is yes or no; None where it is neither, or where both are said."""
+    match = _POLAR.fullmatch(answer) if gold.casefold() in _OPPOSITE else None
+    if match is None or match[1].casefold() != gold.casefold():
+        return None
+    other = _OPPOSITE[gold.casefold()]
+    unsure = re.search(rf"\b(?:{other}|or|maybe|perhaps|unless|but)\b", match[2], re.IGNORECASE)
+    return None if unsure and (other != "no" or re.search(r"\b(?:no[,.;]|no$|or|maybe|but)", match[2])) else True
+
+
 def endless(words: tuple[str, ...]) -> bool:
     """Whether the words say that something has no end."""
     return " ".join(_content(words)) in _ENDLESS
@@ -68,30 +57,6 @@ def endless(words: tuple[str, ...]) -> bool:
 def _content(words: tuple[str, ...]) -> list[str]:
     plain = [re.sub(r"[^\w]|-?angled$", "", word.casefold()) for word in words]
     return [word for word in plain if word and word not in _FILLERS]
-
-
-def word_number(words: tuple[str, ...]) -> Fraction | None:
-    """The number that words say: ``twenty-one``, ``two hundred and five``."""
-    if len(words) == 1 and words[0] in _NUMBERS:
-        return _NUMBERS[words[0]]
-    parts = [part for word in words for part in word.split("-") if part and part != "and"]
-    if not 1 <= len(parts) <= 12 or any(part not in _CARDINALS and part not in SCALES for part in parts):
-        return None
-    total, group, before = 0, 0, 0
-    for part in parts:
-        scale = SCALES.get(part, 1)
-        if scale == 1:
-            value = _CARDINALS[part]
-            if before and not (before >= 20 and value < 10 and before < 100) and before < 100:
-                return None  # two numbers, not one
-            group, before = group + value, value
-        elif part == "dozen" or group == 0:
-            return None
-        elif scale == 100:
-            group, before = group * 100, 100
-        else:
-            total, group, before = total + group * scale, 0, 1000
-    return Fraction(total + group)
 
 
 def plain_word(words: tuple[str, ...]) -> bool:
@@ -103,6 +68,12 @@ def choice_letters(text: str) -> frozenset[str] | None:
     """The letters of a question with several right choices: ``AC``, ``A, C``, ``(A) and (C)``."""
     bare = re.sub(r"\\(?:text|mathrm|mathbf)|\band\b|[\s{}(),;.]", "", text)
     return frozenset(bare) if re.fullmatch(r"[A-J]{2,8}", bare) and len(set(bare)) == len(bare) else None
+
+
+def choice_text(text: str) -> str:
+    """What stands after the letter of a multiple-choice answer."""
+    match = _LETTER.fullmatch(text.strip().strip("*").strip())
+    return "" if match is None else (match["rest"] or "").strip()
 
 
 def choice_letter(text: str) -> str | None:

@@ -26,6 +26,7 @@ _OUTWARD = re.compile(rf"(?P<head>[^\[\]()]*(?:=|\\in)\s*)?(?P<body>{_INTERVAL}(
 _LETTER_UNION = re.compile(r"(?P<left>[(\[][^()\[\]]*,[^()\[\]]*[)\]])\s*U\s*(?=[(\[][^()\[\]]*,)")
 _TIMES = re.compile(r"(?<=\d) ?x ?(?=10\s*\^)")
 _LOG = re.compile(r"(?<![A-Za-z\\])log(?P<base>2|10)\(")
+_STATES_DOLLAR = re.compile(r"(?<![A-Za-z])U\.?S\.? ?(?=\\\$)")
 _RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})")
 
 _ENCLOSING = re.compile(
@@ -56,6 +57,7 @@ def without_layout(text: str) -> str:
         text = _OLD_FONT.sub(r"{\\math\g<font>{\g<inside>}}", text)
         text = _OLD_COMMAND.sub(r"\\math\g<font>", text)
         text = _SWITCHES.sub("", _COLOUR.sub("", text))
+        text = _STATES_DOLLAR.sub("", text)
         text = _SYSTEM.sub(r"\g<rows>", text)
         display = _DISPLAY.fullmatch(text)
         if display is not None:

@@ -1,0 +1,327 @@
+r"""What stands in brackets: groups, set builders, systems, matrices, definitions by cases, permutations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from itertools import product
+from typing import Protocol
+
+from magicrl.verifiers.maths import expression
+from magicrl.verifiers.maths.answers import (
+    Answer,
+    Cycles,
+    Domain,
+    Family,
+    Group,
+    Matrix,
+    Named,
+    Piecewise,
+    Quantity,
+    RealSet,
+    Several,
+    Within,
+)
+from magicrl.verifiers.maths.ellipses import dotted_list, goes_on
+from magicrl.verifiers.maths.expression import Expr
+from magicrl.verifiers.maths.formulas import parse
+from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.phrases import number_domain
+from magicrl.verifiers.maths.pieces import Declared, declaration, depths, split
+from magicrl.verifiers.maths.realsets import whole_numbers
+from magicrl.verifiers.maths.words import word_set
+
+MAX_ITEMS = 100
+_MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix")
+_SYSTEMS = ("cases", "aligned", "gathered", "rcases", "dcases")
+_TRANSPOSED = (["T"], ["top"], ["t"], ["mathsf", "T"], ["mathrm", "T"], ["intercal"], ["prime"])
+_CONDITION_WORDS = word_set("if for when where")
+_ELSE = (["otherwise"], ["else"], ["if", "otherwise"])
+
+
+class Reader(Protocol):
+    """What the parts of a bracket are read with."""
+
+    def answer(self, tokens: Sequence[Token], depth: int) -> Answer | None:
+        """A whole answer."""
+        ...
+
+    def part(self, tokens: Sequence[Token], depth: int) -> Answer | None:
+        """One item."""
+        ...
+
+
+def bracketed(tokens: Sequence[Token], levels: list[int], reader: Reader, depth: int) -> Answer | None:
+    """A group, a set, a system, a matrix or an item in parentheses; None when no bracket holds it all."""
+    first, last = tokens[0], tokens[-1]
+    if len(tokens) < 2 or first.kind not in ("open", "lbrace", "env") or any(level == 0 for level in levels[1:-1]):
+        return None
+    inside = tokens[1:-1]
+    if first.kind == "env" and (first.text.split()[-1] in _SYSTEMS or _lined_up(inside)):
+        return _piecewise(inside, reader, depth) or _system(inside, reader, depth)
+    if first.kind == "env":
+        return _matrix(first.text.split()[-1], inside, reader, depth)
+    opening = "{" if first.kind == "lbrace" else first.text
+    closing = "{" if last.kind == "rbrace" else last.text
+    if not inside:
+        return Group(opening, closing, ()) if opening == "{" else None
+    if opening == "{" and (built := set_builder(inside, reader, depth)) is not None:
+        return built
+    inner_levels = depths(inside)
+    if inner_levels is None or opening in ("floor", "ceil", "|"):
+        return None
+    pieces, separators = split(inside, inner_levels, "sep")
+    if not separators and (opening == closing == "(" or first.kind == "lbrace"):
+        return reader.part(inside, depth)
+    if any(separator not in (",", ";") for separator in separators) or len(pieces) > MAX_ITEMS:
+        return None
+    return _members(opening, closing, pieces, reader, depth)
+
+
+def _members(opening: str, closing: str, pieces: list[Sequence[Token]], reader: Reader, depth: int) -> Answer | None:
+    declared = Declared()
+    if opening == "{" and len(pieces) > 1 and (declared := declaration(pieces[-1])):
+        pieces = pieces[:-1]  # {2k pi, k in Z}
+    dots = next((at for at, piece in enumerate(pieces) if goes_on(piece)), None)
+    if dots is not None:
+        whole = dotted_list(pieces, dots)
+        items = list(whole.items) if isinstance(whole, Several) else [whole]
+    else:
+        items = [reader.part(piece, depth) for piece in pieces]
+    found = _grouped(opening, closing, items)
+    return Family(found, declared.names, declared.domain) if found is not None and declared else found
+
+
+def set_builder(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | None:
+    r"""``\{x | -2 < x < 3\}``: the condition says it all when it is about one name; ``\{2k : k \in Z\}``."""
+    levels = depths(inside)
+    if levels is None:
+        return None
+    bar = next(
+        (at for at, (token, level) in enumerate(zip(inside, levels, strict=True))
+         if at and level == 0 and token.kind in ("bar", "colon")),
+        None,
+    )  # fmt: skip
+    if bar is None:
+        return None
+    head, condition = inside[:bar], inside[bar + 1 :]
+    declared = declaration(condition)
+    if declared:
+        member = reader.part(head, depth)
+        if isinstance(member, Quantity) and member.expr.op == "sym" and member.expr.name in declared.names:
+            return _domain(condition)
+        return None if member is None else Family(member, declared.names, declared.domain)
+    name = [token for token in head if token.kind == "sym"]
+    found = reader.answer(condition, depth + 1)
+    if not name or found is None:
+        return None
+    domain = _domain(head)
+    if domain is None:
+        return None
+    return _within(domain, name[0].text, found)
+
+
+def _domain(head: Sequence[Token]) -> Answer | None:
+    """The set that the members of a set builder are taken from; the reals when none is named."""
+    relations = [at for at, token in enumerate(head) if token.kind == "rel"]
+    if not relations:
+        return number_domain([Token("cmd", "mathbb"), Token("sym", "R")])
+    if head[relations[0]].text != "in":
+        return None
+    return number_domain(head[relations[0] + 1 :])
+
+
+def _within(domain: Answer, name: str, found: Answer) -> Answer | None:
+    plain: Answer | None = None
+    if isinstance(found, RealSet) and found.subject == name:
+        plain = RealSet(found.spans)
+    inner = found.answer if isinstance(found, Family) else found
+    if isinstance(inner, Named) and inner.name == name:
+        plain = Family(inner.value, found.parameters, found.domain) if isinstance(found, Family) else inner.value
+    if plain is None or (isinstance(domain, RealSet) and len(domain.spans) == 1 and domain.spans[0].low.op == "neg"):
+        return plain
+    if isinstance(domain, Domain) and isinstance(plain, RealSet):
+        members = whole_numbers(plain, domain.name)
+        if members is not None:
+            return Group("{", "{", tuple(Quantity(expression.number(member)) for member in members))
+        return Within(domain.name, plain)
+    return None
+
+
+def _piecewise(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | None:
+    """A definition by cases: in every row a value, then its condition."""
+    pieces: list[tuple[Answer, Answer | None]] = []
+    for row in _rows(inside):
+        cells = [list(cell) for cell in row if cell]
+        if len(cells) == 1:
+            cells = _without_column(cells[0])
+        if len(cells) != 2:
+            return None
+        value, condition = cells
+        if value and value[-1].kind == "sep":
+            value = value[:-1]
+        if condition and condition[-1].kind == "sep":
+            condition = condition[:-1]
+        words = [token.text.casefold() for token in condition]
+        while condition and condition[0].kind == "word" and condition[0].text.casefold() in _CONDITION_WORDS:
+            condition = condition[1:]
+        read = reader.part(value, depth) if value else None
+        if read is None:
+            return None
+        if words in _ELSE:
+            pieces.append((read, None))
+            continue
+        asked = reader.answer(condition, depth + 1) if condition else None
+        if asked is None or isinstance(asked, Quantity):
+            return None
+        pieces.append((read, asked))
+    conditions = [condition for _, condition in pieces]
+    return Piecewise(tuple(pieces)) if len(pieces) > 1 and None not in conditions[:-1] else None
+
+
+def _without_column(cell: list[Token]) -> list[list[Token]]:
+    """``x, \\text{if } x > 0`` in one cell: value and condition."""
+    at = next((at for at, token in enumerate(cell)
+               if token.kind == "word" and token.text.casefold() in ("if", "for", "when", "otherwise")), 0)  # fmt: skip
+    return [cell[:at], cell[at:]] if at else [cell]
+
+
+def _rows(inside: Sequence[Token]) -> list[list[list[Token]]]:
+    """The cells of a table, row by row; an empty last row is none."""
+    levels = depths(inside)
+    rows: list[list[list[Token]]] = [[[]]]
+    for token, level in zip(inside, levels or [0] * len(inside), strict=True):
+        if token.kind == "cell" and level == 0:
+            if token.text == "row":
+                rows.append([[]])
+            else:
+                rows[-1].append([])
+        else:
+            rows[-1][-1].append(token)
+    if rows[-1] == [[]]:
+        rows.pop()
+    return rows
+
+
+def _system(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | None:
+    """The rows of a system of equations, as a list."""
+    inside = [token for at, token in enumerate(inside) if not _alignment(inside, at)]
+    if inside and inside[-1].kind == "cell" and inside[-1].text == "row":
+        inside = inside[:-1]
+    if any(token.kind == "cell" and token.text == "column" for token in inside):
+        return None
+    joined: list[Token] = []
+    for token in inside:
+        if token.kind == "cell":
+            if joined and joined[-1].kind == "sep":
+                joined.pop()  # a comma before the end of the row
+            joined.append(Token("sep", ","))
+        else:
+            joined.append(token)
+    return reader.answer(joined, depth + 1)
+
+
+def _matrix(name: str, inside: Sequence[Token], reader: Reader, depth: int) -> Answer | None:
+    if name not in _MATRICES or depths(inside) is None:
+        return None
+    read_rows: list[tuple[Answer, ...]] = []
+    for row in _rows(inside):
+        cells = [reader.part(cell, depth) for cell in row]
+        if any(cell is None for cell in cells):
+            return None
+        read_rows.append(tuple(cell for cell in cells if cell is not None))
+    return Matrix(tuple(read_rows)) if len({len(row) for row in read_rows}) == 1 else None
+
+
+def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answer | None:
+    """A group; plus-minus signs in a tuple stand for several tuples."""
+    read_items = [item for item in items if item is not None]
+    if len(read_items) != len(items):
+        return None
+    if opening == closing == "{":
+        flat = [part for item in read_items for part in (item.items if isinstance(item, Several) else (item,))]
+        return Group("{", "{", tuple(flat))
+    choices = [item.items if isinstance(item, Several) and item.signs else (item,) for item in read_items]
+    count = 1
+    for choice in choices:
+        count *= len(choice)
+    if count > MAX_ITEMS:
+        return None
+    groups = tuple(Group(opening, closing, chosen) for chosen in product(*choices))
+    return groups[0] if len(groups) == 1 else Several(groups, signs=True)
+
+
+def _lined_up(inside: Sequence[Token]) -> bool:
+    """Whether every row of a table is a relation: then it is a system and no matrix."""
+    rows = [[token for cell in row for token in cell] for row in _rows(inside)]
+    filled = [row for row in rows if row]
+    return len(filled) > 1 and all(any(token.kind == "rel" for token in row) for row in filled)
+
+
+def _alignment(tokens: Sequence[Token], at: int) -> bool:
+    """Whether a column's mark stands beside a relation, where it only lines the rows up."""
+    beside = [*tokens[max(0, at - 1) : at], *tokens[at + 1 : at + 2]]
+    return tokens[at].kind == "cell" and tokens[at].text == "column" and any(one.kind == "rel" for one in beside)
+
+
+def cycles(tokens: Sequence[Token]) -> Cycles | None:
+    """``(1 2 3)(4 5)``: a permutation in cycles."""
+    found: list[tuple[str, ...]] = []
+    current: list[str] | None = None
+    for token in tokens:
+        if current is None:
+            if (token.kind, token.text) != ("open", "("):
+                return None
+            current = []
+        elif token.kind == "close" and token.text == "(":
+            found.append(tuple(current))
+            current = None
+        elif token.kind == "num" and token.text.isdigit() and (token.spaced or not current):
+            current.append(token.text)
+        else:
+            return None
+    members = [member for cycle in found for member in cycle]
+    if current is not None or len(set(members)) != len(members) or any(len(cycle) < 2 for cycle in found):
+        return None
+    turned = [cycle[at:] + cycle[:at] for cycle in found for at in [cycle.index(min(cycle, key=int))]]
+    return Cycles(tuple(sorted(turned))) if turned else None
+
+
+def transposed(tokens: Sequence[Token], levels: list[int], reader: Reader, depth: int) -> Answer | None:
+    r"""``(1,2,3)^T`` as a column, and a matrix with rows and columns exchanged."""
+    ends = [at for at, level in enumerate(levels) if level == 0 and (tokens[at].kind, tokens[at].text) == ("op", "^")]
+    if len(ends) != 1 or ends[0] < 2:
+        return None
+    mark = [token.text for token in tokens[ends[0] + 1 :] if token.kind not in ("lbrace", "rbrace")]
+    if mark not in (["T"], ["top"], ["t"], ["mathsf", "T"], ["intercal"], ["prime"]) or tokens[0].kind not in (
+        "open",
+        "env",
+    ):
+        return None
+    inner = reader.part(tokens[: ends[0]], depth)
+    if isinstance(inner, Matrix):
+        return Matrix(tuple(zip(*inner.rows, strict=True)))
+    if isinstance(inner, Group) and {inner.opening, inner.closing} <= {"(", "[", "<"} and mark != ["prime"]:
+        return Matrix(tuple((item,) for item in inner.items))
+    return None
+
+
+def scaled_matrix(tokens: Sequence[Token], levels: list[int], reader: Reader, depth: int) -> Answer | None:
+    r"""``\frac12 \begin{pmatrix} .. \end{pmatrix}``: the factor goes into every entry."""
+    begin = next((at for at, token in enumerate(tokens) if token.kind == "env" and levels[at] == 0), None)
+    if not begin or tokens[-1].kind != "env":
+        return None
+    head = list(tokens[:begin])
+    if head[-1].kind == "op" and head[-1].text == "*":
+        head.pop()
+    factor = Expr("num", value=Fraction(-1)) if [token.text for token in head] == ["-"] else parse(head)
+    matrix = reader.part(tokens[begin:], depth)
+    if factor is None or not isinstance(matrix, Matrix):
+        return None
+    rows: list[tuple[Answer, ...]] = []
+    for row in matrix.rows:
+        cells = [cell for cell in row if isinstance(cell, Quantity) and cell.unit is None]
+        if len(cells) != len(row):
+            return None
+        rows.append(tuple(Quantity(Expr("mul", (factor, cell.expr))) for cell in cells))
+    return Matrix(tuple(rows))
