@@ -14,8 +14,8 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from magicrl.cli.data import data_app
-from magicrl.cli.experiment import experiment_app
 from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
+from magicrl.cli.experiment import experiment_app
 from magicrl.config.errors import RecipeError, without_secrets
 
 app = App(

@@ -1,0 +1,150 @@
+"""``magicrl experiment``: the report's ablations, listed, run and told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from cyclopts import App
+from rich.console import Console
+from rich.table import Table
+
+experiment_app = App(name="experiment", help="The report's ablations at your scale: list, run, report.")
+
+Scale = Literal["tiny", "small", "paper"]
+STUDY = Path("docs/study")
+
+
+def _results_file(results: Path | None, scale: Scale) -> Path:
+    return results or STUDY / f"results-{scale}.jsonl"
+
+
+@experiment_app.command(name="list")
+def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = None) -> int:
+    """List the ablations with their arms, what is done and how long the rest takes.
+
+    Example: magicrl experiment list --scale tiny
+
+    Parameters
+    ----------
+    names
+        Ids, as 6 or 10; default: all.
+    scale
+        tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
+    results
+        Results file; default: docs/study/results-SCALE.jsonl.
+    """
+    from magicrl.experiments.definition import chosen, shipped_ablations
+    from magicrl.experiments.planning import plan_runs
+    from magicrl.experiments.results import read_results
+    from magicrl.experiments.runner import outlook
+
+    known = read_results(_results_file(results, scale))
+    table = Table("id", "ablation", "arms", "seeds", "runs done", "CPU minutes left", box=None)
+    for ablation in chosen(names or ("all",), shipped_ablations()):
+        definition = ablation.scales.get(scale)
+        if definition is None:
+            table.add_row(ablation.id, ablation.title, f"none at scale {scale}")
+            continue
+        look = outlook(plan_runs([ablation], scale), known)
+        left = "" if not look.missing else "unknown" if look.cpu_minutes is None else f"{look.cpu_minutes:.0f}"
+        arms = ", ".join(arm.name for arm in definition.arms)
+        table.add_row(ablation.id, ablation.title, arms, str(definition.seeds), str(look.done), left)
+    Console().print(table)
+    return 0
+
+
+@experiment_app.command
+def run(
+    *names: str,
+    scale: Scale = "tiny",
+    seeds: tuple[int, ...] | None = None,
+    workers: int | None = None,
+    minutes: float | None = None,
+    results: Path | None = None,
+    work: Path = Path("runs/study"),
+    keep: bool = False,
+) -> int:
+    """Run the arms that have no result yet; each result is kept as it ends, and the same command goes on.
+
+    Example: magicrl experiment run 6 9 --scale tiny --minutes 30
+
+    Parameters
+    ----------
+    names
+        Ids, as 6 or 10, or all.
+    scale
+        tiny runs on a laptop, small on one GPU or overnight, paper on a cluster.
+    seeds
+        Default: 0 up to the number that the ablation asks for. Others do not count in its verdicts.
+    workers
+        Runs at once, one thread each; default: the cores this process may use.
+    minutes
+        Begin no run that is not expected to end within so many minutes from now.
+    results
+        Results file, added to; default: docs/study/results-SCALE.jsonl.
+    work
+        Where supervised starts and run folders are while they are needed.
+    keep
+        Keep the run folders, for `magicrl report`.
+    """
+    from magicrl.experiments.definition import chosen, shipped_ablations
+    from magicrl.experiments.planning import plan_runs
+    from magicrl.experiments.results import read_results
+    from magicrl.experiments.runner import outlook, run_study
+
+    if not names:
+        raise ValueError("which ablations? Give ids, or all (magicrl experiment list shows them)")
+    console = Console(highlight=False)
+    planned = plan_runs(chosen(names, shipped_ablations()), scale, seeds)
+    processes = workers or len(os.sched_getaffinity(0))
+    look = outlook(planned, read_results(_results_file(results, scale)))
+    length = "nobody has measured how long they take"
+    if look.cpu_minutes is not None:
+        length = (
+            f"about {look.cpu_minutes:.0f} CPU minutes, {look.cpu_minutes / processes:.0f} with {processes} at once"
+        )
+    console.print(f"{len(planned)} runs, {look.done} done, {len(look.missing)} to do: {length}")
+    missing = run_study(
+        planned,
+        _results_file(results, scale),
+        work,
+        workers=processes,
+        budget_minutes=minutes,
+        keep_folders=keep,
+        tell=lambda text: console.print(text, markup=False),
+    )
+    if missing:
+        console.print(f"{missing} runs are still missing; the same command goes on")
+    return 1 if missing else 0
+
+
+@experiment_app.command
+def report(*names: str, scale: Scale = "tiny", results: Path | None = None, output: Path = STUDY) -> int:
+    """Write the pages: curves and verdicts of each ablation, an index, and claims.jsonl.
+
+    Example: magicrl experiment report --scale tiny
+
+    Parameters
+    ----------
+    names
+        Ids; default: all. p-values are corrected over the claims of those that are given.
+    scale
+        Whose results.
+    results
+        Results file; default: docs/study/results-SCALE.jsonl.
+    output
+        Folder of the pages.
+    """
+    from magicrl.experiments.definition import chosen, shipped_ablations
+    from magicrl.experiments.pages import write_pages
+    from magicrl.experiments.results import read_results
+
+    file = _results_file(results, scale)
+    known = read_results(file)
+    if not known:
+        raise ValueError(f"{file}: no results; run `magicrl experiment run all --scale {scale}` first")
+    index = write_pages(chosen(names or ("all",), shipped_ablations()), scale, known, output)
+    Console().print(f"pages: {index}", highlight=False)
+    return 0

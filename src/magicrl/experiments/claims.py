@@ -1,0 +1,202 @@
+"""Verdicts on claims: holds, does not hold or undecided, each with its effect, interval and p-value.
+
+Seeds are the unit. A claim that compares two arms pairs their runs by seed (the same supervised start, prompts and
+random numbers), and its test is Student's on the paired differences. ``holds`` needs an effect of at least the stated
+size and a one-sided p-value that Holm's correction over the suite leaves below 0.05. ``does not hold`` needs the
+opposite: the 95 % interval excludes an effect of the stated size. Everything else is undecided, with the number of
+seeds at which an effect like the measured one would be decided.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from typing import Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+from magicrl.experiments.definition import (
+    Claim,
+    CrossingClaim,
+    DifferenceClaim,
+    EqualClaim,
+    LevelClaim,
+    OrderClaim,
+)
+from magicrl.experiments.measures import Result, parse_measure
+
+Decision: TypeAlias = Literal["holds", "does not hold", "undecided", "not run"]
+Runs: TypeAlias = Mapping[str, Mapping[int, Result]]
+"""Results by arm and seed."""
+LEVEL = 0.05
+MOST_SEEDS = 1000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What the runs say about a claim.
+
+    Attributes:
+        claim: its id.
+        decision: after Holm's correction, see ``decide``.
+        effect: the mean over seeds, in the direction that the claim states: at least ``bar`` is what it needs.
+        low, high: its 95 % interval.
+        bar: the least effect that counts.
+        p: one-sided, before correction: of an effect of 0 or less (of less than ``bar``, for a level or an equality).
+        seeds: runs an arm.
+        seeds_needed: for an undecided claim, the seeds at which an effect and spread like these would be decided;
+            None where no number up to ``MOST_SEEDS`` would.
+    """
+
+    claim: str
+    decision: Decision
+    effect: float
+    low: float
+    high: float
+    bar: float
+    p: float
+    seeds: int
+    seeds_needed: int | None = None
+
+
+def decide(claims: Sequence[Claim], runs: Mapping[str, Runs]) -> list[Verdict]:
+    """The verdicts on ``claims``, corrected together.
+
+    Args:
+        claims: of the whole suite.
+        runs: the results of each ablation's arms, by the ablation's id.
+    """
+    raw = [examine(claim, runs.get(claim.id.split(".")[0], {})) for claim in claims]
+    tested = [verdict for verdict in raw if verdict.decision != "not run"]
+    corrected = dict(zip([v.claim for v in tested], holm([v.p for v in tested]), strict=True))
+    return [_decided(verdict, corrected.get(verdict.claim)) for verdict in raw]
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Holm's step-down correction: adjusted p-values, in the given order.
+
+    Example:
+        >>> holm([0.01, 0.04, 0.03])
+        [0.03, 0.06, 0.06]
+    """
+    adjusted = [0.0] * len(p_values)
+    worst = 0.0
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    for rank, index in enumerate(order):
+        worst = max(worst, min(1.0, (len(p_values) - rank) * p_values[index]))
+        adjusted[index] = worst
+    return adjusted
+
+
+def examine(claim: Claim, runs: Runs) -> Verdict:
+    """One claim, uncorrected; ``not run`` where an arm has fewer than two seeds with the measure."""
+    if isinstance(claim, CrossingClaim):
+        early = _difference(claim, runs, claim.measure, sign=1.0)
+        late = _difference(claim, runs, claim.late, sign=-1.0)
+        if "not run" in (early.decision, late.decision):
+            return replace(early, decision="not run")
+        return max((early, late), key=lambda verdict: verdict.p)  # both must hold, so that the weaker one decides
+    if isinstance(claim, DifferenceClaim):
+        return _difference(claim, runs, claim.measure, sign=1.0 if claim.direction == "higher" else -1.0)
+    if isinstance(claim, EqualClaim):
+        return _equality(claim, runs)
+    if isinstance(claim, OrderClaim):
+        return _order(claim, runs)
+    return _level(claim, runs)
+
+
+def _difference(claim: DifferenceClaim | CrossingClaim, runs: Runs, measure: str, *, sign: float) -> Verdict:
+    arms = (claim.arm, claim.than)
+    values = _values(arms, runs, measure)
+    delta = sign * (values[:, 0] - values[:, 1])
+    return _verdict(claim.id, delta, bar=claim.effect, null=0.0)
+
+
+def _level(claim: LevelClaim, runs: Runs) -> Verdict:
+    sign = 1.0 if claim.direction == "above" else -1.0
+    values = sign * _values((claim.arm,), runs, claim.measure)[:, 0]
+    return _verdict(claim.id, values, bar=sign * claim.bound, null=sign * claim.bound)
+
+
+def _equality(claim: EqualClaim, runs: Runs) -> Verdict:
+    """Two one-sided tests; the effect is the margin less the absolute difference, which must stay above 0."""
+    values = _values((claim.arm, claim.than), runs, claim.measure)
+    delta = values[:, 0] - values[:, 1]
+    sides = [_verdict(claim.id, claim.margin + s * delta, bar=0.0, null=0.0) for s in (1.0, -1.0)]
+    return max(sides, key=lambda verdict: verdict.p)
+
+
+def _order(claim: OrderClaim, runs: Runs) -> Verdict:
+    sign = 1.0 if claim.direction == "rising" else -1.0
+    values = _values(claim.along, runs, claim.measure)
+    return _verdict(claim.id, np.array([sign * kendall(row) for row in values]), bar=claim.effect, null=0.0)
+
+
+def kendall(values: Sequence[float] | NDArray[np.float64]) -> float:
+    """Kendall's tau of ``values`` against their order: 1 strictly rising, -1 strictly falling.
+
+    Example:
+        >>> kendall([0.1, 0.3, 0.2])
+        0.3333333333333333
+    """
+    signs = [float(np.sign(b - a)) for a, b in combinations(values, 2)]
+    return sum(signs) / len(signs)
+
+
+def _values(arms: Sequence[str], runs: Runs, measure: str) -> NDArray[np.float64]:
+    """``[seeds, arms]``: the seeds that every arm has, where the measure is a number."""
+    function = parse_measure(measure)
+    seeds = sorted(set.intersection(*(set(runs.get(arm, {})) for arm in arms)))
+    rows = np.array([[function(runs[arm][seed]) for arm in arms] for seed in seeds], dtype=np.float64)
+    rows = rows.reshape(-1, len(arms))
+    return rows[np.isfinite(rows).all(axis=1)]
+
+
+def _verdict(claim: str, values: NDArray[np.float64], *, bar: float, null: float) -> Verdict:
+    """Student's test that the mean of ``values`` is above ``null``."""
+    n = len(values)
+    if n < 2:
+        nan = math.nan
+        return Verdict(claim=claim, decision="not run", effect=nan, low=nan, high=nan, bar=bar, p=nan, seeds=n)
+    mean, spread = float(values.mean()), float(values.std(ddof=1))
+    error = max(spread / math.sqrt(n), 1e-12)
+    half = float(stdtrit(n - 1, 0.975)) * error
+    return Verdict(
+        claim=claim,
+        decision="undecided",
+        effect=mean,
+        low=mean - half,
+        high=mean + half,
+        bar=bar,
+        p=float(stdtr(n - 1, -(mean - null) / error)),
+        seeds=n,
+        seeds_needed=seeds_needed(mean, spread, bar=bar, null=null),
+    )
+
+
+def _decided(verdict: Verdict, corrected: float | None) -> Verdict:
+    if corrected is None:
+        return verdict
+    if corrected < LEVEL and verdict.effect >= verdict.bar:
+        return replace(verdict, decision="holds", seeds_needed=None)
+    if verdict.high < verdict.bar:
+        return replace(verdict, decision="does not hold", seeds_needed=None)
+    return verdict
+
+
+def seeds_needed(mean: float, spread: float, *, bar: float, null: float) -> int | None:
+    """Seeds at which an effect of this mean and spread would be decided (uncorrected); None above ``MOST_SEEDS``.
+
+    Above the bar the interval must leave ``null``, below it the interval must leave the bar.
+    """
+    gap = mean - null if mean >= bar else bar - mean
+    if gap <= 0:
+        return None
+    for n in range(2, MOST_SEEDS + 1):
+        if float(stdtrit(n - 1, 0.975)) * spread / math.sqrt(n) < gap:
+            return n
+    return None

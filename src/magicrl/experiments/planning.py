@@ -1,0 +1,121 @@
+"""From ablations to runs: every arm and seed as one resolved recipe, keyed by what decides its result.
+
+Two ablations whose arms resolve to the same recipe share its run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.schema import SftConfig, TrainConfig
+from magicrl.experiments.definition import Ablation, Arm, Scale, ScaleDefinition, base_recipe
+
+THREADS = 1
+"""Of every run: tensors this small gain nothing from a second thread, and runs are done side by side."""
+_UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedStart:
+    """A supervised start that runs share.
+
+    Attributes:
+        key: of its recipe, seed included.
+        recipe: resolved.
+    """
+
+    key: str
+    recipe: SftConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """One run of one arm.
+
+    Attributes:
+        key: a hash of everything that decides the result.
+        scale: tiny, small or paper.
+        seed: of the start, the prompts and the sampling.
+        config: the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``.
+        base: file of the base recipe, where relative paths start.
+        start: the supervised start, of the first run where one goes on from another; None where the recipe names a
+            model. It is also the reference, where the recipe wants one and names none.
+        after: key of the run whose model this one starts from.
+        arms: ``(ablation, arm)`` names that this run serves.
+        minutes: CPU minutes that it is expected to take.
+    """
+
+    key: str
+    scale: Scale
+    seed: int
+    config: TrainConfig
+    base: Path
+    start: PlannedStart | None
+    after: str | None
+    arms: tuple[tuple[str, str], ...]
+    minutes: float | None = field(default=None, compare=False)
+
+
+def plan_runs(ablations: Iterable[Ablation], scale: Scale, seeds: Sequence[int] | None = None) -> list[PlannedRun]:
+    """The runs of ``ablations``, each once, a run after the one that it goes on from.
+
+    Args:
+        ablations: those that have no such scale are left out.
+        scale: which of their definitions.
+        seeds: default: 0 to the ablation's number of seeds less one.
+
+    Raises:
+        RecipeError: an arm's settings make no recipe.
+    """
+    found: dict[str, PlannedRun] = {}
+    for ablation in ablations:
+        definition = ablation.scales.get(scale)
+        if definition is None:
+            continue
+        for seed in range(definition.seeds) if seeds is None else seeds:
+            for run in _runs_of_seed(ablation, scale, definition, seed):
+                known = found.get(run.key)
+                found[run.key] = run if known is None else replace(known, arms=(*known.arms, *run.arms))
+    return list(found.values())
+
+
+def _runs_of_seed(ablation: Ablation, scale: Scale, definition: ScaleDefinition, seed: int) -> list[PlannedRun]:
+    runs: dict[str, PlannedRun] = {}
+    for arm in definition.arms:
+        after = None if arm.after is None else runs[arm.after].key
+        runs[arm.name] = _resolved(ablation, scale, definition, arm, seed, after)
+    return list(runs.values())
+
+
+def _resolved(
+    ablation: Ablation, scale: Scale, definition: ScaleDefinition, arm: Arm, seed: int, after: str | None
+) -> PlannedRun:
+    base = base_recipe(definition.base)
+    config = load_train_recipe(base, [*definition.set, *arm.set, f"run.seed={seed}", f"run.threads={THREADS}"])
+    start = None
+    if config.start.sft is not None:
+        recipe = load_sft_recipe(base.parent / config.start.sft, [f"run.seed={seed}", f"run.threads={THREADS}"])
+        start = PlannedStart(key=_digest(recipe.model_dump_json(exclude=_UNIMPORTANT)), recipe=recipe)
+    decides = config.model_dump(exclude={**_UNIMPORTANT, "logging": True, "checkpoint": True})
+    decides["made"] = [None if start is None else start.key, after]
+    return PlannedRun(
+        key=_digest(json.dumps(decides, sort_keys=True)),
+        scale=scale,
+        seed=seed,
+        config=config,
+        base=base,
+        start=start,
+        after=after,
+        arms=((ablation.id, arm.name),),
+        minutes=definition.minutes,
+    )
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

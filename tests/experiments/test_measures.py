@@ -1,0 +1,75 @@
+"""Measures are what their table says, by hand-computed values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from magicrl.experiments.measures import parse_measure
+
+
+def result(tests: dict[str, dict[str, float]] | None = None, **curves: list[float | None]) -> dict[str, Any]:
+    return {"curves": curves, "tests": tests or {"before": {}, "after": {}}}
+
+
+RISING = [i / 10 for i in range(10)]  # steps 1 to 10: 0, 0.1, ..., 0.9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("accuracy@5", 0.4),  # steps 3 to 7
+        ("accuracy@1", 0.1),  # steps 1 to 3, there is nothing before
+        ("accuracy@10", 0.8),  # steps 8 to 10
+        ("accuracy@start", 0.1),
+        ("accuracy@late", 0.7),
+        ("accuracy@max", 0.7),
+        ("accuracy@min", 0.2),
+        ("fall:accuracy@5", 0.1 - 0.4),
+        ("steps:accuracy>0.45", 8.0),  # steps 4 to 8 are the first five whose mean (0.5) is above
+        ("tokens:accuracy>0.45", 800.0),
+        ("steps:accuracy>0.95", 10.0),  # never: as long as it lasted
+        ("tokens:accuracy>0.95", 1000.0),
+    ],
+)
+def test_of_a_curve_that_rises_evenly(text: str, expected: float) -> None:
+    tokens = [100.0 * step for step in range(1, 11)]
+    assert parse_measure(text)(result(accuracy=RISING, tokens=tokens)) == pytest.approx(expected)
+
+
+def test_steps_without_the_metric_are_left_out() -> None:
+    gappy = [None, 0.2, None, 0.4]
+    assert parse_measure("validation@late")(result(validation=gappy)) == pytest.approx(0.3)
+    assert math.isnan(parse_measure("validation@late")(result()))
+    assert math.isnan(parse_measure("accuracy@20")(result(accuracy=RISING))), "the run has no step 20"
+
+
+def test_tests_before_and_after() -> None:
+    tested = result({"before": {"1.0": 0.4, "0.0": 0.2}, "after": {"1.0": 0.9}})
+    assert parse_measure("test@1")(tested) == 0.9
+    assert parse_measure("start@0.0")(tested) == 0.2
+    assert parse_measure("rise@1.0")(tested) == pytest.approx(0.5)
+    assert math.isnan(parse_measure("rise@0.0")(tested)), "stopped before that test"
+
+
+def test_held_counts_from_the_first_step_below_the_target() -> None:
+    # the first two steps are the start; of the six from the crossing on, four lie above 0.2 - 0.02
+    entropy: list[float | None] = [0.5, 0.3, 0.15, 0.1, 0.19, 0.25, 0.3, 0.185]
+    assert parse_measure("held:0.2")(result(entropy=entropy)) == pytest.approx(4 / 6)
+    assert parse_measure("held:0.05")(result(entropy=entropy)) == 1.0, "never below"
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("acuracy@5", "did you mean 'accuracy'"),
+        ("accuracy@end", "no measure 'accuracy@end'"),
+        ("steps:entropi>0.1", "did you mean 'entropy'"),
+        ("minutes:accuracy>0.1", "no measure"),
+    ],
+)
+def test_a_text_that_names_no_measure_is_refused(text: str, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        parse_measure(text)

@@ -1,0 +1,210 @@
+"""From a definition to runs, results and pages: shared arms, seeds, budget, resumption, on models of a few weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.experiments import planning
+from magicrl.experiments.definition import Ablation, chosen, load_ablation, shipped_ablations
+from magicrl.experiments.pages import CLAIMS_FILE, write_pages
+from magicrl.experiments.planning import PlannedRun, plan_runs
+from magicrl.experiments.results import append_result, by_arm, read_results
+from magicrl.experiments.runner import do_run, folder_of, outlook, run_study
+
+ABLATION = """
+id = "6"
+title = "Steps"
+question = "Do more steps pay?"
+says = "They do not."
+
+[scales.tiny]
+base = "first.toml"
+seeds = 2
+minutes = 0.1
+set = [
+  "stages.0.max_tokens=8", "stages.0.max_steps=2", "stages.0.rollout_batch=2", "stages.0.group_size=2",
+  "data.train.0.count=8", "data.test.held_out.count=4", "evaluation.samples=1", "evaluation.pass_at=[1]",
+  "algorithm.reject_zero_advantage=false",
+]
+arms = [
+  { name = "one", set = [] },
+  { name = "two", set = ["stages.0.mini_batch=1"] },
+  { name = "longer", after = "one", set = ["reference.mode=monitor"] },
+]
+
+[[claims]]
+id = "6.end"
+says = "Two steps end lower."
+kind = "difference"
+measure = "test@1.0"
+arm = "two"
+than = "one"
+direction = "lower"
+effect = 0.1
+"""
+
+
+@pytest.fixture
+def ablation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ablation:
+    """An ablation whose supervised start takes two steps instead of 1,500."""
+    whole = planning.load_sft_recipe
+
+    def short(path: Path, overrides: list[str]) -> Any:
+        return whole(path, [*overrides, "phases.0.steps=1", "phases.1.steps=1", "phases.0.batch_size=2"])
+
+    monkeypatch.setattr(planning, "load_sft_recipe", short)
+    file = tmp_path / "06.toml"
+    file.write_text(ABLATION)
+    return load_ablation(file)
+
+
+def result(run: PlannedRun, accuracy: float = 0.5) -> dict[str, Any]:
+    """A line as a run leaves it."""
+    return {
+        "schema_version": 1,
+        "key": run.key,
+        "scale": run.scale,
+        "seed": run.seed,
+        "arms": [list(pair) for pair in run.arms],
+        "stopped": None,
+        "steps": 2,
+        "cpu_seconds": 30.0,
+        "curves": {"accuracy": [0.1, accuracy], "entropy": [0.5, 0.4], "tokens": [4, 8], "seconds": [1, 2]},
+        "tests": {"before": {"1.0": 0.1}, "after": {"1.0": accuracy}},
+        "machine": {},
+    }
+
+
+def test_seeds_arms_and_keys(ablation: Ablation) -> None:
+    runs = plan_runs([ablation], "tiny")
+    assert [(run.arms[0][1], run.seed) for run in runs] == [(a, s) for s in (0, 1) for a in ("one", "two", "longer")]
+    assert len({run.key for run in runs}) == 6
+    assert runs[2].after == runs[0].key
+    assert {run.start.key for run in runs[:3] if run.start} == {runs[0].start.key}  # type: ignore[union-attr]
+    assert runs[0].start != runs[3].start, "another seed is another supervised start"
+    assert [run.key for run in plan_runs([ablation], "tiny")] == [run.key for run in runs]
+    assert plan_runs([ablation], "small") == []
+
+
+def test_what_does_not_decide_the_result_does_not_change_the_key(ablation: Ablation) -> None:
+    def keys(override: str) -> list[str]:
+        tiny = ablation.scales["tiny"].model_copy(update={"set": (*ablation.scales["tiny"].set, override)})
+        return [run.key for run in plan_runs([ablation.model_copy(update={"scales": {"tiny": tiny}})], "tiny")]
+
+    assert keys("run.name=other") == keys("logging.samples=3") == keys("checkpoint.every=1")
+    assert not set(keys("optimizer.learning_rate=1e-5")) & set(keys("run.name=other"))
+
+
+def test_arms_that_resolve_alike_share_a_run(ablation: Ablation) -> None:
+    twin = ablation.model_copy(update={"id": "9", "claims": ()})
+    runs = plan_runs([ablation, twin], "tiny")
+    assert len(runs) == 6
+    assert runs[1].arms == (("6", "two"), ("9", "two"))
+    found = by_arm([ablation, twin], "tiny", {runs[1].key: result(runs[1])})
+    assert found == {"6": {"two": {0: result(runs[1])}}, "9": {"two": {0: result(runs[1])}}}
+
+
+def test_shipped_ablations_resolve_at_every_scale() -> None:
+    known = shipped_ablations()
+    assert [a.id for a in known] == [str(i) for i in range(2, 13)]
+    for scale in ("tiny", "paper"):
+        assert all(run.config.stages for run in plan_runs(known, scale))
+    runs = plan_runs(known, "tiny")
+    assert sum(len(run.arms) for run in runs) > len(runs), "ablations share arms"
+    assert all(len({run.seed for run in runs if arm in run.arms}) >= 5 for arm in {a for r in runs for a in r.arms})
+    with pytest.raises(ValueError, match="no ablation '99'; known: 2, 3"):
+        chosen(["99"], known)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ('arm = "two"', 'arm = "three"', "names 'three', which is no arm"),
+        ('id = "6.end"', 'id = "7.end"', "must begin with 6."),
+        ('measure = "test@1.0"', 'measure = "tset@1.0"', "no measure 'tset@1.0'|no curve 'tset'"),
+        ('after = "one"', 'after = "none"', "comes after 'none'"),
+        ("seeds = 2", "sedes = 2", "scales.tiny.sedes"),
+        ("[[claims]]", "[[claims", "not TOML"),
+    ],
+)
+def test_a_wrong_definition_is_refused_by_file_and_place(old: str, new: str, says: str, tmp_path: Path) -> None:
+    file = tmp_path / "06.toml"
+    file.write_text(ABLATION.replace(old, new))
+    with pytest.raises(ValueError, match=says) as caught:
+        load_ablation(file)
+    assert str(file) in str(caught.value)
+
+
+def test_the_outlook_uses_what_runs_of_other_seeds_took(ablation: Ablation) -> None:
+    runs = plan_runs([ablation], "tiny")
+    assert outlook(runs, {}).cpu_minutes == pytest.approx(6 * 0.1)
+    look = outlook(runs, {runs[0].key: result(runs[0])})
+    assert (look.done, len(look.missing)) == (1, 5)
+    assert look.cpu_minutes == pytest.approx(0.5 + 4 * 0.1), "the other seed of the same arm: 30 seconds"
+
+
+def test_a_run_leaves_its_curves_and_tests(ablation: Ablation, tmp_path: Path) -> None:
+    one, _, longer = plan_runs([ablation], "tiny", seeds=[0])
+    row = do_run(one, tmp_path)
+    assert row["steps"] == 2
+    assert row["stopped"] is None
+    assert {"accuracy", "entropy", "length", "tokens", "seconds"} <= set(row["curves"])
+    assert all(len(curve) == 2 for curve in row["curves"].values())
+    assert row["curves"]["tokens"][1] >= row["curves"]["tokens"][0]
+    assert set(row["tests"]["before"]) == set(row["tests"]["after"]) == {"0.0", "0.6", "1.0"}
+    second = do_run(longer, tmp_path)
+    assert second["tests"]["before"] == row["tests"]["after"], "it goes on from that model"
+    recorded = (folder_of(longer.key, tmp_path) / "config.toml").read_text()
+    assert f"starts/{one.start.key}" in recorded, "the reference is the supervised start"  # type: ignore[union-attr]
+
+
+@pytest.mark.slow
+def test_a_study_is_done_in_processes_and_goes_on_where_it_stopped(ablation: Ablation, tmp_path: Path) -> None:
+    runs = plan_runs([ablation], "tiny", seeds=[0])
+    file, work, said = tmp_path / "results.jsonl", tmp_path / "work", list[str]()
+    assert run_study(runs[:2], file, work, workers=2, tell=said.append) == 0
+    assert set(read_results(file)) == {run.key for run in runs[:2]}
+    assert not folder_of(runs[0].key, work).exists(), "a run folder that nothing goes on from is removed"
+    # the third goes on from the first, whose model has to be made again; its result is kept once
+    assert run_study(runs, file, work, workers=2, budget_minutes=60, tell=said.append) == 0
+    assert [json.loads(line)["key"] for line in file.read_text().splitlines()].count(runs[0].key) == 1
+    assert len(read_results(file)) == 3
+    assert run_study(runs, file, work, workers=2, tell=lambda text: pytest.fail(text)) == 0
+
+
+def test_no_run_is_begun_that_does_not_fit_the_budget(ablation: Ablation, tmp_path: Path) -> None:
+    runs = plan_runs([ablation], "tiny", seeds=[0])
+    assert run_study(runs, tmp_path / "r.jsonl", tmp_path, workers=1, budget_minutes=0.01) == 3
+    assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_pages_and_claims_file(ablation: Ablation, tmp_path: Path) -> None:
+    accuracy: Mapping[str, float] = {"one": 0.9, "two": 0.5, "longer": 0.9}
+    file = tmp_path / "results.jsonl"
+    for run in plan_runs([ablation], "tiny"):
+        append_result(file, result(run, accuracy[run.arms[0][1]] + 0.01 * run.seed))
+    index = write_pages([ablation], "tiny", read_results(file), tmp_path / "pages")
+    assert "1 holds" in index.read_text()
+    page = (index.parent / "6.md").read_text()
+    assert "6.end Two steps end lower. | holds | 0.4 (0.4 to 0.4)" in page
+    assert "![Training accuracy](6-accuracy.svg)" in page
+    assert (index.parent / "6-accuracy.svg").read_text().startswith("<svg")
+    assert "6-kl.svg" not in page, "nothing measured it"
+    (row,) = [json.loads(line) for line in (index.parent / CLAIMS_FILE).read_text().splitlines()]
+    assert (row["ablation"], row["claim"], row["verdict"], row["seeds"]) == ("6", "6.end", "holds", 2)
+    assert row["effect"] == pytest.approx(0.4)
+
+
+def test_a_broken_results_file_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_text('{"schema_version": 1, "key": "a"}\n{"key":\n')
+    with pytest.raises(ValueError, match=r"results\.jsonl, line 2: not a result"):
+        read_results(file)
+    file.write_text('{"schema_version": 9, "key": "a"}\n')
+    with pytest.raises(ValueError, match="schema_version 9"):
+        read_results(file)
