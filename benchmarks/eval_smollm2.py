@@ -1,7 +1,7 @@
 """SmolLM2 before and after its RL run on real benchmarks, through ``magicrl eval`` as a user runs it.
 
 Random parts of GSM8K, SVAMP, MATH-500, HumanEval and MBPP (fixed seeds), each model in turn, then the paired
-comparison with the first model. It may be stopped at any time; the same command goes on to the sample. Only scores are
+comparisons of every two. It may be stopped at any time; the same command goes on to the sample. Only scores are
 written to the figure, no problem and no response.
 
     python benchmarks/eval_smollm2.py --output runs/eval-smollm2 --data /work/shared/data \
@@ -16,6 +16,7 @@ import json
 import shlex
 import subprocess
 import sys
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ def command(part: str, model: str, data: Path, output: Path) -> list[str]:
 
 
 def figure(output: Path, models: dict[str, str], data: Path) -> dict[str, Any]:
-    """What stands in the figure: scores, the account, and the comparisons with the first model."""
+    """What stands in the figure: scores, the account, and the comparisons."""
     from magicrl.evaluation.comparison import compare_all
 
     names = list(models)
@@ -68,15 +69,17 @@ def figure(output: Path, models: dict[str, str], data: Path) -> dict[str, Any]:
                     "environment": result["environment"],
                     "weights_sha256": result["settings"]["engine"]["weights_sha256"],
                 }
-        for name, comparison in zip(names[1:], compare_all(folders)["comparisons"], strict=True):
-            document["comparisons"].setdefault(f"{names[0]} to {name}", {}).update(comparison["benchmarks"])
+        for first, second in combinations(range(len(names)), 2):
+            (comparison,) = compare_all([folders[first], folders[second]])["comparisons"]
+            pair = f"{names[first]} to {names[second]}"
+            document["comparisons"].setdefault(pair, {}).update(comparison["benchmarks"])
     return document
 
 
 def main() -> None:
     """Evaluate what is missing, then write the figure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", action="append", required=True, help="NAME=FOLDER; the first is compared with")
+    parser.add_argument("--model", action="append", required=True, help="NAME=FOLDER, in order")
     parser.add_argument("--data", type=Path, required=True, help="folder with math/sets and code/sets")
     parser.add_argument("--output", type=Path, required=True, help="samples and results")
     parser.add_argument("--figure", type=Path, required=True, help="JSON to write")

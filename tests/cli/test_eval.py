@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -92,12 +93,8 @@ def test_fresh_limits_and_prices_are_said_before_and_after(
     assert "at the prices given" in said.splitlines()[-2]
     document = json.loads((tmp_path / "a/results.json").read_text())
     assert document["usage"]["price"]["total"] == pytest.approx(0.096 + document["usage"]["response_tokens"] / 500)
-    assert (
-        call(
-            ["eval", "--compare", *[str(tmp_path / "a")] * 1, str(tmp_path / "a/../a"), "--output", str(tmp_path / "c")]
-        )
-        == 0
-    )
+    copy = shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert call(["eval", "--compare", str(tmp_path / "a"), str(copy), "--output", str(tmp_path / "c")]) == 0
     assert "comparison.json" in capsys.readouterr().out
     assert json.loads((tmp_path / "c/comparison.json").read_text())["curves"]["ones"]["models"][0]["fresh"]
 
