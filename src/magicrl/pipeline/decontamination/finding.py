@@ -169,11 +169,14 @@ class _Search:
         longer = len(tokens) > _LONGER * len(reference.tokens)
         if overlap >= _WHOLE and longer and reference.words >= self._settings.least_words:
             return "contained"
-        if _numbers(tokens) == reference.numbers:
-            return "neighbour" if are_different(text, reference.text) else "reworded"
+        numbers = _numbers(tokens)
+        if numbers == reference.numbers:
+            return "neighbour" if are_different(text, reference.text, wording=False) else "reworded"
         if reference.words < self._settings.least_words:
             return None
-        return "neighbour" if are_different(_DIGITS.sub("#", text), _DIGITS.sub("#", reference.text)) else "renumbered"
+        hidden = _DIGITS.sub("#", text), _DIGITS.sub("#", reference.text)
+        same = len(numbers) == len(reference.numbers) and not are_different(*hidden, wording=False)
+        return "renumbered" if same else "neighbour"
 
 
 def _numbers(tokens: Sequence[str]) -> list[str]:

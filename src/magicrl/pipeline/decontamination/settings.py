@@ -19,10 +19,10 @@ class DecontaminationSettings(BaseModel):
     """Least share of a test problem's n-grams, rare ones weighing more, that a text holds."""
     use_embedding: bool = True
     """Whether embedding neighbours are looked for too."""
-    embedding_similarity: float = Field(default=0.8, gt=0, le=1)
+    embedding_similarity: float = Field(default=0.75, gt=0, le=1)
     """Least cosine."""
     embedder: EmbeddingSettings = Field(default_factory=EmbeddingSettings)
-    least_words: int = Field(default=10, ge=1)
+    least_words: int = Field(default=7, ge=1)
     """Words that a test problem must have besides numbers and symbols for ``renumbered``, ``neighbour`` and
     ``contained``: *Compute 3 + 5* with other numbers is no repetition."""
     kinds: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "reworded", "renumbered", "neighbour")

@@ -32,7 +32,7 @@ class EmbeddingStageSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    similarity: float = Field(default=0.85, gt=0, le=1)
+    similarity: float = Field(default=0.7, gt=0, le=1)
     """Least cosine."""
     embedder: EmbeddingSettings = Field(default_factory=EmbeddingSettings)
 

@@ -6,9 +6,9 @@ In mathematics two texts may share all but one word and be two problems. Two tex
 - they differ in operators, brackets, variables or words in capitals;
 - one asks for the opposite of the other (*even* against *odd*, *how many more* against *in total*);
 - they differ in a word or two that are not known to mean the same, or in one place only (*the centre of the circle*
-  against *its radius*, another question after the same story), or one has a condition more.
+  against *its radius*), or one has a condition more; of stories about people only the question counts here.
 
-Names of people, phrasing and the order of clauses do not keep them apart.
+Names of people, phrasing, the order of clauses and a last remark on how to answer do not keep them apart.
 """
 
 from __future__ import annotations
@@ -37,6 +37,9 @@ _BOUNDS = {("at", "most"): "atmost", ("at", "least"): "atleast"}
 _TITLE = re.compile(r"\b[A-Z][a-z]+\b")
 _MINIMAL = 2
 """Two texts that differ in no more content words than this differ on purpose, unless the words mean the same."""
+_PEOPLE = listed("he she his her him they their")
+_SENTENCE = re.compile(r"(?<=[.?!])\s+(?=[A-Z(\[])")
+_REMARK = 8  # words
 _CONTEXT = 3
 
 
@@ -70,8 +73,13 @@ def number_key(tokens: Sequence[str]) -> int:
     return int.from_bytes(blake2b(" ".join(values).encode(), digest_size=8).digest(), "little")
 
 
-def are_different(a: str, b: str) -> bool:
-    """Whether two similar texts (raw) are nevertheless two problems."""
+def are_different(a: str, b: str, *, wording: bool = True) -> bool:
+    """Whether two similar texts (raw) are nevertheless two problems.
+
+    Args:
+        wording: whether an unknown word in place of another, in one place, keeps them apart. Where a missed copy costs
+            more than a problem, as in decontamination, it should not.
+    """
     tokens_a, tokens_b = tokens_of(a), tokens_of(b)
     numbers_a, numbers_b = numbers_of(tokens_a), numbers_of(tokens_b)
     values_a, values_b = [v for _, v in numbers_a], [v for _, v in numbers_b]
@@ -88,7 +96,7 @@ def are_different(a: str, b: str) -> bool:
         return True  # another variable, or another formula
     if _shouted(a, only_a) and _shouted(b, only_b):
         return True  # words and points in capitals are objects of the problem
-    if _opposed(tokens_a, tokens_b) or _reworded_in_one_place(a, tokens_a, b, tokens_b):
+    if _opposed(tokens_a, tokens_b) or (wording and _reworded_in_one_place(a, tokens_a, b, tokens_b)):
         return True
     return values_a != values_b and _exchanged(tokens_a, numbers_a, tokens_b, numbers_b)
 
@@ -105,17 +113,34 @@ def _shouted(text: str, tokens: Counter[str]) -> bool:
 def _reworded_in_one_place(a: str, tokens_a: Sequence[str], b: str, tokens_b: Sequence[str]) -> bool:
     """Whether they differ in so little, or so much in one place, that it is the problem that differs."""
     names = {name.lower() for name in (*_TITLE.findall(a), *_TITLE.findall(b))}
-    content_a, content_b = _content(tokens_a, names), _content(tokens_b, names)
+    a, b = _without_remark(a), _without_remark(b)
+    content_a, content_b = _content(tokens_of(a), names), _content(tokens_of(b), names)
     only_a, only_b = Counter(content_a) - Counter(content_b), Counter(content_b) - Counter(content_a)
     more, fewer = sorted((only_a.total(), only_b.total()), reverse=True)
     if not more:
         return False
     if not fewer:
         return more > _MINIMAL  # a condition more
+    if _PEOPLE & {*tokens_a} & {*tokens_b}:  # in a story other words tell the same, but for those of its question
+        return _asked(a, names) >= only_a.keys() and _asked(b, names) >= only_b.keys()
     if more <= _MINIMAL:
         return True
     steps = SequenceMatcher(None, content_a, content_b, autojunk=False).get_opcodes()
     return sum(step[0] != "equal" for step in steps) == 1
+
+
+def _asked(text: str, names: set[str]) -> set[str]:
+    """Stems of the last sentence."""
+    return {*_content(tokens_of(_SENTENCE.split(text.strip())[-1]), names)}
+
+
+def _without_remark(text: str) -> str:
+    """The text without a last sentence that only says how to answer: short, and nothing mathematical in it."""
+    sentences = _SENTENCE.split(text.strip())
+    last = sentences[-1]
+    if len(sentences) < 2 or last.endswith("?") or len(last.split()) > _REMARK or re.search(r"[\d$\\]", last):
+        return text
+    return " ".join(sentences[:-1])
 
 
 def _content(tokens: Sequence[str], names: set[str]) -> list[str]:
@@ -169,7 +194,7 @@ def _opposed(a: Sequence[str], b: Sequence[str]) -> bool:
         strict = axis >= len(AXES)
         if (strict or (mine and other)) and mine.keys() != other.keys():
             return True
-        if strict and mine - other and other - mine:  # one odd and two even against two odd and one even
+        if strict and len(mine) > 1 and mine != other:  # one odd and two even against two odd and one even
             return True
     return False
 
@@ -177,9 +202,11 @@ def _opposed(a: Sequence[str], b: Sequence[str]) -> bool:
 def _poles(tokens: Sequence[str]) -> dict[int, Counter[int]]:
     found: dict[int, Counter[int]] = {}
     before = ""
-    for token in tokens:
+    for place, token in enumerate(tokens):
         word = _BOUNDS.get((before, token), token)
         before = token
+        if word == "exactly" and tokens[place + 1 : place + 2] == ["how"]:
+            continue  # exactly how many asks for no more than how many
         for axis, pole in POLES.get(word) or POLES.get(word.removesuffix("s"), ()):
             found.setdefault(axis, Counter())[pole] += 1
     return found

@@ -1,0 +1,261 @@
+"""Copies of problems as they turn up in training sets: verbatim, in other typesetting, reworded, with other numbers.
+
+Three sets of rules, with nothing in common but their kinds. DEVELOPMENT and SECOND were looked at while thresholds and
+guards were made; EVALUATION was written afterwards, for the committed figures. All are by one author and mechanical:
+they are kinder than people, and cruder, since a word's meaning in its sentence is not asked.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+KINDS = ("verbatim", "reformatted", "reworded_light", "reworded_medium", "reworded_strong", "renumbered")
+Table = dict[str, str]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What a set of plants is made with. Words are replaced as whole words, capitalised as they stood."""
+
+    synonyms: Table
+    phrases: tuple[tuple[str, str], ...]
+    names: tuple[str, ...]
+    tails: tuple[str, ...]
+    restructure: Callable[[str, random.Random], str]
+
+
+def plant(kind: str, text: str, rules: Rules, rng: random.Random) -> str | None:
+    """A copy of ``text``; None where the rules of this kind find nothing to change."""
+    copy = _MAKERS[kind](text, rules, rng)
+    return None if copy is None or (kind != "verbatim" and " ".join(copy.split()) == " ".join(text.split())) else copy
+
+
+def _verbatim(text: str, rules: Rules, rng: random.Random) -> str:
+    return rng.choice([text, text + "\n", "  " + text.replace(". ", ".  "), text.replace("\n", " ")])
+
+
+_UNICODE = (
+    (r"\\left|\\right|\\displaystyle|\\,|\\;|\\!", ""), (r"\\d?frac\{(\w+)\}\{(\w+)\}", r"\1/\2"),
+    (r"\\sqrt\{(\w+)\}", r"√\1"), (r"\\leq?(?![a-z])", "≤"), (r"\\geq?(?![a-z])", "≥"), (r"\\neq?(?![a-z])", "≠"),
+    (r"\\times", "×"), (r"\\cdot(?!s)", "·"), (r"\\pi", "π"), (r"\\theta", "θ"), (r"\\alpha", "α"), (r"\\infty", "∞"),
+    (r"\^\{?\\circ\}?", "°"), (r"\\angle\s*", "∠"), (r"\\triangle\s*", "△"), (r"\\[lc]?dots", "…"), (r"\\%", "%"),
+    (r"\^\{?2\}?(?![0-9])", "²"), (r"\^\{?3\}?(?![0-9])", "³"), (r"\^\{(\w)\}", r"^\1"), (r"_\{(\w)\}", r"_\1"),
+    (r"\\(?:text|mathrm|textbf|mathbf)\{([^{}]*)\}", r"\1"), (r"\\\(|\\\)|\\\[|\\\]|\$\$?", ""),
+)  # fmt: skip
+
+
+def _reformatted(text: str, rules: Rules, rng: random.Random) -> str | None:
+    if "[asy]" in text:
+        return None  # a drawing is a program; nobody typesets it anew
+    if "\\" in text or text.count("$") >= 2:
+        style = rng.choice(["unicode", "brackets", "spaced"])
+        if style == "unicode":
+            for pattern, form in _UNICODE:
+                text = re.sub(pattern, form, text)
+            return text
+        if style == "brackets":
+            return re.sub(r"(?<!\$)\$([^$]+)\$(?!\$)", r"\\(\1\\)", text).replace(r"\frac", r"\dfrac")
+        return re.sub(r"(?<=[\w)}])\s*([+=<>])\s*(?=[\w({\\])", r" \1 ", text).replace("$", "$ ").replace("  ", " ")
+    if rng.random() < 0.5:
+        return re.sub(r"(?<![\d.,$])(\d+(?:\.\d+)?)(?![\d,]|\.\d)", r"$\1$", text)
+    return re.sub(r"(?<![\d.,])(\d{1,3})(\d{3})(?![\d,.])", r"\1,\2", text).replace("'", "’").replace(". ", ".\n")
+
+
+def _replaced(text: str, table: Table, share: float, rng: random.Random, most: int | None = None) -> str:
+    changed = 0
+
+    def other(match: re.Match[str]) -> str:
+        nonlocal changed
+        word = table.get(match[0].lower())
+        if word is None or rng.random() >= share or (most is not None and changed >= most):
+            return match[0]
+        changed += 1
+        return word.capitalize() if match[0][0].isupper() else word
+
+    return re.sub(r"(?<![\\A-Za-z])[A-Za-z]+(?![A-Za-z])", other, text)
+
+
+def _phrased(text: str, rules: Rules) -> str:
+    for pattern, form in rules.phrases:
+        text, count = re.subn(pattern, form, text, count=1)
+        if count:
+            break
+    return text
+
+
+def _renamed(text: str, rules: Rules, rng: random.Random) -> str:
+    """Other names for people: capitalised words within a sentence that a story's first words show to be names."""
+    found = dict.fromkeys(re.findall(r"(?<=[a-z,] )([A-Z][a-z]{2,})\b(?=(?:'s)? [a-z])", text))
+    for name, other in zip(found, rng.sample(rules.names, min(len(found), len(rules.names))), strict=False):
+        text = re.sub(rf"\b{name}\b", other, text)
+    return text
+
+
+def _light(text: str, rules: Rules, rng: random.Random) -> str:
+    return _phrased(_replaced(text, rules.synonyms, 1.0, rng, most=2), rules)
+
+
+def _medium(text: str, rules: Rules, rng: random.Random) -> str:
+    text = _renamed(_replaced(text, rules.synonyms, 0.6, rng), rules, rng)
+    return f"{_phrased(text, rules)} {rng.choice(rules.tails)}"
+
+
+def _strong(text: str, rules: Rules, rng: random.Random) -> str | None:
+    text = _phrased(_renamed(_replaced(text, rules.synonyms, 1.0, rng), rules, rng), rules)
+    moved = rules.restructure(text, rng)
+    return None if moved == text else moved
+
+
+def _renumbered(text: str, rules: Rules, rng: random.Random) -> str | None:
+    if "[asy]" in text:
+        return None
+    values: dict[str, str] = {}
+
+    def other(match: re.Match[str]) -> str:
+        if match[0] not in values:
+            number = int(match[0])
+            values[match[0]] = str(number + rng.choice([1, 2, 3, 5, 7]) if number < 20 else number + rng.randint(3, 40))
+        return values[match[0]]
+
+    changed = re.sub(r"(?<![\d.,_^A-Za-z{])\d{1,6}(?![\d,.]\d)", other, text)
+    return changed if values else None
+
+
+_MAKERS: dict[str, Callable[[str, Rules, random.Random], str | None]] = {
+    "verbatim": _verbatim,
+    "reformatted": _reformatted,
+    "reworded_light": _light,
+    "reworded_medium": _medium,
+    "reworded_strong": _strong,
+    "renumbered": _renumbered,
+}
+
+
+def _sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.?!])\s+(?=[A-Z$\\])", text.strip())
+
+
+def _question_first(text: str, rng: random.Random) -> str:
+    """The question in front of what is known."""
+    parts = _sentences(text)
+    return text if len(parts) < 2 else " ".join([parts[-1], "Here is what we know:", *parts[:-1]])
+
+
+def _clauses_swapped(text: str, rng: random.Random) -> str:
+    """``If A, B`` as ``B, where A``; two short sentences in one; the first fact after the second."""
+    parts = _sentences(text)
+    for place, part in enumerate(parts):
+        match = re.fullmatch(
+            r"(?:If|When|Given that|Suppose(?: that)?) (.+?), ((?:what|how|find|then|compute).*)([.?])", part
+        )
+        if match:
+            parts[place] = f"{match[2][0].upper()}{match[2][1:]}, where {match[1]}{match[3]}"
+            return " ".join(parts)
+    if len(parts) >= 3:
+        return " ".join([parts[1], parts[0], *parts[2:]])
+    if len(parts) == 2 and parts[0].endswith("."):
+        return f"{parts[1][:-1]}, knowing the following{parts[1][-1]} {parts[0]}"
+    return text
+
+
+DEVELOPMENT = Rules(
+    synonyms={
+        "buys": "purchases", "bought": "purchased", "buy": "purchase", "gets": "receives", "got": "received",
+        "makes": "earns", "sells": "sold", "kids": "children", "children": "kids", "needs": "requires",
+        "started": "began", "starts": "begins", "large": "big", "small": "little", "walked": "strolled",
+        "collected": "gathered", "altogether": "in total", "money": "cash", "put": "placed", "chosen": "selected",
+        "greatest": "largest", "smallest": "least", "contains": "holds", "eats": "consumes", "wants": "wishes",
+        "satisfies": "fulfils", "numbers": "values", "ways": "manners", "house": "home", "trip": "journey",
+    },
+    phrases=(
+        (r"^Find ", "Determine "), (r"^Compute ", "Calculate "), (r"\bFind ", "Determine "),
+        (r"\bWhat is the value of ", "Compute "), (r"\bWhat is ", "Determine "), (r"\bHow many ", "What number of "),
+        (r"\bhow many ", "what number of "), (r"\bHow much ", "What amount of "),
+    ),
+    names=("Bobby", "Clara", "Dmitri", "Elena", "Farid", "Gloria", "Hugo", "Ivy", "Jonas", "Kaito"),
+    tails=("Give your answer as a number.", "Please explain your reasoning.", "Express your answer in simplest form."),
+    restructure=_question_first,
+)  # fmt: skip
+
+SECOND = Rules(
+    synonyms={
+        "friends": "pals", "bag": "sack", "bags": "sacks", "store": "shop", "sold": "vended",
+        "cost": "price", "gave": "handed", "baked": "cooked", "work": "labor", "works": "labors", "takes": "needs",
+        "spent": "paid", "left": "remaining", "boys": "lads", "pieces": "bits",
+        "car": "automobile", "cars": "automobiles",
+        "finish": "complete", "read": "studied", "drive": "travel", "drives": "travels", "job": "task", "box": "carton",
+        "boxes": "cartons", "garden": "yard", "brother": "sibling", "picked": "harvested", "decides": "resolves",
+        "uses": "employs", "determine": "establish", "consider": "examine", "given": "provided", "such": "so",
+        "suppose": "imagine", "possible": "feasible", "written": "expressed", "form": "shape", "contains": "includes",
+        "let": "take", "satisfy": "obey", "respectively": "in turn", "chosen": "drawn", "equals": "is",
+    },
+    phrases=(
+        (r"^Find ", "Work out "), (r"\bFind ", "Work out "), (r"^Compute ", "Work out "), (r"\bCompute ", "Work out "),
+        (r"\bEvaluate ", "What does one get for "), (r"\bWhat is ", "Tell us "), (r"\bHow many ", "Count how many "),
+        (r"\bhow many ", "exactly how many "), (r"\bHow much ", "State how much "),
+    ),
+    names=("Amara", "Bjorn", "Chidi", "Dolores", "Esteban", "Freya", "Gustavo", "Hana", "Imran", "Jolene"),
+    tails=("Show every step.", "(Source: contest archive)", "Round only if needed.",
+           "Think carefully before answering."),
+    restructure=_clauses_swapped,
+)  # fmt: skip
+
+
+def _told_backwards(text: str, rng: random.Random) -> str:
+    """Facts in reverse, joined by other words, the question where it was."""
+    parts = _sentences(text)
+    if len(parts) < 3:
+        return f"The following is asked. {text}" if len(parts) == 2 else text
+    facts = parts[-2::-1]
+    return " ".join([facts[0], *(f"It is also true that {one[0].lower()}{one[1:]}" for one in facts[1:]), parts[-1]])
+
+
+EVALUATION = Rules(
+    synonyms={
+        "people": "persons", "students": "pupils", "student": "pupil", "school": "college", "books": "volumes",
+        "book": "volume", "apples": "pears", "cookies": "biscuits", "candy": "sweets", "girls": "ladies",
+        "weighs": "has a weight of", "old": "aged", "lives": "resides", "plays": "performs",
+        "ran": "jogged", "runs": "jogs", "loses": "misplaces", "lost": "misplaced", "grows": "raises",
+        "charges": "asks", "pays": "hands over", "ordered": "requested", "brings": "carries", "added": "included",
+        "drops": "falls", "speed": "pace", "bottle": "flask", "cup": "mug", "street": "road", "town": "village",
+        "real": "real-valued", "function": "mapping", "equation": "relation", "line": "straight line",
+        "lie": "are", "lies": "is", "intersect": "meet", "intersects": "meets", "length": "extent", "side": "edge",
+        "sides": "edges", "constant": "fixed number", "expression": "term", "simplify": "reduce", "exists": "is there",
+        "consists": "is made", "randomly": "at random", "selected": "taken", "following": "subsequent",
+    },
+    phrases=(
+        (r"^Find ", "We look for "), (r"\bFind ", "We look for "), (r"^Compute ", "Obtain "),
+        (r"\bCompute ", "Obtain "), (r"\bDetermine ", "Ascertain "), (r"\bWhat is ", "Can you say what is "),
+        (r"\bHow many ", "In all, how many "),
+        (r"\bhow many ", "just how many "), (r"\bHow much ", "Just how much "), (r"\bEvaluate ", "Obtain "),
+    ),
+    names=("Lucia", "Mateo", "Nadia", "Oskar", "Priya", "Quentin", "Rosa", "Stefan", "Tomoko", "Ursula"),
+    tails=("Write down your working.", "[Adapted from a workbook.]", "Do this without a calculator.", "Good luck!"),
+    restructure=_told_backwards,
+)  # fmt: skip
+
+
+def planted(texts: Sequence[tuple[str, str]], rules: Rules, *, each: int, seed: int) -> list[tuple[str, str, str]]:
+    """Up to ``each`` plants of every kind, those of one kind of different problems.
+
+    Args:
+        texts: id and statement.
+
+    Returns:
+        kind, id of the original, text of the plant.
+    """
+    rng = random.Random(seed)
+    made: list[tuple[str, str, str]] = []
+    for kind in KINDS:
+        count = 0
+        for name, text in rng.sample(texts, len(texts)):
+            copy = plant(kind, text, rules, rng)
+            if copy is not None:
+                made.append((kind, name, copy))
+                count += 1
+            if count == each:
+                break
+    return made
