@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
+from magicrl.models import slot_cache
 from magicrl.models.attention import ATTENTION_NAME, register_attention
-from magicrl.models.slot_cache import (
-    DecodeAttention,
-    PrefillAttention,
-    PromptRun,
-    SlotCache,
-    probe_cache_shape,
-)
+from magicrl.models.decode_attention import DecodeAttention
+from magicrl.models.slot_cache import PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 
 CPU = torch.device("cpu")
 CONFIG = Qwen3Config(
@@ -42,80 +41,104 @@ def models() -> tuple[Any, Any]:
     return ours, plain
 
 
-def spoiled_cache(model: Any, rows: int, capacity: int) -> SlotCache:
-    """A cache whose memory held NaN before, as an allocator may hand out."""
-    cache = SlotCache(probe_cache_shape(model, CPU), rows, capacity, CPU)
-    for store in (*cache.keys, *cache.values):
-        store.fill_(float("nan"))
-    return cache
-
-
 def test_the_probe_finds_the_shape(models: tuple[Any, Any]) -> None:
     shape = probe_cache_shape(models[0], CPU)
     assert (shape.layers, shape.kv_heads, shape.key_dim, shape.value_dim) == (3, 2, 12, 12)
     assert shape.bytes_per_token == 3 * 2 * 24 * 8
 
 
+def logits_of(model: Any, ids: Tensor, places: Tensor, context: Any) -> Tensor:
+    output = model(input_ids=ids[None], position_ids=places[None], use_cache=False, attention_context=context)
+    return output.logits[0]
+
+
+class Sequences:
+    """Prompts in slots and responses in rows, beside the tokens that they hold."""
+
+    def __init__(self, model: Any, prompts: Sequence[int], rows: int, capacity: int) -> None:
+        self.model = model
+        self.cache = SlotCache(probe_cache_shape(model, CPU), rows, max(prompts), capacity, CPU)
+        self.generator = torch.Generator().manual_seed(1)
+        self.prompts = [self.tokens(n) for n in prompts]
+        self.owners: list[int] = []
+        self.responses: list[Tensor] = []
+
+    def tokens(self, count: int) -> Tensor:
+        return torch.randint(0, 30, (count,), generator=self.generator)
+
+    def prefill(self) -> Tensor:
+        """Logits of all prompts, which are packed by length."""
+        runs: list[PromptRun] = []
+        packed: list[int] = sorted(range(len(self.prompts)), key=lambda slot: len(self.prompts[slot]))
+        start = 0
+        for length in sorted({len(p) for p in self.prompts}):
+            slots = tuple(slot for slot in packed if len(self.prompts[slot]) == length)
+            runs.append(PromptRun(start=start, length=length, slots=slots))
+            start += length * len(slots)
+        ids = torch.cat([self.prompts[slot] for slot in packed])
+        places = torch.cat([torch.arange(len(self.prompts[slot])) for slot in packed])
+        found = logits_of(self.model, ids, places, PrefillAttention(self.cache, runs))
+        parts = dict(zip(packed, found.split([len(self.prompts[slot]) for slot in packed]), strict=True))
+        return torch.cat([parts[slot] for slot in range(len(self.prompts))])
+
+    def step(self) -> Tensor:
+        """One more token for each row; the logits after them."""
+        fresh = self.tokens(len(self.owners))
+        held = np.array([len(r) for r in self.responses])
+        prompts = np.array([len(self.prompts[slot]) for slot in self.owners])
+        context = DecodeAttention(
+            self.cache, owners=np.array(self.owners), prompt_lengths=prompts, response_lengths=held
+        )
+        found = logits_of(self.model, fresh, torch.from_numpy(prompts + held), context)
+        self.responses = [torch.cat([r, t[None]]) for r, t in zip(self.responses, fresh, strict=True)]
+        return found
+
+    def start(self, owners: Sequence[int]) -> None:
+        self.owners += owners
+        self.responses += [self.tokens(0) for _ in owners]
+
+    def whole(self, row: int) -> Tensor:
+        return torch.cat([self.prompts[self.owners[row]], self.responses[row]])
+
+
 @torch.inference_mode()
-def test_prefill_and_decode_equal_full_forwards(models: tuple[Any, Any]) -> None:
-    """Five sequences of lengths 4, 4, 7, 1, 4 in rows of their own, then seven tokens each, first as they stand,
-    then after row 1 was replaced by the last one: float64 logits within 1e-9 of plain forwards."""
+@pytest.mark.parametrize("width", [2, 3, 64])
+def test_prefill_and_decode_equal_full_forwards(
+    models: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """Prompts of lengths 4, 1, 7, 4, 4 with 3, 1, 2, 1 and 1 responses: some start later, one ends with its prompt;
+    blocks narrower than prompts and responses, and wider: float64 logits within 1e-9 of plain forwards."""
+    monkeypatch.setattr(slot_cache, "_PROMPT_BLOCK", width)
+    monkeypatch.setattr(slot_cache, "_RESPONSE_BLOCK", width)
+    monkeypatch.setattr(slot_cache, "_BLOCKS", 99)
     ours, plain = models
-    generator = torch.Generator().manual_seed(1)
-    lengths, rows = [1, 4, 4, 4, 7], [3, 0, 1, 4, 2]
-    sequences = {row: torch.randint(0, 30, (n,), generator=generator) for n, row in zip(lengths, rows, strict=True)}
-    cache = spoiled_cache(ours, 6, 20)
-    runs = [
-        PromptRun(start=0, length=1, rows=(3,)),
-        PromptRun(start=1, length=4, rows=(0, 1, 4)),
-        PromptRun(start=13, length=7, rows=(2,)),
-    ]
-    packed = torch.cat([sequences[row] for row in rows])
-    positions = torch.cat([torch.arange(n) for n in lengths])
-
-    def run(ids: torch.Tensor, places: torch.Tensor, context: Any) -> torch.Tensor:
-        return ours(input_ids=ids[None], position_ids=places[None], use_cache=False, attention_context=context).logits[
-            0
-        ]
-
-    logits = run(packed, positions, PrefillAttention(cache, runs))
-    expected = torch.cat([plain(input_ids=sequences[row][None]).logits[0] for row in rows])
-    torch.testing.assert_close(logits, expected, rtol=0, atol=1e-9)
-
-    for step in range(7):
-        if step == 3:
-            cache.move(4, 1, len(sequences[4]))
-            sequences[1] = sequences.pop(4)
-        active = [sequences[row] for row in range(len(sequences))]
-        held = torch.tensor([len(s) for s in active])
-        fresh = torch.randint(0, 30, (len(active),), generator=generator)
-        logits = run(fresh, held, DecodeAttention(cache, held, int(held.min()), int(held.max())))
-        for row, token in enumerate(fresh):
-            sequences[row] = torch.cat([sequences[row], token[None]])
-            full = plain(input_ids=sequences[row][None]).logits[0, -1]
+    held = Sequences(ours, [4, 1, 7, 4, 4], rows=8, capacity=20)
+    expected = torch.cat([plain(input_ids=prompt[None]).logits[0] for prompt in held.prompts])
+    torch.testing.assert_close(held.prefill(), expected, rtol=0, atol=1e-9)
+    held.start([0, 3, 1, 2])
+    for step in range(9):
+        if step == 4:
+            held.start([0, 2, 4, 0])
+        if step == 6:  # row 1 ends; the last of its length takes its place, and so on down
+            for source, target in ((3, 1), (7, 3)):
+                held.cache.responses.move(source, target, len(held.responses[source]))
+                held.responses[target], held.owners[target] = held.responses[source], held.owners[source]
+            del held.responses[-1], held.owners[-1]
+            held.cache.prompts.move(4, 3, 4)  # prompt 3 has no other response
+            held.prompts[3] = held.prompts[4]
+            held.owners = [3 if owner == 4 else owner for owner in held.owners]
+        logits = held.step()
+        for row in range(len(held.owners)):
+            full = plain(input_ids=held.whole(row)[None]).logits[0, -1]
             torch.testing.assert_close(logits[row], full, rtol=0, atol=1e-9)
 
 
-@torch.inference_mode()
-def test_equal_lengths_need_no_mask(models: tuple[Any, Any]) -> None:
-    ours, plain = models
-    prompt = torch.tensor([5, 6, 7])
-    cache = spoiled_cache(ours, 3, 10)
-    run = [PromptRun(start=0, length=3, rows=(0,))]
-    ours(
-        input_ids=prompt[None],
-        position_ids=torch.arange(3)[None],
-        use_cache=False,
-        attention_context=PrefillAttention(cache, run),
-    )
-    kept = cache.keep(0, 3)
-    cache.repeat(0, slice(1, 2), 3)
-    cache.restore(kept, slice(2, 3))
-    fresh, held = torch.tensor([1, 2, 3]), torch.tensor([3, 3, 3])
-    context = DecodeAttention(cache, held, 3, 3)
-    logits = ours(input_ids=fresh[None], position_ids=held[None], use_cache=False, attention_context=context).logits[0]
-    batch = torch.cat([prompt.expand(3, -1), fresh[:, None]], dim=1)
-    torch.testing.assert_close(logits, plain(input_ids=batch).logits[:, -1], rtol=0, atol=1e-9)
+def test_blocks_are_few_and_take_no_more_than_asked_for(models: tuple[Any, Any]) -> None:
+    shape = probe_cache_shape(models[0], CPU)
+    for tokens, width in ((10, 10), (100, 64), (2048, 64), (16384, 512), (65536, 512)):
+        store = SlotCache(shape, 1, 1, tokens, torch.device("meta")).responses
+        assert store.width == width
+        assert sum(used for _, used in store.spans(tokens)) == tokens
 
 
 def test_layers_of_different_shapes_are_refused() -> None:

@@ -12,7 +12,17 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from magicrl.models.attention import ATTENTION_NAME, register_attention
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
@@ -36,6 +46,13 @@ CONFIGS: dict[str, Any] = {
     "qwen3-qknorm": Qwen3Config(
         **SIZES, num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False
     ),
+    "gemma": GemmaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1, head_dim=16),
+    # these two run as transformers has them: norms after attention, windows (not reached), soft-capped logits
+    "gemma2": Gemma2Config(
+        **SIZES, num_attention_heads=4, num_key_value_heads=2, head_dim=16, attn_logit_softcapping=None
+    ),
+    "gemma3": Gemma3TextConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1, head_dim=16, sliding_window=64),
+    "mistral-window": MistralConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, sliding_window=8),
 }
 
 

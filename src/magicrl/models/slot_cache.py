@@ -1,8 +1,8 @@
-"""A key/value cache of rows for decoding many sequences at once, and the two attentions that use it.
+"""Keys and values of many sequences that decode at once; each prompt is held once for all of its responses.
 
-Row ``r`` holds the keys and values of one sequence. Active rows are always ``0 .. n-1``, so that a decode step
-reads a plain slice of the cache, no further than the longest of them. `PrefillAttention` computes prompts packed
-one after the other and files their keys and values; `DecodeAttention` appends one token to every row.
+A sequence is a prompt in a *slot*, which the responses of a group share, and a response in a *row*. Both stores hold
+their tokens in blocks, each block one contiguous tensor over all slots or rows, so that the used part of the cache is
+read where it lies, by batched matrix products, and once: no copies of slices, nothing for absent sequences.
 """
 
 from __future__ import annotations
@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-_CLEAN_TOKENS = 64  # the cache is cleaned in steps of so many tokens
+_PROMPT_BLOCK, _RESPONSE_BLOCK = 128, 64  # tokens of a block at least
+_BLOCKS = 32  # most blocks of a store, unless that made them wider than
+_WIDEST = 512  # tokens
+_ALIGNED = 64  # bytes: a cache line, and what vector units want
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,58 +74,69 @@ def probe_cache_shape(model: Any, device: torch.device) -> CacheShape:
     return CacheShape(layers=len(probe.seen), kv_heads=kv_heads, key_dim=key_dim, value_dim=value_dim, dtype=dtype)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PromptState:
-    """Keys ``[layers, kv_heads, P, key_dim]`` and values of one prompt, kept until all of its group has started."""
+class BlockStore:
+    """Keys and values of up to ``places`` token sequences of up to ``capacity`` tokens, in blocks of ``width``.
 
-    keys: Tensor
-    values: Tensor
+    ``keys[layer][block]`` is ``[places, kv_heads, width, key_dim]``, ``values`` likewise. All are finite from the
+    start: a masked key has weight 0, but 0 times a NaN that the allocator left there is NaN.
+    """
+
+    def __init__(self, shape: CacheShape, places: int, capacity: int, least: int, device: torch.device) -> None:
+        few = -(-capacity // (_BLOCKS * least)) * least
+        self.width = min(max(few, least), _WIDEST, capacity)
+        self.capacity = capacity
+        self._stores: list[tuple[Tensor, Tensor]] = []
+        for _ in range(0, capacity, self.width):
+            head = (shape.layers, places, shape.kv_heads, self.width)
+            keys, values = (_zeros((*head, dim), shape.dtype, device) for dim in (shape.key_dim, shape.value_dim))
+            self._stores.append((keys, values))
+        self.keys = [[keys[layer] for keys, _ in self._stores] for layer in range(shape.layers)]
+        self.values = [[values[layer] for _, values in self._stores] for layer in range(shape.layers)]
+
+    def spans(self, tokens: int) -> list[tuple[int, int]]:
+        """``(block, tokens in it)`` of a sequence's first ``tokens`` tokens."""
+        return [(block, min(self.width, tokens - start)) for block, start in enumerate(range(0, tokens, self.width))]
+
+    def move(self, source: int, target: int, tokens: int) -> None:
+        """Copy the first ``tokens`` tokens at ``source`` to ``target``."""
+        for block, used in self.spans(tokens):
+            for store in self._stores[block]:
+                store[:, target, :, :used] = store[:, source, :, :used]
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros; on a CPU as fresh pages of the system, which take memory only once something is written."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    size = int(np.prod(shape)) * dtype.itemsize
+    raw = np.zeros(size + _ALIGNED, dtype=np.uint8)
+    start = -raw.ctypes.data % _ALIGNED
+    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
 
 
 class SlotCache:
-    """Preallocated keys and values, ``[layers, rows, kv_heads, capacity, head_dim]``."""
+    """Preallocated keys and values: prompts in slots, responses in rows.
 
-    def __init__(self, shape: CacheShape, rows: int, capacity: int, device: torch.device) -> None:
+    Both are numbered densely: the caller keeps slots ``0 .. g-1`` and rows ``0 .. n-1`` in use, rows by descending
+    length of their responses.
+    """
+
+    def __init__(
+        self, shape: CacheShape, rows: int, prompt_capacity: int, response_capacity: int, device: torch.device
+    ) -> None:
+        """
+        Args:
+            shape: of a token.
+            rows: responses at most; as many prompts, since each may have its own.
+            prompt_capacity: tokens of the longest prompt.
+            response_capacity: tokens of the longest response.
+            device: where the cache lies.
+        """
         self.shape = shape
         self.rows = rows
-        self.capacity = capacity
-        head = (shape.layers, rows, shape.kv_heads, capacity)
-        self._keys = torch.empty(*head, shape.key_dim, dtype=shape.dtype, device=device)
-        self._values = torch.empty(*head, shape.value_dim, dtype=shape.dtype, device=device)
-        self.keys = list(self._keys.unbind(0))
-        self.values = list(self._values.unbind(0))
-        self._clean = 0
-
-    def prepare(self, used: int) -> None:
-        """Make sure that the first ``used`` tokens of every row hold finite numbers.
-
-        A masked key has weight 0, but 0 times a NaN that the allocator left there is NaN. Cleaning as far as
-        sequences reach, and not more, leaves the rest of a large cache untouched (and unbacked by memory).
-        """
-        if used > self._clean:
-            end = min(self.capacity, -(-used // _CLEAN_TOKENS) * _CLEAN_TOKENS)
-            for store in (self._keys, self._values):
-                store[:, :, :, self._clean : end] = 0.0
-            self._clean = end
-
-    def move(self, source: int, target: int, length: int) -> None:
-        """Move the first ``length`` tokens of row ``source`` to row ``target``."""
-        self.repeat(source, slice(target, target + 1), length)
-
-    def repeat(self, source: int, rows: slice, length: int) -> None:
-        """Copy the first ``length`` tokens of row ``source`` to ``rows``."""
-        for store in (self._keys, self._values):
-            store[:, rows, :, :length] = store[:, source : source + 1, :, :length]
-
-    def keep(self, row: int, length: int) -> PromptState:
-        """A copy of the first ``length`` tokens of ``row``."""
-        return PromptState(keys=self._keys[:, row, :, :length].clone(), values=self._values[:, row, :, :length].clone())
-
-    def restore(self, state: PromptState, rows: slice) -> None:
-        """Write a kept prompt to the start of ``rows``."""
-        length = state.keys.shape[2]
-        self._keys[:, rows, :, :length] = state.keys[:, None]
-        self._values[:, rows, :, :length] = state.values[:, None]
+        self.device = device
+        self.prompts = BlockStore(shape, rows, prompt_capacity, _PROMPT_BLOCK, device)
+        self.responses = BlockStore(shape, rows, response_capacity, _RESPONSE_BLOCK, device)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,84 +146,40 @@ class PromptRun:
     Attributes:
         start: first packed token.
         length: tokens of each prompt.
-        rows: the cache row of each.
+        slots: the slot of each.
     """
 
     start: int
     length: int
-    rows: tuple[int, ...]
+    slots: tuple[int, ...]
 
 
 class PrefillAttention:
-    """Causal attention within each packed prompt; files its keys and values in the prompt's row."""
+    """Causal attention within each packed prompt; files its keys and values in the prompt's slot."""
 
     def __init__(self, cache: SlotCache, runs: Sequence[PromptRun]) -> None:
         self.longest = max(run.length for run in runs)
         """Tokens of the longest sequence: what a sliding window has to be compared with."""
-        cache.prepare(self.longest)
-        self._cache = cache
-        self._runs = [(run, list(run.rows)) for run in runs]
+        self._store = cache.prompts
+        self._runs = [(run, list(run.slots), cache.prompts.spans(run.length)) for run in runs]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See `magicrl.models.attention.AttentionContext`."""
         grouped = query.shape[1] != key.shape[1]
         outputs: list[Tensor] = []
-        for run, rows in self._runs:
-            end = run.start + run.length * len(rows)
+        for run, slots, spans in self._runs:
+            end = run.start + run.length * len(slots)
             q, k, v = (
                 # [1, heads, tokens, dim] -> [prompts, heads, length, dim]
-                t[0, :, run.start : end].unflatten(1, (len(rows), run.length)).transpose(0, 1)
+                t[0, :, run.start : end].unflatten(1, (len(slots), run.length)).transpose(0, 1)
                 for t in (query, key, value)
             )
-            self._cache.keys[layer][rows, :, : run.length] = k
-            self._cache.values[layer][rows, :, : run.length] = v
-            out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
+            for block, used in spans:
+                part = slice(block * self._store.width, block * self._store.width + used)
+                self._store.keys[layer][block][slots, :, :used] = k[:, :, part]
+                self._store.values[layer][block][slots, :, :used] = v[:, :, part]
+            out = torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped
+            )
             outputs.append(out.transpose(1, 2).flatten(0, 1))
         return torch.cat(outputs)[None]
-
-
-class DecodeAttention:
-    """One new token for each of the rows ``0 .. n-1``, attending to its own row.
-
-    The query heads that share a key/value head stand as that head's query positions, so that keys and
-    values are never repeated.
-    """
-
-    def __init__(self, cache: SlotCache, lengths: Tensor, shortest: int, longest: int) -> None:
-        """
-        Args:
-            cache: holds ``lengths[r]`` tokens in row r.
-            lengths: ``[n]`` int64 on the cache's device.
-            shortest: the least of ``lengths``.
-            longest: the greatest.
-        """
-        assert longest < cache.capacity, (longest, cache.capacity)
-        self.longest = longest + 1
-        """Tokens of the longest sequence, the new one included."""
-        cache.prepare(self.longest)
-        self._cache = cache
-        self._rows = len(lengths)
-        self._same = shortest == longest
-        self._lengths = lengths
-        self._index = torch.arange(self._rows, device=lengths.device)
-        self._mask: Tensor | None = None
-        if not self._same:
-            seen = torch.arange(self.longest, device=lengths.device) <= lengths[:, None]
-            mask = torch.zeros(seen.shape, dtype=cache.shape.dtype, device=lengths.device)
-            self._mask = mask.masked_fill_(~seen, float("-inf"))[:, None, None, :]
-
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `magicrl.models.attention.AttentionContext`; ``tokens`` are the rows."""
-        keys = self._append(self._cache.keys[layer], key)
-        values = self._append(self._cache.values[layer], value)
-        q = query[0].unflatten(0, (key.shape[1], -1)).permute(2, 0, 1, 3)  # [n, kv_heads, heads per kv head, dim]
-        out = F.scaled_dot_product_attention(q, keys, values, attn_mask=self._mask, scale=scaling)
-        return out.flatten(1, 2)[None]
-
-    def _append(self, store: Tensor, new: Tensor) -> Tensor:
-        """Write ``[1, kv_heads, n, dim]`` at each row's end; the part of the store in use."""
-        if self._same:
-            store[: self._rows, :, self.longest - 1] = new[0].transpose(0, 1)
-        else:
-            store[self._index, :, self._lengths] = new[0].transpose(0, 1)
-        return store[: self._rows, :, : self.longest]

@@ -1,8 +1,8 @@
 """The rollout engine inside the trainer's process: continuous batching over a slot cache, exact and repeatable.
 
-One turn of the loop: give free rows to waiting samples (the prompt of a group is computed once), decode one token
-for every row, retire the rows that ended. Rows are filled in issue order, and what happens next depends on requests
-and tokens only, never on time.
+One turn of the loop: give free rows to waiting samples (the prompt of a group is computed and held once), decode one
+token for every row, retire the rows that ended. Rows are filled in issue order, and what happens next depends on
+requests and tokens only, never on time.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,14 +17,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.models.slot_cache import (
-    DecodeAttention,
-    PrefillAttention,
-    PromptRun,
-    PromptState,
-    SlotCache,
-    probe_cache_shape,
-)
+from magicrl.models.decode_attention import DecodeAttention
+from magicrl.models.decoder import fused_decoder
+from magicrl.models.slot_cache import PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 from magicrl.records import (
     Completion,
     FinishedSample,
@@ -41,14 +35,6 @@ from magicrl.rollout.weights import copy_weights
 
 _PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
 _REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: fewer, larger forwards
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kept:
-    """The prompt of a group whose later samples wait for rows: its cache and the logits after it."""
-
-    state: PromptState
-    logits: Tensor
 
 
 class InProcessEngine:
@@ -99,11 +85,15 @@ class InProcessEngine:
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
         self._shape = probe_cache_shape(model, self._device)
+        self._fused = fused_decoder(model)  # None: the model runs as transformers has it
         self._version = -1
         self._orders = 0
         self._queue: deque[GroupProgress] = deque()  # groups with samples that have not started
         self._open: dict[int, GroupProgress] = {}  # every unfinished group by issue order
-        self._kept: _Kept | None = None  # of the queue's first group, when it has started in part
+        self._kept: Tensor | None = (
+            None  # logits after the prompt of the queue's first group, if it has started in part
+        )
+        self._prompts: list[GroupProgress] = []  # by cache slot
         self._cache: SlotCache | None = None
         self._rows = RowTable(0, 0)
 
@@ -156,6 +146,8 @@ class InProcessEngine:
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Copy ``weights`` in. Sequences in flight go on under the new ones and keep their older version number."""
         copy_weights(self._model, weights)
+        if self._fused is not None:
+            self._fused.reload()
         self._version = version
 
     def interrupt(self) -> list[RolloutRequest]:
@@ -164,14 +156,14 @@ class InProcessEngine:
         self._queue.clear()
         self._open.clear()
         self._kept = None
-        self._rows.remove(range(self._rows.active))
+        self._prompts.clear()
+        # a new cache next time: broken weights may have left numbers in this one that are not finite
+        self._cache, self._rows = None, RowTable(0, 0)
         return unfinished
 
     def close(self) -> None:
         """Drop all work and free the cache."""
         self.interrupt()
-        self._cache = None
-        self._rows = RowTable(0, 0)
 
     def _check(self, request: RolloutRequest) -> None:
         prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
@@ -225,7 +217,7 @@ class InProcessEngine:
             logits.append(self._resume_group(cache, self._kept))
         free, few = cache.rows - self._rows.active, max(1, cache.rows // _REFILL_SHARE)
         if self._queue and self._kept is None and (free >= few or not self._rows.active):
-            while self._queue and free and self._needs(self._queue[0]) <= cache.capacity:
+            while self._queue and free and self._fits(cache, self._queue[0]):
                 group = self._queue[0]
                 samples = min(group.waiting, free)
                 starting.append((group, samples))
@@ -239,88 +231,93 @@ class InProcessEngine:
         return self._sample(slice(first, self._rows.active), torch.cat(logits))
 
     @staticmethod
-    def _needs(group: GroupProgress) -> int:
-        return len(group.request.prompt_tokens) + group.request.sampling.max_tokens
+    def _fits(cache: SlotCache, group: GroupProgress) -> bool:
+        prompt, response = _tokens(group)
+        return prompt <= cache.prompts.capacity and response <= cache.responses.capacity
 
     def _fit_cache(self) -> SlotCache:
         """The cache, made anew between generations when the queue needs longer rows or could have more of them.
 
-        A longer request than the present rows waits until these have drained.
+        A longer request than the present rows waits until these have drained. Where the longest prompt and the longest
+        response of the queue do not fit into memory together, the cache is made for the queue's first group.
         """
-        if self._cache is not None and self._rows.active:
-            return self._cache
-        need = max(self._needs(group) for group in self._queue)
-        rows = self._fitting_rows(need)
-        if self._cache is None or need > self._cache.capacity or rows > self._cache.rows:
-            self._cache = None  # freed before the next one is allocated
-            self._cache = SlotCache(self._shape, rows, need, self._device)
-            self._rows = RowTable(rows, need)
-        return self._cache
+        cache = self._cache
+        if cache is not None and self._rows.active:
+            return cache
+        needs = [_tokens(group) for group in self._queue]
+        prompt, response = (max(column) for column in zip(*needs, strict=True))
+        if not self._fitting_rows(prompt + response):
+            prompt, response = needs[0]
+        rows = self._fitting_rows(prompt + response)
+        held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
+        if cache is None or prompt > held[0] or response > held[1] or rows > held[2]:
+            self._cache = cache = None  # freed before the next one is allocated
+            self._cache = cache = SlotCache(self._shape, rows, prompt, response, self._device)
+            self._rows = RowTable(rows, response)
+        return cache
 
-    def _resume_group(self, cache: SlotCache, kept: _Kept) -> Tensor:
+    def _resume_group(self, cache: SlotCache, kept: Tensor) -> Tensor:
         """Start further samples of the first group, whose prompt was computed before; ``[samples, V]`` logits."""
-        group, first = self._queue[0], self._rows.active
-        samples = min(group.waiting, cache.rows - first)
-        if samples:
-            cache.restore(kept.state, slice(first, first + samples))
-            self._rows.start(group, samples)
+        group = self._queue[0]
+        samples = min(group.waiting, cache.rows - self._rows.active)
+        self._rows.start(group, samples)
         if not group.waiting:
             self._queue.popleft()
             self._kept = None
-        return kept.logits.expand(samples, -1)
+        return kept.expand(samples, -1)
 
     def _prefill(self, cache: SlotCache, starting: Sequence[tuple[GroupProgress, int]]) -> list[Tensor]:
         """Compute prompts once a group and start their samples; logits ``[samples, V]`` a group, in row order."""
         logits: dict[int, Tensor] = {}
-        rows: dict[int, int] = {}
-        now, row = time.perf_counter(), self._rows.active
-        for group, samples in starting:
-            group.began, group.version = now, self._version
-            rows[group.order] = row
-            row += samples
+        now = time.perf_counter()
+        for group, _ in starting:
+            group.began, group.version, group.place = now, self._version, len(self._prompts)
+            self._prompts.append(group)
         for pack in _packs([group for group, _ in starting]):
-            outputs = self._forward_prompts(cache, pack, rows)
+            outputs = self._forward_prompts(cache, pack)
             logits.update({group.order: outputs[index : index + 1] for index, group in enumerate(pack)})
         for group, samples in starting:
-            first, length = rows[group.order], len(group.request.prompt_tokens)
-            if samples > 1:
-                cache.repeat(first, slice(first + 1, first + samples), length)
             self._rows.start(group, samples)
             if group.waiting:
-                state = cache.keep(first, length)
-                self._kept = _Kept(state=state, logits=logits[group.order].clone())
+                self._kept = logits[group.order].clone()
         return [logits[group.order].expand(samples, -1) for group, samples in starting]
 
-    def _forward_prompts(self, cache: SlotCache, pack: Sequence[GroupProgress], rows: Mapping[int, int]) -> Tensor:
-        """Run packed prompts (sorted by length), filing each in its row; ``[prompts, V]`` logits after each."""
+    def _forward_prompts(self, cache: SlotCache, pack: Sequence[GroupProgress]) -> Tensor:
+        """Run packed prompts (sorted by length), filing each in its slot; ``[prompts, V]`` logits after each."""
         lengths = [len(group.request.prompt_tokens) for group in pack]
         runs: list[PromptRun] = []
         start = 0
         for length in sorted(set(lengths)):
-            members = tuple(rows[g.order] for g, n in zip(pack, lengths, strict=True) if n == length)
-            runs.append(PromptRun(start=start, length=length, rows=members))
+            members = tuple(g.place for g, n in zip(pack, lengths, strict=True) if n == length)
+            runs.append(PromptRun(start=start, length=length, slots=members))
             start += length * len(members)
         tokens = np.concatenate([group.request.prompt_tokens for group in pack]).astype(np.int64)
         positions = np.concatenate([np.arange(length) for length in lengths])
-        last = torch.from_numpy(np.cumsum(lengths) - 1).to(self._device)
-        return self._forward(tokens, positions, PrefillAttention(cache, runs), logits_to_keep=last)
+        return self._forward(tokens, positions, PrefillAttention(cache, runs), keep=np.cumsum(lengths) - 1)
 
     # decoding
 
     def _decode_step(self) -> list[tuple[GroupProgress, int]]:
         assert self._cache is not None
-        lengths = self._rows.column("length")
+        prompts, held = self._rows.column("prompt"), self._rows.column("count") - 1
         context = DecodeAttention(
-            self._cache, torch.from_numpy(lengths.copy()).to(self._device), int(lengths.min()), int(lengths.max())
+            self._cache, owners=self._rows.column("owner"), prompt_lengths=prompts, response_lengths=held
         )
-        logits = self._forward(self._rows.column("last"), lengths, context)
-        lengths += 1
+        logits = self._forward(self._rows.column("last"), prompts + held, context)
         return self._sample(slice(0, self._rows.active), logits)
 
-    def _forward(self, tokens: NDArray[Any], positions: NDArray[Any], context: Any, **options: Any) -> Tensor:
-        """Logits ``[tokens, V]`` of one forward of packed tokens."""
-        ids, places = (torch.from_numpy(np.array(a))[None].to(self._device) for a in (tokens, positions))
-        output = self._model(input_ids=ids, position_ids=places, use_cache=False, attention_context=context, **options)
+    def _forward(
+        self, tokens: NDArray[Any], positions: NDArray[Any], context: Any, keep: NDArray[Any] | None = None
+    ) -> Tensor:
+        """Logits ``[k, V]`` of one forward of packed tokens: after those that ``keep`` names, or all."""
+        ids, places = (torch.from_numpy(np.array(a)).to(self._device) for a in (tokens, positions))
+        kept = None if keep is None else torch.from_numpy(keep).to(self._device)
+        if self._fused is not None:
+            return self._fused(ids, places, context, kept)
+        options = {} if kept is None else {"logits_to_keep": kept}
+        output = self._model(
+            input_ids=ids[None], position_ids=places[None], use_cache=False, attention_context=context, **options
+        )
         return output.logits[0]
 
     def _sample(self, rows: slice, logits: Tensor) -> list[tuple[GroupProgress, int]]:
@@ -341,8 +338,18 @@ class InProcessEngine:
         done = [self._complete(rows.start + int(index), stopped=bool(ended[index])) for index in over]
         assert self._cache is not None
         for move in table.remove([rows.start + int(index) for index in over]):
-            self._cache.move(*move)
+            self._cache.responses.move(*move)
+        self._drop_prompts(self._cache, {group.place for group, _ in done if group.complete})
         return done
+
+    def _drop_prompts(self, cache: SlotCache, places: set[int]) -> None:
+        """Free the slots of complete groups; the last prompts fill the gaps."""
+        for place in sorted(places, reverse=True):
+            moved = self._prompts.pop()
+            if place != len(self._prompts):
+                cache.prompts.move(moved.place, place, len(moved.request.prompt_tokens))
+                self._rows.moved_prompt(moved.place, place)
+                self._prompts[place], moved.place = moved, place
 
     def _complete(self, row: int, *, stopped: bool) -> tuple[GroupProgress, int]:
         """File the completion of ``row``; its group and sample index."""
@@ -357,6 +364,11 @@ class InProcessEngine:
             seconds=time.perf_counter() - group.began,
         )
         return group, sample
+
+
+def _tokens(group: GroupProgress) -> tuple[int, int]:
+    """Tokens of the prompt, and of the longest response."""
+    return len(group.request.prompt_tokens), group.request.sampling.max_tokens
 
 
 def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:

@@ -1,6 +1,7 @@
 """Book-keeping of the sequences in flight: which sample sits in which row, and what it has produced.
 
-Rows move when others end (active rows are a prefix of the cache); a sample's output buffers, its *slot*, do not.
+Active rows are a prefix of the cache, by descending length of their responses, so that each block of the cache is read
+for a prefix of the rows. Rows move when others end; a sample's output buffers, its *slot*, do not.
 Everything here is numpy, vectorised over rows, and knows nothing of models.
 """
 
@@ -21,8 +22,9 @@ _UNIFORMS_AHEAD = 64  # random numbers of a row that are computed at once
 _ROW = np.dtype(
     [
         ("slot", np.int64),
-        ("length", np.int64),  # tokens in the cache: the position of the next token fed
-        ("count", np.int64),  # response tokens so far
+        ("owner", np.int64),  # cache slot of its prompt
+        ("prompt", np.int64),  # tokens of its prompt
+        ("count", np.int64),  # response tokens so far; all but the last are in the cache
         ("limit", np.int64),  # T
         ("last", np.int64),  # the token to feed next
         ("temperature", np.float64),
@@ -44,6 +46,7 @@ class GroupProgress:
         done: finished completions by sample index.
         began: clock at the start of its prompt.
         version: policy version at that time.
+        place: cache slot of its prompt; -1 before it has started.
     """
 
     order: int
@@ -52,6 +55,7 @@ class GroupProgress:
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])
     began: float = 0.0
     version: int = -1
+    place: int = -1
 
     @property
     def waiting(self) -> int:
@@ -88,7 +92,8 @@ class RowTable:
             self._groups[slot] = group
             row = self._rows[self.active : self.active + 1]
             row["slot"] = slot
-            row["length"] = len(request.prompt_tokens)
+            row["owner"] = group.place
+            row["prompt"] = len(request.prompt_tokens)
             row["count"] = 0
             row["limit"] = request.sampling.max_tokens
             row["temperature"] = request.sampling.temperature
@@ -130,19 +135,31 @@ class RowTable:
         parts = (self._tokens[slot, :count], self._logprobs[slot, :count], self._entropies[slot, :count])
         return group, int(self._rows["sample"][row]), *parts
 
+    def moved_prompt(self, source: int, target: int) -> None:
+        """The prompt in cache slot ``source`` lies in ``target`` from now on."""
+        owners = self.column("owner")
+        owners[owners == source] = target
+
     def remove(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Drop ``rows`` and close the gaps with the last ones.
+        """Drop ``rows`` and close the gaps; rows stay by descending ``count``.
+
+        A gap is filled with the last row of the same count, whose place with the last of the next count, and so on:
+        few rows move, however many there are.
 
         Returns:
-            ``(source, target, length)`` of every row that moves, to be done in this order.
+            ``(source, target, tokens in the cache)`` of every row that moves, to be done in this order.
         """
         moves: list[tuple[int, int, int]] = []
-        for row in sorted(rows, reverse=True):  # from the back, so that the last row is never one to be dropped
+        for row in sorted(rows, reverse=True):  # from the back, so that no row that moves is one to be dropped
             slot = int(self._rows["slot"][row])
             self._groups[slot] = None
             self._free.append(slot)
+            falling = -self.column("count")
+            gap = row
+            while gap < self.active - 1:
+                source = int(np.searchsorted(falling, falling[gap + 1], side="right")) - 1
+                self._rows[gap] = self._rows[source]
+                moves.append((source, gap, int(self._rows["count"][source]) - 1))
+                gap = source
             self.active -= 1
-            if row != self.active:
-                self._rows[row] = self._rows[self.active]
-                moves.append((self.active, row, int(self._rows["length"][row])))
         return moves

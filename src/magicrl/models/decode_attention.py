@@ -1,0 +1,187 @@
+"""Attention of one new token for each sequence of a `SlotCache`: prompts by group, responses by row.
+
+Each key and value is read once a step: the queries of all the responses that share a prompt meet it in one matrix
+product, and so do the query heads that share a key/value head. Scores of prompt and response stand side by side in one
+table, where one softmax (in float32 or better) runs over both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from magicrl.models.slot_cache import SlotCache
+
+Integers = NDArray[np.int64]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Block:
+    """A block of keys that some of the rows see.
+
+    Attributes:
+        index: of the block in its store.
+        places: slots or rows that it is read for, from the first on.
+        columns: of the score table that it fills.
+        mask: ``[rows, 1, 1, width]`` 0 or -inf, added to the scores; None where every row sees every key.
+    """
+
+    index: int
+    places: int
+    columns: slice
+    mask: Tensor | None
+
+
+class _Sharing:
+    """Which rows share a prompt: ``g`` prompts of ``members`` rows at most, the places of absent ones filled up."""
+
+    def __init__(self, owners: Integers, device: torch.device) -> None:
+        rows = len(owners)
+        counts = np.bincount(owners)
+        self.prompts, self.members = len(counts), int(counts.max())
+        order = np.argsort(owners, kind="stable")
+        starts = np.cumsum(counts) - counts
+        place = np.empty(rows, dtype=np.int64)
+        place[order] = owners[order] * self.members + np.arange(rows) - np.repeat(starts, counts)
+        filled = np.zeros(self.prompts * self.members, dtype=np.int64)
+        filled[place] = np.arange(rows)
+        self._place: Tensor | None = None
+        self._filled: Tensor | None = None
+        if len(filled) != rows or (place != np.arange(rows)).any():
+            self._place, self._filled = (torch.from_numpy(x).to(device) for x in (place, filled))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """``[rows, kv_heads, heads, c]`` -> ``[prompts * kv_heads, members * heads, c]``."""
+        x = x if self._filled is None else x.index_select(0, self._filled)
+        if self.members == 1:
+            return x.flatten(0, 1)
+        return x.unflatten(0, (self.prompts, self.members)).transpose(1, 2).flatten(0, 1).flatten(1, 2)
+
+    def spread(self, x: Tensor, kv_heads: int) -> Tensor:
+        """Inverse of `gather`."""
+        x = x.unflatten(0, (self.prompts, kv_heads)).unflatten(2, (self.members, -1)).transpose(1, 2).flatten(0, 1)
+        return x if self._place is None else x.index_select(0, self._place)
+
+
+class DecodeAttention:
+    """One new token for each of the rows ``0 .. n-1``; its key and value are appended to the row's response."""
+
+    def __init__(
+        self, cache: SlotCache, *, owners: Integers, prompt_lengths: Integers, response_lengths: Integers
+    ) -> None:
+        """
+        Args:
+            cache: holds ``response_lengths[r]`` tokens of a response in row r.
+            owners: ``[n]`` the slot of each row's prompt; all slots up to the greatest are read.
+            prompt_lengths: ``[n]`` tokens of that prompt.
+            response_lengths: ``[n]`` in descending order.
+        """
+        assert (np.diff(response_lengths) <= 0).all(), "rows stand by descending response length"
+        assert response_lengths[0] < cache.responses.capacity, (response_lengths[0], cache.responses.capacity)
+        self.longest = int((prompt_lengths + response_lengths).max()) + 1
+        """Tokens of the longest sequence, the new one included."""
+        self._cache = cache
+        self._rows = len(owners)
+        self._device = cache.device
+        self._sharing = _Sharing(owners, cache.device)
+        dtype = cache.shape.dtype
+        self._wide = torch.promote_types(dtype, torch.float32)
+        self._prompts = self._blocks(prompt_lengths, cache.prompts.width, 0, self._sharing.prompts)
+        begin = self._prompts[-1].columns.stop
+        self._responses = self._blocks(response_lengths + 1, cache.responses.width, begin, None)
+        self._columns = self._responses[-1].columns.stop
+        self._ends = self._append_places(response_lengths)
+        self._scores: Tensor | None = None
+
+    def _blocks(self, lengths: Integers, width: int, begin: int, places: int | None) -> list[_Block]:
+        """Blocks of the longest of ``lengths``, read for ``places`` places or (None) for the rows that reach them."""
+        found: list[_Block] = []
+        for index, start in enumerate(range(0, int(lengths.max()), width)):
+            reached = self._rows if places is not None else int((lengths > start).sum())
+            seen = np.minimum(lengths[:reached] - start, width)
+            mask = None
+            if seen.min() < width:
+                hidden = np.where(np.arange(width) < seen[:, None], 0.0, -np.inf)
+                mask = torch.from_numpy(hidden).to(self._device, self._wide)[:, None, None, :]
+            columns = slice(begin + start, begin + start + width)
+            found.append(_Block(index=index, places=places or reached, columns=columns, mask=mask))
+        return found
+
+    def _append_places(self, lengths: Integers) -> list[tuple[int, slice, int | Tensor]]:
+        """``(block, rows, offset)`` of where new tokens go; one offset where all rows of a block agree."""
+        width = self._cache.responses.width
+        found: list[tuple[int, slice, int | Tensor]] = []
+        blocks = lengths // width
+        for block in np.unique(blocks).tolist():
+            rows = np.flatnonzero(blocks == block)  # neighbours, since lengths descend
+            offsets = lengths[rows] % width
+            same = bool((offsets == offsets[0]).all())
+            where = int(offsets[0]) if same else torch.from_numpy(offsets).to(self._device)
+            found.append((block, slice(int(rows[0]), int(rows[-1]) + 1), where))
+        return found
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """See `magicrl.models.attention.AttentionContext`; ``tokens`` are the rows."""
+        responses, prompts = self._cache.responses, self._cache.prompts
+        self._append(responses.keys[layer], key)
+        self._append(responses.values[layer], value)
+        q = query[0].transpose(0, 1).unflatten(1, (key.shape[1], -1))  # [n, kv_heads, heads of each, dim]
+        exact = math.frexp(scaling)[0] == 0.5  # a power of two scales without rounding
+        q = q * scaling if exact else q.contiguous()
+        weights = self._weights(layer, q, 1.0 if exact else scaling)
+        shared, kv_heads = self._sharing, key.shape[1]
+        total: Tensor | None = None
+        for block in self._prompts:
+            part = shared.gather(weights[..., block.columns].to(q.dtype))
+            out = torch.bmm(part, prompts.values[layer][block.index][: block.places].flatten(0, 1))
+            total = out.to(self._wide) if total is None else total.add_(out)
+        assert total is not None
+        total = shared.spread(total, kv_heads)
+        for block in self._responses:
+            part = weights[: block.places, ..., block.columns].to(q.dtype).flatten(0, 1)
+            out = torch.bmm(part, responses.values[layer][block.index][: block.places].flatten(0, 1))
+            total[: block.places] += out.unflatten(0, (-1, kv_heads))
+        return total.flatten(1, 2).to(q.dtype)[None]
+
+    def _weights(self, layer: int, q: Tensor, scaling: float) -> Tensor:
+        """``[n, kv_heads, heads of each, columns]`` attention weights, in working precision."""
+        kv_heads = q.shape[1]
+        if self._scores is None:
+            self._scores = torch.empty(*q.shape[:3], self._columns, dtype=self._wide, device=q.device)
+        scores = self._scores
+        queries = self._sharing.gather(q)
+        for block in self._prompts:
+            keys = self._cache.prompts.keys[layer][block.index][: block.places].flatten(0, 1)
+            found = self._sharing.spread(torch.bmm(queries, keys.transpose(1, 2)), kv_heads)
+            _fill(scores[..., block.columns], found, block.mask)
+        rows = q.flatten(0, 1)
+        for block in self._responses:
+            keys = self._cache.responses.keys[layer][block.index][: block.places].flatten(0, 1)
+            found = torch.bmm(rows[: block.places * kv_heads], keys.transpose(1, 2)).unflatten(0, (-1, kv_heads))
+            _fill(scores[: block.places, ..., block.columns], found, block.mask)
+            scores[block.places :, ..., block.columns] = float("-inf")
+        if scaling != 1.0:
+            scores *= scaling
+        return scores.softmax(-1)
+
+    def _append(self, blocks: list[Tensor], new: Tensor) -> None:
+        """Write ``[1, kv_heads, n, dim]`` behind each row's response."""
+        by_row = new[0].transpose(0, 1)
+        for block, rows, where in self._ends:
+            if isinstance(where, int):
+                blocks[block][rows, :, where] = by_row[rows]
+            else:
+                index = torch.arange(rows.start, rows.stop, device=new.device)
+                blocks[block][index, :, where] = by_row[rows]
+
+
+def _fill(target: Tensor, scores: Tensor, mask: Tensor | None) -> None:
+    if mask is None:
+        target.copy_(scores)
+    else:
+        torch.add(scores, mask, out=target)

@@ -1,0 +1,143 @@
+"""The fused forward pass gives the logits of the model that it reads, and follows every change of its weights."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    PhiConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.decoder import fused_decoder
+from magicrl.models.packing import PackedContext
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 50,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 4096,
+}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
+CONFIGS: dict[str, Any] = {
+    "llama": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama-yarn": LlamaConfig(**SIZES, rope_parameters=YARN, tie_word_embeddings=True),
+    "qwen2": Qwen2Config(**SIZES),
+    "qwen3": Qwen3Config(**SIZES, head_dim=12),
+    "mistral": MistralConfig(**SIZES, sliding_window=None),
+    "gemma": GemmaConfig(**SIZES, head_dim=16),
+}
+LENGTHS = (5, 9, 1, 40)
+TOLERANCE = {torch.float64: 1e-6, torch.float32: 1e-5}  # transformers takes some steps in float32 in any case
+
+
+def made(config: Any, dtype: torch.dtype) -> Any:
+    """A random model whose biases and norms are no zeros and ones."""
+    register_attention()
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(deepcopy(config), attn_implementation=ATTENTION_NAME)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.0, 0.2) if parameter.dim() > 1 else parameter.uniform_(-0.3, 1.5)
+    return model.to(dtype).eval()
+
+
+def inputs() -> tuple[Tensor, Tensor]:
+    ids = torch.randint(0, 50, (sum(LENGTHS),), generator=torch.Generator().manual_seed(2))
+    return ids, torch.cat([torch.arange(n) + 1000 for n in LENGTHS])
+
+
+@torch.inference_mode()
+def both(model: Any, fused: Any) -> tuple[Tensor, Tensor]:
+    """Logits of the fused pass and of the model's own."""
+    ids, places = inputs()
+    output = model(
+        input_ids=ids[None], position_ids=places[None], use_cache=False, attention_context=PackedContext(LENGTHS)
+    )
+    return fused(ids, places, PackedContext(LENGTHS)), output.logits[0]
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_logits_are_the_models_own(kind: str, dtype: torch.dtype) -> None:
+    model = made(CONFIGS[kind], dtype)
+    before = model.state_dict()
+    before = {name: value.clone() for name, value in before.items()}
+    fused = fused_decoder(model)
+    assert fused is not None
+    found, expected = both(model, fused)
+    assert float(expected.std()) > 0.1
+    torch.testing.assert_close(found, expected, rtol=0, atol=TOLERANCE[dtype])
+    kept = torch.tensor([4, 13])
+    with torch.inference_mode():
+        torch.testing.assert_close(fused(*inputs(), PackedContext(LENGTHS), kept), found[kept], rtol=0, atol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+def test_bfloat16_is_as_near_to_float32_as_the_models_own_pass(kind: str) -> None:
+    model = made(CONFIGS[kind], torch.bfloat16)
+    fused = fused_decoder(model)
+    found, own = both(model, fused)
+    exact = made(CONFIGS[kind], torch.float32)
+    exact.load_state_dict({name: value.float() for name, value in model.state_dict().items()})
+    _, reference = both(exact, fused_decoder(exact))
+    errors = [float((logits.float() - reference).abs().mean()) for logits in (found, own)]
+    assert errors[0] < 1.2 * errors[1] + 1e-3, errors
+
+
+@pytest.mark.parametrize("kind", CONFIGS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_every_weight_that_changes_is_followed(kind: str, dtype: torch.dtype) -> None:
+    """Each parameter in turn is written in place: packed copies and joined views must show it."""
+    model = made(CONFIGS[kind], dtype)
+    fused = fused_decoder(model)
+    tolerance = 1e-6 if dtype == torch.float32 else 0.02
+    last, _ = both(model, fused)
+    for name, parameter in model.named_parameters():
+        with torch.no_grad():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+        found, expected = both(model, fused)
+        assert not torch.equal(found, last) or name.endswith("k_proj.bias"), name  # softmax does not see that one
+        assert float((found - expected).abs().mean()) < tolerance * float(expected.abs().max()), name
+        last = found
+
+
+def test_weights_written_behind_torchs_back_count_after_a_reload() -> None:
+    """``.data`` leaves no trace in the parameter's version; an engine reloads whenever it is given weights."""
+    model = made(CONFIGS["llama"], torch.bfloat16)
+    fused = fused_decoder(model)
+    both(model, fused)
+    model.model.layers[1].mlp.down_proj.weight.data.mul_(-3.0)
+    assert fused is not None
+    fused.reload()
+    found, expected = both(model, fused)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0.1 * float(expected.abs().max()))
+
+
+def test_other_models_keep_their_own_pass() -> None:
+    window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
+    others = [
+        Gemma2Config(**SIZES, head_dim=16),  # soft-capped, norms behind attention
+        PhiConfig(**SIZES, partial_rotary_factor=0.5),
+        MistralConfig(**SIZES, sliding_window=8),
+        Qwen2Config(**SIZES, **window),
+    ]
+    assert [fused_decoder(made(config, torch.float32)) for config in others] == [None] * len(others)
+    adapted = made(CONFIGS["llama"], torch.float32)
+    adapted.model.layers[1].self_attn.o_proj = torch.nn.Sequential(adapted.model.layers[1].self_attn.o_proj)
+    assert fused_decoder(adapted) is None
