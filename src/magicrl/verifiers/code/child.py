@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import ctypes
+import gc
 import json
 import marshal
 import os
@@ -26,10 +28,23 @@ from magicrl.verifiers.code.seccomp import Filter
 
 _RECURSION = 50_000
 _MAX_MESSAGE = 400
-_FIRST_SLOT, _END_SLOT = 200, 220
+_FIRST_SLOT, _END_SLOT, _EVERY = 200, 220, 0xFFFFFFFF
+_WRITE, _SIGPROCMASK, _DUP2, _GETPID, _CHDIR, _SETPGID, _PRCTL, _SETRLIMIT, _CLOSE_RANGE = (
+    1,
+    14,
+    33,
+    39,
+    80,
+    109,
+    157,
+    160,
+    436,
+)  # x86-64
 
 _modules: dict[str, Any] = {}
 _convenience: dict[str, Any] = {}
+_fresh: dict[str, dict[str, Any]] = {}
+"""Modules made before the forks, for one use each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +55,55 @@ class Guards:
     filter: Filter | None
     exec_filter: Filter
     folder: str
+    new_numbers: bool
+    """Every child is the first of its own process numbers."""
+
+
+class Binding:
+    """The guards as system calls, prepared before the forks.
+
+    Args:
+        role: the children's.
+        guards: what binds them.
+    """
+
+    def __init__(self, role: str, guards: Guards) -> None:
+        self._filter = guards.exec_filter if role == "execute" else guards.filter
+        self._new_numbers = guards.new_numbers
+        self._folder = ctypes.create_string_buffer(guards.folder.encode())
+        self._signals = ctypes.c_uint64(0)
+        self._seconds = (ctypes.c_uint64 * 2)()
+        self._ready = ctypes.create_string_buffer(b"R")
+        self._calls: list[kernel.Call] = [
+            (_SIGPROCMASK, signal.SIG_SETMASK, kernel.address(self._signals), 0, 8, 0),
+            (_SETPGID, 0, 0, 0, 0, 0),
+            (_CHDIR, kernel.address(self._folder), 0, 0, 0, 0),
+            (_PRCTL, kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
+            (_SETRLIMIT, resource.RLIMIT_CPU, kernel.address(self._seconds), 0, 0, 0),
+            kernel.DROP_CAPABILITIES,
+        ]
+        if guards.rules is not None:
+            self._calls.append(landlock.restriction(guards.rules))
+        self._calls += [(_CLOSE_RANGE, 3, _FIRST_SLOT - 1, 0, 0, 0), (_CLOSE_RANGE, _END_SLOT, _EVERY, 0, 0, 0)]
+        if self._filter is not None and self._new_numbers:
+            self._filter.aim(1)
+        if self._filter is not None:
+            self._calls.append(self._filter.installation)
+        self._calls.append((_WRITE, SLOTS["status"], kernel.address(self._ready), 1, 0, 0))
+
+    def allow(self, cpu: float) -> None:
+        """What the next child may use, in seconds.
+
+        A second net only: the kernel counts this limit in ticks, which may run ahead of the true time by a quarter.
+        """
+        self._seconds[0] = self._seconds[1] = ceil(2 * cpu) + 5
+
+    def take(self, places: list[kernel.Call]) -> None:
+        """In the child: put descriptors at their places, take every guard, then say so on the status channel."""
+        if self._filter is not None and not self._new_numbers:
+            self._filter.aim(os.getpid())
+        kernel.perform(places)
+        kernel.perform(self._calls)
 
 
 def prepare() -> None:
@@ -61,15 +125,19 @@ def prepare() -> None:
     # str.encode and the traceback machinery load lazily what Landlock may later hide
     str(ZeroDivisionError())
     "a".encode("utf-8", "surrogatepass")
+    sys.set_int_max_str_digits(0)
 
 
-def run(request: dict[str, Any], fds: dict[str, int], guards: Guards) -> NoReturn:
-    """Take the guards, then the role that ``request`` names."""
+def place(fd: int, name: str) -> kernel.Call:
+    """The call that puts a descriptor where the role ``name``s it."""
+    return (_DUP2, fd, SLOTS[name], 0, 0, 0)
+
+
+def run(request: dict[str, Any], places: list[kernel.Call], binding: Binding) -> NoReturn:
+    """Take the descriptors and the guards, then the role that ``request`` names."""
     status = 1
     try:
-        _place(fds)
-        _bind(request, guards)
-        os.write(SLOTS["status"], b"R")
+        binding.take(places)
         _roles[request["role"]](request)
         status = 0
     except BaseException as error:  # noqa: BLE001 - the last frame of a forked child: nothing may pass it
@@ -78,39 +146,15 @@ def run(request: dict[str, Any], fds: dict[str, int], guards: Guards) -> NoRetur
         os._exit(status)
 
 
-def _place(fds: dict[str, int]) -> None:
-    """Every descriptor at its slot, everything else closed (but what `_bind` still needs, below the slots)."""
-    for name, fd in fds.items():
-        os.dup2(fd, SLOTS[name], inheritable=True)
-
-
-def _bind(request: dict[str, Any], guards: Guards) -> None:
-    os.setsid()
-    os.chdir(guards.folder)
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    # a second net only: the kernel counts this limit in ticks, which may run ahead of the true time by a quarter
-    cpu = ceil(2 * request["cpu"]) + 5
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu))
-    kernel.drop_capabilities()
-    if guards.rules is not None:
-        landlock.restrict(guards.rules)
-    os.closerange(3, _FIRST_SLOT)
-    os.closerange(_END_SLOT, 256)
-    chosen = guards.exec_filter if request["role"] == "execute" else guards.filter
-    if chosen is not None:
-        chosen.install(os.getpid())
-
-
 def _read(name: str) -> bytes:
     """All of an input channel, which is then closed."""
     fd = SLOTS[name]
-    parts: list[bytes] = []
-    offset = 0
-    while part := os.pread(fd, 1 << 20, offset):
-        parts.append(part)
-        offset += len(part)
+    size = os.lseek(fd, 0, os.SEEK_END)
+    data = os.pread(fd, size, 0)
+    while len(data) < size and (part := os.pread(fd, size - len(data), len(data))):
+        data += part
     os.close(fd)
-    return b"".join(parts)
+    return data
 
 
 def _load(request: dict[str, Any]) -> list[types.CodeType]:
@@ -119,21 +163,21 @@ def _load(request: dict[str, Any]) -> list[types.CodeType]:
     The code that is passed on was made by a child that had run nothing of the program, and only a child that runs
     the program reads it.
     """
-    sys.set_int_max_str_digits(0)
     if request["compiled"]:
         codes = marshal.loads(_read("code"))
     else:
         codes = []
         for name in ("prelude", "source"):
-            if name in request["fds"]:
+            if name in request["common"]:
                 text = _read(name)
                 codes.append(compile(text, "main.py" if name == "source" else name, "exec", dont_inherit=True))
-        if "code" in request["fds"]:
+        if "code" in request["common"]:
             _write(SLOTS["code"], marshal.dumps(codes))
             os.close(SLOTS["code"])
     os.write(SLOTS["status"], b"C")
     os.close(SLOTS["status"])
     sys.setrecursionlimit(_RECURSION)
+    gc.enable()
     return codes
 
 
@@ -145,6 +189,8 @@ def _write(fd: int, data: bytes) -> None:
 
 def _module(name: str, *, helpful: bool) -> dict[str, Any]:
     """A fresh module's namespace. ``helpful``: names that LeetCode imports are found after the builtins."""
+    if name in _fresh:
+        return _fresh.pop(name)
     module = types.ModuleType(name)
     sys.modules[name] = module
     namespace = vars(module)
@@ -157,9 +203,10 @@ def _module(name: str, *, helpful: bool) -> dict[str, Any]:
 
 def _finish() -> None:
     """What the interpreter does at its end: wait for threads, run exit handlers, flush."""
-    end_threads = getattr(threading, "_shutdown", None)
-    if end_threads is not None:
-        end_threads()
+    if threading.active_count() > 1:
+        end_threads = getattr(threading, "_shutdown", None)
+        if end_threads is not None:
+            end_threads()
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
@@ -172,6 +219,10 @@ def _program(request: dict[str, Any]) -> None:
 
 
 def _as_main(request: dict[str, Any], uncaught: int) -> NoReturn:
+    os._exit(_main(request, uncaught))
+
+
+def _main(request: dict[str, Any], uncaught: int) -> int:
     codes = _load(request)
     namespace = _module("__main__", helpful=False)
     status = 0
@@ -183,7 +234,7 @@ def _as_main(request: dict[str, Any], uncaught: int) -> NoReturn:
         if status == 1 and not isinstance(error, SystemExit):
             status = uncaught
     _finish()
-    os._exit(status)
+    return status
 
 
 def _explain(error: BaseException) -> int:
@@ -217,7 +268,7 @@ def _call(request: dict[str, Any]) -> None:
     namespace = _module("solution", helpful=True)
     for code in codes:
         exec(code, namespace)
-    function = remote.resolve(namespace, request["entry"])
+    function = remote.resolve(namespace, arguments["entry"])
     positional, named = remote.arguments_for(function, arguments, namespace)
     result = function(*positional, **named)
     try:
@@ -226,6 +277,60 @@ def _call(request: dict[str, Any]) -> None:
         after = None
     reply = {"result": remote.encode_result(function, result), "after": after}
     _write(SLOTS["result"], json.dumps(reply).encode("ascii"))
+
+
+_REHEARSALS = 20
+_SAMPLE = """
+def f(a, b):
+    c = [x * 2 for x in range(a)]
+    return sorted(c)[:b] + [len(c), max(a, b), sum(c)]
+if __name__ == "__main__":
+    n, m = map(int, input().split())
+    for i in range(2):
+        print(*f(n, m), str(i), " ".join(map(str, [n, m])))
+"""
+
+
+def rehearse() -> None:
+    """In the zygote: run a harmless program as children do, many times.
+
+    What Python makes at a first use (caches of types and attributes, specialised bytecode, parsers of arguments) is
+    then made before the forks; made after one, it costs every child the pages that it lies in.
+    """
+    kept = sys.stdin, sys.stdout, sys.getrecursionlimit()
+    outside = [os.dup(fd) for fd in (0, 1)]
+    compiled = marshal.dumps([compile(_SAMPLE, "main.py", "exec")])
+    arguments = json.dumps({"entry": "f", "a": [3, 2], "k": {}}).encode()
+    request: dict[str, Any] = {"compiled": True, "common": ["code"]}
+    try:
+        for turn in range(2 * _REHEARSALS):
+            for name, content in {"stdin": b"3 2\n", "stdout": b"", "status": b"", "code": compiled}.items():
+                _rehearsal_file(name, content)
+            sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - no file to close
+            kernel.perform([(_GETPID, 0, 0, 0, 0, 0)])
+            if turn % 2 == 0:
+                _main(request, 1)
+            else:
+                _rehearsal_file("args", arguments)
+                _rehearsal_file("result", b"")
+                _call(request)
+                os.close(SLOTS["result"])
+    finally:
+        sys.stdin, sys.stdout, limit = kept
+        sys.setrecursionlimit(limit)
+        gc.disable()
+        _fresh.update({"__main__": _module("__main__", helpful=False), "solution": _module("solution", helpful=True)})
+        for fd, own in enumerate(outside):
+            os.dup2(own, fd)
+            os.close(own)
+
+
+def _rehearsal_file(name: str, content: bytes) -> None:
+    fd = os.memfd_create(name)
+    os.write(fd, content)
+    os.lseek(fd, 0, os.SEEK_SET)
+    os.dup2(fd, SLOTS[name])
+    os.close(fd)
 
 
 def _serve(request: dict[str, Any]) -> None:
@@ -244,10 +349,11 @@ def _assert(request: dict[str, Any]) -> None:
     namespace = remote.AssertionNamespace(client, {**_modules, **vars(builtins)})
     for code in codes[:-1]:
         exec(code, namespace)
-    namespace.bind(request["entries"], request["check"])
+    entries, check = request["details"]["entries"], request["details"]["check"]
+    namespace.bind(entries, check)
     exec(codes[-1], namespace)
-    if request["check"] is not None:
-        namespace.call_check(request["check"])
+    if check is not None:
+        namespace.call_check(check)
     _write(SLOTS["result"], b"held")
 
 

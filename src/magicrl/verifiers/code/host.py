@@ -1,9 +1,10 @@
-"""The outer side of the sandbox: starts zygotes, hands them one program run at a time, reads what came of it."""
+"""The outer side of the sandbox: starts zygotes, hands them the runs of a program, reads what came of them."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import select
 import signal
@@ -23,7 +24,7 @@ _START_SECONDS = 60.0
 _GRACE_SECONDS = 30.0
 _HARD_FACTOR = 10.0
 _MAX_ERRORS = 2000
-_MAX_REPORT = 1 << 16
+_MAX_REPORT = 1 << 17
 _BOOTSTRAP = """
 import sys, types
 for name, path in {packages!r}:
@@ -96,8 +97,9 @@ class Program:
             texts["prelude"] = self.prelude.encode("utf-8", "surrogatepass")
         return texts
 
-    def note(self, seen: Observation) -> None:
-        self._compiled = self._compiled or seen.compiled
+    def note_compiled(self) -> None:
+        """A run told that it had compiled the program, before it ran it."""
+        self._compiled = True
 
     def close(self) -> None:
         """Free the compiled form. Safe to call twice."""
@@ -108,23 +110,29 @@ class Program:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """One run.
+    """Runs of one program, one after another, each in a process of its own.
 
     Attributes:
         role: what the child does (see `child`).
         program: its source; None for a compiled program.
-        limits: what it may use.
-        channels: descriptors, or bytes that it can read, by slot name.
-        outputs: slots that it writes and that are read afterwards.
+        limits: what each run may use.
+        channels: descriptors, or bytes that it can read, by slot name, the same for every run.
+        each: further channels of each run; there are as many runs as entries.
+        outputs: slots that a run writes and that are read afterwards.
         details: further fields of the request (``entry``).
+        left: CPU seconds of all runs together; those that would begin after it is used up are left out.
+        stop: leave out the runs after the first that does not end with status 0.
     """
 
     role: str
     program: Program | None
     limits: Limits
     channels: Mapping[str, bytes | int] = field(default_factory=dict[str, "bytes | int"])
+    each: Sequence[Mapping[str, bytes]] = ({},)
     outputs: Sequence[str] = ()
     details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    left: float = math.inf
+    stop: bool = True
 
 
 def readable_paths() -> list[str]:
@@ -179,7 +187,7 @@ class Zygote:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             pass_fds=[theirs.fileno()],
-            env={"PATH": "/usr/bin:/bin", "HOME": "/tmp", "LANG": "C.UTF-8", "PYTHONHASHSEED": "1", **_ONE_THREAD},
+            env=_ENVIRONMENT,
             start_new_session=True,
         )
         theirs.close()
@@ -195,7 +203,7 @@ class Zygote:
         self.missing: list[str] = hello["missing"]
 
     def start(self, job: Job) -> _Running:
-        """Begin a run.
+        """Begin some runs.
 
         Raises:
             ConnectionError: the zygote is gone.
@@ -203,11 +211,15 @@ class Zygote:
         running = _Running(job)
         limits = job.limits
         request = {
-            **job.details,
+            "details": job.details,
             "role": job.role,
-            "fds": list(running.fds),
+            "common": running.common,
+            "each": running.each,
+            "count": len(job.each),
             "compiled": job.program is not None and job.program.compiled,
             "cpu": limits.cpu_seconds,
+            "left": min(job.left, 1e9),
+            "stop": job.stop,
             "idle": limits.idle_seconds,
             "memory": limits.memory_mb * MIB,
             # a result in its tagged form may be several times as long as it would be printed
@@ -215,21 +227,21 @@ class Zygote:
             "threads": limits.threads,
         }
         try:
-            socket.send_fds(self._link, [json.dumps(request).encode()], list(running.fds.values()))
+            socket.send_fds(self._link, [json.dumps(request).encode()], running.fds)
         except OSError as error:
             running.close()
             raise ConnectionError(str(error)) from error
         return running
 
-    def finish(self, running: _Running) -> Observation:
-        """Wait for the end of the run that was started last."""
-        limits = running.job.limits
-        report = self._receive((limits.cpu_seconds + limits.idle_seconds) * _HARD_FACTOR + _GRACE_SECONDS)
+    def finish(self, running: _Running) -> list[Observation]:
+        """Wait for the end of the runs that were started last: at least one, at most as many as were asked for."""
+        limits, runs = running.job.limits, len(running.job.each)
+        report = self._receive(runs * (limits.cpu_seconds + limits.idle_seconds) * _HARD_FACTOR + _GRACE_SECONDS)
         if report is None:
             running.close()
             self.close(wait=0)
-            return Observation(lost="the zygote was lost")
-        return running.observe(report)
+            return [Observation(lost="the zygote was lost")]
+        return running.observe(report["runs"])
 
     @property
     def pid(self) -> int:
@@ -266,7 +278,16 @@ class Zygote:
         return ""
 
 
-_ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "LD_BIND_NOW": "1",  # what is bound after the fork is bound again in every child
+}
 
 
 def _bootstrap() -> str:
@@ -281,19 +302,23 @@ def _bootstrap() -> str:
 
 
 class _Running:
-    """A run's descriptors on this side."""
+    """The descriptors of some runs on this side: those of all of them, then those of each."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.fds: dict[str, int] = {}
+        self.fds: list[int] = []
         self._own: list[int] = []
+        channels: dict[str, bytes | int] = {} if job.program is None else job.program.channels()
+        channels.update(job.channels)
+        channels["stderr"] = b""
+        self.common = list(channels)
+        self.each = [*job.each[0], *job.outputs]
         try:
-            channels: dict[str, bytes | int] = {} if job.program is None else job.program.channels()
-            channels.update(job.channels)
-            for name, content in channels.items():
-                self.fds[name] = content if isinstance(content, int) else self._memory(content)
-            for name in ("status", "stderr", *job.outputs):
-                self.fds[name] = self._memory(b"")
+            for content in channels.values():
+                self.fds.append(content if isinstance(content, int) else self._memory(content))
+            for inputs in job.each:
+                self.fds.extend(map(self._memory, inputs.values()))
+                self.fds.extend(self._memory(b"") for _ in job.outputs)
         except OSError:
             self.close()
             raise
@@ -301,37 +326,44 @@ class _Running:
     def _memory(self, content: bytes) -> int:
         fd = os.memfd_create("channel", os.MFD_CLOEXEC)
         self._own.append(fd)
-        view, offset = memoryview(content), 0
-        while offset < len(view):
-            offset += os.pwrite(fd, view[offset:], offset)
+        offset = 0
+        while offset < len(content):
+            offset += os.pwrite(fd, content[offset:] if offset else content, offset)
         return fd
 
-    def observe(self, report: Mapping[str, Any]) -> Observation:
-        """What came of it; frees the descriptors."""
+    def observe(self, reports: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        """What came of them; frees the descriptors."""
         try:
-            if "lost" in report:
-                return Observation(lost=report["lost"])
-            status = os.pread(self.fds["status"], 2, 0)
-            code = os.waitstatus_to_exitcode(report["status"])
-            seen = Observation(
-                ready=status.startswith(b"R"),
-                compiled=status == b"RC",
-                exit_code=code if code >= 0 else None,
-                signal=-code if code < 0 else None,
-                killed=report["killed"],
-                cpu_seconds=report["cpu"],
-                wall_seconds=report["wall"],
-                peak_mb=report["peak"] / 1024,
-                output=_content(self.fds["stdout"]) if "stdout" in self.fds else b"",
-                errors=_tail(self.fds["stderr"]),
-                result=_content(self.fds["result"]) if "result" in self.fds else b"",
-                lost=None if status else f"the guards could not be set: {_tail(self.fds['stderr'])}",
-            )
+            return [self._one(number, report) for number, report in enumerate(reports)]
         finally:
             self.close()
-        if self.job.program is not None:
-            self.job.program.note(seen)
-        return seen
+
+    def _one(self, number: int, report: Mapping[str, Any]) -> Observation:
+        if "lost" in report:
+            return Observation(lost=report["lost"])
+        code = os.waitstatus_to_exitcode(report["status"])
+        told: str = report["told"]
+        if told == "RC" and self.job.program is not None:
+            self.job.program.note_compiled()
+        return Observation(
+            ready=told[:1] == "R",
+            compiled=told == "RC",
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            killed=report["killed"],
+            cpu_seconds=report["cpu"],
+            wall_seconds=report["wall"],
+            peak_mb=report["peak"] / 1024,
+            output=self._output("stdout", number),
+            errors=report["errors"].strip(),
+            result=self._output("result", number),
+            lost=None if told else f"the guards could not be set: {report['errors']}",
+        )
+
+    def _output(self, name: str, number: int) -> bytes:
+        if name not in self.job.outputs:
+            return b""
+        return _content(self.fds[len(self.common) + number * len(self.each) + self.each.index(name)])
 
     def close(self) -> None:
         for fd in self._own:
@@ -347,8 +379,3 @@ def _content(fd: int) -> bytes:
         parts.append(part)
         offset += len(part)
     return parts[0] if len(parts) == 1 else b"".join(parts)
-
-
-def _tail(fd: int) -> str:
-    size = os.fstat(fd).st_size
-    return os.pread(fd, _MAX_ERRORS, max(0, size - _MAX_ERRORS)).decode("utf-8", "replace").strip()

@@ -7,9 +7,11 @@ Whatever a program exhausts itself is its failure. Only a sandbox or a checker t
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import re
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -20,14 +22,15 @@ from magicrl.verifiers.code import checkers, compare, remote, values
 from magicrl.verifiers.code.checkers import Checker, Kind
 from magicrl.verifiers.code.extract import program_in
 from magicrl.verifiers.code.host import Program, SandboxOptions
-from magicrl.verifiers.code.limits import Limits, Observation
-from magicrl.verifiers.code.sandbox import Lost, Sandbox, failure
+from magicrl.verifiers.code.limits import Limits, Observation, present_cpu
+from magicrl.verifiers.code.referee import CheckerFailed, Referee
+from magicrl.verifiers.code.sandbox import Lost, Sandbox, check_lost, failure
 from magicrl.verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError
 
 _ATTEMPTS = 2
 _MAX_REASON = 300
+_MOST_AHEAD = 16
 _HEAVY = re.compile(r"\b(?:numpy|scipy|pandas)\b")
-_CHECKER_SECONDS = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,10 +84,6 @@ class CodeOptions:
     stop_at_failure: bool = True
     sandbox: SandboxOptions = field(default_factory=SandboxOptions)
     judge: JudgeOptions = field(default_factory=JudgeOptions)
-
-
-class _CheckerFailed(Exception):
-    """The checker, not the answer, is at fault."""
 
 
 class CodeJudge:
@@ -170,82 +169,121 @@ class _Trial:
         functions = not isinstance(suite.cases[0], StdinCase)
         self._program = Program(source, prelude=suite.prelude if functions or suite.prelude else None)
         self._heavy = bool(_HEAVY.search(source) or (suite.prelude and _HEAVY.search(suite.prelude)))
-        self._others: list[Program] = []
+        builtin = checker is None or checker.kind is Kind.BUILTIN
+        self._referee = None if checker is None or builtin else Referee(sandbox, checker, self._limits)
+        self._tests: list[Program] = []
+        self._ahead = 1
+        """Tests that are run before the first of them is judged: one until one has passed, then ever more."""
         self.passed = 0
 
     def close(self) -> None:
-        for program in (self._program, *self._others):
+        for program in (self._program, *self._tests):
             program.close()
+        if self._referee is not None:
+            self._referee.close()
 
     def run(self) -> tuple[str, str]:
+        """The status of the first failure and its reason, or ``passed``."""
+        cases = self._suite.cases
         first: tuple[str, str] | None = None
-        for number, case in enumerate(self._suite.cases, start=1):
+        at = 0
+        while at < len(cases):
             if self._left <= 0:
-                first = first or ("time_limit", f"test {number}: the time for all tests together was used up")
+                first = first or ("time_limit", f"test {at + 1}: the time for all tests together was used up")
                 break
-            found = self._with_retries(case)
-            if found is None:
-                self.passed += 1
-                continue
-            first = first or (found[0], f"test {number}: {found[1]}")
-            if self._stop or found[0] in ("syntax_error", "infrastructure_error"):
-                break
+            kind = type(cases[at])
+            ahead = list(
+                itertools.takewhile(
+                    lambda case: type(case) is kind,  # noqa: B023 - used at once
+                    cases[at : at + self._ahead],
+                )
+            )
+            for found in self._with_retries(ahead):
+                at += 1
+                if found is None:
+                    self.passed += 1
+                    continue
+                first = first or (found[0], f"test {at}: {found[1]}")
+                if self._stop or found[0] in ("syntax_error", "infrastructure_error"):
+                    return first
         return first or ("passed", "")
 
-    def _with_retries(self, case: Case) -> tuple[str, str] | None:
+    def _with_retries(self, cases: Sequence[Case]) -> list[tuple[str, str] | None]:
+        """What came of the first of these tests, at least of one."""
+        found: list[tuple[str, str] | None] = []
         lost = Lost("")
         for _ in range(_ATTEMPTS):
             try:
-                return self._judge(case)
+                for one in self._judge(cases):
+                    found.append(one)
+                self._ahead = min(2 * self._ahead, _MOST_AHEAD)
+                return found
             except Lost as error:
                 lost = error
                 self._sandbox.restart()
                 self._program.close()
-            except _CheckerFailed as error:
-                return "infrastructure_error", f"the checker failed: {error}"
+                self._ahead, cases = 1, cases[:1]
+                if found:
+                    return found
+            except CheckerFailed as error:
+                return [*found, ("infrastructure_error", f"the checker failed: {error}")]
         if lost.killed:
-            return "runtime_error", "killed from outside twice"
-        return "infrastructure_error", str(lost)
+            return [("runtime_error", "killed from outside twice")]
+        return [("infrastructure_error", str(lost))]
 
-    def _judge(self, case: Case) -> tuple[str, str] | None:
-        if isinstance(case, StdinCase):
-            return self._stdin(case)
-        if isinstance(case, CallCase):
-            return self._call(case)
-        return self._assertions(case)
+    def _judge(self, cases: Sequence[Case]) -> Iterator[tuple[str, str] | None]:
+        if isinstance(cases[0], AssertCase):
+            yield self._assertions(cases[0])
+            return  # the others come later
+        for case, (seen, failed) in zip(cases, self._observe(cases), strict=False):
+            if failed is not None:
+                yield failed
+            elif isinstance(case, StdinCase):
+                yield self._stdin(case, seen)
+            else:
+                assert isinstance(case, CallCase)
+                yield self._call(case, seen)
 
     def _present_limits(self) -> Limits:
-        return dataclasses.replace(self._limits, cpu_seconds=max(0.05, min(self._limits.cpu_seconds, self._left)))
+        return dataclasses.replace(self._limits, cpu_seconds=present_cpu(self._limits.cpu_seconds, self._left))
 
-    def _run(self, role: str, **details: Any) -> tuple[Observation, tuple[str, str] | None]:
-        limits = self._present_limits()
-        seen = self._sandbox.run(self._program, role, limits, heavy=self._heavy, **details)
-        self._left -= seen.cpu_seconds
-        return seen, failure(seen, limits)
+    def _observe(self, cases: Sequence[Case]) -> Iterator[tuple[Observation, tuple[str, str] | None]]:
+        """Run the program on these tests, of one kind, one process a test; what was seen and how it failed.
+
+        Fewer come out when a test fails, or uses up the time. Raises Lost when it comes to a run that was lost.
+        """
+        if isinstance(cases[0], StdinCase):
+            role, output = "program", "stdout"
+            each = [{"stdin": _stdin_of(case)} for case in cases]
+        else:
+            role, output = "call", "result"
+            each = [{"args": _arguments_of(case)} for case in cases]
+        found = self._sandbox.run(
+            self._program,
+            role,
+            self._limits,
+            each=each,
+            outputs=(output,),
+            left=self._left,
+            stop=self._stop,
+            heavy=self._heavy,
+        )
+        for seen in found:
+            limits = self._present_limits()
+            check_lost(seen, limits)
+            self._left -= seen.cpu_seconds
+            yield seen, failure(seen, limits)
 
     def output(self, case: Case) -> bytes | None:
         """The bare output of one test. Raises Lost if the sandbox fails."""
         if isinstance(case, AssertCase):
             return None
-        if isinstance(case, StdinCase):
-            seen, failed = self._run_stdin(case)
-            return seen.output if failed is None else None
-        seen, failed = self._run_call(case)
-        return seen.result if failed is None else None
-
-    def _run_stdin(self, case: StdinCase) -> tuple[Observation, tuple[str, str] | None]:
-        given = case.input.encode("utf-8", "surrogatepass")
-        return self._run("program", channels={"stdin": given}, outputs=("stdout",))
-
-    def _run_call(self, case: CallCase) -> tuple[Observation, tuple[str, str] | None]:
-        named = {name: values.encode(item) for name, item in case.named.items()}
-        arguments = json.dumps({"a": [values.encode(item) for item in case.positional], "k": named}).encode("ascii")
-        return self._run("call", channels={"args": arguments}, outputs=("result",), entry=case.entry)
-
-    def _stdin(self, case: StdinCase) -> tuple[str, str] | None:
-        seen, failed = self._run_stdin(case)
+        ((seen, failed),) = self._observe([case])
         if failed is not None:
-            return failed
+            return None
+        return seen.output if isinstance(case, StdinCase) else seen.result
+
+    def _stdin(self, case: StdinCase, seen: Observation) -> tuple[str, str] | None:
         if self._accepts_text(case, seen.output):
             return None
         return "wrong_answer", _difference(seen.output, case.output)
@@ -253,19 +291,17 @@ class _Trial:
     def _accepts_text(self, case: StdinCase, output: bytes) -> bool:
         answer = None if case.output is None else case.output.encode("utf-8", "surrogatepass")
         tolerance = self._suite.float_tolerance
-        if self._checker is None or self._checker.kind is Kind.BUILTIN:
+        if self._referee is None:
             assert answer is not None
             name = "tokens" if self._checker is None else self._checker.text
             return checkers.accepts_text(name, output, answer, tolerance)
+        assert self._checker is not None
         if self._checker.kind is Kind.FUNCTION:
             texts = [case.input, output.decode("utf-8", "replace"), case.output]
-            return self._by_function([values.encode(text) for text in texts])
-        return self._by_program(case.input.encode("utf-8", "surrogatepass"), output, answer)
+            return self._referee.by_function([values.encode(text) for text in texts])
+        return self._referee.by_program(case.input.encode("utf-8", "surrogatepass"), output, answer)
 
-    def _call(self, case: CallCase) -> tuple[str, str] | None:
-        seen, failed = self._run_call(case)
-        if failed is not None:
-            return failed
+    def _call(self, case: CallCase, seen: Observation) -> tuple[str, str] | None:
         try:
             message = json.loads(seen.result)
             accepted = self._accepts_value(case, message)
@@ -285,11 +321,11 @@ class _Trial:
             result = _changed(after, case)
         found = values.decode(result, remote.as_list)
         tolerance = self._suite.float_tolerance
-        if self._checker is not None and self._checker.kind is Kind.BUILTIN:
-            return checkers.accepts_value(self._checker.text, found, case.expected, tolerance)
-        if self._checker is not None:
+        if self._referee is not None:
             given = values.encode(case.positional or case.named)
-            return self._by_function([given, result, values.encode(case.expected)])
+            return self._referee.by_function([given, result, values.encode(case.expected)])
+        if self._checker is not None:
+            return checkers.accepts_value(self._checker.text, found, case.expected, tolerance)
         if case.parsed is not None:
             if case.parsed.equal:
                 return compare.same_value(found, case.expected, tolerance, strict=True)
@@ -302,7 +338,7 @@ class _Trial:
 
     def _assertions(self, case: AssertCase) -> tuple[str, str] | None:
         tests = Program(case.code, prelude=self._suite.prelude)
-        self._others.append(tests)
+        self._tests.append(tests)
         limits = self._present_limits()
         theirs, ours = self._sandbox.run_pair(
             self._program, tests, limits, heavy=self._heavy, entries=list(case.entries), check=case.check
@@ -315,62 +351,22 @@ class _Trial:
             return failed
         failed = failure(ours, limits)
         if failed is not None and failed[0] == "syntax_error":
-            raise _CheckerFailed(f"the test code does not compile: {failed[1]}")
+            raise CheckerFailed(f"the test code does not compile: {failed[1]}")
         wrong = failed is None or failed[1].startswith("AssertionError")
         reason = "" if failed is None else failed[1]
         return ("wrong_answer", reason or "an assertion failed") if wrong else failed
 
-    def _by_function(self, arguments: list[Any]) -> bool:
-        """A checker function's word. If it raises, the expected answer shows whose fault that is."""
-        assert self._checker is not None
-        said, reason = self._ask_function(arguments)
-        if said is not None:
-            return said
-        given, output, answer = arguments
-        if answer is not None and output != answer:
-            if self._ask_function([given, answer, answer])[0] is True:
-                return False  # it can judge: this output is what it could not read
-            raise _CheckerFailed(reason)
-        if reason.startswith(("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError")):
-            raise _CheckerFailed(reason)
-        return False
 
-    def _ask_function(self, arguments: list[Any]) -> tuple[bool | None, str]:
-        assert self._checker is not None
-        channels = {"args": json.dumps(arguments).encode("ascii")}
-        seen = self._trusted("judge", Program(self._checker.text), channels=channels, outputs=("result",))
-        if seen.exit_code == 0 and seen.result in (b"yes", b"no"):
-            return seen.result == b"yes", ""
-        failed = failure(seen, self._checker_limits())
-        return None, "no verdict" if failed is None else failed[1]
+def _stdin_of(case: Case) -> bytes:
+    assert isinstance(case, StdinCase)
+    return case.input.encode("utf-8", "surrogatepass")
 
-    def _by_program(self, given: bytes, output: bytes, answer: bytes | None) -> bool:
-        """A checker program's exit status, by testlib's contract."""
-        code, reason = self._ask_program(given, output, answer or b"")
-        if code in (0, 1, 2, 7):
-            return code == 0
-        if code != 3 and answer is not None and self._ask_program(given, answer, answer)[0] == 0:
-            return False  # it crashed on this output only
-        raise _CheckerFailed(reason or f"exit status {code}")
 
-    def _ask_program(self, given: bytes, output: bytes, answer: bytes) -> tuple[int | None, str]:
-        assert self._checker is not None
-        channels: dict[str, bytes | int] = {"input": given, "output": output, "answer": answer}
-        if self._checker.kind is Kind.COMPILED:
-            with open(self._checker.text, "rb") as file:  # its path does not exist inside; its bytes are handed over
-                seen = self._trusted("execute", None, channels={**channels, "binary": file.read()})
-        else:
-            seen = self._trusted("checker", Program(self._checker.text), channels=channels)
-        reason = "" if seen.killed is None else f"ended: {seen.killed}"
-        return (None if seen.killed else seen.exit_code), reason or seen.errors
-
-    def _checker_limits(self) -> Limits:
-        return dataclasses.replace(self._limits, cpu_seconds=max(_CHECKER_SECONDS, self._limits.cpu_seconds))
-
-    def _trusted(self, role: str, program: Program | None, **details: Any) -> Observation:
-        if program is not None:
-            self._others.append(program)
-        return self._sandbox.run_trusted(program, role, self._checker_limits(), **details)
+def _arguments_of(case: Case) -> bytes:
+    assert isinstance(case, CallCase)
+    named = {name: values.encode(item) for name, item in case.named.items()}
+    positional = [values.encode(item) for item in case.positional]
+    return json.dumps({"entry": case.entry, "a": positional, "k": named}).encode("ascii")
 
 
 def _changed(after: list[Any], case: CallCase) -> Any:

@@ -66,6 +66,11 @@ class Observation:
     lost: str | None = None
 
 
+def present_cpu(each: float, left: float) -> float:
+    """CPU seconds of the next test when ``left`` remain for all together. Both sides of the sandbox reckon so."""
+    return max(0.05, min(each, left))
+
+
 EXIT_MEMORY = 102
 EXIT_NOT_PLAIN = 104
 EXIT_CHECKER_CRASHED = 113

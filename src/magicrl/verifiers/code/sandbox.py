@@ -61,18 +61,28 @@ class Sandbox:
         role: str,
         limits: Limits,
         *,
+        each: Sequence[Mapping[str, bytes]],
+        outputs: Sequence[str],
+        left: float,
+        stop: bool,
         heavy: bool = False,
-        channels: Mapping[str, bytes | int],
-        outputs: Sequence[str] = (),
         **details: Any,
-    ) -> Observation:
-        """Run a program that is not trusted.
+    ) -> list[Observation]:
+        """Run a program that is not trusted, once for each entry of ``each``; see `host.Job`.
 
-        Raises:
-            Lost: the sandbox failed.
+        What was lost is told by the observation's ``lost``; what was observed before it holds.
         """
-        job = Job(role=role, program=program, limits=limits, channels=channels, outputs=outputs, details=details)
-        return self._one("numpy" if heavy else "program", job)
+        job = Job(
+            role=role,
+            program=program,
+            limits=limits,
+            each=each,
+            outputs=outputs,
+            details=details,
+            left=left,
+            stop=stop,
+        )
+        return self._all("numpy" if heavy else "program", job)
 
     def run_trusted(
         self,
@@ -90,7 +100,9 @@ class Sandbox:
             Lost: the sandbox failed.
         """
         job = Job(role=role, program=program, limits=limits, channels=channels, outputs=outputs, details=details)
-        return self._one("trusted", job)
+        (seen,) = self._all("trusted", job)
+        check_lost(seen, limits)
+        return seen
 
     def run_pair(
         self,
@@ -132,15 +144,17 @@ class Sandbox:
             finally:
                 while ends:
                     os.close(ends.pop())
-            ours = trusted.finish(second)
-            theirs = program_zygote.finish(first)
+            (ours,) = trusted.finish(second)
+            (theirs,) = program_zygote.finish(first)
+            self._runs["trusted"] += 1
+            self._runs["numpy" if heavy else "program"] += 1
         except ConnectionError as error:
             raise Lost(str(error)) from error
         finally:
             while ends:
                 os.close(ends.pop())
         for seen in (theirs, ours):
-            _check_lost(seen, waiting)
+            check_lost(seen, waiting)
         return theirs, ours
 
     def restart(self) -> None:
@@ -153,14 +167,14 @@ class Sandbox:
         self._zygotes.clear()
         self._runs.clear()
 
-    def _one(self, kind: str, job: Job) -> Observation:
+    def _all(self, kind: str, job: Job) -> list[Observation]:
         zygote = self._zygote(kind)
         try:
-            seen = zygote.finish(zygote.start(job))
+            found = zygote.finish(zygote.start(job))
         except ConnectionError as error:
-            raise Lost(str(error)) from error
-        _check_lost(seen, job.limits)
-        return seen
+            return [Observation(lost=str(error))]
+        self._runs[kind] += len(found)
+        return found
 
     def _zygote(self, kind: str) -> Zygote:
         if self._runs.get(kind, 0) >= _MAX_RUNS:
@@ -169,7 +183,6 @@ class Sandbox:
             modules = _HEAVY_MODULES if kind == "numpy" else ()
             self._zygotes[kind] = self._fresh(modules)
             self._runs[kind] = 0
-        self._runs[kind] += 1
         return self._zygotes[kind]
 
     def _fresh(self, modules: Sequence[str]) -> Zygote:
@@ -184,7 +197,8 @@ class Sandbox:
         return Zygote(self._options, modules)
 
 
-def _check_lost(seen: Observation, limits: Limits) -> None:
+def check_lost(seen: Observation, limits: Limits) -> None:
+    """Raise `Lost` for a run that came to nothing through no fault of the program's."""
     if seen.lost is not None:
         raise Lost(seen.lost)
     outside = seen.signal == signal.SIGKILL and seen.killed is None and seen.cpu_seconds < limits.cpu_seconds

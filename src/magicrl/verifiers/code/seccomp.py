@@ -3,8 +3,9 @@
 Everything that is not named here answers EPERM. Calls that only an attack makes end the program (status
 ``security``). One process, threads only: nothing can be forked, so nothing can be left running. x86-64.
 
-The tree has depth 7: the kernel runs it once for each call number when it is installed (its allow cache), so a
-list of 130 comparisons would cost more than the fork.
+In two parts, which hold together as one list would: the base binds the zygote and so, inherited, every child; the
+rest, about the calls that the zygote itself makes, is installed in each child. The kernel takes a filter in at the
+cost of a tenth of a fork, more for a longer one, and runs it for every call number: hence the tree, of depth 7.
 """
 
 from __future__ import annotations
@@ -65,6 +66,13 @@ _CLONE_THREAD = 0x00010000
 _CLONE_NAMESPACES = 0x7E020080
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
 _SIGKILL = 9
+
+_FREE_FOR_THE_ZYGOTE = {
+    "sendmsg": 46, "clone": 56, "kill": 62, "setpgid": 109, "capset": 126, "prctl": 157, "setrlimit": 160,
+    "mount": 165, "umount2": 166, "unshare": 272, "prlimit64": 302, "setns": 308, "landlock_create_ruleset": 444,
+    "landlock_add_rule": 445, "landlock_restrict_self": 446, **_EXEC,
+}  # fmt: skip
+"""What the zygote does between two children, and what a child does before it takes its own filter."""
 
 _LOAD = 0x20
 _AND = 0x54
@@ -158,12 +166,11 @@ def _rules(allow_exec: bool) -> dict[int, list[_Op]]:
     return rules
 
 
-def _segments(rules: dict[int, list[_Op]]) -> list[tuple[int, list[_Op]]]:
+def _segments(rules: dict[int, list[_Op]], otherwise: list[_Op]) -> list[tuple[int, list[_Op]]]:
     """Runs of call numbers with one answer, as (first number, code), covering every number from 0."""
-    denied = [_ret(_EPERM)]
     found: list[tuple[int, list[_Op]]] = []
     for number in range(max(rules) + 2):
-        code = rules.get(number, denied)
+        code = rules.get(number, otherwise)
         if not found or found[-1][1] != code:
             found.append((number, code))
     found.append((_X32_BIT, [_ret(_KILL_PROCESS)]))
@@ -183,30 +190,49 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
 
-class Filter:
-    """A filter ready to install. Needs no_new_privs (or CAP_SYS_ADMIN).
+def base_filter() -> Filter:
+    """The part for the zygote, inherited by all that it forks: the list, but for what the zygote itself does."""
+    free = {number: [_ret(_ALLOW)] for number in (*_FREE_FOR_THE_ZYGOTE.values(), _TGKILL)}
+    return Filter({**_rules(allow_exec=False), **free}, otherwise=_EPERM)
+
+
+def child_filter(*, allow_exec: bool = False) -> Filter:
+    """The part for a child: what the list says of the calls that `base_filter` leaves free.
 
     Args:
         allow_exec: also allow execve, for a compiled checker.
     """
+    whole, denied = _rules(allow_exec), [_ret(_EPERM)]
+    # a signal's rule names the child itself, so it is not the zygote's to install
+    numbers = {*_FREE_FOR_THE_ZYGOTE.values(), _TGKILL}
+    return Filter({number: whole.get(number, denied) for number in numbers}, otherwise=_ALLOW)
 
-    def __init__(self, *, allow_exec: bool = False) -> None:
+
+class Filter:
+    """A filter ready to install. Needs no_new_privs (or CAP_SYS_ADMIN).
+
+    Args:
+        rules: what becomes of a call, by number.
+        otherwise: what becomes of every other.
+    """
+
+    def __init__(self, rules: dict[int, list[_Op]], otherwise: int) -> None:
         head: list[_Op] = [(_LOAD, 0, 0, 4), (_JEQ, 1, 0, AUDIT_ARCH_X86_64), _ret(_KILL_PROCESS), (_LOAD, 0, 0, 0)]
-        ops = [*head, *_tree(_segments(_rules(allow_exec)))]
+        ops = [*head, *_tree(_segments(rules, [_ret(otherwise)]))]
+        self.ops: tuple[_Op, ...] = tuple(ops)
         self._bytes = bytearray(b"".join(struct.pack("<HBBI", *op) for op in ops))
-        self._places = [8 * index + 4 for index, op in enumerate(ops) if op[3] == _PID]
+        own = [8 * index + 4 for index, op in enumerate(ops) if op[3] == _PID]
+        self._places = [ctypes.c_uint32.from_buffer(self._bytes, place) for place in own]
         self._buffer = (ctypes.c_char * len(self._bytes)).from_buffer(self._bytes)
         self._program = _Program(len(ops), ctypes.addressof(self._buffer))
+        pointer = kernel.address(self._program)
+        self.installation: kernel.Call = (_PRCTL, kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, pointer, 0, 0)
+        """The call that binds a thread and all it starts, for ever. This object has to outlive it."""
 
     def __len__(self) -> int:
         return self._program.length
 
-    def install(self, pid: int) -> None:
-        """Bind this thread and all it starts, for ever; ``pid`` is the only process it may signal.
-
-        Raises:
-            OSError: the kernel refuses.
-        """
+    def aim(self, pid: int) -> None:
+        """Make ``pid`` the only process that may be signalled; before `installation` is performed."""
         for place in self._places:
-            struct.pack_into("<I", self._bytes, place, pid)
-        kernel.prctl(kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, ctypes.byref(self._program))
+            place.value = pid

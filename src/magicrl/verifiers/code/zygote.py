@@ -14,7 +14,6 @@ import importlib
 import json
 import os
 import resource
-import select
 import signal
 import socket
 import sys
@@ -22,7 +21,8 @@ import time
 from typing import Any
 
 from magicrl.verifiers.code import child, kernel, landlock, namespaces
-from magicrl.verifiers.code.seccomp import Filter
+from magicrl.verifiers.code.limits import present_cpu
+from magicrl.verifiers.code.seccomp import base_filter, child_filter
 
 # fmt: off
 PRELOADED = (
@@ -32,6 +32,8 @@ PRELOADED = (
 # fmt: on
 """What contest programs import. The rest loads when a program asks for it: each module here slows every fork."""
 _MAX_REQUEST = 1 << 16
+_MAX_FDS = 128
+_MAX_ERRORS = 500
 _SLICES = (0.02, 0.05, 0.1, 0.25)
 _HARD_FACTOR = 10.0
 _STACK = 120 << 20
@@ -51,6 +53,7 @@ def main() -> None:
         return
     sys.argv = ["main.py"]
     missing = _preload(setup["preload"])
+    os.environ.pop("LD_BIND_NOW")
     tier, reasons, has_proc = _isolate(setup)
     zygote = _Zygote(link, setup, tier, has_proc)
     link.send(json.dumps({"tier": tier, "reasons": reasons, "proc": has_proc, "missing": missing}).encode())
@@ -120,55 +123,98 @@ class _Zygote:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_FDS + 128, _MAX_FDS + 128))
         off: frozenset[str] = frozenset(setup.get("guards_off", ()))
         self._limits = (0, 0)
         self._guards = child.Guards(
             rules=None if "landlock" in off else rules,
-            filter=None if "seccomp" in off else Filter(),
-            exec_filter=Filter(allow_exec=True),
+            filter=None if "seccomp" in off else child_filter(),
+            exec_filter=child_filter(allow_exec=True),
             folder=namespaces.SCRATCH if tier == "B" else "/",
+            new_numbers=self._own_numbers >= 0 and "pid_namespace" not in off,
         )
         self._base_memory = base
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         stack = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
         resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
-        self._new_numbers = self._own_numbers >= 0 and "pid_namespace" not in off
+        # what a child says of its guards; the same pipe for all, since they run one after another
+        self._told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._scratch = kernel.Folder(namespaces.SCRATCH) if tier == "B" else None
+        self._child = kernel.Child()
+        self._to_new_numbers: list[kernel.Call] = [(kernel.UNSHARE, kernel.CLONE_NEWPID, 0, 0, 0, 0)]
+        self._to_own_numbers: list[kernel.Call] = [(kernel.SETNS, self._own_numbers, kernel.CLONE_NEWPID, 0, 0, 0)]
 
     def serve(self) -> None:
+        child.rehearse()
+        if self._guards.filter is not None:
+            self._base = base_filter()
+            kernel.perform([self._base.installation])
         gc.collect()
         gc.freeze()
         gc.disable()
         while True:
             try:
-                data, fds, _, _ = socket.recv_fds(self._link, _MAX_REQUEST, 16)
+                data, fds, _, _ = socket.recv_fds(self._link, _MAX_REQUEST, _MAX_FDS)
             except ConnectionError:
                 return
             if not data:
                 return
-            request = json.loads(data)
+            runs: list[dict[str, Any]] = []
             try:
-                report = self._run(request, fds)
+                self._all(json.loads(data), fds, runs)
             except OSError as error:  # no process, no memory: not the program's doing
-                report = {"lost": f"the sandbox could not start a process: {error}"}
+                runs.append({"lost": f"the sandbox could not start a process: {error}"})
             for fd in fds:
                 os.close(fd)
-            self._link.send(json.dumps(report).encode())
+            self._link.send(json.dumps({"runs": runs}).encode())
 
-    def _run(self, request: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        start = time.monotonic()
+    def _all(self, request: dict[str, Any], fds: list[int], runs: list[dict[str, Any]]) -> None:
+        """Every run of a request, as long as the time and the room for outputs last; fills ``runs``."""
         self._inherit_limits(self._base_memory + request["memory"], request["output"])
+        common, names, left, room = request["common"], request["each"], request["left"], request["output"]
+        errors = fds[common.index("stderr")]
+        shared = [child.place(fds[index], name) for index, name in enumerate(common)]
+        shared.append(child.place(self._told[1], "status"))
+        first = len(common)
+        binding = child.Binding(request["role"], self._guards)
+        for _ in range(request["count"]):
+            own = fds[first : first + len(names)]
+            first += len(names)
+            places = shared + [child.place(fd, name) for fd, name in zip(own, names)]  # noqa: B905 - runs once a test
+            report = self._run(request, places, binding, present_cpu(request["cpu"], left))
+            if self._scratch is not None and self._scratch.changed():
+                self._renew_scratch()
+                binding = child.Binding(request["role"], self._guards)
+            report["told"] = _drained(self._told[0])
+            report["errors"] = _taken(errors)
+            runs.append(report)
+            left -= report["cpu"]
+            room -= sum([os.lseek(fd, 0, os.SEEK_END) for fd in own])
+            if left <= 0 or room <= 0 or (request["stop"] and report["status"] != 0):
+                return
+
+    def _run(
+        self, request: dict[str, Any], places: list[kernel.Call], binding: child.Binding, cpu: float
+    ) -> dict[str, Any]:
+        start = time.monotonic()
+        binding.allow(cpu)
         pid = self._fork()
         if pid == 0:
-            child.run(request, dict(zip(request["fds"], fds, strict=True)), self._guards)  # never returns
-        killed = self._watch(pid, request, start)
-        _, status, usage = os.wait4(pid, 0)
-        if self._tier == "B" and os.listdir(namespaces.SCRATCH):
-            self._renew_scratch()
+            child.run(request, places, binding)  # never returns
+        turn, before, still = 0, 0.0, 0
+        killed: str | None = None
+        while not self._child.await_end(pid, _SLICES[turn]):
+            turn = min(turn + 1, len(_SLICES) - 1)
+            used = kernel.cpu_seconds(pid)
+            still = still + 1 if used - before < _PROGRESS_SECONDS else 0
+            before = used
+            killed = killed or self._verdict(pid, request, cpu, time.monotonic() - start, used, still)
+            if killed is not None:
+                os.kill(pid, signal.SIGKILL)  # its number is its own until it is waited for
         return {
-            "status": status,
-            "cpu": usage.ru_utime + usage.ru_stime,
-            "peak": usage.ru_maxrss,
+            "status": self._child.status,
+            "cpu": self._child.cpu_seconds,
+            "peak": self._child.peak_kib,
             "wall": time.monotonic() - start,
             "killed": killed,
         }
@@ -184,54 +230,55 @@ class _Zygote:
     def _renew_scratch(self) -> None:
         """An empty scratch folder; Landlock's rule for the old one does not reach it."""
         namespaces.fresh_scratch()
+        self._scratch = kernel.Folder(namespaces.SCRATCH)
         old = self._guards.rules
         if old is not None:
             self._guards = dataclasses.replace(self._guards, rules=landlock.ruleset(self._paths))
             os.close(old)
 
     def _fork(self) -> int:
-        if not self._new_numbers:
+        if not self._guards.new_numbers:
             return kernel.fork()
-        kernel.unshare(kernel.CLONE_NEWPID)
+        kernel.perform(self._to_new_numbers)
+        pid = -1
         try:
             pid = kernel.fork()
-        except OSError:
-            kernel.setns(self._own_numbers, kernel.CLONE_NEWPID)
-            raise
-        if pid != 0:
-            kernel.setns(self._own_numbers, kernel.CLONE_NEWPID)
+        finally:
+            if pid != 0:
+                kernel.perform(self._to_own_numbers)
         return pid
 
-    def _watch(self, pid: int, request: dict[str, Any], start: float) -> str | None:
-        """Wait for the end of a child, or end it; returns why it was ended."""
-        ended = os.pidfd_open(pid)
-        try:
-            poll = select.poll()
-            poll.register(ended, select.POLLIN)
-            killed, turn, before, still = None, 0, 0.0, 0
-            while not poll.poll(1000 * _SLICES[min(turn, len(_SLICES) - 1)]):
-                turn += 1
-                used = kernel.cpu_seconds(pid)
-                still = still + 1 if used - before < _PROGRESS_SECONDS else 0
-                killed = self._verdict(pid, request, time.monotonic() - start, used, still)
-                before = used
-                if killed is not None:
-                    signal.pidfd_send_signal(ended, signal.SIGKILL)
-                    poll.poll()
-                    break
-            return killed
-        finally:
-            os.close(ended)
-
-    def _verdict(self, pid: int, request: dict[str, Any], wall: float, cpu: float, still: int) -> str | None:
-        if cpu > request["cpu"]:
+    def _verdict(
+        self, pid: int, request: dict[str, Any], limit: float, wall: float, used: float, still: int
+    ) -> str | None:
+        """Why a run has to be ended now, or None."""
+        if used > limit:
             return "cpu"
-        patience = request["cpu"] + request["idle"]
+        patience = limit + request["idle"]
         if wall > patience * _HARD_FACTOR or (wall > patience and still >= _STILL_LOOKS):
             return "idle"
         if self._has_proc and _threads(pid) > request["threads"]:
             return "threads"
         return None
+
+
+def _drained(fd: int) -> str:
+    """What lies in a pipe that does not block."""
+    try:
+        return os.read(fd, 8).decode("ascii")
+    except BlockingIOError:
+        return ""
+
+
+def _taken(fd: int) -> str:
+    """The end of what was written to a memory file, which is then empty again."""
+    size = os.lseek(fd, 0, os.SEEK_END)
+    if size == 0:
+        return ""
+    text = os.pread(fd, _MAX_ERRORS, max(0, size - _MAX_ERRORS)).decode("utf-8", "replace")
+    os.ftruncate(fd, 0)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return text
 
 
 def _first_field(path: str) -> str:
@@ -245,7 +292,3 @@ def _threads(pid: int) -> int:
             return int(file.read().rpartition(")")[2].split()[17])
     except (OSError, IndexError, ValueError):
         return 0
-
-
-if __name__ == "__main__":
-    main()
