@@ -97,7 +97,7 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
         RecipeError: with the key of the source.
         ValueError: a source as a whole is unreadable.
     """
-    context.watcher.step(SOURCES, len(sources), len(sources))
+    context.watcher.note(f"{len(sources)} sources: read, or found unchanged")
     jobs = [
         (source, context.base, context.output / SOURCES / source.label, context.max_field_characters)
         for source in sources

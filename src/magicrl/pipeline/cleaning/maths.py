@@ -12,6 +12,7 @@ canonical strings, is taken here and no worker process is asked. The result is t
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ from magicrl.verifiers.pool import VerifierPool
 
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
 """An answer that is nobody's: what the verifier says of a gold beside it is whether it can read the gold."""
+_AFTER_HASHES = re.compile(r"(?:^|\n)####[ \t]*(\S[^\n]*?)\s*\Z")
 _SHORT = 200
 _IN_FLIGHT = 64
 
@@ -81,10 +83,10 @@ class MathsCleaner:
                 questions["probe"] = _PROBE
         if self._rules.agreement and entry.solutions:
             solution = entry.solutions[0]
-            box = None if OPEN_TAG in solution or CLOSE_TAG in solution else last_box(solution)
-            same = box is not None and len(box) <= _SHORT and canonical(close_braces(box.strip())) in golds
+            stated = stated_answer(solution)
+            same = stated is not None and len(stated) <= _SHORT and canonical(close_braces(stated)) in golds
             if not same:
-                questions["solution"] = solution
+                questions["solution"] = solution if stated is None else rf"\boxed{{{stated}}}"
         return questions
 
     def _without_questions(self, entry: Entry) -> Decision:
@@ -104,6 +106,23 @@ class MathsCleaner:
         solution = verdicts.get("solution")
         if solution is not None and not solution.correct:
             found = "nothing" if solution.extracted is None else repr(solution.extracted[-200:])
-            reason = "no answer in the solution" if solution.status == "no_answer" else "solution disagrees"
+            stated = stated_answer(entry.solutions[0]) is not None
+            reason = "solution disagrees" if stated else "solution does not state the answer"
             return Drop(reason, f"gold {entry.golds[0]!r}, the solution gives {found} ({solution.status})")
         return self._without_questions(entry)
+
+
+def stated_answer(solution: str) -> str | None:
+    r"""The answer that a solution marks as such: its last box, or what follows ``####`` at its end; else None.
+
+    Example:
+        >>> stated_answer(r"So it is \boxed{7}."), stated_answer("2 and 5 is 7.\n#### 7"), stated_answer("So it is 7.")
+        ('7', '7', None)
+    """
+    if OPEN_TAG in solution or CLOSE_TAG in solution:
+        return None  # the verifier knows where reasoning ends
+    box = last_box(solution)
+    if box is not None:
+        return box.strip() or None
+    found = _AFTER_HASHES.search(solution[-1000:])
+    return found.group(1) if found else None

@@ -46,11 +46,12 @@ class RecordReader:
         self._check_wanted(row.record)
         if is_released(row):
             return self._released(row)
-        row, form = self._in_its_form(row)
+        row, form = self._in_its_form(_with_dotted(row, self.source))
         read = read_record(row, [form], stem=self.source.label)
         entry = self._entry(row, read)
         notes = {name: row.record[name] for name in form.notes if row.record.get(name) not in (None, "", [])}
-        return replace(entry, solutions=_solutions(row.record, form.solutions), notes=notes)
+        solutions = tuple(text for text in _solutions(row.record, form.solutions) if text.strip() not in entry.golds)
+        return replace(entry, solutions=solutions, notes=notes)
 
     def _entry(self, row: Row, read: Read) -> Entry:
         label = self.source.label
@@ -97,7 +98,8 @@ class RecordReader:
             if form.convert is None:
                 return row, form
             try:
-                return replace(row, record=converted(row.record, form.convert)), form
+                done = replace(row, record=converted(row.record, form.convert))
+                return done, form.model_copy(update={"convert": None, "needs": ()})
             except (ValueError, KeyError, TypeError) as error:
                 raise ValueError(f"{row.where}: {error}") from None
         known = ", ".join(map(str, row.record)) or "none"
@@ -131,6 +133,25 @@ class RecordReader:
                 return
 
 
+def _with_dotted(row: Row, source: PipelineSource) -> Row:
+    """The record with the nested values that ``columns`` names by dots as columns of their own."""
+    if source.columns is None:
+        return row
+    own = source.columns
+    first = (own.problem,) if isinstance(own.problem, str) else own.problem
+    named = [*first, own.answer, own.id, own.level, *own.solutions, *own.notes]
+    added: dict[str, Any] = {}
+    for name in named:
+        if name is None or "." not in name or name in row.record:
+            continue
+        value: Any = row.record
+        for part in name.split("."):
+            value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            added[name] = value
+    return replace(row, record={**row.record, **added}) if added else row
+
+
 def _solutions(record: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
     """Every text in the solution columns, each once, in order."""
     found: list[str] = []
@@ -143,5 +164,7 @@ def _solutions(record: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, 
 
 def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
     """A record's text for the quarantine, cut where it is very long."""
-    text = record if isinstance(record, str) else json.dumps(record, ensure_ascii=True, default=str)
-    return text if len(text) <= most else f"{text[:most]}... ({len(text)} characters)"
+    if isinstance(record, str):
+        return record if len(record) <= most else f"{record[:most]}... ({len(record)} characters)"
+    each = {name: shown(value, most) if isinstance(value, str) else value for name, value in record.items()}
+    return shown(json.dumps(each, ensure_ascii=True, default=str), most)

@@ -1,0 +1,65 @@
+"""Small pipelines on files of a few rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.pipeline.build import Built, build
+from magicrl.pipeline.entry import Entry, entries_of
+from magicrl.pipeline.parts import read_part
+from magicrl.pipeline.settings import PipelineConfig
+from magicrl.pipeline.steps.base import Silent
+
+Rows = Iterable[dict[str, Any]]
+
+
+@pytest.fixture
+def write_rows(tmp_path: Path) -> Callable[[str, Rows], Path]:
+    """Writes rows as JSON Lines; returns the file."""
+
+    def write(name: str, rows: Rows) -> Path:
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+class Run:
+    """Builds pipelines in one folder and reads what they left."""
+
+    def __init__(self, base: Path) -> None:
+        self.base = base
+        self.output = base / "out"
+
+    def __call__(self, tree: dict[str, Any], watcher: Any = None) -> Built:
+        config = PipelineConfig.model_validate({"workers": 1, **tree})
+        return build(config, base=self.base, output=self.output, watcher=watcher or Silent())
+
+    def kept(self, step: str) -> list[Entry]:
+        """Kept entries of a step, or of ``sources/NAME``."""
+        folder = self.output / step / "kept"
+        return [entry for path in sorted(folder.glob("*.parquet")) for entry in entries_of(read_part(path))]
+
+    def dropped(self, step: str) -> list[dict[str, Any]]:
+        """Dropped rows of a step."""
+        folder = self.output / step / "dropped"
+        return [row for path in sorted(folder.glob("*.parquet")) for row in read_part(path).to_pylist()]
+
+    def reasons(self, step: str) -> dict[str, str]:
+        """Reasons of a step's dropped rows by id."""
+        return {row["id"]: row["reason"] for row in self.dropped(step)}
+
+    def files(self) -> dict[str, bytes]:
+        """Every part and training file by its name."""
+        return {str(path.relative_to(self.output)): path.read_bytes() for path in self.output.rglob("*.parquet")}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path)

@@ -1,0 +1,348 @@
+"""Reading sources: every known set in the shape of its real file, and what cannot be read set aside with its reason."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from magicrl.pipeline.sources.kinds import known_kinds
+
+TESTS = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
+ADD = "print(sum(map(int, input().split())))"
+# One made record in the columns of each real file: (record, golds or tests, solutions).
+RECORDS: dict[str, tuple[dict[str, Any], Any, tuple[str, ...]]] = {
+    "numina_math_1_5": (
+        {
+            "problem": "What is 2 + 3?",
+            "solution": "It is $\\boxed{5}$.",
+            "answer": "5",
+            "problem_type": "Algebra",
+            "question_type": "math-word-problem",
+            "problem_is_valid": "Yes",
+            "solution_is_valid": "Yes",
+            "source": "amc_aime",
+            "synthetic": False,
+        },
+        ("5",),
+        ("It is $\\boxed{5}$.",),
+    ),
+    "deepscaler": ({"problem": "What is 2 + 3?", "answer": "5", "solution": "\\boxed{5}"}, ("5",), ("\\boxed{5}",)),
+    "still3": ({"question": "What is 2 + 3?", "answer": "5"}, ("5",), ()),
+    "omni_math": (
+        {
+            "domain": ["Mathematics -> Algebra"],
+            "difficulty": 4.5,
+            "problem": "What is 2 + 3?",
+            "solution": "Five: 5.",
+            "answer": "5",
+            "source": "HMMT_2",
+        },
+        ("5",),
+        ("Five: 5.",),
+    ),
+    "aime_1983_2023": (
+        {"ID": "1999-7", "Year": 1999, "Problem Number": 7, "Question": "What is 2 + 3?", "Answer": "5", "Part": None},
+        ("5",),
+        (),
+    ),
+    "gsm8k": ({"question": "2 + 3?", "answer": "It is five.\n#### 5"}, ("5",), ("It is five.\n#### 5",)),
+    "math": (
+        {"problem": "2 + 3?", "level": "Level 2", "type": "Algebra", "solution": "\\boxed{5}"},
+        ("5",),
+        ("\\boxed{5}",),
+    ),
+    "deepmath": (
+        {
+            "question": "2 + 3?",
+            "final_answer": "5",
+            "difficulty": 4.5,
+            "topic": "Algebra",
+            "r1_solution_1": "a",
+            "r1_solution_2": "b",
+            "r1_solution_3": "a",
+        },
+        ("5",),
+        ("a", "b"),
+    ),
+    "svamp": ({"ID": "c-1", "Body": "Ann has 2", "Question": "And 3 more?", "Answer": 5.0}, ("5",), ()),
+    "olympiadbench": ({"question": "2 + 3?", "final_answer": ["5"], "solution": ["Five."]}, ("5",), ("Five.",)),
+    "leetcode": (
+        {
+            "task_id": "add",
+            "difficulty": "Easy",
+            "problem_description": "Add.",
+            "prompt": "from typing import List",
+            "starter_code": "class Solution:\n    def add(self, a, b):",
+            "completion": "class Solution: pass",
+            "entry_point": "Solution().add",
+            "test": "def check(candidate):\n    assert candidate(a = 1, b = 2) == 3",
+        },
+        {"entry_point": "Solution().add"},
+        ("class Solution: pass",),
+    ),
+    "taco": (
+        {
+            "question": "Add two numbers.",
+            "solutions": json.dumps([ADD]),
+            "starter_code": "",
+            "difficulty": "EASY",
+            "input_output": json.dumps(TESTS),
+            "name": None,
+            "source": "codeforces",
+            "url": "u",
+            "tags": "[]",
+            "time_limit": "2.0 seconds",
+            "memory_limit": "256.0 megabytes",
+        },
+        {**TESTS, "time_limit": 2.0, "memory_limit_mb": 256.0},
+        (ADD,),
+    ),
+    "apps": (
+        {
+            "problem_id": 7,
+            "question": "Add two numbers.",
+            "solutions": json.dumps([ADD]),
+            "starter_code": "",
+            "input_output": json.dumps(TESTS),
+            "difficulty": "introductory",
+            "url": "u",
+        },
+        TESTS,
+        (ADD,),
+    ),
+    "code_contests": (
+        {
+            "name": "1_A. Add",
+            "description": "Add two numbers.",
+            "public_tests": {"input": ["1 2"], "output": ["3"]},
+            "private_tests": {"input": ["2 2"], "output": ["4"]},
+            "generated_tests": {"input": [], "output": []},
+            "solutions": {"language": [2, 3], "solution": ["int main(){}", ADD]},
+            "incorrect_solutions": {"language": [3], "solution": ["print(0)"]},
+            "time_limit": {"seconds": 1, "nanos": 500000000},
+            "memory_limit_bytes": 268435456,
+        },
+        {"inputs": ["1 2", "2 2"], "outputs": ["3", "4"], "time_limit": 1.5, "memory_limit_mb": 256},
+        (ADD,),
+    ),
+    "code_contests_plus": (
+        {
+            "id": "1_A",
+            "title": "Add",
+            "description": "Add two numbers.",
+            "time_limit": 2000,
+            "memory_limit": 256,
+            "checker": "int main(){}",
+            "test_cases": [{"input": "1 2", "output": "3"}],
+            "correct_submissions": [{"code": "int main(){}", "language": "cpp"}, {"code": ADD, "language": "py3"}],
+        },
+        {"inputs": ["1 2"], "outputs": ["3"], "time_limit": 2.0, "memory_limit_mb": 256},
+        (ADD,),
+    ),
+    "humaneval": (
+        {
+            "task_id": "HumanEval/0",
+            "prompt": 'def add(a, b):\n    """Add."""\n',
+            "canonical_solution": "    return a + b\n",
+            "entry_point": "add",
+            "test": "def check(candidate):\n    assert candidate(1, 2) == 3\n",
+        },
+        {"entry_point": "add"},
+        ('def add(a, b):\n    """Add."""\n    return a + b\n',),
+    ),
+    "mbpp": (
+        {
+            "task_id": 1,
+            "text": "Add.",
+            "code": "def add(a, b): return a + b",
+            "test_setup_code": "",
+            "test_list": ["assert add(1, 2) == 3"],
+            "challenge_test_list": [],
+        },
+        {"assert_case": ["assert add(1, 2) == 3"]},
+        ("def add(a, b): return a + b",),
+    ),
+    "livecodebench": (
+        {
+            "question_id": "1_A",
+            "question_content": "Add.",
+            "starter_code": "",
+            "metadata": "{}",
+            "public_test_cases": json.dumps([{"input": "1 2", "output": "3", "testtype": "stdin"}]),
+            "private_test_cases": "[]",
+            "contest_date": "2024-09-01T00:00:00",
+        },
+        {"inputs": ["1 2"], "outputs": ["3"]},
+        (),
+    ),
+    "released": (
+        {
+            "data_source": "train-math",
+            "prompt": [{"role": "user", "content": "2 + 3?"}],
+            "ability": "math",
+            "reward_model": {"ground_truth": '["5"]', "style": "rule"},
+            "extra_info": {"index": 4, "model_difficulty": {"R1-7B": 3, "R1-32B": None}},
+        },
+        ("5",),
+        (),
+    ),
+}
+
+
+def test_every_known_kind_has_a_record_here() -> None:
+    assert RECORDS.keys() == known_kinds().kinds.keys()
+
+
+@pytest.mark.parametrize("kind", RECORDS)
+def test_a_record_in_the_columns_of_the_real_set_is_read(kind: str, write_rows: Callable[..., Path], run: Any) -> None:
+    record, golds, solutions = RECORDS[kind]
+    path = write_rows("rows.jsonl", [record])
+    for form in (kind, "auto"):
+        run({"sources": [{"kind": form, "name": form, "path": str(path)}]})
+        assert run.dropped(f"sources/{form}") == []
+        (entry,) = run.kept(f"sources/{form}")
+        if isinstance(golds, tuple):
+            assert (entry.ability, entry.golds) == ("math", golds)
+            assert "\\boxed" in entry.prompt
+        else:
+            assert entry.ability == "code"
+            assert json.loads(entry.golds[0]).items() >= golds.items()
+        assert entry.solutions == solutions
+    if kind == "released":
+        assert (entry.data_source, entry.difficulty) == ("train-math", {"R1-7B": 3})
+
+
+def test_columns_name_what_a_known_form_does_not(write_rows: Callable[..., Path], run: Any) -> None:
+    rows = [{"q": {"text": "2 + 3?"}, "gold": 5, "why": "because \\boxed{5}", "nr": "x1", "set": "a"}]
+    columns = {"problem": "q.text", "answer": "gold", "solutions": ["why"], "id": "nr", "notes": ["set"]}
+    run({"sources": [{"name": "own", "path": str(write_rows("r.jsonl", rows)), "columns": columns}]})
+    (entry,) = run.kept("sources/own")
+    assert (entry.id, entry.problem, entry.golds) == ("own/x1", "2 + 3?", ("5",))
+    assert (entry.solutions, entry.notes) == (("because \\boxed{5}",), {"set": "a"})
+
+
+def test_subsets_and_years_that_are_not_asked_for_are_counted(write_rows: Callable[..., Path], run: Any) -> None:
+    numina = RECORDS["numina_math_1_5"][0]
+    aime = RECORDS["aime_1983_2023"][0]
+    sources = [
+        {
+            "kind": "numina_math_1_5",
+            "name": "numina",
+            "path": str(write_rows("n.jsonl", [numina, {**numina, "source": "orca_math"}])),
+            "only": {"source": ["amc_aime"]},
+        },
+        {"kind": "aime_1983_2023", "path": str(write_rows("a.jsonl", [aime, {**aime, "Year": 2024, "ID": "2024-1"}]))},
+    ]
+    run({"sources": sources})
+    assert len(run.kept("sources/numina")) == len(run.kept("sources/aime_1983_2023")) == 1
+    dropped = [*run.dropped("sources/numina"), *run.dropped("sources/aime_1983_2023")]
+    assert [(row["reason"], row["detail"]) for row in dropped] == [
+        ("not asked for", "source is 'orca_math'"),
+        ("not asked for", "Year 2024 is not before 2024"),
+    ]
+
+
+def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, run: Any) -> None:
+    good = json.dumps({"problem": "2 + 3?", "answer": "5"}).encode()
+    lines = [
+        good,
+        b'{"problem": "2 + 3?", "answer": ',
+        b'{"problem": "caf\xe9?", "answer": "5"}',
+        b'{"problem": "2 + 3?", "answer": NaN}',
+        b'{"problem": "2 + 3?", "answer": null}',
+        b'{"problem": "", "answer": "5"}',
+        b'{"frage": "2 + 3?"}',
+        b"[1, 2]",
+        json.dumps({"problem": "x" * 5000, "answer": "5"}).encode(),
+        good,
+    ]
+    (tmp_path / "r.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    run({"sources": [{"path": "r.jsonl"}], "max_field_characters": 4000})
+    assert [entry.id for entry in run.kept("sources/r")] == ["r/r-0", "r/r-9"]
+    dropped = run.dropped("sources/r")
+    assert [row["id"] for row in dropped] == [f"r/r-{place}" for place in range(1, 9)]
+    said = [
+        "broken JSON",
+        "not UTF-8",
+        "nan, which is no answer",
+        "must be text",
+        "is empty",
+        "no known form",
+        "an object",
+        "more than max_field_characters",
+    ]
+    for row, words in zip(dropped, said, strict=True):
+        assert words in row["detail"]
+        assert "r.jsonl, line" in row["detail"]
+        assert row["reason"] == "unreadable record"
+
+
+def test_a_hundred_megabyte_field_is_set_aside_and_the_rest_is_read(tmp_path: Path, run: Any) -> None:
+    with (tmp_path / "r.jsonl").open("w") as file:
+        file.write('{"problem": "2 + 3?", "answer": "5"}\n{"problem": "')
+        for _ in range(100):
+            file.write("x" * (1 << 20))
+        file.write('", "answer": "5"}\n{"problem": "3 + 3?", "answer": "6"}\n')
+    run({"sources": [{"path": "r.jsonl"}]})
+    assert [entry.id for entry in run.kept("sources/r")] == ["r/r-0", "r/r-2"]
+    (row,) = run.dropped("sources/r")
+    assert "104857600 characters" in row["detail"]
+    assert len(row["detail"]) < 5000
+
+
+def test_a_broken_parquet_file_is_a_clear_error(tmp_path: Path, run: Any) -> None:
+    table = pa.table({"problem": ["2 + 3?"] * 100, "answer": ["5"] * 100})
+    pq.write_table(table, tmp_path / "r.parquet")
+    whole = (tmp_path / "r.parquet").read_bytes()
+    (tmp_path / "r.parquet").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(ValueError, match=r"r\.parquet: not a readable parquet file .* Copy it again"):
+        run({"sources": [{"path": "r.parquet"}]})
+    (tmp_path / "r.parquet").write_bytes(whole)
+    run({"sources": [{"path": "r.parquet"}]})
+    assert len(run.kept("sources/r")) == 100
+
+
+def test_a_folder_is_read_by_datasets(tmp_path: Path, run: Any) -> None:
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "train.jsonl").write_text('{"question": "2 + 3?", "answer": "#### 5"}\n')
+    run({"sources": [{"kind": "gsm8k", "path": "set"}]})
+    assert [entry.golds for entry in run.kept("sources/gsm8k")] == [("5",)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "count"),
+    [
+        ("gsm8k", "math/sets/gsm8k/train.jsonl", 300),
+        ("math", "math/sets/math_test/test.jsonl", 300),
+        ("math", "math/sets/math_train/math.json", 300),
+        ("deepmath", "math/sets/deepmath_5k/math_deepmath_deal.jsonl", 300),
+        ("aime_1983_2023", "math/sets/aime_1983_2023/aime.json", 300),
+        ("olympiadbench", "math/sets/olympiadbench/olympiad_bench.json", 300),
+        ("svamp", "math/sets/svamp/SVAMP.json", 300),
+        ("released", "math/sets/aime24/aime24.parquet", 30),
+        ("leetcode", "code/sets/leetcode_train_v020_first600/data.jsonl", 100),
+        ("humaneval", "code/sets/humaneval/data.jsonl", 164),
+        ("mbpp", "code/sets/mbpp_full/data.jsonl", 300),
+        ("apps", "code/sets/apps_train5/data.jsonl", 5),
+    ],
+)
+def test_real_files_are_read(kind: str, path: str, count: int, shared_data: Path, run: Any) -> None:
+    run(
+        {
+            "sources": [
+                {"kind": kind, "name": "real", "path": str(shared_data / path), "limit": 300 if count == 300 else 100}
+            ]
+        }
+    )
+    entries, dropped = run.kept("sources/real"), run.dropped("sources/real")
+    assert len(entries) + len(dropped) == min(count, 300 if count == 300 else 100)
+    assert len(dropped) <= 1, [row["detail"][:200] for row in dropped]
+    assert all(entry.problem.strip() and entry.golds for entry in entries)
+    if kind not in ("deepmath", "svamp", "released") and "math_train" not in path:
+        assert all(entry.solutions for entry in entries)
