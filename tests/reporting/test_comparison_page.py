@@ -124,7 +124,7 @@ def test_hostile_names_and_settings_stay_text(tmp_path: Path) -> None:
 
 
 def test_a_page_of_many_arms_stays_small(tmp_path: Path) -> None:
-    folders = [write_arm(tmp_path / f"{i}", 0, loss=f"loss-{i}", steps=2000) for i in range(12)]
+    folders = [write_arm(tmp_path / f"{i}", 0, loss=f"loss-{i}", steps=400) for i in range(12)]
     page = written(folders, tmp_path)
     assert len(page) < 6_000_000
     series = values(page)["#curves"]["entropy"]

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from magicrl.reporting.arms import group_runs
-from magicrl.reporting.compared import COMPARED, axis_scales, compared_chart
-from magicrl.reporting.curves import MOST_POINTS, arm_curve, arm_positions, axis_scale, evenly, positions, totals
+from magicrl.reporting.arms import Arm, group_runs
+from magicrl.reporting.compared import COMPARED, Compared, ComparedChart, compared_charts
+from magicrl.reporting.curves import MOST_POINTS, arm_axes, arm_curve, axis_scale, evenly, positions, totals
 from magicrl.reporting.run_folder import read_run
 
 from .conftest import write_arm
 
 FIGURES = {figure.key: figure for group in COMPARED for figure in group.figures}
+
+
+def compared_chart(arms: Sequence[Arm], figure: Compared) -> ComparedChart | None:
+    return next(iter(compared_charts(arms, [figure], arm_axes(arms))), None)
 
 
 def test_the_mean_is_over_the_same_runs_at_every_step_and_longer_ones_go_on_alone() -> None:
@@ -61,9 +66,9 @@ def test_a_sum_with_gaps_is_no_axis(tmp_path: Path) -> None:
     row = json.loads(rows[3])
     row["values"]["tokens/sampled"] = None
     (gap / "metrics.jsonl").write_text("\n".join([*rows[:3], json.dumps(row), *rows[4:]]) + "\n")
-    (arm,) = group_runs([read_run(whole), read_run(gap)])
-    assert arm_positions(arm, "tokens") == {}
-    assert len(arm_positions(arm, "wall")) == 40
+    axes = arm_axes(group_runs([read_run(whole), read_run(gap)]))
+    assert axes.arms["tokens"] == [{}]
+    assert len(axes.arms["wall"][0]) == 40
 
 
 @pytest.mark.parametrize(
@@ -84,10 +89,10 @@ def test_an_axis_has_a_readable_unit(axis: str, largest: float, name: str) -> No
 
 def test_a_chart_has_an_arm_a_line_with_its_band_over_every_axis(arm_folders: list[Path]) -> None:
     arms = group_runs([read_run(folder) for folder in arm_folders])
-    compared = compared_chart(arms, FIGURES["truncation"], axis_scales(arms))
+    compared = compared_chart(arms, FIGURES["truncation"])
     assert compared is not None
     assert list(compared.charts) == ["steps", "tokens", "wall", "gpu-hours"]
-    ratio = compared_chart(arms, FIGURES["ratio_max"], axis_scales(arms))
+    ratio = compared_chart(arms, FIGURES["ratio_max"])
     assert ratio is not None
     lines = ratio.charts["tokens"].series
     assert [line.label for line in lines] == ["loss magic", "loss ppo"]
@@ -102,7 +107,7 @@ def test_metrics_that_only_one_arm_has_are_shown_of_that_arm(tmp_path: Path) -> 
         write_arm(tmp_path / "b", 0, loss="ppo"),
     ]
     arms = group_runs([read_run(folder) for folder in folders])
-    compared = compared_chart(arms, FIGURES["ratio_max"], axis_scales(arms))
+    compared = compared_chart(arms, FIGURES["ratio_max"])
     assert compared is not None
     assert [len(curve.points) for curve in compared.curves] == [0, 40]
-    assert compared_chart(arms, FIGURES["kl"], axis_scales(arms)) is None
+    assert compared_chart(arms, FIGURES["kl"]) is None

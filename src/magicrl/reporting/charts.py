@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 Point: TypeAlias = tuple[float, float]
 Points: TypeAlias = tuple[Point, ...]
 Band: TypeAlias = tuple[tuple[float, float, float], ...]
@@ -115,15 +117,16 @@ def running_mean(points: Points, window: int) -> Points:
     moves inward, so that the last values are smooth too; no value leaves the range of its window.
     """
     count, size = len(points), min(window, len(points))
-    smooth: list[Point] = []
-    for i, (x, _) in enumerate(points):
-        first = min(max(0, i - size // 2), count - size)
-        ys = [y for _, y in points[first : first + size]]
-        middle, spread = (size - 1) / 2, size * (size * size - 1) / 12
-        slope = sum((j - middle) * y for j, y in enumerate(ys)) / spread if spread else 0.0
-        value = sum(ys) / size + slope * (i - first - middle)
-        smooth.append((x, min(max(ys), max(min(ys), value))))
-    return tuple(smooth)
+    if not count:
+        return ()
+    at = np.arange(count)
+    first = np.clip(at - size // 2, 0, count - size)
+    windows = np.lib.stride_tricks.sliding_window_view(np.array([y for _, y in points]), size)[first]
+    middle, spread = (size - 1) / 2, size * (size * size - 1) / 12
+    slopes = windows @ (np.arange(size) - middle) / spread if spread else np.zeros(count)
+    means = windows.mean(axis=1) + slopes * (at - first - middle)
+    smooth = np.clip(means, windows.min(axis=1), windows.max(axis=1))
+    return tuple((x, float(y)) for (x, _), y in zip(points, smooth, strict=True))
 
 
 def smoothing_window(count: int) -> int:

@@ -10,8 +10,8 @@ from markupsafe import Markup
 from magicrl.reporting.arms import Arm
 from magicrl.reporting.canvas import PALETTE, picture_frame
 from magicrl.reporting.charts import Chart
-from magicrl.reporting.compared import ComparedChart
-from magicrl.reporting.curves import Axis, Scale, arm_positions, positions
+from magicrl.reporting.compared import ComparedChart, tail_label
+from magicrl.reporting.curves import ArmAxes, Axis
 from magicrl.reporting.svg import draw, frame_of, legend
 from magicrl.reporting.views import FigureView, plot_area, signs, values_table
 
@@ -48,13 +48,12 @@ def _marked(svg: Markup, axis: Axis, *, hidden: bool) -> Markup:
 class CurvePool:
     """The values of many figures for the page's script: each list of x once, however many curves lie over it."""
 
-    def __init__(self, arms: Sequence[Arm], scales: Mapping[Axis, Scale]) -> None:
+    def __init__(self, arms: Sequence[Arm], axes: ArmAxes) -> None:
         self._arms = arms
-        self._scales = scales
+        self._axes = axes
         self._lists: dict[tuple[float, ...], int] = {}
         self._curves: dict[str, list[dict[str, Any]]] = {}
         self._charts: dict[str, dict[str, Any]] = {}
-        self._at: dict[tuple[int, int | None, Axis], dict[float, float]] = {}
 
     def add(self, compared: ComparedChart) -> None:
         """One figure with all its drawings."""
@@ -77,7 +76,7 @@ class CurvePool:
             for run, points in curve.tails:
                 curves.append(
                     {
-                        "label": f"{arm.name}, run {run + 1} of {len(arm.runs)} alone",
+                        "label": tail_label(arm, run),
                         "alone": True,
                         "runs": 1,
                         "x": self._x(slot, run, [x for x, _ in points]),
@@ -94,20 +93,16 @@ class CurvePool:
             **self._charts,
             "#x": [list(values) for values in self._lists],
             "#curves": self._curves,
-            "#axes": {axis: "step" if axis == "steps" else scale.name for axis, scale in self._scales.items()},
+            "#axes": {axis: "step" if axis == "steps" else scale.name for axis, scale in self._axes.scales.items()},
         }
 
     def _x(self, slot: int, run: int | None, steps: Sequence[float]) -> dict[str, int]:
         """Which list of x holds these steps of an arm (or of one of its runs), by axis."""
         found: dict[str, int] = {}
-        for axis, scale in self._scales.items():
-            key = (slot, run, axis)
-            if key not in self._at:
-                arm = self._arms[slot]
-                self._at[key] = arm_positions(arm, axis) if run is None else positions(arm.runs[run], axis)
-            at = self._at[key]
+        for axis in self._axes.scales:
+            at = self._axes.arms[axis][slot] if run is None else self._axes.runs[axis][slot][run]
             if all(step in at for step in steps):
-                values = tuple(_digits(at[step] / scale.divisor) for step in steps)
+                values = tuple(_digits(at[step]) for step in steps)
                 found[axis] = self._lists.setdefault(values, len(self._lists))
         return found
 

@@ -1,4 +1,4 @@
-"""The figures of a comparison, as a table: which metric each shows; ``compared_chart`` draws arms into them.
+"""The figures of a comparison, as a table: which metric each shows; ``compared_charts`` draws arms into them.
 
 A further figure of the comparing report is a row of ``COMPARED``.
 """
@@ -7,21 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from magicrl.reporting.arms import Arm
 from magicrl.reporting.canvas import PALETTE
 from magicrl.reporting.charts import Chart, Mark, Points, Series, Unit
-from magicrl.reporting.curves import (
-    AXES,
-    ArmCurve,
-    Axis,
-    Scale,
-    arm_curve,
-    arm_positions,
-    axis_scale,
-    positions,
-    smoothed,
-)
+from magicrl.reporting.curves import ArmAxes, ArmCurve, Axis, arm_curve, smoothed
 from magicrl.reporting.figures import stage_marks
 from magicrl.reporting.run_folder import RecordedRun
 
@@ -222,34 +213,37 @@ class ComparedChart:
     charts: Mapping[Axis, Chart]
 
 
-def run_points(run: RecordedRun, figure: Compared) -> Points:
-    """The (step, value) points of one run, smoothed if the figure is."""
+def run_points(run: RecordedRun, figure: Compared, breaks: Sequence[float] = ()) -> Points:
+    """The (step, value) points of one run, smoothed if the figure is, but never across ``breaks`` (stage changes)."""
     points = run.points(*figure.metrics)
     if figure.share_of is not None:
         whole = dict(run.points(figure.share_of))
         points = tuple((x, y / whole[x]) for x, y in points if whole.get(x))
-    return smoothed(points, [mark.x for mark in stage_marks(run)]) if figure.smooth else points
+    return smoothed(points, breaks) if figure.smooth else points
 
 
-def axis_scales(arms: Sequence[Arm]) -> dict[Axis, Scale]:
-    """The unit of every x axis that at least one arm has recorded."""
-    found: dict[Axis, Scale] = {}
-    for axis in AXES:
-        largest = max((x for arm in arms for x in arm_positions(arm, axis).values()), default=None)
-        if largest is not None:
-            found[axis] = axis_scale(axis, largest)
-    return found
+def compared_charts(arms: Sequence[Arm], figures: Sequence[Compared], axes: ArmAxes) -> list[ComparedChart]:
+    """The figures that at least one arm has something to show in, with all arms over every x axis."""
+    marks = [[stage_marks(run) for run in arm.runs] for arm in arms]
+    drawn = (_compared(arms, figure, axes, marks) for figure in figures)
+    return [compared for compared in drawn if compared is not None]
 
 
-def compared_chart(arms: Sequence[Arm], figure: Compared, scales: Mapping[Axis, Scale]) -> ComparedChart | None:
-    """One figure with all arms over every x axis; None where no arm has anything to show."""
-    points = [[run_points(run, figure) for run in arm.runs] for arm in arms]
+_Marks: TypeAlias = Sequence[Sequence[tuple[Mark, ...]]]
+
+
+def _compared(arms: Sequence[Arm], figure: Compared, axes: ArmAxes, marks: _Marks) -> ComparedChart | None:
+    points = [
+        [run_points(run, figure, [m.x for m in of_run]) for run, of_run in zip(arm.runs, of_arm, strict=True)]
+        for arm, of_arm in zip(arms, marks, strict=True)
+    ]
     if figure.hide_zeros and not any(y for arm in points for run in arm for _, y in run):
         return None
     curves = tuple(arm_curve(of_arm) for of_arm in points)
     if not any(curve.points for curve in curves):
         return None
-    charts: dict[Axis, Chart] = {axis: _chart(arms, figure, curves, axis, scale) for axis, scale in scales.items()}
+    common = _common_marks(arms, marks)
+    charts: dict[Axis, Chart] = {axis: _chart(arms, figure, curves, axes, axis, common) for axis in axes.scales}
     drawn: dict[Axis, Chart] = {axis: chart for axis, chart in charts.items() if not chart.empty}
     return ComparedChart(figure=figure, curves=curves, charts=drawn)
 
@@ -266,16 +260,22 @@ def arm_line(arm: Arm, slot: int, curve: ArmCurve, at: Mapping[float, float], *,
     )
 
 
-def _chart(arms: Sequence[Arm], figure: Compared, curves: Sequence[ArmCurve], axis: Axis, scale: Scale) -> Chart:
-    lines: list[Series] = []
-    tails: list[Series] = []
-    ends: list[float] = []
-    for slot, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
-        at = {step: x / scale.divisor for step, x in arm_positions(arm, axis).items()}
-        lines.append(arm_line(arm, slot, curve, at, dots=figure.sparse))
-        tails += _tails(arm, slot, curve, axis, scale)
-        ends += at.values()
+def _chart(
+    arms: Sequence[Arm],
+    figure: Compared,
+    curves: Sequence[ArmCurve],
+    axes: ArmAxes,
+    axis: Axis,
+    marks: tuple[Mark, ...],
+) -> Chart:
+    lines = [
+        arm_line(arm, slot, curve, axes.arms[axis][slot], dots=figure.sparse)
+        for slot, (arm, curve) in enumerate(zip(arms, curves, strict=True))
+    ]
+    tails = [s for i, arm in enumerate(arms) for s in _tails(arm, i, curves[i], axes.runs[axis][i])]
+    ends = [x for at in axes.arms[axis] for x in (min(at.values(), default=0.0), max(at.values(), default=0.0)) if at]
     shown = [x for series in (*lines, *tails) for x, _ in series.points]
+    scale = axes.scales[axis]
     return Chart(
         key=f"{figure.key}@{axis}",
         title=figure.title,
@@ -284,31 +284,38 @@ def _chart(arms: Sequence[Arm], figure: Compared, curves: Sequence[ArmCurve], ax
         y_low=figure.y_low,
         y_high=figure.y_high,
         series=(*lines, *tails),
-        marks=_common_marks(arms) if axis == "steps" else (),
+        marks=marks if axis == "steps" else (),
         x_name=scale.name,
         x_word="step" if axis == "steps" else scale.name,
         x_whole=axis == "steps",
-        x_range=(min(ends) if axis == "steps" else 0.0, max(*ends, *shown)) if shown else None,
+        x_range=(min([*ends, *shown]) if axis == "steps" else 0.0, max([*ends, *shown])) if shown else None,
     )
 
 
-def _common_marks(arms: Sequence[Arm]) -> tuple[Mark, ...]:
+def _common_marks(arms: Sequence[Arm], marks: _Marks) -> tuple[Mark, ...]:
     """Stage changes, where every run changed at the same step."""
-    marks = [stage_marks(run) for arm in arms for run in arm.runs if run.metrics]
-    return marks[0] if marks and all(other == marks[0] for other in marks) else ()
+    of_runs = [
+        m
+        for arm, of_arm in zip(arms, marks, strict=True)
+        for run, m in zip(arm.runs, of_arm, strict=True)
+        if run.metrics
+    ]
+    return of_runs[0] if of_runs and all(other == of_runs[0] for other in of_runs) else ()
 
 
-def _tails(arm: Arm, slot: int, curve: ArmCurve, axis: Axis, scale: Scale) -> list[Series]:
+def _tails(arm: Arm, slot: int, curve: ArmCurve, at: Sequence[Mapping[float, float]]) -> list[Series]:
     """Runs beyond the end of the arm's shortest one, each over its own x."""
-    found: list[Series] = []
-    for index, points in curve.tails:
-        at = positions(arm.runs[index], axis)
-        found.append(
-            Series(
-                label=f"{arm.name}, run {index + 1} of {len(arm.runs)} alone",
-                points=tuple((at[x] / scale.divisor, y) for x, y in points if x in at),
-                color=slot % len(PALETTE),
-                style="faint",
-            )
+    return [
+        Series(
+            label=tail_label(arm, index),
+            points=tuple((at[index][x], y) for x, y in points if x in at[index]),
+            color=slot % len(PALETTE),
+            style="faint",
         )
-    return found
+        for index, points in curve.tails
+    ]
+
+
+def tail_label(arm: Arm, index: int) -> str:
+    """The name of a run that is drawn by itself."""
+    return f"{arm.name}, run {index + 1} of {len(arm.runs)} alone"

@@ -11,8 +11,8 @@ from magicrl.reporting.arms import Arm, decides, differing, readable, run_labels
 from magicrl.reporting.blocks import Block
 from magicrl.reporting.canvas import PALETTE, Entry, picture_frame, swatch
 from magicrl.reporting.compare_views import AXIS_WORDS, CurvePool, compared_view
-from magicrl.reporting.compared import COMPARED, axis_scales, compared_chart
-from magicrl.reporting.curves import AXES, Axis, arm_positions, devices, totals
+from magicrl.reporting.compared import COMPARED, compared_charts
+from magicrl.reporting.curves import AXES, ArmAxes, Axis, arm_axes, devices, totals
 from magicrl.reporting.entropy_blocks import arms_entropy
 from magicrl.reporting.interval_plot import (
     IntervalRow,
@@ -40,11 +40,12 @@ class LeftOut:
 def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
     """The blocks of a comparing page; ``axis`` is the x axis that is shown first."""
     scores = arm_scores(arms)
+    axes = arm_axes(arms)
     blocks = (
-        _arms(arms),
+        _arms(arms, axes),
         _scores(arms, scores),
         _settings(arms),
-        *_figures(arms, axis),
+        *_figures(arms, axes, axis),
         _token_entropy(arms),
         _runs(arms),
     )
@@ -65,7 +66,7 @@ def arm_sign(slot: int) -> Entry:
     return Entry(label="", sign="line", color=slot % len(PALETTE), dash=(slot + slot // 6) % 6)
 
 
-def _arms(arms: Sequence[Arm]) -> Block:
+def _arms(arms: Sequence[Arm], axes: ArmAxes) -> Block:
     rows = [
         {
             "sign": swatch(arm_sign(i)),
@@ -77,10 +78,10 @@ def _arms(arms: Sequence[Arm]) -> Block:
         }
         for i, arm in enumerate(arms)
     ]
-    return _block("arms", "Arms", {"rows": rows, "notes": _notes(arms)})
+    return _block("arms", "Arms", {"rows": rows, "notes": _notes(arms, axes)})
 
 
-def _notes(arms: Sequence[Arm]) -> list[str]:
+def _notes(arms: Sequence[Arm], axes: ArmAxes) -> list[str]:
     """How curves were made where runs are unlike, in sentences."""
     notes: list[str] = []
     if any(len(arm.runs) > 1 for arm in arms):
@@ -101,7 +102,8 @@ def _notes(arms: Sequence[Arm]) -> list[str]:
     if going:
         notes.append(f"Not finished: {'; '.join(going)}. The page shows what was recorded when it was made.")
     for axis in AXES[1:]:
-        without = [arm.name for arm in arms if any(run.metrics for run in arm.runs) and not arm_positions(arm, axis)]
+        at = axes.arms.get(axis, [{} for _ in arms])
+        without = [arm.name for arm, x in zip(arms, at, strict=True) if any(run.metrics for run in arm.runs) and not x]
         if without:
             notes.append(f"No curve over {AXIS_WORDS[axis]}, since a step did not record it: {'; '.join(without)}.")
     return notes
@@ -179,19 +181,18 @@ def _labelled(arms: Sequence[Arm]) -> list[tuple[str, RecordedRun]]:
     return list(zip(run_labels(runs), runs, strict=True))
 
 
-def _figures(arms: Sequence[Arm], axis: Axis) -> list[Block]:
-    scales = axis_scales(arms)
-    if not scales:
+def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
+    if not axes.scales:
         return []
-    first: Axis = axis if axis in scales else "steps"
+    first: Axis = axis if axis in axes.scales else "steps"
     blocks: list[Block] = []
-    pool = CurvePool(arms, scales)
+    pool = CurvePool(arms, axes)
     for group in COMPARED:
-        charts = [chart for figure in group.figures if (chart := compared_chart(arms, figure, scales)) is not None]
+        charts = compared_charts(arms, group.figures, axes)
         for chart in charts:
             pool.add(chart)
         if charts:
-            choices = [(key, AXIS_WORDS[key]) for key in scales]
+            choices = [(key, AXIS_WORDS[key]) for key in axes.scales]
             data = {
                 "panels": [[compared_view(chart, first)] for chart in charts],
                 "axes": choices if len(choices) > 1 else (),

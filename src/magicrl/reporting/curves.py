@@ -118,13 +118,46 @@ def positions(run: RecordedRun, axis: Axis) -> dict[float, float]:
     return found
 
 
-def arm_positions(arm: Arm, axis: Axis) -> dict[float, float]:
-    """Step -> mean x over the runs of the arm, for the steps that all of them have; empty where one recorded none."""
-    tables = [positions(run, axis) for run in arm.runs if run.metrics]
+def common_positions(tables: Sequence[Mapping[float, float]]) -> dict[float, float]:
+    """Step -> mean x over the runs of an arm, for the steps that all of them have; empty where one recorded none."""
     if not tables or not all(tables):
         return {}
     steps = set(tables[0]).intersection(*tables[1:])
     return {step: sum(table[step] for table in tables) / len(tables) for step in sorted(steps)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmAxes:
+    """Where the steps of all arms lie on every x axis, read once.
+
+    Attributes:
+        scales: the unit of each axis that at least one arm has recorded.
+        runs: by axis, arm and run: step -> x, in that unit.
+        arms: by axis and arm: step -> mean x over the arm's runs that have any step; empty where one recorded none.
+    """
+
+    scales: Mapping[Axis, Scale]
+    runs: Mapping[Axis, Sequence[Sequence[Mapping[float, float]]]]
+    arms: Mapping[Axis, Sequence[Mapping[float, float]]]
+
+
+def arm_axes(arms: Sequence[Arm]) -> ArmAxes:
+    """All axes of a comparison."""
+    scales: dict[Axis, Scale] = {}
+    runs: dict[Axis, list[list[dict[float, float]]]] = {}
+    means: dict[Axis, list[dict[float, float]]] = {}
+    for axis in AXES:
+        tables = [[positions(run, axis) for run in arm.runs] for arm in arms]
+        largest = max((x for arm in tables for run in arm for x in run.values()), default=None)
+        if largest is None:
+            continue
+        scale = scales[axis] = axis_scale(axis, largest)
+        runs[axis] = [[{step: x / scale.divisor for step, x in run.items()} for run in arm] for arm in tables]
+        means[axis] = [
+            common_positions([table for table, run in zip(of_arm, arm.runs, strict=True) if run.metrics])
+            for of_arm, arm in zip(runs[axis], arms, strict=True)
+        ]
+    return ArmAxes(scales=scales, runs=runs, arms=means)
 
 
 def axis_scale(axis: Axis, largest: float) -> Scale:
