@@ -31,9 +31,9 @@ def run_with(measures: Mapping[str, float]) -> dict[str, Any]:
     curves: dict[str, list[float]] = {"tokens": [1000.0 * s for s in range(1, STEPS + 1)]}
     tests: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for text, value in measures.items():
-        if found := re.fullmatch(r"(steps|tokens):(\w+)>\S+", text):
+        if found := re.fullmatch(r"(steps|tokens):(\w+)>(\S+)", text):
             steps = round(value if found[1] == "steps" else value / 1000)
-            curves[found[2]] = [float(s >= steps - 4) for s in range(1, STEPS + 1)]  # five in a row
+            curves[found[2]] = [1.1 * float(found[3]) * (s >= steps - 4) for s in range(1, STEPS + 1)]  # five in a row
         elif text.startswith("held:"):
             held = round(value * (STEPS - 1))
             curves["entropy"] = [0.0] + [1.0] * held + [0.0] * (STEPS - 1 - held)

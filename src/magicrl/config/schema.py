@@ -112,6 +112,8 @@ class SourceConfig(Section):
     """Hub split, or a family's split: ``train``, ``validation`` and ``test`` share no instance."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
     """Keyword arguments of the family."""
+    label_noise: float = Field(default=0.0, ge=0, le=1)
+    """Share of the problems that get another one's answer: for studies of wrong labels."""
     # files
     format: Literal["auto", "fields", "released"] = "auto"
     """``released``: the Skywork parquet schema; ``fields``: by mapping; ``auto``: by the columns present."""

@@ -14,6 +14,7 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import SourceConfig
 from magicrl.data.families import Split, make_family, unique_problems
 from magicrl.data.fingerprint import fingerprint
+from magicrl.data.label_noise import with_wrong_labels
 from magicrl.data.readers import Row, read_file, read_hub
 from magicrl.data.schemas import Quarantined, is_released, problem_by_fields, problem_released
 from magicrl.records import Problem
@@ -98,6 +99,9 @@ def load_parts(sources: Sequence[SourceConfig], *, base_folder: Path) -> list[li
 def load_source(source: SourceConfig, *, base_folder: Path) -> LoadedSource:
     """As ``load_problems``, with the records that were set aside."""
     loaded = _generated(source) if source.family is not None else _recorded(source, base_folder)
+    if source.label_noise:
+        with _at("label_noise"):
+            loaded = replace(loaded, problems=tuple(with_wrong_labels(loaded.problems, source.label_noise)))
     if source.template == "{prompt}":
         return loaded
     wrapped = (replace(p, prompt=source.template.replace("{prompt}", p.prompt)) for p in loaded.problems)
