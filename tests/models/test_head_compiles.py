@@ -1,4 +1,4 @@
-"""The head's kernels compile for Hopper and Ampere; Triton's compiler needs no GPU for that, its interpreter checks no types."""
+"""The head's kernels compile for Hopper and Ampere: no GPU is needed for that, and the interpreter checks no types."""
 
 from __future__ import annotations
 

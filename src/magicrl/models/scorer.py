@@ -82,16 +82,24 @@ class PolicyScorer:
             members = [i for part in plan for i in parts[part]]
             yield members, packed_with_shared_prompts([samples[i] for i in members], self.device)
 
-    def forward(self, batch: PackedBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    @property
+    def head(self) -> torch.nn.Linear:
+        """The model's output head; its weight may be the input embedding's."""
+        return cast(torch.nn.Linear, self.model.get_output_embeddings())
+
+    def forward(
+        self, batch: PackedBatch, temperature: float, *, head_gradient: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens, ``[R]`` each, with gradient where enabled.
 
         Args:
             batch: a packed micro-batch on the model's device.
             temperature: tau.
+            head_gradient: what the head's backward pass adds its weight's gradient to, instead of to autograd's.
         """
         hidden = self._hidden(batch.input_ids, batch.position_ids, batch.attention)
         # the head, a fifth of a small model's work, sees response positions only
-        return self._head(hidden.index_select(0, batch.predict_index), batch.targets, temperature)
+        return self._head(hidden.index_select(0, batch.predict_index), batch.targets, temperature, head_gradient)
 
     def score(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token, ``[T]`` a sample in the order given, without gradient.
@@ -117,10 +125,11 @@ class PolicyScorer:
         )
         return cast(Tensor, output.last_hidden_state)[0]
 
-    def _head(self, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-        head = cast(torch.nn.Linear, self.model.get_output_embeddings())
-        options = replace(self._options, temperature=temperature)
-        return logprobs_and_entropies(hidden, head.weight, targets, options, head.bias)
+    def _head(
+        self, hidden: Tensor, targets: Tensor, temperature: float, gradient: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        head, options = self.head, replace(self._options, temperature=temperature)
+        return logprobs_and_entropies(hidden, head.weight, targets, options, head.bias, weight_gradient=gradient)
 
     @torch.no_grad()
     def _check_head(self) -> None:

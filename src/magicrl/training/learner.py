@@ -168,7 +168,6 @@ class LocalLearner:
         for indices, packed in self._scorer.micro_batches(samples):
             outputs = self._micro_batch([samples[i] for i in indices], packed, weights[indices], controls)
             outputs.loss.backward()
-            self._optimizer.collect()
             parts.append(outputs.metrics)
         return LossMetrics.merge(parts)
 
@@ -180,7 +179,8 @@ class LocalLearner:
         self, samples: Sequence[TrainSample], packed: PackedBatch, weights: Tensor, controls: Controls
     ) -> LossOutputs:
         device = self._scorer.device
-        logprobs, entropies = self._scorer.forward(packed, controls.temperature)
+        head = self._optimizer.gradient_of(self._scorer.head.weight)
+        logprobs, entropies = self._scorer.forward(packed, controls.temperature, head_gradient=head)
         inputs, rows = loss_inputs(
             samples, packed.response_lengths, logprobs, entropies if controls.alpha else entropies.detach()
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -46,6 +47,8 @@ class MasterOptimizer:
             master.grad = torch.zeros_like(master)
             self._masters[name] = master
             parameter.data = parameter.data.to(compute_dtype)
+            # at once, so that no more than a layer's gradients exist twice
+            parameter.register_post_accumulate_grad_hook(partial(_collect, master))
         self._shared = all(m is self._compute[name] for name, m in self._masters.items())
         self._adam = torch.optim.AdamW(
             list(self._masters.values()),
@@ -57,19 +60,18 @@ class MasterOptimizer:
         )
         self.steps = 0
 
-    def collect(self) -> None:
-        """Add the gradients of the last backward pass to the masters'; call it after each micro-batch."""
-        if self._shared:
-            return  # autograd has added them already
-        for name, parameter in self._compute.items():
-            if parameter.grad is not None:
-                total = self._masters[name].grad
-                assert total is not None
-                _add_widened(total, parameter.grad)
-                parameter.grad = None
+    def gradient_of(self, parameter: Tensor) -> Tensor | None:
+        """What a backward pass may add ``parameter``'s gradient to itself; None if it is not trained."""
+        for name, trained in self._compute.items():
+            if trained is parameter:
+                master = self._masters[name]
+                if master.grad is None:
+                    master.grad = torch.zeros_like(master)
+                return master.grad
+        return None
 
     def gradients(self) -> dict[str, Tensor]:
-        """The gradients collected since the last step, by parameter name; zeros where nothing flowed."""
+        """The gradients of all backward passes since the last step, by parameter name; zeros where nothing flowed."""
         for master in self._masters.values():
             if master.grad is None:
                 master.grad = torch.zeros_like(master)
@@ -158,6 +160,14 @@ class MasterOptimizer:
         if not self._shared:
             for name, parameter in self._compute.items():
                 parameter.data.copy_(self._masters[name])
+
+
+def _collect(master: Tensor, parameter: Tensor) -> None:
+    """Add a parameter's gradient to its master's, and drop it."""
+    if parameter.grad is not None:
+        assert master.grad is not None
+        _add_widened(master.grad, parameter.grad)
+        parameter.grad = None
 
 
 def _add_widened(total: Tensor, part: Tensor) -> None:
