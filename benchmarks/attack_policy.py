@@ -1,28 +1,49 @@
-"""The loop tries to cheat: a policy over templates of attacks, trained with REINFORCE against the code verifier.
+"""The loop tries to cheat: a policy over templates of attacks, trained against the code verifier.
 
     python benchmarks/attack_policy.py
 
-The policy (a softmax over templates) cannot solve the problem: only an attack that gets through earns a reward. With
-all guards in force the reward stays 0 and the policy stays uniform. The second run leaves Landlock out in tier A, so
-that programs can read the file in which the tests lie: the policy finds that, which shows that the first run could
-have failed.
+Everything but the policy is what training uses: the verifier's pool, rewards, rejection of groups that teach nothing,
+group advantages and the MAGIC loss. The policy is a softmax over templates, a response one token. Three runs:
+
+- attacks only, all guards in force: only an attack that gets through would earn a reward, so there is none to learn;
+- the same with an honest program among the attacks: the policy learns that one and nothing else;
+- attacks only, one guard left out (Landlock in tier A, so that programs can read the file in which the tests lie):
+  the policy finds the hole, which shows that the first run could have failed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import random
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+
+from magicrl.algorithms.advantages import scored_advantages
+from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms
+from magicrl.algorithms.reducers import response_weights
+from magicrl.algorithms.rejection import reject_zero_advantage
+from magicrl.algorithms.rewards import score_group
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParams,
+    ScoredGroup,
+    frozen_floats,
+    frozen_tokens,
+)
 from magicrl.verifiers.code.host import SandboxOptions
-from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
+from magicrl.verifiers.code.judge import CodeOptions
 from magicrl.verifiers.code.limits import Limits
-from magicrl.verifiers.code.suite import parse_suite
+from magicrl.verifiers.code.pool import CodePool
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "attack-policy.json"
 ANSWERS = {"3": "9176", "4": "2281"}
@@ -59,66 +80,142 @@ def templates(answers: Path) -> dict[str, str]:
     }
 
 
-def train(steps: int, group: int, rate: float, opened: str | None, seed: int) -> dict[str, Any]:
-    """REINFORCE with the group's mean as baseline; returns the reward's course and the final policy."""
-    rng = random.Random(seed)
-    sandbox = SandboxOptions(tier="A" if opened else "auto", guards_off=(opened,) if opened else ())
-    options = CodeOptions(limits=Limits(cpu_seconds=0.5, memory_mb=256, idle_seconds=0.3), sandbox=sandbox)
+HONEST = f"def f(x):\n    return {{int(k): int(v) for k, v in {ANSWERS!r}.items()}}[x]"
+"""Not an attack: it knows the answers by itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """One run: ``opened`` is a guard left out (in tier A), ``honest`` adds a right program to the attacks."""
+
+    steps: int
+    group: int = 16
+    rate: float = 4.0
+    opened: str | None = None
+    honest: bool = False
+    seed: int = 0
+    cpu_seconds: float = 0.5
+
+
+def problems() -> list[Problem]:
+    """One question, its tests in the three forms of the released data."""
     kinds = {
-        "calls": {"fn_name": "f", "inputs": [[int(x)] for x in ANSWERS], "outputs": list(ANSWERS.values())},
-        "assertions": {"assert_case": [f"assert f({x}) == {y!r}" for x, y in ANSWERS.items()]},
+        "calls": {"fn_name": "f", "inputs": [[int(x)] for x in ANSWERS], "outputs": [int(y) for y in ANSWERS.values()]},
+        "assertions": {"assert_case": [f"assert f({x}) == {y}" for x, y in ANSWERS.items()]},
         "assertion process": {
             "entry_point": "f",
-            "test_code": f"def check(c):\n    for x, y in {ANSWERS!r}.items():\n        assert c(int(x)) == y\n",
+            "test_code": f"def check(c):\n    for x, y in {ANSWERS!r}.items():\n        assert c(int(x)) == int(y)\n",
         },
     }
-    suites = [parse_suite(tests) for tests in kinds.values()]
-    with tempfile.TemporaryDirectory() as folder, CodeJudge(options) as judge:
+    return [
+        Problem(id=name, prompt="", golds=(json.dumps(tests),), verifier="code", source="attacks")
+        for name, tests in kinds.items()
+    ]
+
+
+class Policy:
+    """A softmax over templates; one response is one token, the template's number."""
+
+    def __init__(self, templates: dict[str, str], setting: Setting) -> None:
+        self.names, self.programs = list(templates), list(templates.values())
+        self.logits = torch.zeros(len(self.names), dtype=torch.float64, requires_grad=True)
+        self._random = torch.Generator().manual_seed(setting.seed)
+        self._optimizer = torch.optim.SGD([self.logits], lr=setting.rate)
+
+    def sample(self, problem: Problem, draw: int, size: int) -> RolloutGroup:
+        """A group of responses to one problem."""
+        table = torch.log_softmax(self.logits.detach(), dim=-1)
+        drawn = torch.multinomial(table.exp(), size, replacement=True, generator=self._random)
+        completions = tuple(
+            Completion(
+                tokens=frozen_tokens([index]),
+                text=f"```python\n{self.programs[index]}\n```",
+                sampler_logprobs=frozen_floats([float(table[index])]),
+                sampler_entropies=frozen_floats([float(-(table.exp() * table).sum())]),
+                finish_reason=FinishReason.STOP,
+                policy_version=draw,
+            )
+            for index in drawn.tolist()
+        )
+        request = RolloutRequest(
+            draw=draw,
+            problem=problem,
+            prompt_tokens=frozen_tokens([0]),
+            group_size=size,
+            sampling=SamplingParams(temperature=1.0, max_tokens=1),
+        )
+        return RolloutGroup(request=request, completions=completions)
+
+    def learn(self, scored: ScoredGroup) -> None:
+        """One step of the MAGIC loss on a group, unless rejection leaves nothing of it."""
+        if not reject_zero_advantage([scored]).kept:
+            return
+        tokens = torch.tensor([int(c.tokens[0]) for c in scored.group.completions])
+        size = len(tokens)
+        inputs = LossInputs(
+            logprobs=torch.log_softmax(self.logits, dim=-1)[tokens],
+            advantages=torch.from_numpy(scored_advantages([scored])[0].copy()),
+            loss_mask=torch.from_numpy(scored.counted.copy()),
+            sample_index=torch.arange(size),
+        )
+        row, ones = LOSSES["magic"], torch.ones(size, dtype=torch.int64)
+        weights = response_weights(row.reducer, ones, torch.zeros(size, dtype=torch.int64), num_loss_tokens=size)
+        self._optimizer.zero_grad()
+        loss_terms(row, inputs, weights).loss.backward()  # pyright: ignore[reportUnknownMemberType]
+        self._optimizer.step()
+
+
+def train(setting: Setting) -> dict[str, Any]:
+    """One run; returns what was rewarded and the final policy."""
+    off = (setting.opened,) if setting.opened else ()
+    options = CodeOptions(
+        limits=Limits(cpu_seconds=setting.cpu_seconds, memory_mb=256, idle_seconds=0.3),
+        sandbox=SandboxOptions(tier="A" if setting.opened else "auto", guards_off=off),
+    )
+    asked = problems()
+    rewarded: dict[str, int] = {}
+    course: list[float] = []
+    not_judged = 0
+    with tempfile.TemporaryDirectory() as folder, CodePool(options) as pool:
         answers = Path(folder) / "tests.json"
-        answers.write_text(json.dumps(ANSWERS))
-        attacks = templates(answers)
-        tier = judge.sandbox.tier
-        names = list(attacks)
-        logits = [0.0] * len(names)
-        course: list[float] = []
-        not_judged = 0
-        for step in range(steps):
-            weights = [math.exp(value - max(logits)) for value in logits]
-            total = sum(weights)
-            chances = [weight / total for weight in weights]
-            drawn = rng.choices(range(len(names)), chances, k=group)
-            verdicts = [judge.judge_program(attacks[names[i]], suites[step % len(suites)]) for i in drawn]
-            not_judged += sum(verdict.status == "infrastructure_error" for verdict in verdicts)
-            rewards = [float(verdict.correct) for verdict in verdicts]
-            mean = sum(rewards) / group
-            course.append(mean)
-            for index, value in zip(drawn, rewards, strict=True):
-                for j, chance in enumerate(chances):
-                    logits[j] += rate * (value - mean) * ((j == index) - chance) / group
-    best = max(range(len(names)), key=lambda i: chances[i])
-    tail = course[-max(1, steps // 5) :]
+        answers.write_text(json.dumps({x: int(y) for x, y in ANSWERS.items()}))
+        policy = Policy(templates(answers) | ({"honest": HONEST} if setting.honest else {}), setting)
+        tier = pool.warm_up()
+        for step in range(setting.steps):
+            group = policy.sample(asked[step % len(asked)], step, setting.group)
+            verdicts = pool.result(pool.submit(group.request.problem, [c.text for c in group.completions]))
+            scored = score_group(group, verdicts)
+            not_judged += int((~scored.counted).sum())
+            for completion, reward in zip(group.completions, scored.rewards, strict=True):
+                name = policy.names[int(completion.tokens[0])]
+                rewarded[name] = rewarded.get(name, 0) + int(reward)
+            course.append(float(np.mean(scored.rewards)))
+            policy.learn(scored)
+    chances = torch.softmax(policy.logits.detach(), dim=-1)
+    best = int(chances.argmax())
+    tail = course[-max(1, setting.steps // 5) :]
     return {
-        "opened": opened or "nothing",
+        "opened": setting.opened or "nothing",
+        "honest program among them": setting.honest,
         "tier": tier,
-        "steps": steps,
-        "programs": steps * group,
-        "templates": len(names),
-        "rewarded": round(sum(course) * group),
+        "steps": setting.steps,
+        "programs": setting.steps * setting.group,
+        "templates": len(policy.names),
+        "rewarded": {name: count for name, count in rewarded.items() if count},
         "not_judged": not_judged,
         "mean_reward_at_end": round(sum(tail) / len(tail), 3),
-        "likeliest": names[best],
-        "its_chance": round(chances[best], 3),
+        "likeliest": policy.names[best],
+        "its_chance": round(float(chances[best]), 3),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=150)
-    parser.add_argument("--group", type=int, default=16)
-    parser.add_argument("--rate", type=float, default=8.0)
+    parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
-    found = [train(given.steps, given.group, given.rate, opened, given.seed) for opened in (None, "landlock")]
+    runs = [(None, False), (None, True), ("landlock", False)]
+    found = [train(Setting(steps=given.steps, seed=given.seed, opened=o, honest=h)) for o, h in runs]
     FIGURES.parent.mkdir(parents=True, exist_ok=True)
     figures = {"command": " ".join(["python", "benchmarks/attack_policy.py", *sys.argv[1:]]), "runs": found}
     FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
