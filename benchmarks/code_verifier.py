@@ -4,6 +4,7 @@
     python benchmarks/code_verifier.py attacks --data ../shared/data/code/adversarial_dev.jsonl
     python benchmarks/code_verifier.py references --data ../shared/data/code/sets
     python benchmarks/code_verifier.py soak --runs 100000
+    python benchmarks/code_verifier.py scaling
 
 Each writes its part of docs/figures/code-verifier.json. Speed is CPU time of the process and everything below it, so
 that the machine's load does not change it; each measurement is a process of its own, start-up taken off.
@@ -22,14 +23,13 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from code_load import PROGRAM, measure_scaling, measure_soak, tests_of
+
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "code-verifier.json"
-PROGRAM = "a, b = map(int, input().split())\nprint(a + b)\n"
 _FLOOR = """
 import os, resource
 def cpu():
@@ -51,13 +51,6 @@ def cpu_seconds() -> float:
     """CPU seconds of this process and of every process below it that has been waited for."""
     parts = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return sum(part.ru_utime + part.ru_stime for part in parts)
-
-
-def tests_of(count: int) -> dict[str, list[str]]:
-    return {
-        "inputs": [f"{i} {i + 1}\n" for i in range(count)],
-        "outputs": [f"{2 * i + 1}\n" for i in range(count)],
-    }
 
 
 # --- a harness in the manner of LiveCodeBench's check_correctness (described in its repository) -------------------
@@ -286,66 +279,6 @@ def _references(judge: Any) -> dict[str, Any]:
     return found
 
 
-# --- soak ----------------------------------------------------------------------------------------------------------
-
-_SOAK = {
-    "right": PROGRAM,
-    "wrong": "print(0)",
-    "raises": "raise ValueError(1)",
-    "exits": "import sys\nsys.exit(3)",
-    "writes a file": "open('/tmp/x', 'w').write('1' * 1000)\na, b = map(int, input().split())\nprint(a + b)",
-    "forks": "import os\nos.fork()",
-    "kills": "import os\nos.kill(os.getppid(), 9)\nos.kill(-1, 9)",
-    "asks the kernel": "import ctypes\nctypes.CDLL(None).unshare(0x10000000)",
-    "does not parse": "print(",
-    "threads": "import threading\n[threading.Thread(target=print, args=(1,)).start() for _ in range(5)]",
-}
-
-
-def measure_soak(runs: int) -> dict[str, Any]:
-    """Runs one test each, programs of ten kinds in turn; memory, descriptors, processes and files at start and end."""
-    import psutil
-
-    from magicrl.verifiers.code.judge import CodeJudge
-    from magicrl.verifiers.code.suite import parse_suite
-
-    suite = parse_suite(tests_of(1))
-    me = psutil.Process()
-
-    def state() -> dict[str, Any]:
-        below = me.children(recursive=True)
-        return {
-            "resident_mb": round(me.memory_info().rss / 2**20, 1),
-            "resident_below_mb": round(sum(p.memory_info().rss for p in below) / 2**20, 1),
-            "descriptors": me.num_fds(),
-            "descriptors_below": sum(p.num_fds() for p in below),
-            "processes_below": len(below),
-            "files_made": len(list(Path(judge_folder).iterdir())),
-        }
-
-    statuses: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
-    names = list(_SOAK)
-    judge_folder = tempfile.mkdtemp()
-    os.chdir(judge_folder)
-    with CodeJudge() as judge:
-        for index in range(200):
-            judge.judge_program(_SOAK[names[index % len(names)]], suite)
-        before, start = state(), time.perf_counter()
-        for index in range(runs):
-            name = names[index % len(names)]
-            statuses[name][judge.judge_program(_SOAK[name], suite).status] += 1
-        after = state()
-    left = len(me.children(recursive=True))
-    return {
-        "runs": runs,
-        "hours": round((time.perf_counter() - start) / 3600, 2),
-        "before": before,
-        "after": after,
-        "processes_left_at_end": left,
-        "statuses": {name: dict(counter) for name, counter in statuses.items()},
-    }
-
-
 def main() -> None:
     if ARGUMENTS.what == "child":
         kind, tests, samples = ARGUMENTS.rest
@@ -356,6 +289,7 @@ def main() -> None:
         "attacks": lambda: _each_tier(_attacks, ["B", "A"]),
         "references": lambda: _each_tier(_references, ["auto"]),
         "soak": lambda: measure_soak(ARGUMENTS.runs),
+        "scaling": lambda: measure_scaling(ARGUMENTS.rounds),
     }
     found = parts[ARGUMENTS.what]()
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
@@ -375,7 +309,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "child"])
+    parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "scaling", "child"])
     parser.add_argument("rest", nargs="*", help="names of sets: only these references")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
