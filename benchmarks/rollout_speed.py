@@ -40,7 +40,9 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from magicrl.config.schema import DType
+from magicrl.models.decoder import FusedDecoder, fused_decoder
 from magicrl.models.loading import load_policy
+from magicrl.models.slot_cache import probe_cache_shape
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.sampling import sample_tokens
@@ -206,7 +208,7 @@ class Peer:
 def run_case(case: Case, order: list[Turn], cache: str, logprobs: bool) -> dict[str, Any]:
     """Both sides in turns, the bound before and after."""
     ours, peer = Ours(case), Peer(case, cache=cache, logprobs=logprobs)
-    bound = GemmBound(peer.model)
+    bound = FastestProducts(peer.model, ours.model)
     bounds = [bound_seconds(case, bound)]
     times: dict[str, list[tuple[Turn, Times]]] = {"magicrl": [], "transformers": []}
     for number, turn in enumerate(order):
@@ -217,38 +219,92 @@ def run_case(case: Case, order: list[Turn], cache: str, logprobs: bool) -> dict[
             assert turn.warm_up or (lengths == case.lengths()).all(), f"{name} gave other lengths than the case's"
             times[name].append((turn, spent))
     bounds.append(bound_seconds(case, bound))
-    best = {key: min(b[key] for b in bounds) for key in bounds[0]}
+    # rates belong to the faster of the two measurements of each part
+    best = {key: (max if key.endswith(("gflops", "per_s")) else min)(b[key] for b in bounds) for key in bounds[0]}
     tokens = int(case.lengths().sum())
     sampling = {"magicrl": our_sampling_seconds, "transformers": peer_sampling_seconds}
+    reading = attention_read_seconds(case, ours.model)
     sides = {}
     for name, side in (("magicrl", ours), ("transformers", peer)):
         found = summary(times[name], {"tokens": tokens})
-        sides[name] = {"measured": found, **details(case, side, found, best, sampling[name], tokens)}
+        sides[name] = {"measured": found, **details(case, side, found, best, sampling[name], tokens, reading)}
     return {
         "case": asdict(case),
         "response_tokens": tokens,
         "longest_response": int(case.lengths().max()),
         "parameters": parameters(peer.model),
         "bound": {key: rounded(value) for key, value in best.items()},
+        "attention_read_s": rounded(reading),
         **sides,
         "times_faster": ratio(sides["transformers"]["measured"], sides["magicrl"]["measured"]),
     }
 
 
-def bound_seconds(case: Case, bound: GemmBound) -> dict[str, float]:
-    """CPU seconds of the job's matrix products at one thread: each prompt once, every row busy until all is done."""
+class FastestProducts:
+    """The time of a model's matrix products in the faster of two forms: its own linear layers, and those of one input
+    joined and packed as magicrl's engine has them. Whoever ran the products alone could not be faster."""
+
+    def __init__(self, plain: Any, packed: Any) -> None:
+        self._plain = GemmBound(plain)
+        fused = fused_decoder(packed)
+        assert isinstance(fused, FusedDecoder)
+        *self._body, self._head = fused.products
+        self._dtype = plain.dtype
+
+    def forward(self, body_rows: int, head_rows: int, repetitions: int = 3) -> float:
+        """As `GemmBound.forward`."""
+        plain = self._plain.forward(body_rows, head_rows, repetitions)
+        times = [self._run(body_rows, head_rows) for _ in range(repetitions + 1)]
+        return min([plain, *times[1:]])
+
+    def flops(self, body_rows: int, head_rows: int) -> float:
+        return self._plain.flops(body_rows, head_rows, backward=False)
+
+    @torch.inference_mode()
+    def _run(self, body_rows: int, head_rows: int) -> float:
+        work = [(p, body_rows) for p in self._body] + [(self._head, head_rows)]
+        shapes = {(rows, product.in_width) for product, rows in work}
+        inputs = {shape: torch.randn(*shape, dtype=self._dtype) for shape in shapes}
+        for product, _ in work:
+            product.refresh()
+        start = time.process_time()
+        for product, rows in work:
+            product(inputs[rows, product.in_width])
+        return time.process_time() - start
+
+
+def attention_read_seconds(case: Case, model: Any) -> float:
+    """CPU seconds to read, at one thread, the keys and values that decoding needs: a group's prompt once a step, each
+    response once a step. What attention costs at least, beside the products."""
+    lengths = case.lengths().reshape(case.prompts, case.samples)
+    prompts = int((lengths.max(axis=1) - 1).sum()) * case.prompt_tokens
+    responses = int((lengths * (lengths - 1) // 2).sum())
+    shape = probe_cache_shape(model, torch.device("cpu"))
+    memory = torch.ones(1 << 25, dtype=torch.int64)  # 256 MiB: from memory, not from a cache
+    seconds = _median_seconds(memory.sum, repetitions=5)
+    return (prompts + responses) * shape.bytes_per_token * seconds / (memory.numel() * memory.itemsize)
+
+
+def bound_seconds(case: Case, bound: FastestProducts) -> dict[str, float]:
+    """CPU seconds of the job's matrix products at one thread: each prompt once, every row busy until all is done.
+
+    ``longest_alone_s`` is the longest response with a row to itself from the first step on: however many cores there
+    are, a step of training that waits for its last response takes no less.
+    """
     decoded = int(case.lengths().sum()) - case.sequences  # the first token of each comes with its prompt
     rows = min(case.rows, case.sequences)
     prompts = case.prompts * case.prompt_tokens
     prefill = bound.forward(prompts, case.prompts)
     step = bound.forward(rows, rows, repetitions=5)
+    alone = bound.forward(1, 1, repetitions=5)
     return {
         "prefill_s": prefill,
         "decode_s": step * decoded / rows,
         "total_s": prefill + step * decoded / rows,
-        "prefill_gflops": bound.flops(prompts, case.prompts, backward=False) / prefill / 1e9,
-        "decode_gflops": bound.flops(rows, rows, backward=False) / step / 1e9,
+        "prefill_gflops": bound.flops(prompts, case.prompts) / prefill / 1e9,
+        "decode_gflops": bound.flops(rows, rows) / step / 1e9,
         "decode_tokens_per_s": rows / step,
+        "longest_alone_s": alone * int(case.lengths().max()),
     }
 
 
@@ -259,6 +315,7 @@ def details(
     bound: dict[str, float],
     sampling: Callable[[Any, int, int], float],
     tokens: int,
+    reading: float,
 ) -> dict[str, Any]:
     """Prefill, decode and sampling of one side at one thread, and its share of the bound."""
     total = found["threads_1"]["cpu_s"]
@@ -272,6 +329,8 @@ def details(
         "sampling_share": rounded(call * steps / total),
         "share_of_gemm_bound": rounded(bound["total_s"] / total),
         "decode_share_of_gemm_bound": rounded(bound["decode_s"] / max(total - prefill, 1e-9)),
+        "decode_share_of_gemm_and_reading": rounded((bound["decode_s"] + reading) / max(total - prefill, 1e-9)),
+        "times_the_longest_alone": rounded(total / bound["longest_alone_s"]),
     }
 
 
@@ -313,7 +372,8 @@ def main() -> None:
             "peer": f"transformers.generate, sdpa, {arguments.peer_cache} cache, do_sample, top_k 0, top_p 1",
             "peer_returns_logprobs": arguments.peer_logprobs,
             "end_tokens": "none set on either side, so that lengths are equal",
-            "bound": "the model's own linear layers and head at one thread, prompts once a group; no attention",
+            "bound": "the linear layers and head at one thread, plain or joined and packed, whichever is faster; "
+            "prompts once a group; no attention",
         }
     )
     for case in (c for c in known if not arguments.case or c.name in arguments.case):

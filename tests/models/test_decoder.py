@@ -129,6 +129,16 @@ def test_weights_written_behind_torchs_back_count_after_a_reload() -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0.1 * float(expected.abs().max()))
 
 
+def test_two_passes_over_one_model_share_its_weights() -> None:
+    model = made(CONFIGS["llama"], torch.float32)
+    first, second = fused_decoder(model), fused_decoder(model)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.k_proj.weight.mul_(-2.0)
+        model.model.layers[0].self_attn.k_proj.bias.add_(1.0)
+    for decoder in (first, second):
+        torch.testing.assert_close(*both(model, decoder), rtol=0, atol=1e-5)
+
+
 def test_other_models_keep_their_own_pass() -> None:
     window = {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}
     others = [

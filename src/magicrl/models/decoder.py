@@ -59,6 +59,11 @@ class JoinedLinear:
         self._weight = self._sources[0] if self._packs else _joined(self._sources)
         self.version = -1
 
+    @property
+    def in_width(self) -> int:
+        """Width of an input row."""
+        return self._sources[0].shape[1]
+
     def refresh(self) -> None:
         """Pack the weight again if a parameter was written since the last time."""
         if not self._packs:
@@ -82,9 +87,15 @@ class JoinedLinear:
 
 
 def _joined(parameters: Sequence[Tensor]) -> Tensor:
-    """One tensor that holds ``parameters`` one below the other; they become views of it."""
+    """One tensor that holds ``parameters`` one below the other; they become views of it, if they are not by now."""
+    first = parameters[0]
     if len(parameters) == 1:
-        return parameters[0]
+        return first
+    ends = [first.data_ptr() + sum(p.nbytes for p in parameters[:count]) for count in range(len(parameters))]
+    one_store = {p.untyped_storage().data_ptr() for p in parameters} == {first.untyped_storage().data_ptr()}
+    if one_store and [p.data_ptr() for p in parameters] == ends:
+        height = sum(len(parameter) for parameter in parameters)
+        return first.detach().as_strided((height, *first.shape[1:]), first.stride())
     whole = torch.cat([parameter.detach() for parameter in parameters])
     for parameter, part in zip(parameters, whole.split([len(p) for p in parameters]), strict=True):
         parameter.data = part
@@ -140,11 +151,12 @@ class FusedDecoder:
         self._layers = [_Layer(layer, _fused_norm if fused else _own_norm) for layer in self._base.layers]
         self._norm = (_fused_norm if fused else _own_norm)(self._base.norm)
         self._head = JoinedLinear([model.get_output_embeddings()])
-        self._products = [p for layer in self._layers for p in layer.products] + [self._head]
+        self.products = [p for layer in self._layers for p in layer.products] + [self._head]
+        """In the order of the forward pass; the last is the head."""
 
     def reload(self) -> None:
         """Take every weight anew at the next forward pass, however it was written."""
-        for product in self._products:
+        for product in self.products:
             product.version = -1
 
     def __call__(
@@ -161,7 +173,7 @@ class FusedDecoder:
         Returns:
             ``[k, V]``.
         """
-        for product in self._products:
+        for product in self.products:
             product.refresh()
         x = self._base.embed_tokens(tokens)
         cos, sin = self._base.rotary_emb(x, positions[None])
