@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.rollout.recording import write_rollouts
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)></pre>\x1b[31m\x00\u202eexe.gnp \ud800 {{ 7*7 }}"
 
@@ -342,3 +345,12 @@ def evaluation_folders(tmp_path: Path) -> list[Path]:
         write_evaluation(base / "start", first),
         write_evaluation(base / "trained", second, model="runs/better/model", tokens=20),
     ]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """A headless browser."""
+    from .browsing import chromium
+
+    with chromium() as started:
+        yield started
