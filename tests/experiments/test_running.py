@@ -100,6 +100,19 @@ def test_what_does_not_decide_the_result_does_not_change_the_key(ablation: Ablat
     assert not set(keys("optimizer.learning_rate=1e-5")) & set(keys("run.name=other"))
 
 
+def test_a_scale_like_another_adds_its_own_settings(tmp_path: Path) -> None:
+    own = '[scales.small]\nlike = "tiny"\nseeds = 1\nset = ["stages.0.max_steps=9"]\n'
+    own += 'start_set = ["model.tiny.layers=3"]\n[[claims]]'
+    file = tmp_path / "06.toml"
+    file.write_text(ABLATION.replace("[[claims]]", own))
+    small, tiny = (plan_runs([load_ablation(file)], scale) for scale in ("small", "tiny"))
+    assert [run.arms for run in small] == [run.arms for run in tiny[:3]]
+    assert {run.config.stages[0].max_steps for run in small} == {9}
+    assert {run.config.stages[0].max_tokens for run in small} == {8}, "kept from tiny"
+    assert {run.start.recipe.model.tiny.layers for run in small} == {3}  # type: ignore[union-attr]
+    assert all(run.minutes is None for run in small), "another model takes another time"
+
+
 def test_arms_that_resolve_alike_share_a_run(ablation: Ablation) -> None:
     twin = ablation.model_copy(update={"id": "9", "claims": ()})
     runs = plan_runs([ablation, twin], "tiny")
@@ -112,7 +125,7 @@ def test_arms_that_resolve_alike_share_a_run(ablation: Ablation) -> None:
 def test_shipped_ablations_resolve_at_every_scale() -> None:
     known = shipped_ablations()
     assert [a.id for a in known] == [str(i) for i in range(1, 13)]
-    for scale in ("tiny", "paper"):
+    for scale in ("tiny", "small", "paper"):
         assert all(run.config.stages for run in plan_runs(known, scale))
     runs = plan_runs(known, "tiny")
     assert sum(len(run.arms) for run in runs) > len(runs), "ablations share arms"
@@ -129,6 +142,7 @@ def test_shipped_ablations_resolve_at_every_scale() -> None:
         ('measure = "test@1.0"', 'measure = "tset@1.0"', "no measure 'tset@1.0'|no curve 'tset'"),
         ('after = "one"', 'after = "none"', "comes after 'none'"),
         ("seeds = 2", "sedes = 2", "scales.tiny.sedes"),
+        ("[[claims]]", '[scales.small]\nlike = "paper"\n[[claims]]', "scale small is like 'paper'"),
         ("[[claims]]", "[[claims", "not TOML"),
     ],
 )

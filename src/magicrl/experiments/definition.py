@@ -16,6 +16,12 @@ A file of ``experiments/ablations`` reads::
     name = "N_SGD 4"
     set = ["stages.0.mini_batch=4"]
 
+    [scales.small]
+    like = "tiny"                             # the same with these settings added or put in their place
+    seeds = 3
+    set = ["optimizer.learning_rate=3e-4"]
+    start_set = ["model.tiny.hidden_size=288"]
+
     [[claims]]
     id = "6.entropy"
     says = "Entropy falls in a few steps where N_SGD > 1."
@@ -33,7 +39,7 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -68,6 +74,7 @@ class ScaleDefinition(_Part):
         base: recipe that every arm starts from, a file of ``experiments/bases``.
         seeds: runs an arm.
         set: overrides for every arm.
+        start_set: overrides for the supervised start.
         arms: the first one is the one that others are drawn beside.
         minutes: CPU minutes of one run of one arm, measured on one core; None where nobody has measured it.
     """
@@ -75,6 +82,7 @@ class ScaleDefinition(_Part):
     base: str
     seeds: int = Field(default=5, ge=1)
     set: tuple[str, ...] = ()
+    start_set: tuple[str, ...] = ()
     arms: tuple[Arm, ...] = Field(min_length=1)
     minutes: float | None = Field(default=None, gt=0)
 
@@ -198,6 +206,26 @@ class Ablation(_Part):
     scales: Mapping[Scale, ScaleDefinition]
     claims: tuple[Claim, ...] = ()
     notes: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _inherited(cls, data: Any) -> Any:
+        """A scale that is ``like`` another has that one's settings, its own overrides behind them."""
+        scales: Any = data.get("scales") if isinstance(data, dict) else None
+        if not isinstance(scales, dict):
+            return data  # the schema says what is wrong
+        merged: dict[str, Any] = {}
+        for name, own in scales.items():
+            model = own.get("like") if isinstance(own, dict) else None
+            if model is None:
+                merged[name] = own
+                continue
+            if not isinstance(scales.get(model), dict) or "like" in scales[model]:
+                raise ValueError(f"scale {name} is like {model!r}, which is no scale with settings of its own")
+            base, rest = scales[model], {key: value for key, value in own.items() if key != "like"}
+            added = [*base.get("set", []), *rest.get("set", [])]
+            merged[name] = {**{k: v for k, v in base.items() if k != "minutes"}, **rest, "set": added}
+        return {**data, "scales": merged}
 
     @model_validator(mode="after")
     def _claims_name_arms(self) -> Self:

@@ -100,7 +100,8 @@ def _resolved(
     config = load_train_recipe(base, [*definition.set, *arm.set, f"run.seed={seed}", f"run.threads={THREADS}"])
     start = None
     if config.start.sft is not None:
-        recipe = load_sft_recipe(base.parent / config.start.sft, [f"run.seed={seed}", f"run.threads={THREADS}"])
+        overrides = [*definition.start_set, f"run.seed={seed}", f"run.threads={THREADS}"]
+        recipe = load_sft_recipe(base.parent / config.start.sft, overrides)
         start = PlannedStart(key=_digest(recipe.model_dump_json(exclude=_UNIMPORTANT)), recipe=recipe)
     decides = config.model_dump(exclude={**_UNIMPORTANT, "logging": True, "checkpoint": True})
     decides["made"] = [None if start is None else start.key, after]
