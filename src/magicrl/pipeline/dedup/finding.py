@@ -41,6 +41,8 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
         ServerError: an embedding server refused.
     """
     found = _Documents(documents, folder)
+    if not found.ids:
+        return DuplicateClusters(documents=0, dropped=(), pairs_guarded={})
     search = _Search(found, settings, Steps(folder, found.digest))
     stages: dict[Stage, NDArray[np.void]] = {stage: search.links(stage) for stage in _ORDER if stage in settings.stages}
     return _clusters(found, stages, search.guarded)
@@ -56,7 +58,7 @@ class _Documents:
         Texts.write(folder / "raw", self._spooled(documents, quality))
         self.texts = Texts(folder / "raw")
         self.digest = self._digest.hexdigest()
-        columns = np.asarray(quality, dtype=np.float64).reshape(len(quality), -1)
+        columns = np.asarray(quality, dtype=np.float64).reshape(len(quality), len(quality[0]) if quality else 0)
         order = np.lexsort([np.arange(len(quality)), *(-columns.T[::-1])])
         self.rank = np.empty(len(quality), dtype=np.int64)
         self.rank[order] = np.arange(len(quality))

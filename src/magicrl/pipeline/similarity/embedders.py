@@ -93,13 +93,16 @@ class ModelEmbedder:
                 max_length=self._longest,
                 return_tensors="pt",
             )
+            mask = inputs["attention_mask"].unsqueeze(-1) > 0
+            if not mask.shape[1]:  # nothing but texts without tokens
+                continue
             with torch.no_grad():
                 states = self._model(**inputs).last_hidden_state.float()
-            mask = inputs["attention_mask"].unsqueeze(-1)
-            means = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+            means = torch.where(mask, states, 0.0).sum(1) / mask.sum(1).clamp(min=1)
             for i, vector in zip(chosen, means.numpy(), strict=True):
                 vectors[i] = vector
-        return _unit(np.asarray(vectors, dtype=np.float32))
+        empty = np.zeros(self._model.config.hidden_size, dtype=np.float32)
+        return _unit(np.stack([empty if vector is None else vector for vector in vectors]))
 
     def close(self) -> None:
         """Free the weights."""

@@ -98,7 +98,12 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
         return True  # words and points in capitals are objects of the problem
     if _opposed(tokens_a, tokens_b) or (wording and _reworded_in_one_place(a, tokens_a, b, tokens_b)):
         return True
-    return values_a != values_b and _exchanged(tokens_a, numbers_a, tokens_b, numbers_b)
+    if values_a != values_b and _exchanged(tokens_a, numbers_a, tokens_b, numbers_b):
+        return True
+    poles_a, poles_b = _strict_poles(tokens_a), _strict_poles(tokens_b)
+    if Counter(v for _, v in poles_a) != Counter(v for _, v in poles_b):
+        return False
+    return [v for _, v in poles_a] != [v for _, v in poles_b] and _exchanged(tokens_a, poles_a, tokens_b, poles_b)
 
 
 def _letters(tokens: Counter[str]) -> int:
@@ -144,11 +149,11 @@ def _without_remark(text: str) -> str:
 
 
 def _content(tokens: Sequence[str], names: set[str]) -> list[str]:
-    """Stems of the words that say something, without numbers and names."""
+    """Stems of the words that say something, without numbers, names and those of the axes."""
     return [
         stem(token)
         for token in tokens
-        if token not in NEUTRAL and token not in names and token.isalpha() and len(token) > 1
+        if token.isalpha() and len(token) > 1 and not (token in NEUTRAL or token in names or _poles_of(token))
     ]
 
 
@@ -199,6 +204,20 @@ def _opposed(a: Sequence[str], b: Sequence[str]) -> bool:
     return False
 
 
+def _poles_of(word: str) -> Sequence[tuple[int, int]]:
+    return POLES.get(word) or POLES.get(word.removesuffix("s"), ())
+
+
+def _strict_poles(tokens: Sequence[str]) -> list[tuple[int, str]]:
+    """Place and pole of each word of a strict axis."""
+    return [
+        (place, f"{axis}/{pole}")
+        for place, token in enumerate(tokens)
+        for axis, pole in _poles_of(token)
+        if axis >= len(AXES)
+    ]
+
+
 def _poles(tokens: Sequence[str]) -> dict[int, Counter[int]]:
     found: dict[int, Counter[int]] = {}
     before = ""
@@ -207,7 +226,7 @@ def _poles(tokens: Sequence[str]) -> dict[int, Counter[int]]:
         before = token
         if word == "exactly" and tokens[place + 1 : place + 2] == ["how"]:
             continue  # exactly how many asks for no more than how many
-        for axis, pole in POLES.get(word) or POLES.get(word.removesuffix("s"), ()):
+        for axis, pole in _poles_of(word):
             found.setdefault(axis, Counter())[pole] += 1
     return found
 
@@ -236,7 +255,7 @@ def _exchanged(
 
 def _around(tokens: Sequence[str], place: int) -> frozenset[str]:
     near = [*tokens[max(0, place - _CONTEXT) : place], *tokens[place + 1 : place + 1 + _CONTEXT]]
-    return frozenset(token for token in near if not token[0].isdigit())
+    return frozenset(token for token in near if not token[0].isdigit() and token not in NEUTRAL)
 
 
 def _shared(a: frozenset[str], b: frozenset[str]) -> float:

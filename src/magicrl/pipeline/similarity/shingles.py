@@ -51,7 +51,7 @@ def runs(items: U64, sizes: NDArray[np.int64], length: int, seed: int = 0) -> tu
 
 
 def jaccard(a: U64, b: U64) -> float:
-    """Share of common values of two sets (sorted, unique)."""
+    """Share of common values of two sets (sorted, unique); two empty ones have nothing in common."""
     common = len(np.intersect1d(a, b, assume_unique=True))
     union = len(a) + len(b) - common
-    return common / union if union else 1.0
+    return common / union if union else 0.0

@@ -1,0 +1,256 @@
+"""Duplicates: found by the right stage, the better copy kept, the same again after a kill."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
+
+from magicrl.pipeline.dedup import finding, neighbours
+from magicrl.pipeline.dedup.clusters import DuplicateClusters
+from magicrl.pipeline.dedup.finding import find_duplicates
+from magicrl.pipeline.dedup.settings import DedupSettings, EmbeddingStageSettings, NearSettings
+from magicrl.pipeline.documents import Document
+from magicrl.pipeline.similarity.settings import EmbeddingSettings
+
+TRAINS = "Two trains leave Berlin and Paris, which are 1000 km apart, at 80 km/h and 120 km/h. When do they meet?"
+CARDS = r"How many ways are there to choose $5$ cards of $52$ so that all have one suit, at $\frac{1}{4}$ each?"
+GARDEN = "Maria plants 12 roses in each of 7 rows of her garden, and 5 of all her roses wither. How many bloom?"
+POLYNOMIAL = r"Let $p(x) = x^3 - 4x + 2$ have roots $a, b, c$. Find $a^2 + b^2 + c^2$ and simplify your result."
+
+
+def documents(**texts: str) -> list[Document]:
+    return [Document(name, text, (1.0,)) for name, text in texts.items()]
+
+
+def run(held: list[Document], folder: Path, **settings: Any) -> DuplicateClusters:
+    return find_duplicates(held, DedupSettings(**settings), folder=folder)
+
+
+def test_each_stage_finds_its_kind_and_names_the_twin(tmp_path: Path) -> None:
+    found = run(
+        documents(
+            trains=TRAINS,
+            cards=CARDS,
+            garden=GARDEN,
+            polynomial=POLYNOMIAL,
+            typeset=r"How many ways are there to choose 5 cards of 52 so that all have one suit, at 1/4 each?",
+            closely=TRAINS.replace("When do they meet?", "After how many hours do they meet?"),
+            reworded="In each of 7 rows of her garden Maria plants 12 roses. How many bloom? 5 of all these roses wither.",
+        ),
+        tmp_path,
+        near=NearSettings(similarity=0.7),
+        embedding=EmbeddingStageSettings(similarity=0.6),  # in six texts no word is common
+    )
+    told = {one.id: (one.kept, one.stage) for one in found.dropped}
+    assert told == {
+        "typeset": ("cards", "exact"),
+        "closely": ("trains", "near"),
+        "reworded": ("garden", "embedding"),
+    }
+    assert all(one.twin == one.kept for one in found.dropped)
+    assert found.documents == 7
+    assert dict(found.clusters()).keys() == {"trains", "cards", "garden"}
+    assert found.is_kept("polynomial")
+    assert not found.is_kept("closely")
+
+
+@pytest.mark.parametrize("change", [("12", "13"), ("How many bloom", "How many are not planted"), ("rows", "columns")])
+def test_another_problem_in_the_same_words_is_no_duplicate(change: tuple[str, str], tmp_path: Path) -> None:
+    found = run(documents(one=GARDEN, other=GARDEN.replace(*change)), tmp_path)
+    assert not found.dropped
+
+
+def test_without_the_guard_it_would_be_one(tmp_path: Path) -> None:
+    found = run(documents(one=GARDEN, other=GARDEN.replace("12", "13")), tmp_path, compare_numbers=False)
+    assert [(one.id, one.stage) for one in found.dropped] == [("other", "near")]
+
+
+def test_the_better_specified_copy_stays_and_of_equals_the_first(tmp_path: Path) -> None:
+    held = [
+        Document("poor", TRAINS, (0.0, 9.0)),
+        Document("first", TRAINS, (1.0, 5.0)),
+        Document("second", TRAINS, (1.0, 5.0)),
+        Document("near", TRAINS.replace("When", "At what time"), (1.0, 6.0)),
+    ]
+    found = run(held, tmp_path)
+    assert {one.id: (one.kept, one.twin) for one in found.dropped} == {
+        "poor": ("near", "first"),
+        "second": ("near", "first"),
+        "first": ("near", "near"),
+    }
+
+
+def test_the_order_of_stages_and_documents_does_not_decide_what_is_a_copy(tmp_path: Path) -> None:
+    held = documents(trains=TRAINS, again=TRAINS + " ", cards=CARDS, garden=GARDEN)
+    held.append(Document("better", TRAINS.replace("which are", "cities"), (2.0,)))
+    one = run(held, tmp_path / "a")
+    shuffled = random.Random(1).sample(held, len(held))
+    other = run(shuffled, tmp_path / "b", stages=("embedding", "near", "exact"))
+    assert {d.id: d.kept for d in one.dropped} == {d.id: d.kept for d in other.dropped}
+
+
+def test_texts_without_words_are_compared_as_they_are(tmp_path: Path) -> None:
+    found = run(documents(empty="", question="???", marks="!!!", again="???"), tmp_path)
+    assert {one.id: one.kept for one in found.dropped} == {"again": "question"}
+
+
+def test_what_a_caller_gets_wrong_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="two documents have the id 'a'"):
+        run([Document("a", "x"), Document("a", "y")], tmp_path)
+    with pytest.raises(ValueError, match=r"quality has 2 values, that of 'a' has 1"):
+        run([Document("a", "x", (1.0,)), Document("b", "y", (1.0, 2.0))], tmp_path)
+    with pytest.raises(ValueError, match="each once"):
+        DedupSettings(stages=("near", "near"))
+    assert run([], tmp_path / "none").dropped == ()
+
+
+def many(count: int) -> list[Document]:
+    rng = random.Random(0)
+    words = [f"{a}{b}" for a in ("ba", "ko", "ri", "tu", "fe") for b in ("lan", "mis", "ter", "gol", "dex", "sum")]
+    texts = [" ".join(rng.choices(words, k=12)) + f" {rng.randint(1, 5)}" for _ in range(count // 2)]
+    return [Document(str(i), text, (rng.random(),)) for i, text in enumerate([*texts, *texts])]
+
+
+def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = many(60)
+    whole = run(held, tmp_path / "whole")
+    assert sum(one.stage == "exact" for one in whole.dropped) == 30
+    for place in ("write_bands", "link_near", "make_embedder", "_clusters"):
+        with monkeypatch.context() as patch:
+            patch.setattr(finding, place, stopped)
+            with pytest.raises(KeyboardInterrupt):
+                run(held, tmp_path / place)
+        assert run(held, tmp_path / place) == whole
+    # what is done is not done again
+    with monkeypatch.context() as patch:
+        for place in ("write_bands", "link_near", "make_embedder", "canonical", "number_key"):
+            patch.setattr(finding, place, stopped)
+        assert run(held, tmp_path / "whole") == whole
+
+
+def test_another_set_or_setting_does_not_find_old_results(tmp_path: Path) -> None:
+    held = many(60)
+    run(held, tmp_path)
+    assert len(run(held[:30], tmp_path).dropped) < 15
+    assert run(held, tmp_path, stages=("exact",)).pairs_guarded == {"exact": 0}
+    strict = run(held, tmp_path, near=NearSettings(similarity=1.0))
+    assert all(one.stage != "near" for one in strict.dropped)
+
+
+def stopped(*_: Any, **__: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reworded = "Roses: Maria plants 12 in each of 7 rows of her garden; how many bloom, if 5 of all her roses wither?"
+    held = documents(garden=GARDEN, reworded=reworded)
+    held += [Document(f"x{i}", f"{i % 7} {text.text} 12 7 5", (0.0,)) for i, text in enumerate(many(40))]
+    settings = {"stages": ("embedding",), "compare_numbers": False}
+    whole = run(held, tmp_path / "whole", **settings)
+    monkeypatch.setattr(neighbours, "_BLOCK", 16)
+    monkeypatch.setattr(neighbours, "_TILE", 8)
+    parts = run(held, tmp_path / "parts", **settings)
+    assert parts.by_id["reworded"].kept == "garden"
+    assert len(parts.dropped) >= 0.9 * len(whole.dropped)
+
+
+@contextmanager
+def embedding_server(answer: Any) -> Generator[tuple[str, list[int]]]:
+    asked: list[int] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked.append(len(body["input"]))
+            content = json.dumps(answer(body["input"])).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_address[1]}/v1", asked
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def by_letters(texts: list[str]) -> dict[str, Any]:
+    rows = [{"index": i, "embedding": [text.lower().count(c) for c in "abcdehiorst"]} for i, text in enumerate(texts)]
+    return {"data": rows[::-1]}  # a server need not keep the order
+
+
+def test_an_embedding_server_is_asked_in_batches_and_never_twice(tmp_path: Path) -> None:
+    held = documents(garden=GARDEN, turned=" ".join(reversed(GARDEN.split())), cards=CARDS, trains=TRAINS)
+    with embedding_server(by_letters) as (url, asked):
+        embedder = EmbeddingSettings(kind="server", base_url=url, model="letters", batch=3)
+        settings = {"stages": ("embedding",), "embedding": EmbeddingStageSettings(embedder=embedder, similarity=0.999)}
+        settings["compare_numbers"] = False
+        found = run(held, tmp_path, **settings)
+        assert [(one.id, one.kept) for one in found.dropped] == [("turned", "garden")]
+        assert sorted(asked) == [1, 3]
+        assert run(held, tmp_path, **settings) == found
+        assert len(asked) == 2
+
+
+@pytest.mark.parametrize(
+    "answer", [{"data": []}, {"data": None}, {"data": [{"index": 0, "embedding": [float("nan")]}]}]
+)
+def test_an_embedding_server_that_does_not_embed_is_refused(answer: Any, tmp_path: Path) -> None:
+    with embedding_server(lambda _: answer) as (url, _):
+        embedder = EmbeddingSettings(kind="server", base_url=url)
+        with pytest.raises(ValueError, match=r"/v1/embeddings: (the answer holds no|1 texts were sent)"):
+            run(documents(one="x"), tmp_path, stages=("embedding",), embedding={"embedder": embedder.model_dump()})
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path) -> Path:
+    words = sorted({word for text in (GARDEN, CARDS, TRAINS) for word in text.split()})
+    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(["[unk]", "[pad]", *words])}, unk_token="[unk]"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(words) + 2, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2
+    )
+    LlamaModel(config).save_pretrained(tmp_path / "model")
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="[unk]", pad_token="[pad]")
+    fast.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_a_models_vectors_do_not_depend_on_the_batch(model_folder: Path) -> None:
+    from magicrl.pipeline.similarity.embedders import make_embedder
+
+    def vectors(batch: int) -> Any:
+        settings = EmbeddingSettings(kind="model", model=str(model_folder), batch=batch)
+        return make_embedder(settings, no_corpus).embed([GARDEN, CARDS, "", TRAINS])
+
+    assert vectors(4) == pytest.approx(vectors(1), abs=1e-5)
+    assert (vectors(2)[0] @ vectors(2)[0]) == pytest.approx(1.0, abs=1e-5)
+    assert abs(vectors(2)[0] @ vectors(2)[1]) < 0.9
+
+
+def no_corpus() -> Iterator[list[str]]:
+    raise AssertionError("only the hashed embedder reads the corpus")

@@ -1,0 +1,133 @@
+"""Canonical texts, shingles, and the guard that keeps different problems apart."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from magicrl.pipeline.similarity.canonical import canonical
+from magicrl.pipeline.similarity.embedders import make_embedder
+from magicrl.pipeline.similarity.guard import are_different, number_key, numbers_of
+from magicrl.pipeline.similarity.hashed import HashedEmbedder
+from magicrl.pipeline.similarity.settings import EmbeddingSettings
+from magicrl.pipeline.similarity.shingles import jaccard, shingles
+
+
+@pytest.mark.parametrize(
+    ("latex", "plain"),
+    [
+        (r"Find $\frac{1}{2}x^{2} \le 10{,}000$.", "find 1/2 x² ≤ 10,000"),
+        (r"Let \(\sqrt{2}\) and $\alpha_{1}^{2}$", "Let √2 and α₁^2."),
+        (r"$\angle ABC = 90^\circ$ and $\triangle DEF$", "∠ABC = 90°, and △DEF"),
+        (r"\left( \dfrac{x+1}{y} \right) \times 3", "((x+1)/y) × 3"),
+        (r"It costs \$5.00 \text{ per cm}", "It costs 5 per cm"),
+        (r"$$5! \ne 0.50$$", "5! ≠ .5"),
+    ],
+)
+def test_typesetting_does_not_count(latex: str, plain: str) -> None:
+    assert canonical(latex) == canonical(plain)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("2(x+1)", "2x+1"),
+        ("$x^2$", "$x_2$"),
+        ("1.5", "15"),
+        ("1, 234", "1,234"),
+        ("$x^{2n}$", "$x^2 n + $"),
+        (r"$0.\overline{5}$", "$0.5$"),
+        ("5!", "5"),
+        ("a < b", "a > b"),
+    ],
+)
+def test_what_is_another_formula_stays_another_text(one: str, other: str) -> None:
+    assert canonical(one) != canonical(other)
+
+
+def test_hostile_texts_come_through() -> None:
+    for text in ("", "\x00", "\ud800", "{" * 5000, "\\frac" * 500, "$" * 999, "²" * 100, "🙂 中文 ﷺ"):
+        assert canonical(canonical(text)) is not None
+
+
+def test_numbers_are_read_as_words_too_and_labels_are_none() -> None:
+    assert [v for _, v in numbers_of(canonical("Example 27: he has twenty-five, 3.0 and two dozen").split())] == [
+        "25",
+        "3",
+        "24",
+    ]
+    assert number_key(["3", "and", "5"]) == number_key(["five", "then", "three"])
+    assert number_key(["3", "3", "5"]) != number_key(["3", "5", "5"])
+
+
+SAME = [
+    (
+        "Ann has 3 apples and Bob has 5 pears. How many in total?",
+        "Bob has 5 pears and Ann has 3 apples. How many in total?",
+    ),
+    ("What is the largest $x$ with $5-4x>17$?", "Find the greatest $x$ such that $5 - 4x > 17$."),
+    (
+        "Josie got 50 dollars and paid 9 of them. What is left?",
+        "Amanda received $50 and spent 9 of them. What remains?",
+    ),
+    ("Compute $3^4$. Show your working.", "What is the value of $3^4$?"),
+]
+DIFFERENT = [
+    ("Ann has 3 apples.", "Ann has 4 apples."),
+    ("Ann has 3 apples and Bob has 5 pears", "Ann has 5 apples and Bob has 3 pears"),
+    ("What is $x - 3$ for x = 1?", "What is $x + 3$ for x = 1?"),
+    ("How many even divisors has 24?", "How many odd divisors has 24?"),
+    ("Find the center of the circle $x^2+y^2=9$", "Find the radius of the circle $x^2+y^2=9$"),
+    ("Arrange the letters of ELLIPSE", "Arrange the letters of COMBINATION"),
+    ("The graph of $ax^2+b$. Find $a$.", "The graph of $ax^2+b$. Find $b$."),
+    ("How many boys are in the club of 26?", "How many girls are in the club of 26?"),
+    ("4 distinguishable balls in 2 indistinguishable boxes", "4 indistinguishable balls in 2 distinguishable boxes"),
+    ("What is $88/4/2$?", "What is $88/(4/2)$?"),
+    ("Choose 6 of 14 players.", "Choose 6 of 14 players so that the tallest, the oldest and the fastest are in."),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_the_guard_lets_copies_through(one: str, other: str) -> None:
+    assert not are_different(one, other)
+    assert not are_different(other, one)
+
+
+@pytest.mark.parametrize(("one", "other"), DIFFERENT)
+def test_the_guard_keeps_problems_apart(one: str, other: str) -> None:
+    assert are_different(one, other)
+    assert are_different(other, one)
+
+
+def test_shingles_of_a_batch_are_those_of_each_text() -> None:
+    texts = ["abcdef", "abc", "", "xabcdef", "ü🙂ab c"]
+    hashes, starts = shingles(texts, 5)
+    for i, text in enumerate(texts):
+        alone, _ = shingles([text], 5)
+        assert hashes[starts[i] : starts[i + 1]].tolist() == alone.tolist()
+        assert len(alone) == (max(1, len(text) - 4) if text else 0)
+    a, b = (np.unique(shingles([text], 5)[0]) for text in (texts[0], texts[3]))
+    assert jaccard(a, b) == pytest.approx(2 / 3)
+
+
+def test_the_embedder_sees_wording_whoever_the_story_is_about() -> None:
+    stories = [f"A farmer sells {i} eggs to Natalia, and later Natalia sells {i} of them to Omar." for i in range(5)]
+    story = "In April, Natalia sold 48 clips to friends, and in May Natalia sold half as many. How many did she sell?"
+    corpus = [*stories, story, "Compute the integral of x squared from zero to one.", "How many primes are below 100?"]
+    embedder = HashedEmbedder([corpus], dimensions=128, seed=0)
+    vectors = embedder.embed([story, story.replace("Natalia", "Omar"), corpus[-1], ""])
+    assert vectors[0] @ vectors[1] > 0.99
+    assert abs(vectors[0] @ vectors[2]) < 0.4
+    assert not vectors[3].any()
+    again = HashedEmbedder([corpus], dimensions=128, seed=0).embed([story])
+    assert (again[0] == vectors[0]).all()
+    assert (HashedEmbedder([corpus], dimensions=128, seed=1).embed([story])[0] != vectors[0]).any()
+
+
+def test_settings_name_what_they_need() -> None:
+    with pytest.raises(ValueError, match="needs model"):
+        EmbeddingSettings(kind="model")
+    with pytest.raises(ValueError, match="needs base_url"):
+        EmbeddingSettings(kind="server")
+    with pytest.raises(ValueError, match="no http"):
+        make_embedder(EmbeddingSettings(kind="server", base_url="ftp://x"), list)
