@@ -92,6 +92,7 @@ def measure_scaling(rounds: int) -> dict[str, Any]:
     expected = [index % 4 != 2 for index in range(_QUEUED)]
     found: dict[int, list[float]] = {1: [], 2: []}
     loads: list[float] = []
+    queued = 0.0
     for _ in range(rounds):
         for workers, rates in found.items():
             with CodePool(workers=workers) as pool:

@@ -16,7 +16,7 @@ from magicrl.verifiers.base import OUTCOME_OF_STATUS
 from magicrl.verifiers.code import remote, values
 from magicrl.verifiers.code.compare import same_text, same_value
 from magicrl.verifiers.code.extract import program_in
-from magicrl.verifiers.code.judge import CodeOptions
+from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
 from magicrl.verifiers.code.limits import Limits
 from magicrl.verifiers.code.pool import CodePool
 from magicrl.verifiers.code.suite import SuiteError, parse_suite
@@ -54,6 +54,13 @@ def pool() -> Iterator[CodePool]:
         yield made
 
 
+@pytest.fixture(scope="module")
+def judges() -> Iterator[dict[bool, CodeJudge]]:
+    """By whether they stop at the first failure."""
+    with judge_of("auto") as stopping, judge_of("auto", stop_at_failure=False) as thorough:
+        yield {True: stopping, False: thorough}
+
+
 @CALM
 @given(programs=st.lists(PROGRAMS, min_size=1, max_size=4), fenced=st.booleans())
 def test_random_programs_get_one_verdict_each(pool: CodePool, programs: list[str], fenced: bool) -> None:
@@ -68,6 +75,57 @@ def test_random_programs_get_one_verdict_each(pool: CodePool, programs: list[str
     assert "infrastructure_error" not in {verdict.status for verdict in verdicts}
     assert verdicts[0].correct
     assert verdicts[-1].correct
+
+
+FATES = {
+    "right": ("print(n)", None),
+    "wrong": ("print(n + 1)", "wrong_answer"),
+    "raises": ("raise ValueError(n)", "runtime_error"),
+    "exits": ("raise SystemExit(3)", "runtime_error"),
+    "floods": ("print('x' * (5 << 20))", "output_limit"),
+    "attacks": ("import ctypes; ctypes.CDLL(None).ptrace(0, 0, 0, 0)", "security"),
+    "leaves a file": ("print(n)\n    try: open('/tmp/left', 'x').write('1')\n    except PermissionError: pass", None),
+}
+FATED = "n, fate = input().split('|')\nn = int(n)\n" + "".join(
+    f"if fate == {fate!r}:\n    {body}\n" for fate, (body, _) in FATES.items()
+)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(fates=st.lists(st.sampled_from(list(FATES)), min_size=1, max_size=40), stop=st.booleans())
+def test_every_test_is_judged_as_if_it_were_alone(judges: dict[bool, CodeJudge], fates: list[str], stop: bool) -> None:
+    """Tests run in batches, the first alone: what comes of one must not depend on its place."""
+    inputs, outputs = [f"{n}|{fate}" for n, fate in enumerate(fates)], [str(n) for n in range(len(fates))]
+    verdict = judges[stop].judge_program(FATED, parse_suite({"inputs": inputs, "outputs": outputs}))
+    statuses = [FATES[fate][1] for fate in fates]
+    failed = [place for place, status in enumerate(statuses) if status is not None]
+    assert verdict.status == (statuses[failed[0]] if failed else "passed"), verdict
+    assert verdict.passed == (failed[0] if stop and failed else statuses.count(None))
+    assert verdict.total == len(fates)
+    assert not failed or verdict.reason.startswith(f"test {failed[0] + 1}:")
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(outputs=st.lists(st.binary(max_size=40), min_size=1, max_size=12))
+def test_whatever_bytes_a_program_writes(judges: dict[bool, CodeJudge], outputs: list[bytes]) -> None:
+    program = "import sys; sys.stdout.buffer.write(bytes.fromhex(sys.stdin.readline()))"
+    wanted = [output.decode("utf-8", "replace") for output in outputs]
+    suite = parse_suite({"inputs": [output.hex() for output in outputs], "outputs": wanted})
+    verdict = judges[False].judge_program(program, suite)
+    same = [same_text(output, text.encode("utf-8")) for output, text in zip(outputs, wanted, strict=True)]
+    assert verdict.passed == sum(same)
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(results=st.lists(PLAIN, min_size=1, max_size=6), body=PROGRAMS)
+def test_whatever_a_function_returns(judges: dict[bool, CodeJudge], results: list[Any], body: str) -> None:
+    program = f"nan = inf = 0.0\nV = {results!r}\ndef f(i): return V[i]"
+    suite = parse_suite(
+        {"fn_name": "f", "inputs": [[i] for i in range(len(results))], "outputs": [4711.5] * len(results)}
+    )
+    verdict = judges[False].judge_program(program, suite)
+    assert (verdict.status, verdict.passed) == ("wrong_answer", 0)
+    assert judges[False].judge_program(body, suite).status in {*OUTCOME_OF_STATUS} - {"infrastructure_error", "passed"}
 
 
 @CALM
