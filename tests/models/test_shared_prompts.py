@@ -63,11 +63,11 @@ def model_of(kind: str, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def results(
-    model: Any, samples: list[TrainSample], *, share: bool, budget: int, checkpointing: bool = False
+    model: Any, samples: list[TrainSample], *, share: bool, budget: int, checkpointing: int | None = None
 ) -> tuple[dict[int, np.ndarray], list[torch.Tensor], int]:
     """Log-probs and entropies by sample, the gradient of a weighted sum of both, and the tokens computed."""
     model.zero_grad()
-    scorer = PolicyScorer(model, micro_batch_tokens=budget, share_prompts=share, gradient_checkpointing=checkpointing)
+    scorer = PolicyScorer(model, micro_batch_tokens=budget, share_prompts=share, checkpoint_above_tokens=checkpointing)
     found: dict[int, np.ndarray] = {}
     tokens = 0
     for members, batch in scorer.micro_batches(samples):
@@ -84,8 +84,8 @@ def results(
 
 @pytest.mark.parametrize("kind", CONFIGS)
 @pytest.mark.parametrize("budget", [64, 150, 10_000])
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_logprobs_and_gradients_are_those_of_separate_copies(kind: str, budget: int, checkpointing: bool) -> None:
+@pytest.mark.parametrize("checkpointing", [None, 0, 100])
+def test_logprobs_and_gradients_are_those_of_separate_copies(kind: str, budget: int, checkpointing: int | None) -> None:
     samples, model = mixed_samples(), model_of(kind)
     plain, plain_gradient, plain_tokens = results(model, samples, share=False, budget=10_000)
     shared, gradient, tokens = results(model, samples, share=True, budget=budget, checkpointing=checkpointing)

@@ -69,7 +69,10 @@ class ModelConfig(Section):
     dtype: DType = "bfloat16"
     """Compute precision of learner and reference."""
     gradient_checkpointing: bool = False
-    """Compute each layer's activations again in the backward pass: less memory, a third more time."""
+    """Compute each layer's activations again in the backward pass, attention not: less memory, up to a third more
+    time."""
+    checkpoint_above_tokens: int | None = Field(default=None, ge=1)
+    """The same for micro-batches of more tokens than this only: long responses fit, short ones stay fast."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Most tokens (prompt and response) in one forward/backward; one longer sample goes alone."""
     share_prompts: bool = True

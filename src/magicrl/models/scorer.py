@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -33,7 +34,8 @@ class PolicyScorer:
         micro_batch_tokens: most tokens of one forward pass in ``score``.
         head_chunk_tokens: rows of logits that exist at once.
         share_prompts: compute a prompt once for its responses in a micro-batch, where that saves enough.
-        gradient_checkpointing: keep only each layer's input for the backward pass and compute the rest again.
+        checkpoint_above_tokens: in a micro-batch of more tokens keep only each layer's input and attention for the
+            backward pass, and compute the rest again; None is never.
 
     Raises:
         ValueError: the model's logits are not its head applied to its last hidden state (up to a constant
@@ -48,7 +50,7 @@ class PolicyScorer:
         micro_batch_tokens: int = 16384,
         head_chunk_tokens: int = 1024,
         share_prompts: bool = True,
-        gradient_checkpointing: bool = False,
+        checkpoint_above_tokens: int | None = None,
     ) -> None:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
@@ -59,8 +61,8 @@ class PolicyScorer:
         self._share_prompts = share_prompts
         self._backbone = cast(torch.nn.Module, model.get_decoder())
         self._options = _head_options(model, valid_vocab, head_chunk_tokens)
-        if gradient_checkpointing:
-            _checkpoint_layers(model)
+        self._checkpoint_above = checkpoint_above_tokens
+        self._layers = [] if checkpoint_above_tokens is None else _checkpointed_layers(model)
         self._check_head()
 
     @property
@@ -120,6 +122,9 @@ class PolicyScorer:
 
     def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
         """``[N, d]`` last hidden states."""
+        checkpoint = self._checkpoint_above is not None and input_ids.shape[1] > self._checkpoint_above
+        for layer in self._layers:
+            layer.training = checkpoint  # this layer's flag alone: its dropout modules stay in evaluation mode
         output = self._backbone(
             input_ids=input_ids, position_ids=position_ids, use_cache=False, attention_context=context
         )
@@ -166,13 +171,30 @@ def _head_options(model: PreTrainedModel, valid_vocab: int | None, chunk_tokens:
     )
 
 
-def _checkpoint_layers(model: PreTrainedModel) -> None:
-    """Turn on gradient checkpointing, which transformers honours in training mode only, and nothing else of it."""
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+def _checkpointed_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """Turn on gradient checkpointing, which transformers honours in layers in training mode only: those layers."""
+    kwargs = {"use_reentrant": False, "context_fn": _keep_attention}
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=kwargs)
+    layers: list[torch.nn.Module] = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer)]
     if not layers:
         raise ValueError(
-            f"{type(model).__name__} has no gradient checkpointing; set model.gradient_checkpointing=false"
+            f"{type(model).__name__} has no gradient checkpointing; set model.gradient_checkpointing=false and leave "
+            "out model.checkpoint_above_tokens"
         )
-    for layer in layers:
-        layer.training = True  # this layer's flag alone: its dropout modules stay in evaluation mode
+    return layers
+
+
+_ATTENTION_OPERATORS = tuple(
+    getattr(torch.ops.aten, name).default
+    for name in (
+        "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_efficient_attention",
+        "_scaled_dot_product_cudnn_attention",
+    )
+)
+
+
+def _keep_attention() -> Any:
+    """Attention alone costs the square of the length, and its output is as small as its input."""
+    return create_selective_checkpoint_contexts(list(_ATTENTION_OPERATORS))

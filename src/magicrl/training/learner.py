@@ -89,7 +89,7 @@ class LocalLearner:
             micro_batch_tokens=settings.micro_batch_tokens,
             head_chunk_tokens=settings.head_chunk_tokens,
             share_prompts=settings.share_prompts,
-            gradient_checkpointing=settings.gradient_checkpointing,
+            checkpoint_above_tokens=0 if settings.gradient_checkpointing else settings.checkpoint_above_tokens,
         )
 
     @property
