@@ -48,7 +48,7 @@ def test_each_stage_finds_its_kind_and_names_the_twin(tmp_path: Path) -> None:
             polynomial=POLYNOMIAL,
             typeset=r"How many ways are there to choose 5 cards of 52 so that all have one suit, at 1/4 each?",
             closely=TRAINS.replace("When do they meet?", "After how many hours do they meet?"),
-            reworded="In each of 7 rows of her garden Maria plants 12 roses. How many bloom? 5 of all these roses wither.",
+            reworded="In each of 7 rows of her garden Maria plants 12 roses. How many bloom? 5 of all these wither.",
         ),
         tmp_path,
         near=NearSettings(similarity=0.7),

@@ -1,0 +1,146 @@
+"""Test problems found again in training texts, whatever was done to them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.pipeline.decontamination import finding
+from magicrl.pipeline.decontamination.finding import find_contamination
+from magicrl.pipeline.decontamination.hits import Hit
+from magicrl.pipeline.decontamination.report import write_report
+from magicrl.pipeline.decontamination.settings import DecontaminationSettings
+from magicrl.pipeline.documents import Document
+
+WALK = (
+    "Every morning Aya goes for a $9$-kilometer-long walk and stops at a coffee shop afterwards. When she walks at a "
+    r"constant speed of $s$ kilometers per hour, the walk takes her $4$ hours, including $t \le 60$ minutes there. "
+    "Find the number of minutes the walk takes her at $s+2$ kilometers per hour."
+)
+GRID = (
+    r"Let $S$ be the set of points $(a,b)$ with $0 \le a \le 8$ and $0 \le b \le 8$. Find the number of squares whose "
+    r"four vertices lie in $S$ and whose side has length $\frac{m}{n}$."
+)
+SHORT = "Compute $3+5$."
+CODE = "You are given a string s of length n. In one move you delete two equal neighbours. Print the shortest length."
+OWN = (
+    "A fair die is thrown four times. How likely is it that every throw shows more than the one before?",
+    "Six knights sit at a round table, and three of them are chosen. How likely is it that two sat side by side?",
+    "A frog jumps ten times, each time one step left or right. How likely is it that it ends where it began?",
+)
+REFERENCES = {"aime": [WALK, GRID, SHORT], "code": [CODE]}
+
+COPIES = {
+    "verbatim": WALK.upper().replace(" ", "\n"),
+    "reformatted": WALK.replace("$", "").replace(r"\le", "≤"),
+    "contained": f"Here is a contest problem for you. {GRID} After that, find the sum of m and n and explain it.",
+    "reworded": WALK.replace("Every morning Aya goes", "Each morning Bruno sets out").replace(
+        "stops at a coffee shop afterwards", "afterwards stops at a cafe"
+    ),
+    "renumbered": GRID.replace("8", "12"),
+    "code": CODE.replace("string s of length n", "string t of length m"),
+}
+OTHERS = {
+    "another": "Let $S$ be the set of primes below 100. Find the number of pairs in $S$ whose sum is a square.",
+    "short-renumbered": "Compute $4+7$.",
+    "empty": "",
+}
+
+
+def search(texts: dict[str, str], folder: Path, **settings: Any) -> list[Hit]:
+    references = {
+        name: [Document(f"{name}-{i}", text) for i, text in enumerate(members)] for name, members in REFERENCES.items()
+    }
+    documents = (Document(name, text) for name, text in texts.items())
+    return list(find_contamination(documents, references, DecontaminationSettings(**settings), folder=folder))
+
+
+def test_every_kind_is_found_and_named(tmp_path: Path) -> None:
+    hits = search(COPIES | OTHERS, tmp_path)
+    told = {hit.document: (hit.reference, hit.kind) for hit in hits if hit.kind != "neighbour"}
+    assert told == {
+        "verbatim": ("aime-0", "verbatim"),
+        "reformatted": ("aime-0", "reformatted"),
+        "contained": ("aime-1", "contained"),
+        "reworded": ("aime-0", "reworded"),
+        "renumbered": ("aime-1", "renumbered"),
+    } | ({"code": told["code"]} if "code" in told else {})
+    assert "code" in {hit.document for hit in hits}
+    assert not {hit.document for hit in hits} & OTHERS.keys()
+    exact = next(hit for hit in hits if hit.document == "reformatted")
+    assert (exact.score, exact.reference_set) == (1.0, "aime")
+    assert exact.document_text == COPIES["reformatted"]
+    assert exact.reference_text == WALK
+    assert all(0 < hit.score <= 1 for hit in hits)
+
+
+def test_short_test_problems_are_found_verbatim_only(tmp_path: Path) -> None:
+    hits = search({"same": "compute 3 + 5", "other": "Compute $3+6$."}, tmp_path)
+    assert [(hit.document, hit.kind) for hit in hits] == [("same", "reformatted")]
+
+
+def test_words_alone_find_what_embeddings_are_not_asked_for(tmp_path: Path) -> None:
+    hits = search(COPIES, tmp_path, use_embedding=False)
+    assert {"verbatim", "reformatted", "contained", "reworded", "renumbered"} <= {hit.document for hit in hits}
+    turned = " ".join(reversed(CODE.split()))
+    assert not search({"turned": turned}, tmp_path, use_embedding=False)
+
+
+def test_only_kinds_that_are_asked_for_are_reported(tmp_path: Path) -> None:
+    hits = search(COPIES, tmp_path, kinds=("verbatim", "renumbered"))
+    assert {hit.kind for hit in hits} == {"verbatim", "renumbered"}
+    assert "neighbour" not in DecontaminationSettings().drop
+
+
+def test_shared_phrases_are_no_hit(tmp_path: Path) -> None:
+    """What every problem of a test set says identifies none of them."""
+    same = "Express your answer as a common fraction in lowest terms and give the sum of its parts as an integer."
+    references = {"set": [Document(str(i), f"{own} {same}") for i, own in enumerate(OWN)]}
+    settings = DecontaminationSettings(use_embedding=False)
+    documents = [Document("x", f"A ship sails 30 miles north, then 40 miles west; how far is it from home? {same}")]
+    assert not list(find_contamination(documents, references, settings, folder=tmp_path))
+
+
+def test_a_killed_call_goes_on_after_its_last_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "CHUNK", 2)
+    whole = search(COPIES | OTHERS, tmp_path / "whole")
+    hits_of, done = finding._Search.hits, []
+
+    def stopping(self: Any, ids: Any, texts: Any) -> Any:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(ids)
+        return hits_of(self, ids, texts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(finding._Search, "hits", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            search(COPIES | OTHERS, tmp_path / "killed")
+    asked: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(finding._Search, "hits", lambda self, ids, texts: asked.append(ids) or hits_of(self, ids, texts))
+        assert search(COPIES | OTHERS, tmp_path / "killed") == whole
+    assert len(asked) == 3  # of five chunks
+    assert [hit.kind for hit in search({"a": WALK}, tmp_path / "killed")] == ["verbatim"]
+
+
+def test_nothing_to_compare_with_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="every reference set is empty"):
+        list(find_contamination([], {"aime24": []}, DecontaminationSettings(), folder=tmp_path))
+
+
+def test_the_report_holds_both_texts_of_every_hit(tmp_path: Path) -> None:
+    texts = COPIES | {"fenced": f"```` {WALK} ````"}
+    hits = search(texts, tmp_path / "work")
+    counts = write_report(iter(hits), tmp_path)
+    rows = [json.loads(line) for line in (tmp_path / "hits.jsonl").read_text().splitlines()]
+    assert [Hit(**row) for row in rows] == hits
+    page = (tmp_path / "hits.md").read_text()
+    assert sum(counts.values()) == len(hits)
+    assert "| aime | renumbered | 1 |" in page
+    assert page.count("Training text:") == len(hits)
+    assert all(hit.document_text in page and hit.reference_text in page for hit in hits)
+    assert not list(tmp_path.glob("*.tmp"))
