@@ -46,7 +46,21 @@ def run_eval(options: EvalOptions) -> int:
     if instead.merge:
         show_results(write_results(output, _names(options.asked.benchmark, output), ask), console)
         return 0
+    if options.asked.run is not None:
+        return _checkpoints(options, options.asked.run, output, ask, console)
     return _sample(options, output, ask, console)
+
+
+def _checkpoints(options: EvalOptions, run: Path, output: Path, ask: Ask, console: Console) -> int:
+    from magicrl.cli.eval_checkpoints import evaluate_checkpoints
+
+    if options.asked.model is not None or options.engine.engine == "openai":
+        raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
+
+    def evaluate_one(chosen: EvalOptions, folder: Path) -> int:
+        return _sample(chosen, folder, ask, console)
+
+    return evaluate_checkpoints(options, run, output, evaluate_one, console)
 
 
 def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> int:

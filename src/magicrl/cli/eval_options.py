@@ -27,6 +27,10 @@ class AskedOptions:
 
     model: str | None = None
     """A model folder, or a hub name; with --engine openai the name that the server knows it by."""
+    run: Path | None = None
+    """In place of a model: the checkpoints of this run, each into its own folder of the output."""
+    follow: Flag = False
+    """With --run: go on with new checkpoints until the run ends."""
     benchmark: Several = None
     """NAME, NAME=FILE, FILE or reasoning_gym/TASK (repeatable); --list shows the names."""
     output: Path | None = None

@@ -1,0 +1,101 @@
+"""``magicrl eval --run``: checkpoints evaluated beside the run, which they leave as it is."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file
+
+from magicrl.cli.eval_checkpoints import evaluate_checkpoints
+from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
+from magicrl.cli.main import app
+from magicrl.config.loader import load_train_recipe
+from magicrl.data.families import make_family, unique_problems
+from magicrl.training.checkpoint_model import checkpoint_folders, export_checkpoint
+from magicrl.training.observer import NullObserver
+from magicrl.training.session import train
+
+OVERRIDES = ("stages.0.max_steps=2", "stages.1.max_steps=2", "checkpoint.keep_last=9", "evaluation.every=0")
+
+
+@pytest.fixture
+def finished(toy_recipe: Path, tmp_path: Path) -> Path:
+    train(load_train_recipe(toy_recipe, OVERRIDES), toy_recipe.parent, tmp_path / "run", NullObserver(), resume=False)
+    return tmp_path / "run"
+
+
+def snapshot(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_every_checkpoint_is_evaluated_and_compared_and_the_run_is_untouched(finished: Path, tmp_path: Path) -> None:
+    problems = unique_problems(make_family("running_sum", {}), seed=1, split="test", count=6)
+    file = tmp_path / "sums.jsonl"
+    file.write_text("".join(json.dumps({"problem": p.prompt, "answer": p.golds[0]}) + "\n" for p in problems))
+    before, output = snapshot(finished), tmp_path / "eval"
+    asked = ["eval", "--run", str(finished), "--follow", "--benchmark", str(file), "--verifier", "exact"]
+    rest = [
+        "--samples",
+        "2",
+        "--max-tokens",
+        "16",
+        "--template",
+        "{prompt}",
+        "--threads",
+        "1",
+        "--workers",
+        "1",
+        "--output",
+        str(output),
+    ]
+    assert app([*asked, *rest], result_action="return_value") == 0
+    steps = [folder.name for folder in checkpoint_folders(finished)]
+    assert steps == ["step-000002", "step-000004"]
+    comparison = json.loads((output / "comparison.json").read_text())
+    assert [Path(m["folder"]).name for m in comparison["curves"]["sums"]["models"]] == steps
+    results = [json.loads((output / step / "results.json").read_text())["benchmarks"]["sums"] for step in steps]
+    checksums = {result["settings"]["engine"]["weights_sha256"] for result in results}
+    assert len(checksums) == 2, "two checkpoints are two models"
+    assert snapshot(finished) == before
+    assert not any((output / "models").iterdir()), "the weights are not kept twice"
+
+
+def test_an_exported_checkpoint_is_the_model_of_its_step(finished: Path, tmp_path: Path) -> None:
+    last = export_checkpoint(finished, checkpoint_folders(finished)[-1], tmp_path / "last")
+    there, saved = load_file(last / "model.safetensors"), load_file(finished / "model" / "model.safetensors")
+    assert there.keys() == saved.keys()
+    assert all(torch.equal(there[name], saved[name]) for name in saved)
+
+
+def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finished: Path, tmp_path: Path) -> None:
+    first, second = checkpoint_folders(finished)
+    later = shutil.move(second, tmp_path / "later")
+    status = finished / "run.json"
+    ended = status.read_text()
+    status.write_text(json.dumps(json.loads(ended) | {"status": "running"}))
+    seen: list[str] = []
+
+    def evaluate(options: EvalOptions, folder: Path) -> int:
+        assert options.asked.model is not None
+        assert (Path(options.asked.model) / "model.safetensors").exists()
+        seen.append(folder.name)
+        folder.mkdir()
+        (folder / "results.json").write_text(json.dumps({"benchmarks": {}}))
+        if folder.name == first.name:  # meanwhile the run goes on, removes what is old and ends
+            shutil.rmtree(first)
+            shutil.move(later, second)
+            status.write_text(ended)
+        return 0
+
+    options = replace(EVERY_DEFAULT, asked=replace(EVERY_DEFAULT.asked, follow=True))
+    with pytest.raises(ValueError, match="no benchmark in common"):  # these results are empty
+        evaluate_checkpoints(options, finished, tmp_path / "out", evaluate, Console(), look_every=0.01)
+    assert seen == [first.name, second.name]
+    with pytest.raises(ValueError, match="is no run folder"):
+        evaluate_checkpoints(options, tmp_path, tmp_path / "out", evaluate, Console())
