@@ -250,6 +250,30 @@ def code(
 
 
 @verify_app.command
+def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
+    """Examine checkers of code problems: lines {"id"?, "tests" with "checker", "right": [...], "wrong": [...]}.
+
+    Example: magicrl verify checkers --input checkers.jsonl --output admitted.jsonl
+
+    Parameters
+    ----------
+    input
+        JSON Lines; programs known to be right, which the checker must accept, and wrong ones, which it must reject.
+    output
+        JSON Lines: {"id", "admitted", "rejected_right", "accepted_wrong"}.
+    time_limit
+        CPU seconds of one test, unless the problem states its own.
+    """
+    from magicrl.verifiers.code.admission import admission_file
+    from magicrl.verifiers.code.judge import CodeOptions
+    from magicrl.verifiers.code.limits import Limits
+
+    count = admission_file(input, output, CodeOptions(limits=Limits(cpu_seconds=time_limit)))
+    Console().print(f"{count} checkers admitted -> {output}")
+    return 0
+
+
+@verify_app.command
 def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     """Find code problems that need a checker: lines {"id"?, "solutions": [...], "tests"} of correct solutions.
 

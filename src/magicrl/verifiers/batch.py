@@ -166,12 +166,25 @@ def _usable_cores() -> int:
 
 
 def _lines(path: Path, form: Form) -> Iterator[Line]:
+    for row, name, where in objects(path):
+        yield form.parse(row, name, where)
+
+
+def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
+    """The objects of a JSON Lines file, each with its id (its line's number if it has none) and its place.
+
+    Blank lines are skipped.
+
+    Raises:
+        ValueError: a line that is no JSON object (names file and line).
+        OSError: the file cannot be read.
+    """
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
             if raw.strip():
                 where = f"{path}:{number}"
                 row = _object(raw, where)
-                yield form.parse(row, row.get("id", number), where)
+                yield row, row.get("id", number), where
 
 
 def _object(raw: bytes, where: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from magicrl.verifiers.code import checker_tools as tools
-from magicrl.verifiers.code.admission import disagreements, disagreements_file, examine_checker
+from magicrl.verifiers.code.admission import admission_file, disagreements, disagreements_file, examine_checker
 from magicrl.verifiers.code.compare import same_lines, same_text, same_value
 from magicrl.verifiers.code.extract import program_in
 from magicrl.verifiers.code.judge import CodeJudge
@@ -197,6 +197,33 @@ def test_the_search_for_problems_that_need_a_checker(judge: CodeJudge, tmp_path:
     source.write_text(json.dumps({"tests": tests, "solutions": ["print(1)"]}))
     with pytest.raises(ValueError, match=r"in\.jsonl:1: field 'solutions'"):
         disagreements_file(source, output)
+
+
+def test_the_gate_for_checkers(judge: CodeJudge, tmp_path: Path) -> None:
+    tests = {"inputs": ["2"], "outputs": ["1 2"]}
+    strict = {"tests": tests, "checker": "exact", "right": ["print(1, 2)", "print(2, 1)"], "wrong": ["print(1)"]}
+    rows = [
+        strict,
+        {**strict, "id": "b", "checker": "permutation"},
+        {**strict, "checker": "def check(i, o, a): return 1"},
+    ]
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert admission_file(source, output) == 1
+    assert [json.loads(line) for line in output.read_text().splitlines()] == [
+        {"id": 1, "admitted": False, "rejected_right": [0, 1], "accepted_wrong": []},  # print adds a newline
+        {"id": "b", "admitted": True, "rejected_right": [], "accepted_wrong": []},
+        {"id": 3, "admitted": False, "rejected_right": [], "accepted_wrong": [0]},
+    ]
+    for change, word in (
+        ({"right": []}, "'right' must be a list"),
+        ({"checker": None}, "name no checker"),
+        ({"tests": {**tests, "memory_limit_mb": 8}}, "'memory_limit_mb' must be at least 16"),
+        ({"tests": {**tests, "interactive": True}}, "interactive problems are not supported"),
+    ):
+        source.write_text(json.dumps({**strict, **change}))
+        with pytest.raises(ValueError, match=rf"in\.jsonl:1: .*{word}"):
+            admission_file(source, output)
 
 
 def test_checker_tools() -> None:

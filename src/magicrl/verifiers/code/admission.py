@@ -8,14 +8,15 @@ what is known to be wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from magicrl.verifiers.batch import objects
 from magicrl.verifiers.code import compare, remote, values
 from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
-from magicrl.verifiers.code.suite import StdinCase, Suite, parse_suite
+from magicrl.verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,26 +88,63 @@ def disagreements_file(input: Path, output: Path, options: CodeOptions | None = 
         ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
         SandboxError: this machine cannot isolate programs; says why.
     """
+    rows: list[dict[str, Any]] = []
+    with CodeJudge(options) as judge:
+        for name, suite, row, where in _problems(input, output):
+            solutions = _programs(row, "solutions", 2, where)
+            found = disagreements(judge, suite, solutions)
+            rows.append({"id": name, "needs_checker": bool(found), "tests": found})
+    _write(output, rows)
+    return sum(row["needs_checker"] for row in rows)
+
+
+def admission_file(input: Path, output: Path, options: CodeOptions | None = None) -> int:
+    """Examine checkers: lines ``{"id"?, "tests": {..., "checker"}, "right": [programs], "wrong": [programs]}``.
+
+    Writes ``{"id", "admitted", "rejected_right", "accepted_wrong"}`` a line: indices of programs misjudged.
+
+    Returns:
+        How many checkers were admitted.
+
+    Raises:
+        ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
+        SandboxError: this machine cannot isolate programs; says why.
+    """
+    rows: list[dict[str, Any]] = []
+    with CodeJudge(options) as judge:
+        for name, suite, row, where in _problems(input, output):
+            right, wrong = (_programs(row, field, 1, where) for field in ("right", "wrong"))
+            if suite.checker is None:
+                raise ValueError(f"{where}: the tests name no checker; set field 'checker' in 'tests' or beside it")
+            found = examine_checker(judge, suite, right=right, wrong=wrong)
+            rejected = [index for index, _ in found.rejected_right]
+            misjudged = {"rejected_right": rejected, "accepted_wrong": list(found.accepted_wrong)}
+            rows.append({"id": name, "admitted": found.admitted, **misjudged})
+    _write(output, rows)
+    return sum(row["admitted"] for row in rows)
+
+
+def _problems(input: Path, output: Path) -> Iterator[tuple[Any, Suite, dict[str, Any], str]]:
     if output.exists() and output.samefile(input):
         raise ValueError(f"output {output} is the input file; choose another")
-    rows: list[dict[str, Any]] = []
-    with CodeJudge(options) as judge, input.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{input}:{number}"
-            try:
-                row = json.loads(line)
-                suite = parse_suite(row["tests"])
-                solutions = row["solutions"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{where}: needs fields 'tests' and 'solutions': {error}") from error
-            if not isinstance(solutions, list) or len(solutions) < 2 or not all(isinstance(s, str) for s in solutions):
-                raise ValueError(f"{where}: field 'solutions' must be a list of at least two programs")
-            found = disagreements(judge, suite, solutions)
-            rows.append({"id": row.get("id", number), "needs_checker": bool(found), "tests": found})
+    for row, name, where in objects(input):
+        if "tests" not in row:
+            raise ValueError(f"{where}: field 'tests' is missing")
+        try:
+            yield name, parse_suite(row["tests"], {field: row[field] for field in BESIDE if field in row}), row, where
+        except SuiteError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+
+def _programs(row: dict[str, Any], field: str, least: int, where: str) -> list[str]:
+    given = row.get(field)
+    if not isinstance(given, list) or len(given) < least or not all(isinstance(one, str) for one in given):
+        raise ValueError(f"{where}: field {field!r} must be a list of at least {least} programs")
+    return given
+
+
+def _write(output: Path, rows: list[dict[str, Any]]) -> None:
     output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return sum(row["needs_checker"] for row in rows)
 
 
 def _same(one: bytes, other: bytes, tolerance: float | None, *, text: bool) -> bool:

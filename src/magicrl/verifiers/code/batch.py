@@ -15,9 +15,7 @@ from magicrl.records import Problem
 from magicrl.verifiers.batch import BatchSummary, Form, Line, check_file, judge_file
 from magicrl.verifiers.code.judge import CodeOptions, CodeVerdict
 from magicrl.verifiers.code.pool import CodePool
-
-_BESIDE = ("checker", "time_limit", "memory_limit_mb", "float_tolerance", "in_place", "interactive")
-"""Fields that may stand beside ``tests`` as well as inside."""
+from magicrl.verifiers.code.suite import BESIDE
 
 
 def verify_code_file(
@@ -82,7 +80,7 @@ def _parse(row: dict[str, Any], name: Any, where: str) -> Line:
         tests = {"assert_case": tests}
     if not isinstance(tests, dict):
         raise ValueError(f"{where}: field 'tests' must be an object, got {type(tests).__name__}")
-    beside = {field: row[field] for field in _BESIDE if row.get(field) is not None}
+    beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
     golds = (json.dumps({**beside, **tests}),)
     return Line(
         name, Problem(id=str(name), prompt="", golds=golds, verifier="code", source="file"), text, given[0] == "program"

@@ -4,7 +4,7 @@ A checker is one of
   * a name of `BUILTIN`;
   * Python source that defines ``check(input, output, answer)`` or ``sat(output)`` and returns whether it is right;
   * a Python program with testlib's contract: ``checker input output answer`` (file names), exit status 0 accepted,
-    1 or 2 wrong, 3 the checker itself failed, 7 partial (wrong here);
+    1, 2, 4, 7 (points: not full marks) or 8 wrong, 3 the checker itself failed;
   * the path of a compiled program with the same contract.
 Every one but the built-in runs confined, in a process that holds nothing else.
 """

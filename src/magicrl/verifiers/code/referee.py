@@ -12,6 +12,8 @@ from magicrl.verifiers.code.limits import Limits, Observation
 from magicrl.verifiers.code.sandbox import Sandbox, failure
 
 _CHECKER_SECONDS = 30.0
+_VERDICTS = (0, 1, 2, 4, 7, 8)
+"""testlib's exit statuses: right, wrong, bad form, trailing data, points (not full marks), too short; 3: it failed."""
 
 
 class CheckerFailed(Exception):
@@ -57,7 +59,7 @@ class Referee:
     def by_program(self, given: bytes, output: bytes, answer: bytes | None) -> bool:
         """A checker program's exit status, by testlib's contract."""
         code, reason = self._ask_program(given, output, answer or b"")
-        if code in (0, 1, 2, 7):
+        if code in _VERDICTS:
             return code == 0
         if code != 3 and answer is not None and self._ask_program(given, answer, answer)[0] == 0:
             return False  # it crashed on this output only

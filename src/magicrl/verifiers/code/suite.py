@@ -89,6 +89,9 @@ class Suite:
     memory_limit_mb: int | None = None
 
 
+BESIDE = ("checker", "time_limit", "memory_limit_mb", "float_tolerance", "in_place", "interactive")
+"""Fields that may stand beside ``tests`` as well as inside."""
+_LEAST_MEMORY_MB = 16
 _INTERACTIVE = ("interactive", "interactor", "is_interactive")
 
 
@@ -119,6 +122,9 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     if not cases:
         raise SuiteError("field 'tests' holds no test; a problem without tests cannot be judged")
     tolerance, in_place = _comparison(merged)
+    memory = _positive(merged, "memory_limit_mb")
+    if memory is not None and memory < _LEAST_MEMORY_MB:
+        raise SuiteError(f"field 'memory_limit_mb' must be at least {_LEAST_MEMORY_MB}, got {memory:g}")
     return Suite(
         cases=tuple(cases),
         prelude=_optional_text(merged, "import_prefix") or _optional_text(merged, "prelude"),
@@ -127,7 +133,7 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
         in_place=in_place,
         wrapped=wrapped,
         time_limit=_positive(merged, "time_limit"),
-        memory_limit_mb=None if (limit := _positive(merged, "memory_limit_mb")) is None else int(limit),
+        memory_limit_mb=None if memory is None else int(memory),
     )
 
 
