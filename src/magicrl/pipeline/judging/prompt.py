@@ -29,6 +29,7 @@ _FORM = (
 Structure = Literal["json_schema", "json_object", "none"]
 _YES = frozenset({"keep", "yes", "true", "good", "pass"})
 _NO = frozenset({"drop", "no", "false", "bad", "fail", "reject"})
+_MOST_BRACES = 200  # that begin no object, before an answer is given up
 _PLAIN = re.compile(r"\bverdict\W{0,12}(keep|drop)\b", re.I)
 
 
@@ -100,12 +101,12 @@ def _verdict(value: Any) -> bool | None:
 
 def _objects(text: str) -> list[dict[str, Any]]:
     """Every JSON object in a text that is not within another one."""
-    decoder, found, place = json.JSONDecoder(strict=False), list[dict[str, Any]](), 0
-    while (place := text.find("{", place)) >= 0:
+    decoder, found, place, failed = json.JSONDecoder(strict=False), list[dict[str, Any]](), 0, 0
+    while failed < _MOST_BRACES and (place := text.find("{", place)) >= 0:
         try:
             value, end = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):
-            place += 1
+            place, failed = place + 1, failed + 1
             continue
         found.append(cast("dict[str, Any]", value))
         place = end

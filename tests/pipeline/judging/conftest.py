@@ -1,0 +1,19 @@
+"""Lets the tests import `scripted.py`, and no retry wait."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from magicrl.rollout import openai_http
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_http, "_FIRST_WAIT", 0.001)
+    monkeypatch.setattr(openai_http, "_LONGEST_WAIT", 0.002)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
