@@ -35,7 +35,7 @@ def test_every_block_is_there_and_nothing_is_asked_of_anywhere(arm_folders: list
     page = written(arm_folders, tmp_path)
     parsed = Page(page)
     assert re.findall(r'<section id="(\w+)"', page) == [
-        "arms", "arm_scores", "settings", "learning", "policy", "time", "tokens", "runs",
+        "arms", "arm_scores", "settings", "learning", "policy", "time", "tokens", "samples", "runs",
     ]  # fmt: skip
     for _, attributes in parsed.elements:
         for name in ("src", "href"):

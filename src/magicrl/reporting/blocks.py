@@ -10,26 +10,16 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
-from magicrl.reporting.comparison import comparisons
 from magicrl.reporting.entropy_blocks import run_entropy
 from magicrl.reporting.figures import FigureGroup, figure_groups
 from magicrl.reporting.provenance import provenance
 from magicrl.reporting.rollouts import LEVELS, shown_rollouts
-from magicrl.reporting.run_folder import EvaluatedSample, RecordedRun, SampledResponse
-from magicrl.reporting.sample_browser import (
-    MOST_PROBLEMS,
-    Answer,
-    AnswerRow,
-    Browsed,
-    Kind,
-    SampleBrowser,
-    browser,
-    kinds_of,
-)
+from magicrl.reporting.run_folder import RecordedRun
+from magicrl.reporting.run_samples import run_browsers
+from magicrl.reporting.sample_browser import MOST_PROBLEMS
 from magicrl.reporting.scores import headline
 from magicrl.reporting.timeline import timeline_rows
 from magicrl.reporting.views import chart_view, hover, timeline_view
-from magicrl.reporting.wording import temperature
 from magicrl.training.health import check_run
 from magicrl.training.health_signs import RULES
 
@@ -51,15 +41,6 @@ class Block:
     template: str
     data: Mapping[str, Any]
     hover: Mapping[str, Any]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResponsePair:
-    """What the start and the trained model wrote on one problem at one temperature."""
-
-    temperature: float
-    before: SampledResponse | None
-    after: SampledResponse | None
 
 
 def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
@@ -159,75 +140,8 @@ def _ends(values: Iterable[object]) -> float | None:
 
 
 def _samples(run: RecordedRun) -> Block | None:
-    browsers: list[SampleBrowser] = []
-    for comparison in comparisons(run):
-        old = {s.problem_id: s for s in (comparison.before.samples if comparison.before else ())}
-        new = {s.problem_id: s for s in (comparison.after.samples if comparison.after else ())}
-        problems = [_browsed(old.get(key), new.get(key)) for key in dict.fromkeys([*old, *new])]
-        if problems:
-            browsers.append(browser(comparison.set_name, ("before", "after"), problems))
+    browsers = run_browsers(run)
     return _optional("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None)
-
-
-def _browsed(before: EvaluatedSample | None, after: EvaluatedSample | None) -> Browsed:
-    """One test problem; what changed is told at each temperature by itself."""
-    problem = after or before
-    assert problem is not None, "a problem of one of the two"
-    pairs = [
-        (pair.temperature, as_answer(pair.before), as_answer(pair.after)) for pair in response_pairs(before, after)
-    ]
-    kinds = (kinds_of([[old] if old else [], [new] if new else []]) for _, old, new in pairs)
-    return Browsed(
-        id=problem.problem_id,
-        prompt=problem.prompt,
-        gold=problem.gold if isinstance(problem.gold, str) else " or ".join(problem.gold),
-        marks=(
-            tuple(old.mark for _, old, _ in pairs if old is not None),
-            tuple(new.mark for _, _, new in pairs if new is not None),
-        ),
-        rows=tuple(AnswerRow(label=f"Temperature {temperature(t)}", answers=(old, new)) for t, old, new in pairs),
-        kinds=frozenset[Kind]().union(*kinds),
-    )
-
-
-def as_answer(response: SampledResponse | None) -> Answer | None:
-    """A recorded response as the browser shows it."""
-    if response is None:
-        return None
-    return Answer(
-        text=response.text,
-        outcome=response.outcome,
-        status=response.status,
-        decided_by=response.decided_by,
-        extracted=response.extracted,
-        tokens=response.tokens,
-        truncated=response.finish_reason == "length",
-    )
-
-
-def response_pairs(before: EvaluatedSample | None, after: EvaluatedSample | None) -> list[ResponsePair]:
-    """The responses of both models to one problem side by side: by temperature, in order within it."""
-    old = _by_temperature(before)
-    new = _by_temperature(after)
-    pairs: list[ResponsePair] = []
-    for t in sorted({*old, *new}):
-        left, right = old.get(t, []), new.get(t, [])
-        for i in range(max(len(left), len(right))):
-            pairs.append(
-                ResponsePair(
-                    temperature=t,
-                    before=left[i] if i < len(left) else None,
-                    after=right[i] if i < len(right) else None,
-                )
-            )
-    return pairs
-
-
-def _by_temperature(sample: EvaluatedSample | None) -> dict[float, list[SampledResponse]]:
-    found: dict[float, list[SampledResponse]] = {}
-    for response in sample.responses if sample else ():
-        found.setdefault(response.temperature, []).append(response)
-    return found
 
 
 def _events(run: RecordedRun) -> Block | None:

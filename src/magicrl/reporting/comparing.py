@@ -22,6 +22,8 @@ from magicrl.reporting.interval_plot import (
     intervals_legend,
 )
 from magicrl.reporting.run_folder import RecordedRun
+from magicrl.reporting.run_samples import arm_browsers
+from magicrl.reporting.sample_browser import MOST_PROBLEMS
 from magicrl.reporting.views import FigureView, data_uri, signs
 from magicrl.reporting.wording import duration, percent, temperature
 
@@ -47,6 +49,7 @@ def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
         _settings(arms),
         *_figures(arms, axes, axis),
         _token_entropy(arms),
+        _samples(arms),
         _runs(arms),
     )
     return tuple(block for block in blocks if block is not None)
@@ -215,6 +218,11 @@ def _token_entropy(arms: Sequence[Arm]) -> Block | None:
     return Block(
         key="tokens", title="Where the policy is uncertain", template="figures.html.j2", data=data, hover=crosshairs
     )
+
+
+def _samples(arms: Sequence[Arm]) -> Block | None:
+    browsers = arm_browsers(arms)
+    return _block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS}) if browsers else None
 
 
 def _runs(arms: Sequence[Arm]) -> Block:

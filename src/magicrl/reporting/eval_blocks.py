@@ -224,7 +224,7 @@ def _token_entropy(evaluations: Sequence[RecordedEvaluation], names: Sequence[st
             note = f"All samples of {benchmark} that were kept with their tokens (--keep-tokens). {MEANT}"
             data_shown = {"panels": [[chart_view(chart)] for chart in charts], "axes": (), "note": note}
             return Block(
-                key="tokens",
+                key="model_tokens",
                 title="Where the models are uncertain",
                 template="figures.html.j2",
                 data=data_shown,

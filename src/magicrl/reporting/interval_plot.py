@@ -84,7 +84,7 @@ def draw_intervals(
         if row.apart:
             y = TOP + pitch * i
             parts.append(f'<line class="axis" x1="{axis.left}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        parts.append(_row(row, axis, TOP + pitch * i, above=_above(rows), words=words))
+        parts.append(_row(row, axis, TOP + pitch * i, pitch, above=_above(rows), words=words))
     if best is not None:
         end = TOP + pitch * next((i for i, row in enumerate(rows) if row.apart), len(rows))
         parts.append(f'<line class="target" x1="{axis.x(best):.1f}" x2="{axis.x(best):.1f}" y1="{TOP}" y2="{end}"/>')
@@ -111,10 +111,10 @@ def _pitch(rows: Sequence[IntervalRow]) -> int:
     return ((34 if pair else 20) + ABOVE) if _above(rows) else ROW if pair else 34
 
 
-def _row(row: IntervalRow, axis: _Axis, top: float, *, above: bool, words: Words) -> str:
+def _row(row: IntervalRow, axis: _Axis, top: float, pitch: int, *, above: bool, words: Words) -> str:
     both = row.before is not None and row.after is not None
-    pitch = (34 if both else 20) if above else ROW if both else 34
-    middle = top + (ABOVE if above else 0) + pitch / 2
+    taken = ABOVE if above else 0
+    middle = top + taken + (pitch - taken) / 2
     at, anchor, y = (axis.left, "start", top + 14) if above else (axis.left - 10, "end", middle + 4)
     label = f'<text class="rowlabel" x="{at}" y="{y:.1f}" text-anchor="{anchor}">{escape(row.label)}</text>'
     apart = (8 if above else 9) if both else 0
