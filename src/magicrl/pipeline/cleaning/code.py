@@ -68,7 +68,7 @@ class CodeCleaner:
         try:
             suite = parse_suite(usable)
         except (SuiteError, RecursionError) as error:
-            empty = gone and not usable.get("inputs", True)
+            empty = not usable.get("inputs", True)
             return Drop(
                 "empty or incomplete tests" if empty else "broken tests", f"{error} ({gone} unusable taken out)"
             )

@@ -36,7 +36,7 @@ from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.pool import VerifierPool
 
 PILOT_SAMPLES = 32
-TOO_LONG = "prompt too long for the model"
+UNFIT = "prompt unfit for the model"
 
 
 @dataclass(slots=True)
@@ -105,7 +105,7 @@ class Difficulty:
         for row in read_samples([samples]) if samples.exists() else ():
             if row.problem in counts:
                 counts[row.problem].add(row)
-        overlong: list[str] = []
+        overlong: dict[str, str] = {}
         if any(self._open(count) for count in counts.values()):
             sampler = settings.sampler
             opened = make_engine(
@@ -122,11 +122,11 @@ class Difficulty:
             )
             try:
                 overlong = self._overlong(problems, opened)
-                fitting = [problem for problem in problems if problem.id not in set(overlong)]
+                fitting = [problem for problem in problems if problem.id not in overlong]
                 self._sample(fitting, counts, opened, samples, context)
             finally:
                 opened.engine.close()
-        wanted = sum(count.total for name, count in counts.items() if name not in set(overlong))
+        wanted = sum(count.total for name, count in counts.items() if name not in overlong)
         made = sum(len(count.indices) for count in counts.values())
         document = {
             "key": key,
@@ -166,18 +166,30 @@ class Difficulty:
             return False
         return rule is None or not is_closed(count.correct, count.counted, count.total, rule)
 
-    def _overlong(self, problems: Sequence[Problem], opened: OpenedEngine) -> list[str]:
+    def _overlong(self, problems: Sequence[Problem], opened: OpenedEngine) -> dict[str, str]:
+        """Problems that cannot be put to the model, with the reason.
+
+        Raises:
+            ValueError: there is one and the settings say that there must be none, or no prompt could fit at all.
+        """
         room = opened.max_context - self._settings.max_tokens
         if room <= 0:
             raise ValueError(
                 f"max_tokens = {self._settings.max_tokens} leaves no room for a prompt in the model's context of "
-                f"{opened.max_context} tokens; set steps.N.max_tokens lower"
+                f"{opened.max_context} tokens; set it lower"
             )
-        found = [problem.id for problem in problems if len(opened.encode(problem)) > room]
+        found: dict[str, str] = {}
+        for problem in problems:
+            try:
+                tokens = len(opened.encode(problem))
+            except ValueError as error:  # longer than the whole context, or with symbols that the model lacks
+                found[problem.id] = str(error)
+                continue
+            if tokens > room:
+                found[problem.id] = f"{tokens} tokens, and {room} fit beside max_tokens = {self._settings.max_tokens}"
         if found and self._settings.overlong_prompts == "error":
-            raise ValueError(
-                f"{len(found)} prompts have more than {room} tokens, e.g. {found[0]}; set max_tokens lower"
-            )
+            name, why = next(iter(found.items()))
+            raise ValueError(f"{len(found)} prompts cannot be put to the model, e.g. {name}: {why}")
         return found
 
     def _sample(
@@ -211,12 +223,12 @@ class Difficulty:
     @contextmanager
     def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
-        counts, overlong = document["counts"], set(document["overlong"])
+        counts, overlong = document["counts"], document["overlong"]
 
         def one(entry: Entry) -> Decision:
             name = sampled_name(entry)
             if name in overlong:
-                return Drop(TOO_LONG)
+                return Drop(UNFIT, overlong[name])
             _, correct, counted, total = counts[name]
             if counted == 0:
                 return Drop("no sample could be judged", f"{total} samples")

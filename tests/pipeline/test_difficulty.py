@@ -1,0 +1,176 @@
+"""Difficulty by a real (tiny, random) model: resumable to the sample, early stopping, the report's table."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from scipy.stats import betabinom
+
+from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.evaluation.samples import read_samples
+from magicrl.models.loading import save_policy
+from magicrl.models.tiny import make_tiny
+from magicrl.pipeline.settings import EarlyStop
+from magicrl.pipeline.steps.sequential import chance_of_the_same, failures_of_sixteen, is_closed
+
+WORDS = ("what", "is", "0", "1", "2", "3", "4", "+", "?")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "tiny"
+    config = TinyModelConfig(hidden_size=32, layers=1, heads=2, intermediate_size=64, max_context=96)
+    made, tokenizer = make_tiny(config, WORDS, 0)
+    save_policy(made, tokenizer, folder)
+    return folder
+
+
+@pytest.fixture
+def pipeline(write_rows: Callable[..., Path], model: Path) -> dict[str, Any]:
+    """Twelve sums; golds the model meets often, sometimes and never."""
+    golds = ["1", "2", "3", "77"]
+    rows = [{"problem": f"what is {i % 3} + {i % 4} ?", "answer": golds[i % 4], "id": f"p{i}"} for i in range(12)]
+    columns = {"id": "id"}
+    step = {
+        "use": "difficulty",
+        "sampler": {"model": str(model), "threads": 1},
+        "samples": 8,
+        "max_tokens": 6,
+        "label": "tiny",
+        "time_limit": 20,
+    }
+    source = {"path": str(write_rows("sums.jsonl", rows)), "columns": columns, "template": "{prompt}"}
+    return {"sources": [source], "steps": [step]}
+
+
+class Stops:
+    """Interrupts after so many samples."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.notes: list[str] = []
+
+    def step(self, name: str, parts: int, missing: int) -> None: ...
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def progress(self, name: str, done: int, total: int, unit: str) -> None:
+        if unit == "samples" and done >= self.after:
+            raise KeyboardInterrupt
+
+
+def counts_in(run: Any) -> dict[str, Any]:
+    return json.loads((run.output / "01-difficulty" / "work" / "counts.json").read_text())
+
+
+def test_never_and_always_solved_problems_go_and_the_others_say_how_hard_they_are(
+    pipeline: dict[str, Any], run: Any
+) -> None:
+    told = Stops(10**9)
+    run(pipeline, told)
+    counts = {name.partition("@")[0]: row for name, row in counts_in(run)["counts"].items()}
+    kept = {entry.id: entry for entry in run.kept("01-difficulty")}
+    reasons = run.reasons("01-difficulty")
+    assert len(kept) + len(reasons) == 12
+    assert kept, "the tiny model solves some sums sometimes"
+    for name, (_, correct, counted, total) in counts.items():
+        assert counted == total == 8
+        if correct == 0:
+            assert reasons[name] == "never solved by tiny"
+        elif correct == counted:
+            assert reasons[name] == "always solved by tiny"
+        else:
+            assert kept[name].difficulty == {"tiny": 16 - 2 * correct}
+            assert kept[name].notes["pass_rate"] == {"tiny": [correct, counted]}
+    assert any("96 samples to make at most" in note for note in told.notes)
+    table = (run.output / "01-difficulty" / "work" / "difficulty.txt").read_text()
+    assert re.search(rf"maths +12 .*{100 * len(kept) / 12:.1f} %", table)
+    assert "<svg" in (run.output / "01-difficulty" / "work" / "difficulty.svg").read_text()
+
+
+def test_an_interrupted_measurement_goes_on_to_the_same_samples(
+    pipeline: dict[str, Any], run: Any, tmp_path: Path
+) -> None:
+    run(pipeline)
+    whole = counts_in(run)["counts"]
+    run.output = tmp_path / "again"
+    with pytest.raises(KeyboardInterrupt):
+        run(pipeline, Stops(30))
+    (samples,) = (run.output / "01-difficulty" / "work").glob("samples-*.jsonl")
+    before = {(row.problem, row.sample): row.text for row in read_samples([samples])}
+    assert 30 <= len(before) < 96
+    run(pipeline)
+    rows = list(read_samples([samples]))
+    assert len(rows) == 96
+    assert len({(row.problem, row.sample) for row in rows}) == 96
+    assert {key: row.text for row in rows if (key := (row.problem, row.sample)) in before} == before
+    assert counts_in(run)["counts"] == whole
+
+
+def test_other_problems_beside_it_change_no_problems_samples(
+    pipeline: dict[str, Any], run: Any, tmp_path: Path
+) -> None:
+    run(pipeline)
+    whole = counts_in(run)["counts"]
+    source = Path(pipeline["sources"][0]["path"])
+    lines = source.read_text().splitlines(keepends=True)
+    source.write_text("".join(lines[5:]))
+    run.output = tmp_path / "fewer"
+    run(pipeline)
+    fewer = counts_in(run)["counts"]
+    assert len(fewer) == 7
+    assert all(whole[name] == row for name, row in fewer.items())
+
+
+def test_early_stopping_makes_fewer_samples_and_says_how_many(pipeline: dict[str, Any], run: Any) -> None:
+    pipeline["steps"][0]["early_stop"] = {"first": 2, "confidence": 0.7}
+    run(pipeline)
+    document = counts_in(run)
+    samples = document["samples"]
+    assert samples["wanted"] == 96
+    assert samples["made"] + samples["saved"] == 96
+    assert samples["saved"] > 0
+    rule = EarlyStop(first=2, confidence=0.7)
+    for _, correct, counted, total in document["counts"].values():
+        assert is_closed(correct, counted, total, rule)
+    report = (run.output / "01-difficulty" / "work" / "difficulty.txt").read_text()
+    assert f"early stopping saved {samples['saved']} samples" in report
+    # all N after all: only those that were saved are made
+    del pipeline["steps"][0]["early_stop"]
+    run(pipeline)
+    assert counts_in(run)["samples"] == {"wanted": 96, "made": 96, "saved": 0}
+
+
+def test_a_prompt_that_leaves_no_room_is_dropped_or_an_error(
+    pipeline: dict[str, Any], run: Any, write_rows: Callable[..., Path]
+) -> None:
+    long = write_rows("long.jsonl", [{"problem": "what is 1 + 1 ? " * 30, "answer": "2", "id": "long"}])
+    pipeline["sources"].append({"path": str(long), "columns": {"id": "id"}, "template": "{prompt}"})
+    pipeline["steps"][0] |= {"samples": 2}
+    run(pipeline)
+    assert run.reasons("01-difficulty")["long/long"] == "prompt unfit for the model"
+    pipeline["steps"][0] |= {"overlong_prompts": "error", "seed": 1}
+    with pytest.raises(ValueError, match=r"1 prompts cannot be put to the model, e\.g\. long/long@"):
+        run(pipeline)
+
+
+@pytest.mark.parametrize(("counted", "total", "prior"), [(0, 4, 0.5), (4, 16, 0.5), (8, 16, 1.0), (15, 16, 0.3)])
+def test_the_chance_of_the_same_is_the_beta_binomials(counted: int, total: int, prior: float) -> None:
+    expected = betabinom.pmf(0, total - counted, prior, prior + counted)
+    assert chance_of_the_same(counted, total, prior) == pytest.approx(expected)
+
+
+def test_when_a_problem_is_closed() -> None:
+    rule = EarlyStop(first=4, confidence=0.9, prior=0.5)
+    assert is_closed(1, 2, 16, rule)
+    assert not is_closed(0, 2, 16, EarlyStop(first=4, confidence=0.51))
+    assert not is_closed(0, 8, 16, rule)
+    assert is_closed(0, 14, 16, rule)
+    assert is_closed(16, 16, 16, rule)
+    assert [failures_of_sixteen(c, 16) for c in (0, 1, 15, 16)] == [16, 15, 1, 0]

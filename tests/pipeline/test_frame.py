@@ -1,0 +1,232 @@
+"""The frame: every row accounted for, only what changed made anew, a run killed anywhere goes on to the same files."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.config.errors import RecipeError
+from magicrl.evaluation.locks import only_writer
+from magicrl.pipeline import parts as part_files
+from magicrl.pipeline.sources import importing
+from magicrl.pipeline.stats import counts_of, way_of
+
+RULES = {"maths": {"agreement": False, "unreadable_golds": "keep"}}
+
+
+@pytest.fixture
+def pipeline(write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Two sources in parts of four rows; cleaning, which drops a third of them; dedup; a mixture with a cap."""
+    monkeypatch.setattr(importing, "PART_ROWS", 4)
+
+    def problem(place: int) -> str:
+        return f"Prove that {place} is odd." if place % 3 == 0 else f"What is {place} + {place * place}?"
+
+    for name, count in (("a", 10), ("b", 7)):
+        rows = [{"problem": problem(place + 5 * (name == "b")), "answer": str(place)} for place in range(count)]
+        write_rows(f"{name}.jsonl", rows)
+    return {
+        "sources": [{"path": "a.jsonl"}, {"path": "b.jsonl"}],
+        "steps": [
+            {"use": "clean", **RULES},
+            {"use": "dedup", "settings": {"stages": ["exact"]}},
+            {"use": "mix", "caps": {"b": 2}},
+        ],
+    }
+
+
+class Told:
+    """Remembers how many parts each step had to make."""
+
+    def __init__(self) -> None:
+        self.missing: dict[str, int] = {}
+
+    def step(self, name: str, parts: int, missing: int) -> None:
+        self.missing[name] = missing
+
+    def progress(self, name: str, done: int, total: int, unit: str) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+def test_every_row_is_kept_or_dropped_with_a_reason_at_every_step(pipeline: dict[str, Any], run: Any) -> None:
+    run(pipeline)
+    counts = counts_of(run.output)
+    assert [one.step for one in counts] == ["import", "01-clean", "02-dedup", "03-mix"]
+    assert counts[0].entered == 17
+    for before, after in pairwise(counts):
+        assert after.entered == before.kept
+        assert after.entered == after.kept + sum(after.reasons.values())
+    assert counts[1].reasons == {"proof": 6}
+    assert counts[2].reasons == {"duplicate (exact)": 3}
+    assert counts[3].sources["b"] == {"in": 2, "kept": 2, "dropped": {}}
+    assert {row["step"] for row in run.dropped("01-clean")} == {"01-clean"}
+
+
+def test_the_way_of_a_problem_ends_where_it_was_dropped(pipeline: dict[str, Any], run: Any) -> None:
+    run(pipeline)
+    first, second = way_of(run.output, "a/a-3")
+    assert (first.step, first.kept) == ("import", True)
+    assert (second.step, second.kept, second.reason) == ("01-clean", False, "proof")
+    assert "Prove that" in second.detail
+    assert [station.kept for station in way_of(run.output, "a/a-1")] == [True] * 4
+    with pytest.raises(ValueError, match=r"no problem has the id 'a/a-33'; near ones: .*a/a-3"):
+        way_of(run.output, "a/a-33")
+
+
+def test_a_second_run_makes_nothing_and_a_change_only_what_follows_it(
+    pipeline: dict[str, Any], run: Any, tmp_path: Path
+) -> None:
+    run(pipeline)
+    before = run.files()
+    told = Told()
+    run(pipeline, told)
+    assert told.missing == {"01-clean": 0, "02-dedup": 0, "03-mix": 0}
+    pipeline["steps"][2]["caps"] = {"b": 1}
+    run(pipeline, told)
+    assert told.missing == {"01-clean": 0, "02-dedup": 0, "03-mix": 5}
+    # one more row in b: of cleaning, which looks at a part at a time, only b's parts are made anew
+    with (tmp_path / "b.jsonl").open("a") as file:
+        file.write('{"problem": "What is 8 + 8?", "answer": "16"}\n')
+    run(pipeline, told)
+    assert told.missing == {"01-clean": 2, "02-dedup": 5, "03-mix": 5}
+    assert run.files()["01-clean/kept/a.00000.parquet"] == before["01-clean/kept/a.00000.parquet"]
+    # a source that is taken out takes its parts with it
+    run({**pipeline, "sources": pipeline["sources"][:1], "steps": pipeline["steps"][:1]}, told)
+    assert not [name for name in run.files() if name.startswith("01-clean") and "/b." in name]
+
+
+def test_processes_give_the_same_files(pipeline: dict[str, Any], run: Any) -> None:
+    run(pipeline)
+    alone = {name: data for name, data in run.files().items() if not name.startswith("sources")}
+    for path in run.output.glob("0*/kept/*.parquet"):
+        path.unlink()
+    run({**pipeline, "workers": 2, "sources": pipeline["sources"]})
+    assert {name: data for name, data in run.files().items() if not name.startswith("sources")} == alone
+
+
+class Killed(BaseException):
+    """What no handler of an error catches."""
+
+
+def test_a_run_interrupted_before_any_file_goes_on_to_the_same_files(
+    pipeline: dict[str, Any], run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(pipeline)
+    whole = run.files()
+    writes = 0
+    really = Path.replace
+
+    def replace(self: Path, target: Any) -> Any:
+        nonlocal writes
+        if writes == 0:
+            raise Killed
+        writes -= 1
+        return really(self, target)
+
+    monkeypatch.setattr(Path, "replace", replace)
+    for stop in range(0, 60, 13):
+        for path in sorted(run.output.rglob("*"), reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
+        interruptions = 0
+        while True:
+            writes = stop if interruptions == 0 else 10
+            try:
+                run(pipeline)
+                break
+            except Killed:
+                interruptions += 1
+        assert interruptions > 0
+        assert run.files() == whole
+
+
+def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(
+    pipeline: dict[str, Any], run: Any, room_for: Callable[[int], AbstractContextManager[None]]
+) -> None:
+    run({**pipeline, "steps": pipeline["steps"][:1]})
+    kept = run.files()
+    run({**pipeline, "steps": pipeline["steps"]})
+    whole = run.files()
+    for path in run.output.glob("0[12]*/*/*.parquet"):
+        path.unlink()
+    with room_for(2000), pytest.raises(ValueError, match=r"cannot be written: .*free some space.*run the same command"):
+        run(pipeline)
+    assert {name: data for name, data in run.files().items() if name in kept and name.startswith("sources")} == {
+        name: data for name, data in kept.items() if name.startswith("sources")
+    }
+    assert not list(run.output.rglob("*.writing"))
+    run(pipeline)
+    assert run.files() == whole
+
+
+def test_a_damaged_part_is_named_and_made_anew_when_deleted(pipeline: dict[str, Any], run: Any) -> None:
+    run(pipeline)
+    whole = run.files()
+    path = run.output / "01-clean" / "kept" / "a.00001.parquet"
+    path.write_bytes(path.read_bytes()[:300])
+    assert part_files.part_key(path) is None
+    run(pipeline)
+    assert run.files() == whole
+
+
+def test_only_one_process_writes_a_run(pipeline: dict[str, Any], run: Any) -> None:
+    with only_writer(run.output, wait=False), pytest.raises(ValueError, match="is being written by another process"):
+        run(pipeline)
+
+
+def test_errors_of_settings_name_their_place(pipeline: dict[str, Any], run: Any) -> None:
+    with pytest.raises(RecipeError, match=r"sources\.1\.path: .*none\.jsonl: no such file"):
+        run({**pipeline, "sources": [pipeline["sources"][0], {"path": "none.jsonl"}]})
+    pipeline["steps"][2]["weights"] = {"c": 1}
+    with pytest.raises(RecipeError, match=r"steps\.2\.weights: no source is called 'c'; known: a, b"):
+        run(pipeline)
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_with_the_same_files(
+    pipeline: dict[str, Any], run: Any, tmp_path: Path
+) -> None:
+    """SIGKILL at random moments, with processes of its own, until it gets through."""
+    program = (
+        "import json, sys; from pathlib import Path\n"
+        "from magicrl.pipeline.sources import importing; importing.PART_ROWS = 4\n"
+        "from magicrl.pipeline.build import build; from magicrl.pipeline.settings import PipelineConfig\n"
+        "from magicrl.pipeline.steps.base import Silent\n"
+        "config = PipelineConfig.model_validate(json.loads(sys.argv[1]))\n"
+        "print('begun', flush=True)\n"
+        "build(config, base=Path(sys.argv[2]), output=Path(sys.argv[3]), watcher=Silent())\n"
+    )
+    pipeline["steps"][0] = {"use": "clean"}
+    run(pipeline)
+    whole = run.files()
+    rng, output = random.Random(0), tmp_path / "killed"
+    for attempt in range(40):
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, json.dumps({"workers": 1, **pipeline}), str(tmp_path), str(output)],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(rng.uniform(0.0, 0.3) * (1 + attempt / 4))
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        if process.wait() == 0:
+            break
+    else:
+        pytest.fail("never got through")
+    files = {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.parquet")}
+    assert files == whole
