@@ -151,21 +151,30 @@ def _floor() -> float:
 
 
 def measure_speed(rounds: int) -> dict[str, Any]:
-    """Rounds of every measurement in turn; the median of each."""
+    """Rounds of every measurement in turn, each beside the floor of that moment; medians."""
     kinds = ["ours_A", "ours_B", "ours_B_one_pid_namespace", "lcb"]
     plan = {1: 200, 10: 40, 50: 12}
     found: dict[str, list[float]] = collections.defaultdict(list)
+    loads: list[float] = []
     for _ in range(rounds):
-        found["floor"].append(_floor())
         for kind in kinds:
             for tests, samples in plan.items():
                 try:
-                    found[f"{kind}_{tests}"].append(_measured(kind, tests, samples if kind != "lcb" else samples // 4))
+                    floor = _floor()
+                    seconds = _measured(kind, tests, samples if kind != "lcb" else samples // 4)
                 except subprocess.CalledProcessError as error:  # a tier that this machine does not allow
                     sys.stderr.write(f"{kind} {tests}: {error.stderr[-400:]}\n")
+                    continue
+                found["floor"].append(floor)
+                found[f"{kind}_{tests}"].append(seconds)
+                found[f"share_{kind}_{tests}"].append(floor * tests / seconds)
+                loads.append(round(os.getloadavg()[0], 1))
     middle = {name: sorted(values)[len(values) // 2] for name, values in found.items()}
-    floor = middle["floor"]
-    result: dict[str, Any] = {"rounds": rounds, "fork_exit_floor_ms": round(1000 * floor, 3)}
+    result: dict[str, Any] = {
+        "rounds": rounds,
+        "load": [min(loads), max(loads)],
+        "fork_exit_floor_ms": round(1000 * middle["floor"], 3),
+    }
     for kind in kinds:
         for tests in plan:
             seconds = middle.get(f"{kind}_{tests}")
@@ -173,7 +182,7 @@ def measure_speed(rounds: int) -> dict[str, Any]:
                 continue
             row = {"ms_per_sample": round(1000 * seconds, 2), "tests_per_second_core": round(tests / seconds, 1)}
             if kind != "lcb":
-                row["share_of_floor"] = round(floor * tests / seconds, 3)
+                row["share_of_floor"] = round(middle[f"share_{kind}_{tests}"], 3)
                 row["times_lcb"] = round(middle[f"lcb_{tests}"] / seconds, 2)
             result[f"{kind}, {tests} tests"] = row
     return result

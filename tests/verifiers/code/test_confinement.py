@@ -188,6 +188,24 @@ def test_every_test_in_tier_b_has_an_empty_scratch_folder_of_its_own() -> None:
     assert outputs == [b"[]\n"] * 4
 
 
+def test_nothing_passes_from_test_to_test_in_a_batch(tiered: CodeJudge) -> None:
+    """After the first test that passes they run in batches: no descriptor of another is there, no file keeps state."""
+    program = """
+    import fcntl, os, sys
+    def there(fd):
+        try: return bool(os.fstat(fd))
+        except OSError: return False
+    print([fd for fd in range(3, 400) if there(fd)], os.lseek(2, 0, 1), os.fstat(2).st_size, fcntl.fcntl(2, 3) & 0o6000,
+          os.lseek(0, 0, 1), len(sys.stdin.read()), os.fstat(1).st_size)
+    os.write(2, b"x" * 100)
+    os.lseek(2, 7, 0)
+    fcntl.fcntl(2, 4, 0o6000)
+    """
+    suite = parse_suite({"inputs": ["12345"] * 20, "outputs": ["[] 0 0 0 0 5 0"] * 20})
+    verdict = tiered.judge_program(textwrap.dedent(program), suite)
+    assert (verdict.status, verdict.passed) == ("passed", 20), verdict
+
+
 def test_a_killed_zygote_is_replaced(judge: CodeJudge) -> None:
     suite = parse_suite({"inputs": ["1"], "outputs": ["1"]})
     assert judge.judge_program("print(input())", suite).correct

@@ -62,7 +62,7 @@ def syscall(number: int, *arguments: Any) -> int:
     return _check(_libc.syscall(ctypes.c_long(number), *arguments), f"syscall {number}")
 
 
-UNSHARE, SETNS = 272, 308
+LSEEK, FCNTL, UNSHARE, SETNS = 8, 72, 272, 308
 """Numbers of system calls."""
 
 
