@@ -269,16 +269,24 @@ def test_development_files_load_as_they_are(shared_data: Path) -> None:
 
 
 def test_aime_golds_are_scored_right_on_written_out_solutions(shared_data: Path) -> None:
-    """Zero-padded golds, and one in degrees."""
+    """Zero-padded golds, one in degrees, and a set whose prompts ask for no box."""
     pairs: list[tuple[Problem, str]] = []
+    golds: list[str] = []
     for name in ("aime24", "aime25"):
         for problem in load(f"{name}={shared_data / 'math' / 'sets' / name / name}.parquet"):
             assert problem.prompt.count("\\boxed{}") == 1
+            golds.append(problem.golds[0])
             number = int(problem.golds[0].removesuffix("^\\circ"))
             pairs += [(problem, f"<think>\nIt was 1.\n</think>\nTherefore it is $\\boxed{{{number}}}$.")]
             pairs += [(problem, f"The answer is \\boxed{{{number:03d}}}.")]
             pairs += [(problem, f"The answer is \\boxed{{{number + 1}}}.")]
     assert verdicts(pairs) == [True, True, False] * 60
+    assert sum(gold.startswith("0") for gold in golds) >= 5, "the files' own golds are put, not cleaned ones"
+    (degrees,) = [problem for problem, _ in pairs[::3] if problem.golds[0].endswith("^\\circ")]
+    written_out = [
+        f"The angles sum to \\boxed{{336{unit}}}." for unit in ("^\\circ", "^{\\circ}", "°", "\\text{ degrees}")
+    ]
+    assert verdicts((degrees, text) for text in written_out) == [True] * 4
 
 
 @pytest.mark.parametrize(

@@ -92,7 +92,7 @@ class Meter:
     def count(self, row: SampleRow) -> None:
         """A sample is in its file."""
         self._samples += 1
-        if time.monotonic() - self._written >= RENEWED_EVERY:
+        if self._samples == 1 or time.monotonic() - self._written >= RENEWED_EVERY:
             self.write()
 
     def write(self, *, ended: bool = False) -> None:
