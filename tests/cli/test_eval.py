@@ -22,7 +22,7 @@ from magicrl.cli.eval import parse_counts, parse_shard, parse_window
 from magicrl.cli.eval_display import EvalDisplay, show_comparison
 from magicrl.cli.main import app
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import TinyModelConfig
+from magicrl.config.sft_schema import TinyModelConfig
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.task import Cost
 from magicrl.models.loading import save_policy
@@ -187,7 +187,8 @@ def test_a_killed_evaluation_goes_on_to_the_same_samples(model: Path, problems: 
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def command(output: Path) -> list[str]:
-        return [sys.executable, "-m", "magicrl", *words(model, problems, output, "--max-rows", "4", samples=10)]
+        more = ("--max-rows", "4", "--fresh-limits", "20")
+        return [sys.executable, "-m", "magicrl", *words(model, problems, output, *more, samples=6)]
 
     killed = tmp_path / "killed"
     samples = killed / "ones" / "samples-0-of-1.jsonl"
@@ -208,3 +209,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_samples(model: Path, problems: 
     scored = [document["benchmarks"]["ones"] for document in written]
     assert scored[0]["scored_sha256"] == scored[1]["scored_sha256"]
     assert scored[0]["per_problem"] == scored[1]["per_problem"]
+    assert scored[0]["scaling"] == scored[1]["scaling"]
+    used = [result["usage"] for result in scored]
+    assert [u["calls"] for u in used] == [3, 2], "the killed call's account is there too"
+    assert used[0]["response_tokens"] == used[1]["response_tokens"]

@@ -13,7 +13,8 @@ from typing import Any, Literal, Union, get_args, get_origin
 import annotated_types
 from pydantic.fields import FieldInfo
 
-from magicrl.config.schema import Section, SftConfig, TrainConfig
+from magicrl.config.schema import Section, TrainConfig
+from magicrl.config.sft_schema import SftConfig
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe-reference.md"
 INTRODUCTION = """# Every setting of a recipe

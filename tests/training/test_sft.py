@@ -12,15 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from magicrl.config.schema import (
-    ModelConfig,
-    OptimizerConfig,
-    RunConfig,
-    SftConfig,
-    SftModelConfig,
-    SftPhaseConfig,
-    TinyModelConfig,
-)
+from magicrl.config.schema import ModelConfig, OptimizerConfig, RunConfig
+from magicrl.config.sft_schema import SftConfig, SftModelConfig, SftPhaseConfig, TinyModelConfig
 from magicrl.data.families import OptionValue, Split, register_family
 from magicrl.data.families import base as families
 from magicrl.models.loading import describe_policy, load_policy

@@ -17,7 +17,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from magicrl.config.errors import RecipeError, without_secrets
-from magicrl.config.schema import SftConfig, TrainConfig
+from magicrl.config.schema import TrainConfig
+from magicrl.config.sft_schema import SftConfig
 
 Config = TypeVar("Config", bound=BaseModel)
 Tree = dict[str, Any]

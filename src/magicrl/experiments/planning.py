@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
-from magicrl.config.schema import SftConfig, TrainConfig
+from magicrl.config.schema import TrainConfig
+from magicrl.config.sft_schema import SftConfig
 from magicrl.experiments.definition import Ablation, Arm, Scale, ScaleDefinition, base_recipe
 
 THREADS = 1

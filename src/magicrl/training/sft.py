@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from magicrl.config.loader import config_hash, to_toml
-from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig
+from magicrl.config.schema import RunConfig
+from magicrl.config.sft_schema import SftConfig, SftPhaseConfig
 from magicrl.data.families import TaskFamily, make_family
 from magicrl.evaluation.locks import only_writer
 from magicrl.evaluation.provenance import write_atomically
