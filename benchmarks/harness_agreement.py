@@ -22,6 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,8 @@ from magicrl.records import Problem, Verdict
 from magicrl.verifiers.pool import VerifierPool
 
 FORMS = {"gsm8k": "number", "svamp": "number", "math500": "maths"}
-SOLUTIONS = 500
+SOLUTIONS = 300
+"""Of each set, the first ones."""
 NOTHING = ("[invalid]", "[invalidanswer]", "[none]", "")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
@@ -88,13 +90,13 @@ def _from_row(key: str, texts: str, form: str, golds: Mapping[str, str], row: Sa
 def solutions(data: Path) -> Iterator[tuple[str, str, str, str]]:
     """(id, form, gold, solution) of GSM8K's training set and of MATH-500."""
     with (data / "math/sets/gsm8k/train.jsonl").open(encoding="utf-8") as lines:
-        for place, line in zip(range(SOLUTIONS), lines, strict=False):
+        for place, line in enumerate(islice(lines, SOLUTIONS)):
             text = json.loads(line)["answer"]
             yield f"gsm8k-train-{place}", "number", text.rpartition("####")[2].strip(), text
     with (data / "math/sets/math_test/test.jsonl").open(encoding="utf-8") as lines:
         texts = {row["problem"].strip(): row["solution"] for row in map(json.loads, lines)}
     with (data / "math/sets/math500/simple_math500.jsonl").open(encoding="utf-8") as lines:
-        for row in map(json.loads, lines):
+        for row in islice(map(json.loads, lines), SOLUTIONS):
             if row["problem"].strip() in texts:
                 yield row["id"], "maths", row["answer"], texts[row["problem"].strip()]
 
