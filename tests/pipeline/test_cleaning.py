@@ -36,6 +36,7 @@ def reason(decision: Decision) -> str | None:
     [
         (maths("Prove that $n^2 + n$ is even."), "proof"),
         (maths("Show that the angles are equal."), "proof"),
+        (maths("Prove that $n^2 + 3$ is never a square when $n > 1$."), "proof"),
         (maths("What is 2 + 3?", "proof"), "proof"),
         (maths("What is 2 + 3?", "notfound"), "proof"),
         (maths("Find $n$.", question_type="proof"), "proof"),

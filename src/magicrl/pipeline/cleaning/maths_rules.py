@@ -29,9 +29,12 @@ _NO_ANSWER = {
 _PROVE = re.compile(
     r"\b(?:prove|show|demonstrate|verify)\s+(?:that|the|it|this|by|for|if|why|whether)\b|\bprove\b[:.]", re.I
 )
+_ASKS_FOR_VALUE = re.compile(
+    r"\?|\b(?:find|determine|compute|calculate|evaluate|solve|simplify|how\s+(?:many|much|long|far|old))\b", re.I
+)
 _ASKS = re.compile(
-    r"\b(?:find|determine|compute|calculate|evaluate|what|how\s+(?:many|much|long|far|old)|which|solve|simplify|express|"
-    r"give|when|where|who|minimum|maximum)\b",
+    r"\?|\b(?:find|determine|compute|calculate|evaluate|solve|simplify|what|which|when|where|who|how|express|give|"
+    r"minimum|maximum|prove|show)\b",
     re.I,
 )
 _LINK = re.compile(r"https?://|\bwww\.|!\[[^\]]{0,300}\]\(|<img\b|\\includegraphics|\[img", re.I)
@@ -90,7 +93,7 @@ def _proof(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if all(gold.strip().lower().strip(".") in _NO_ANSWER for gold in entry.golds):
         return Drop("proof", f"the answer is {entry.golds[0]!r}")
     found = _PROVE.search(entry.problem)
-    if found and not _ASKS.search(entry.problem):
+    if found and not _ASKS_FOR_VALUE.search(entry.problem):
         return Drop("proof", f"asks to {found.group()!r} and for no value")
     return None
 

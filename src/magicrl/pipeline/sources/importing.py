@@ -157,12 +157,14 @@ def _rows(source: PipelineSource, base: Path, files: list[Path]) -> Iterator[Row
         return
     index = 0
     for path in files:
+        name, shown_name = str(path), without_secrets(str(path))
         if path.is_dir():
             rows = read_hub(str(path), split=source.split or "train", subset=source.subset)
         else:
             rows = read_rows(path)
         for row in rows:
-            yield replace(row, index=index, where=without_secrets(row.where))
+            where = row.where if shown_name == name else row.where.replace(name, shown_name)
+            yield replace(row, index=index, where=where)
             index += 1
 
 

@@ -72,6 +72,8 @@ class Decontaminate:
         with (folder.work / "hits.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
                 hit = json.loads(line)
+                if hit["kind"] not in self._settings.settings.drop:
+                    continue  # reported only
                 former = hits.get(hit["document"])
                 if former is None or hit["score"] > former["score"]:
                     hits[hit["document"]] = hit
