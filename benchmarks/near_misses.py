@@ -149,6 +149,130 @@ def order(gold: str, numbers: random.Random) -> str | None:
     return gold.replace(inner, ", ".join(swapped))
 
 
+_NUMBER = re.compile(r"-?\d{1,9}")
+_PLAIN = re.compile(r"-?\d{1,9}|-?\\frac\{\d+\}\{\d+\}|-?\d*\\sqrt\{\d+\}|\d+\\pi")
+_MATRIX = re.compile(r"\\begin\{pmatrix\}(?P<inside>[^{}]*(?:\{[^{}]*\}[^{}]*)*)\\end\{pmatrix\}")
+_COUNTED = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
+
+
+def other_word(gold: str, numbers: random.Random) -> str | None:
+    """Another number, in words."""
+    if not re.fullmatch(r"\d|1[0-2]", gold):
+        return None
+    return rf"\text{{{numbers.choice([word for at, word in enumerate(_COUNTED) if at != int(gold)])}}}"
+
+
+def power_of_ten(gold: str, numbers: random.Random) -> str | None:
+    """The same digits with another power of ten, or as a share of a hundred."""
+    if not re.fullmatch(r"[1-9]\d{0,8}", gold):
+        return None
+    ways = [rf"{gold[0]}.{gold[1:] or 0}\times10^{{{len(gold)}}}", f"{gold}e1", rf"{gold}\times10^{{-2}}"]
+    return numbers.choice([*ways, gold + "0", gold + "00", f"0.{gold}"])
+
+
+def inverse(gold: str, numbers: random.Random) -> str | None:
+    """A fraction upside down, as a wrong mixed number, or as a ratio the wrong way round."""
+    match = re.fullmatch(r"\\frac\{(\d+)\}\{(\d+)\}", gold)
+    if match is None or match[1] == match[2] or "0" in match.groups():
+        return None
+    top, bottom = match.groups()
+    return numbers.choice((rf"\frac{{{bottom}}}{{{top}}}", rf"1\frac{{{top}}}{{{bottom}}}", f"{bottom}:{top}"))
+
+
+def angle(gold: str, numbers: random.Random) -> str | None:
+    """Degrees as wrong radians, as minutes, or the number alone as radians."""
+    match = re.fullmatch(r"(\d+)\s*\^(?:\\circ|\{\\circ\})", gold)
+    if match is None or match[1] == "0":
+        return None
+    degrees = match[1]
+    ways = (rf"\frac{{{degrees}\pi}}{{360}}", rf"{degrees}\text{{ radians}}", rf"{degrees}^\circ 30'", rf"{degrees}'")
+    return numbers.choice(ways)
+
+
+def cells(gold: str, numbers: random.Random) -> str | None:
+    """A matrix or a vector with two entries exchanged, one left out, or another sign."""
+    match = _MATRIX.fullmatch(gold.strip())
+    if match is None:
+        return None
+    rows = [[cell.strip() for cell in row.split("&")] for row in match["inside"].split("\\\\") if row.strip()]
+    flat = [cell for row in rows for cell in row]
+    pairs = [(a, b) for a in range(len(flat)) for b in range(a) if canonical(flat[a]) != canonical(flat[b])]
+    if not pairs:
+        return None
+    one, other = numbers.choice(pairs)
+    flat[one], flat[other] = flat[other], flat[one]
+    if len(rows[0]) == 1 and numbers.random() < 0.5:
+        return "(" + ", ".join(flat) + ")"
+    width = len(rows[0])
+    lines = [" & ".join(flat[at : at + width]) for at in range(0, len(flat), width)]
+    return r"\begin{pmatrix}" + r" \\ ".join(lines) + r"\end{pmatrix}"
+
+
+def end_of_interval(gold: str, numbers: random.Random) -> str | None:
+    """An interval as an inequality with one end open for closed, or the other way."""
+    match = re.fullmatch(r"(?:\\left)?([(\[])(-?\d+),\s*(-?\d+|\\infty)(?:\\right)?([)\]])", gold)
+    if match is None or (match[1], match[4]) == ("(", ")"):
+        return None
+    low, high = ("\\le" if match[1] == "[" else "<"), ("\\le" if match[4] == "]" else "<")
+    if match[3] == "\\infty" or numbers.random() < 0.5:
+        low = "<" if low != "<" else "\\le"
+    else:
+        high = "<" if high != "<" else "\\le"
+    return (
+        rf"x {'>' if low == '<' else '>='} {match[2]}"
+        if "infty" in match[3]
+        else f"{match[2]} {low} x {high} {match[3]}"
+    )
+
+
+def hedge(gold: str, numbers: random.Random) -> str | None:
+    """The right answer among others, or hidden in something that holds it."""
+    if not _PLAIN.fullmatch(gold) or gold == "0":
+        return None
+    other = str(numbers.randint(1001, 1999))
+    ways = [
+        rf"{gold} \text{{ or }} {other}", f"{gold}, {other}", rf"\pm {gold}", rf"\{{{gold}, {other}\}}",
+        f"{gold} = {other}", f"[{gold}, {gold}+1]", rf"x \ge {gold}", rf"{other} \text{{ or }} {gold}",
+        f"({gold}, {other})", rf"\text{{not }} {gold}", rf"\text{{either }} {gold} \text{{ or }} {other}",
+        rf"{gold} \text{{ and }} {other}", rf"{gold} \approx {other}", rf"{gold} + 2k",
+        rf"{gold} + k\pi, k\in\mathbb{{Z}}", rf"{gold} \pmod{{{other}}}", r"\mathbb{Z}", r"\mathbb{R}",
+        rf"{gold}, \ldots, {other}", rf"\text{{between }} {gold} \text{{ and }} {other}",
+    ]  # fmt: skip
+    return numbers.choice(ways)
+
+
+def free_letter(gold: str, numbers: random.Random) -> str | None:
+    """The right answer with a letter that could be anything."""
+    if not _PLAIN.fullmatch(gold) or gold in ("0", "1", "-1"):
+        return None
+    letter = numbers.choice("xynkat")
+    ways = (f"{gold}{letter}", f"{gold} + {letter}", f"{gold}^{letter}", rf"\frac{{{gold}}}{{{letter}}}", letter)
+    return numbers.choice(ways)
+
+
+def other_letter(gold: str, numbers: random.Random) -> str | None:
+    """Another choice, or two of them."""
+    match = re.fullmatch(r"\(?\\text(?:bf)?\{\(?([A-E])\)?\}\)?", gold)
+    if match is None:
+        return None
+    other = numbers.choice([letter for letter in "ABCDE" if letter != match[1]])
+    return numbers.choice((other, f"({other})", f"{match[1]} or {other}", f"{match[1]}, {other}", f"not {match[1]}"))
+
+
+def terms(gold: str, numbers: random.Random) -> str | None:
+    """One term of a sum is left out or said twice."""
+    whole = re.fullmatch(r"-?[\da-z^*]+(?:[+-][\da-z^*]+)+", gold.replace(" ", ""))
+    parts = re.findall(r"[+-]?[^+-]+", gold) if whole else []
+    if len(parts) < 2 or "e" in gold:
+        return None
+    at = numbers.randrange(len(parts))
+    if numbers.random() < 0.5:
+        kept = parts[:at] + parts[at + 1 :]
+    else:
+        kept = [*parts, parts[at] if at else "+" + parts[0].lstrip("+")]
+    return "".join(kept).strip().lstrip("+").replace("+-", "-")
+
+
 CHANGES: dict[str, Change] = {
     "digit": digit,
     "sign": sign,
@@ -158,4 +282,14 @@ CHANGES: dict[str, Change] = {
     "bracket": bracket,
     "multiplicity": multiplicity,
     "order": order,
+    "other_word": other_word,
+    "power_of_ten": power_of_ten,
+    "inverse": inverse,
+    "angle": angle,
+    "cells": cells,
+    "end_of_interval": end_of_interval,
+    "hedge": hedge,
+    "free_letter": free_letter,
+    "other_letter": other_letter,
+    "terms": terms,
 }

@@ -34,12 +34,13 @@ from magicrl.verifiers.maths.equations import same_equation, same_order, solves
 from magicrl.verifiers.maths.expression import Expr, function, number, rename, symbol, without_degrees
 from magicrl.verifiers.maths.families import same_family
 from magicrl.verifiers.maths.numerals import word_number
-from magicrl.verifiers.maths.probing import same_value
+from magicrl.verifiers.maths.phrases import is_month
+from magicrl.verifiers.maths.probing import number_value, real_number, same_value
 from magicrl.verifiers.maths.realsets import same_set
-from magicrl.verifiers.maths.spans import alternatives, as_spans
-from magicrl.verifiers.maths.units import Unit, in_base_units
+from magicrl.verifiers.maths.spans import alternatives, as_spans, unbounded
+from magicrl.verifiers.maths.units import Unit, in_base_units, singular
 from magicrl.verifiers.maths.vectors import components
-from magicrl.verifiers.maths.words import endless, same_words
+from magicrl.verifiers.maths.words import DENIALS, endless, same_words
 
 _HALF_TURN = Expr("div", (symbol("pi"), number(180)))
 
@@ -116,13 +117,23 @@ def _single(gold: Answer, answer: Answer) -> bool | None:
         return same_words(gold.words, answer.words)
     for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Text) and isinstance(other, Quantity):
-            if len(one.words) == 2 and len(one.words[1]) == 1 and other.unit is None and one.words[0] != "not":
+            if len(one.words) == 2 and len(one.words[1]) == 1 and other.unit is None and one.words[0] not in DENIALS:
                 return other.expr.op == "sym" and other.expr.name.casefold() == one.words[1]
             if endless(one.words):
                 return other.expr == symbol("inf") and other.unit is None
+            if _numbered(one, other):
+                return True
             value = word_number(one.words)
             return False if value is None else same_value(number(value), other.expr)
     return None
+
+
+def _numbered(text: Text, other: Quantity) -> bool:
+    """``Day 15`` is the 15th day."""
+    if len(text.words) != 2 or not text.words[1].isdigit() or is_month(text.words[0]):
+        return False
+    named = other.unit is not None and other.unit.kind == "noun" and other.unit.noun == singular(text.words[0])
+    return named and same_value(number(int(text.words[1][:30])), other.expr) is True
 
 
 def _quantities(gold: Quantity, answer: Quantity) -> bool | None:
@@ -141,6 +152,9 @@ def _quantities(gold: Quantity, answer: Quantity) -> bool | None:
     if unit.kind == "percent":
         with_sign, without = (gold, answer) if left else (answer, gold)
         hundredth = Expr("div", (with_sign.expr, number(100)))
+        share = number_value(gold.expr) if with_sign is answer else None
+        if share is not None and (real := real_number(share)) is not None and abs(real) < 1:
+            return same_number(gold.expr, hundredth)  # 0.25 is no 0.25%
         return _any(same_number(with_sign.expr, without.expr), same_number(hundredth, without.expr))
     if unit.kind == "degree":
         with_sign, without = (gold, answer) if left else (answer, gold)
@@ -174,7 +188,7 @@ def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | Non
         as_radians = [Expr("mul", (tree, _HALF_TURN)) if unit.kind == "degree" else tree
                       for tree, unit in ((gold, left), (answer, right))]  # fmt: skip
         return same_value(as_radians[0], as_radians[1])
-    if left.kind == "noun" and left.noun != right.noun:
+    if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
         return False
     return same_number(gold, answer)
 
@@ -247,7 +261,12 @@ def _both_named(gold: Named, answer: Named) -> bool | None:
         if gold.arguments == answer.arguments:
             return same(gold.value, answer.value)
         return same(gold.value, _renamed(answer.value, dict(zip(answer.arguments, gold.arguments, strict=True))))
-    if bool(gold.arguments) != bool(answer.arguments) and "y" in (gold.name, answer.name):
+    one, other = _member(gold), _member(answer)
+    if one is not None and other is not None and one[0] == other[0] and one[1] != other[1]:
+        return same(gold.value, _renamed(answer.value, {other[1]: one[1]}))  # a_n = 2n is a_k = 2k
+    if one is not None and one == other:
+        return same(gold.value, answer.value)
+    if bool(gold.arguments) != bool(answer.arguments) and {"y", "y'"} & {gold.name, answer.name}:
         return same(gold.value, answer.value)  # y = 2x and f(x) = 2x
     if gold.symbol is None and answer.symbol is None:
         words = _squeezed(gold.name) == _squeezed(answer.name)
@@ -269,8 +288,17 @@ def as_count(named: Named) -> Quantity | None:
     return Quantity(chosen if named.name == "C" else Expr("mul", (chosen, function("factorial", parts[1]))))
 
 
+def _member(named: Named) -> tuple[str, str] | None:
+    """The sequence and the letter of ``a_n`` or ``a(n)``."""
+    stem, _, letter = named.name.partition("_")
+    if len(named.arguments) == 1 and not letter:
+        return named.name, named.arguments[0]
+    return (stem, letter) if len(letter) == 1 and letter.isalpha() and not named.arguments else None
+
+
 def _squeezed(name: str) -> str:
-    """A name without what spelling leaves free."""
+    """A name without what spelling leaves free: accents, the sign of an angle, braces."""
+    name = name.removeprefix("angle:").removeprefix("vec:").removeprefix("bar:").removeprefix("hat:")
     return "".join(char for char in name if not char.isspace() and char not in "_{}\\")
 
 
@@ -321,7 +349,7 @@ def _equation(answer: Answer) -> Equation | None:
 
 def _sets(gold: Answer, answer: Answer) -> bool | None:
     left, right = as_spans(gold), as_spans(answer)
-    if left is None and isinstance(gold, Several) and gold.either:
+    if left is None and isinstance(gold, Several) and (gold.either or any(map(unbounded, gold.items))):
         left = alternatives(gold.items)
     if right is None and isinstance(answer, Several) and answer.either:
         right = alternatives(answer.items)

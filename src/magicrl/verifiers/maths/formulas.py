@@ -134,6 +134,8 @@ class _Reader(Applications):
         self.next()
         top, bottom = self.argument(0), self.argument(0)
         mixed = mixed_value(whole, top, bottom)
+        if mixed is None and top.op == bottom.op == "num" and whole.value != 0:
+            raise NoFormulaError  # 1 11/2: a slip of the pen, or a product that nobody writes so
         if mixed is None:
             self.at = start
         return mixed

@@ -36,7 +36,7 @@ def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]
     if tree is not None and tree.op == "sym":
         return tree.name, (), tree
     if tree is not None and _derivative(tree):
-        return spelled, (), None
+        return tree.args[0].args[1].name + "'", (), None
     if tree is not None and tree.op == "apply" and not tree.symbols:
         return "".join(token.text for token in tokens), (), None  # f(0)
     if tree is not None and _point_pair(tree):

@@ -140,6 +140,8 @@ def _token(match: re.Match[str]) -> str:
 
 def _unwrap(text: str) -> str:
     text = text.strip()
+    while text.endswith("\\") and "begin" not in text:
+        text = text[:-1].rstrip()  # a line break, or half of a space
     if text.endswith(".") and not text.endswith(".."):
         text = text[:-1].rstrip()
     for opening, closing in _DELIMITERS:

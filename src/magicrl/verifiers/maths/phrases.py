@@ -25,9 +25,10 @@ _KINDS = {
 }  # fmt: skip
 _QUANTIFIERS = word_set("all any every each the set of a an arbitrary entire line")
 _PLURALS = word_set("numbers number reals integers integer naturals rationals primes values value line")
-_BEING = word_set("there are is exist exists the . such that are possible valid")
+_OF_MULTIPLES = word_set("integers integer numbers that are which is")
 _EMPTY = re.compile(
-    r"(?:(?:there (?:is|are|exists?|exist) |has |have )?(?:no|zero) (?:real |such |valid |possible )*"
+    r"(?:(?:there (?:is|are|exists?|exist) |(?:the |this )?(?:equation |system |problem |inequality )?(?:has |have ))?"
+    r"(?:no|zero) (?:real |such |valid |possible )*"
     r"(?:solutions?|roots?|answers?|values?|numbers?|functions?|intersections?)"
     r"(?: (?:exists?|possible))?(?: of [a-z])?|(?:the )?empty set|(?:the )?null set)"
 )
@@ -58,6 +59,8 @@ def number_domain(tokens: Sequence[Token]) -> Answer | None:
     roman = len(tokens) == 1 and tokens[0].roman and tokens[0].kind in ("sym", "word")
     if roman and texts[0] in ("R", "Z", "Q", "N"):
         return _part(_LETTERS[texts[0]], "")
+    if (step := _multiples(tokens)) is not None:
+        return _stepped(step, 0)
     if tokens[0].kind == "word" and all(token.kind in ("word", "sym", "op") for token in tokens):
         return _in_words([token.text.casefold() for token in tokens])
     return None
@@ -100,6 +103,19 @@ def _in_words(low: list[str]) -> Answer | None:
     return _part(kinds[0], others[0] if others else "")
 
 
+def _multiples(tokens: Sequence[Token]) -> int | None:
+    """``all n divisible by 3``, ``multiples of 3``."""
+    low = [token.text.casefold() for token in tokens]
+    if len(low) < 3 or tokens[-1].kind != "num" or not low[-1].isdigit() or len(low[-1]) > 9:
+        return None
+    before = [word for token, word in zip(tokens[:-3], low, strict=False) if token.kind != "sym"]
+    if low[-3:-1] not in (["divisible", "by"], ["multiples", "of"], ["multiple", "of"]):
+        return None
+    return (
+        int(low[-1]) if set(before) <= _QUANTIFIERS | word_set("integers integer numbers that are which is") else None
+    )
+
+
 def _stepped(step: int, start: int) -> Family:
     """The whole numbers that leave a remainder."""
     steps = Expr("mul", (number(step), Expr("sym", name="#k")))
@@ -139,11 +155,16 @@ def date_of(tokens: Sequence[Token]) -> Text | None:
     return None if others or int(days[0]) > 31 else Text((months[0], *days))
 
 
+def is_month(word: str) -> bool:
+    """Whether a word is a month's name, or short for one."""
+    return any(_month(word.casefold(), month) for month in _MONTHS)
+
+
 def _month(word: str, month: str) -> bool:
     return word == month or (len(word) in (3, 4) and month.startswith(word))
 
 
-_STATING = word_set("is are equals")
+_STATING = word_set("is are equals has gets")
 _DOUBTING = word_set(
     "not no isn't if unless or either neither maybe perhaps probably wrong false incorrect cannot except but what "
     "which than times because since that whether"
@@ -171,12 +192,13 @@ def stated(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[Sequence[Tok
 
 
 def counted(tokens: Sequence[Token]) -> Sequence[Token]:
-    """What "there are 5 solutions" counts, without the two words before it."""
-    first = [token.text.casefold() for token in tokens[:2]]
+    """What "there are 5 solutions" counts, without the words before it."""
+    low = [token.text.casefold() for token in tokens]
+    if len(tokens) > 1 and low[0] == "the" and tokens[1].kind == "num":
+        return tokens[1:]  # the 12th
     if (
         len(tokens) > 2
-        and first[0] == "there"
-        and first[1:] in (["is"], ["are"], ["exist"])
+        and low[:2] in (["there", "is"], ["there", "are"], ["there", "exist"])
         and tokens[2].kind == "num"
     ):
         return tokens[2:]

@@ -24,7 +24,9 @@ _DOMAIN_WORDS = {
     "integer": "Z", "integers": "Z", "whole": "Z", "natural": "N", "real": "R", "reals": "R", "constant": "R",
     "constants": "R",
 }  # fmt: skip
-_SHORT_UNITS = word_set("cm mm km kg ft lb lbs oz min sec hr hrs mph mol per day mL ml yd gal deg pct")
+_SHORT_UNITS = word_set(
+    "cm mm km kg ft lb lbs oz min sec hr hrs mph mol per day mL ml yd gal deg pct mi mg kW kJ kN Hz kPa nm dm"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,9 @@ def _clause(clause: Sequence[Token]) -> Declared:
     names = {t.text for t in clause if t.kind == "sym" and t.text not in ("R", "Z", "N")}
     others = [t for t in clause if t.kind not in ("word", "sym", "sep", "lbrace", "rbrace")]
     plain = all((t.kind == "rel" and t.text == "in") or (t.kind == "cmd" and t.text == "mathbb") for t in others)
+    bounds = [t.kind for t in others] == ["rel", "num"] and others[0].text in ("<", "<=", ">", ">=")
+    if bounds and len(names) == 1 and set(words) <= _CLAUSE_WORDS:
+        return Declared(frozenset(names))  # for all n >= 1
     if not (plain and names and set(words) <= _CLAUSE_WORDS):
         return Declared()
     sets = [t.text for t in clause if t.kind == "sym" and t.text in _SETS]
@@ -216,6 +221,15 @@ def _greek_unit(tokens: Sequence[Token], position: int) -> bool:
     if tokens[position].text == "Omega":
         return not rest
     return bool(rest) and (rest[0].roman or rest[0].kind == "word") and "mu" + rest[0].text in UNITS
+
+
+def out_of(tokens: Sequence[Token]) -> Sequence[Token]:
+    """``3 out of 10`` as a fraction."""
+    for at in range(1, len(tokens) - 2):
+        words = [token.text.casefold() for token in tokens[at : at + 2]]
+        if words == ["out", "of"] and tokens[at - 1].kind == tokens[at + 2].kind == "num":
+            return [*tokens[:at], Token("op", "/"), *tokens[at + 2 :]]
+    return tokens
 
 
 def ordinal(tokens: Sequence[Token]) -> bool:

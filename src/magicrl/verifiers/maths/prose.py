@@ -42,12 +42,26 @@ _NUMBER = re.compile(
 _LATEX = re.compile(
     r"-?(?:\d+)?\\(?:frac|dfrac|tfrac|sqrt)\s*(?:\[[^\]]{1,5}\])?\s*\{[^{}]{1,60}\}(?:\s*\{[^{}]{1,60}\})?"
 )
+_UNIT_NAMES = (
+    r"(?:(?:square|cubic|sq\.?|cu\.?) )?(?:[cmk]m|mm|kg|mg|m[lL]|ft|lbs?|oz|mph|km/hr?|m/s|mi|"
+    r"(?:centi|milli|kilo)?met(?:er|re)s?|inch(?:es)?|feet|foot|yards?|miles?|(?:kilo)?grams?|lit(?:er|re)s?|"
+    r"hours?|minutes?|seconds?|weeks?|days?|months?|years?|cents?|dollars?|degrees?|units?)"
+)
+_RAISED = r"(?:\^\{?[23]\}?|[²³])"
+_UNIT_AFTER = re.compile(
+    rf"\s?(?P<unit>{_UNIT_NAMES}|m(?={_RAISED}))(?P<power>{_RAISED})?"
+    r"(?P<per>\s?(?:/|per )\s?(?:s|h|hr|min|second|minute|hour|day)\b)?(?![A-Za-z\d^])"
+)
+_ASSIGNED = re.compile(
+    r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
+)
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
 _NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "or", "and"))
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
 _CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
+_DENIED = re.compile(r"\s*(?:\*\*)?(?:not|never|neither)\b|n[o'’]t\b", re.IGNORECASE)
 _EITHER = re.compile(r"\s*,?\s*(?:or|ou|oder|o|或|または)\s*", re.IGNORECASE)
 _MAX_SENTENCES = 6
 _MAX_SEGMENT = 300
@@ -100,6 +114,10 @@ def _anchored(text: str) -> str | None:
             continue
         rest = text[anchor.end() : anchor.end() + _MAX_SEGMENT]
         segment = _SENTENCE.split(rest, maxsplit=1)[0] if not rest.startswith(("\\[", "$$")) else rest
+        if _DENIED.match(segment):
+            _, turn, segment = segment.partition(" but ")
+            if not turn:
+                return anchor[0].split()[-1] + " not " + rest[: _MAX_SEGMENT // 10]  # it says what the answer is not
         found = _first_value(segment)
         if found is not None:
             return found
@@ -130,6 +148,8 @@ def _first_value(segment: str) -> str | None:
     whole = segment.strip().rstrip(".").strip()
     if not latex and re.fullmatch(r"[\d\s()\[\]{}+*/^,.:;a-z\\-]{1,60}", whole) and re.search(r"[()\[\]^*\\]", whole):
         return whole  # an interval, a tuple or a formula in plain text
+    if len(values) == 1 and not latex:
+        return _with_unit(segment, values[0])
     return _run([(value.start(), value.end(), value[0].strip()) for value in values], segment)
 
 
@@ -161,6 +181,24 @@ def _content(span: re.Match[str], text: str) -> str:
     return inner + r"\%" if percent and "%" not in inner else inner
 
 
+def _with_unit(part: str, value: re.Match[str]) -> str:
+    """A number with the unit that stands right after it."""
+    unit = _UNIT_AFTER.match(part, value.end())
+    if unit is None:
+        return value[0].strip()
+    return rf"{value[0].strip()}\text{{ {unit['unit']}}}{unit['power'] or ''}" + (
+        rf"\text{{{unit['per']}}}" if unit["per"] else ""
+    )
+
+
+def _assigned(sentence: str) -> str | None:
+    """The formula that a sentence ends in: ``so f(x) = 2x + 1``; a mere number is left to the general rule."""
+    match = _ASSIGNED.search(sentence)
+    if match is None or not _bare_formula(match["value"]) or not re.search(r"[A-Za-z]", match["value"]):
+        return None
+    return match["value"]
+
+
 def _last_value(text: str) -> str | None:
     """The last value of the last sentence that has one."""
     displayed = list(_MATH.finditer(text))
@@ -169,6 +207,8 @@ def _last_value(text: str) -> str | None:
         bold = [found for found in _BOLD.findall(sentence) if re.search(r"\d|\$", found)]
         part = bold[-1] if bold else sentence
         spans = list(_MATH.finditer(part))
+        if not spans and (formula := _assigned(part)) is not None:
+            return formula
         after = part[spans[-1].end() :] if spans else part
         values = list(_LATEX.finditer(after)) or list(_NUMBER.finditer(after))
         if values and not (spans and _PERCENT.match(after)):
@@ -188,6 +228,8 @@ def _plain_run(part: str, values: list[re.Match[str]]) -> str:
     first = len(values) - 1
     while first and _EITHER.fullmatch(part, values[first - 1].end(), values[first].start()):
         first -= 1
+    if first == len(values) - 1:
+        return _with_unit(part, values[first])
     return " or ".join(value[0].strip() for value in values[first:])
 
 

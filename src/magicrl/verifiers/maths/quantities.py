@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from magicrl.verifiers.maths import expression
@@ -19,6 +20,7 @@ def quantity(tokens: Sequence[Token], levels: list[int], *, trusted: bool) -> An
     """A formula and its unit, if any; plus-minus signs make several."""
     unit: Unit | None = None
     tokens, levels = without_fraction(tokens, levels)
+    tokens, levels = _annotated(tokens, levels)
     head = [position for position, token in enumerate(tokens[:2]) if token.kind == "unit" and token.text in UNITS]
     if head:
         entry = UNITS[tokens[head[0]].text]
@@ -39,6 +41,17 @@ def quantity(tokens: Sequence[Token], levels: list[int], *, trusted: bool) -> An
             return free_signs(tree, tail if unit is None or tail.kind == "unit" else unit)
     tree = parse(tokens)
     return None if tree is None else free_signs(tree, unit)
+
+
+def _annotated(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int]]:
+    """``5 (cm)``: a unit or a noun in brackets as if there were none."""
+    opening = max((at for at, level in enumerate(levels[:-1]) if level == 0), default=0)
+    inside = tokens[opening + 1 : -1]
+    if not opening or (tokens[opening].kind, tokens[-1].kind, tokens[-1].text) != ("open", "close", "("):
+        return tokens, levels
+    if not inside or any(token.kind != "word" for token in inside):
+        return tokens, levels
+    return [*tokens[:opening], *inside], [*levels[:opening], *(0 for _ in inside)]
 
 
 def counted_in_words(tokens: Sequence[Token], *, trusted: bool) -> Quantity | None:
@@ -86,6 +99,9 @@ def _unit(tokens: Sequence[Token], trusted: bool) -> Unit | None:
         rest = [token.text for token in tokens[1:]]
         if tokens[0].text == "percent" and not rest:
             return PERCENT
+        if tokens[0].text == "percent" and all(token.kind == "word" for token in tokens[1:]):
+            of = unit_phrase(tokens[1:], trusted=trusted)  # 25% increase
+            return replace(PERCENT, noun=of.noun) if of is not None and of.kind == "noun" else None
         if tokens[0].text == "degree" and (not rest or rest in (["C"], ["F"])):
             return DEGREE if not rest else Unit("noun", noun="degree" + rest[0])
         if tokens[0].text in UNITS and not rest:

@@ -19,6 +19,7 @@ from magicrl.verifiers.maths.brackets import (
 )
 from magicrl.verifiers.maths.congruences import congruent
 from magicrl.verifiers.maths.ellipses import dotted_list, goes_on
+from magicrl.verifiers.maths.expression import substitute
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token, tokens_of
 from magicrl.verifiers.maths.names import name_of, point_label
@@ -30,6 +31,7 @@ from magicrl.verifiers.maths.pieces import (
     declaration,
     depths,
     labelled_parts,
+    out_of,
     split,
     without_clause,
     words_of,
@@ -68,8 +70,12 @@ class _Reader:
         whole = date_of(tokens) or self._labelled(tokens, levels, depth) or self._congruent(tokens, levels, depth)
         if whole is not None:
             return whole
-        tokens = counted(tokens)
-        tokens, levels, declared = without_clause(tokens, levels[len(levels) - len(tokens) :])
+        tokens = out_of(counted(tokens))
+        levels = depths(tokens) or levels
+        without = self._except(tokens, depth)
+        if without is not None:
+            return without
+        tokens, levels, declared = without_clause(tokens, levels)
         if not tokens:
             return None
         if tokens[0].kind == "sym" and len(tokens) > 3 and tokens[1].kind == "bar":
@@ -79,6 +85,8 @@ class _Reader:
         pieces, separators = split(tokens, levels, "sep")
         if len(pieces) > MAX_ITEMS:
             return None
+        if len(pieces) == 2 and pieces[1] and pieces[1][0].text.casefold() in ("where", "with"):
+            return self._defined(pieces[0], pieces[1][1:], depth)
         if not separators:
             found = self.item(tokens, levels, depth)
         elif "," in separators and (";" in separators or _named_blocks(pieces, separators)):
@@ -180,17 +188,35 @@ class _Reader:
             value = self.part(said[1], depth)
             return None if value is None else Named(" ".join(words_of(said[0])), (), value)
         words = [token.text.casefold() for token in tokens]
-        for mark in _EXCEPT:
-            at = next((at for at in range(1, len(words) - 1) if words[at : at + len(mark)] == mark), None)
-            if at is not None:
-                whole, points = number_domain(tokens[:at]), self.part(tokens[at + len(mark) :], depth)
-                if isinstance(points, Quantity):
-                    points = Group("{", "{", (points,))
-                return united([whole, points], ["setminus"]) if whole and points else None
         if words[0] in ("all", "any", "every") and any(token.kind == "rel" for token in tokens):
             at = next(at for at, token in enumerate(tokens) if token.kind == "sym" or at == len(tokens) - 1)
             if set(words[1:at]) <= {"real", "reals", "number", "numbers", "values", "value", "of"}:
                 return self.part(tokens[at:], depth)  # all real x > 2
+        return None
+
+    def _defined(self, formula: Sequence[Token], clause: Sequence[Token], depth: int) -> Answer | None:
+        r"""``\\lfloor an\\rfloor, where a = 2``, with the letter put in."""
+        value, meaning = self.part(formula, depth), self.part(clause, depth)
+        if not isinstance(value, Quantity) or not isinstance(meaning, Named) or meaning.symbol is None:
+            return None
+        if not isinstance(meaning.value, Quantity) or meaning.value.unit is not None:
+            return None
+        if meaning.symbol.op != "sym" or meaning.name in meaning.value.expr.symbols:
+            return None
+        return Quantity(substitute(value.expr, meaning.name, meaning.value.expr), value.unit)
+
+    def _except(self, tokens: Sequence[Token], depth: int) -> Answer | None:
+        """``all real numbers except 1 and 2``."""
+        words = [token.text.casefold() for token in tokens]
+        for mark in _EXCEPT if tokens and tokens[0].kind in ("word", "cmd") else ():
+            at = next((at for at in range(1, len(words) - 1) if words[at : at + len(mark)] == mark), None)
+            whole = number_domain(tokens[:at]) if at is not None else None
+            if at is not None and whole is not None:
+                points = self.answer(tokens[at + len(mark) :], depth + 1)
+                listed = points.items if isinstance(points, Several) else (points,)
+                plain = tuple(point for point in listed if isinstance(point, Quantity))
+                if len(plain) == len(listed):
+                    return united([whole, Group("{", "{", plain)], ["setminus"])
         return None
 
     def _enclosed(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:

@@ -3,7 +3,6 @@ r"""Relations: names and their values, equations, inequalities as sets of number
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from itertools import pairwise
 
 from magicrl.verifiers.maths import expression
@@ -23,8 +22,9 @@ from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.names import name_of
 from magicrl.verifiers.maths.probing import number_value, real_number, same_value
 from magicrl.verifiers.maths.quantities import added
-from magicrl.verifiers.maths.spans import MINUS_INFINITY, PLUS_INFINITY, joined_sets, subject_set
+from magicrl.verifiers.maths.spans import MINUS_INFINITY, PLUS_INFINITY, joined_sets, subject_set, unequal
 
+_LEAST_SLOPE = 1e-15
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -186,10 +186,11 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     values = [expression.substitute(whole, name, expression.number(at)) for at in (-2, 0, 1, 3)]
     steps = [Expr("add", (after, Expr("neg", (before,)))) for before, after in pairwise(values)]
     slope, twice = steps[1], Expr("mul", (expression.number(2), steps[1]))
-    rise = number_value(slope)
+    risen = number_value(slope)
+    rise = None if risen is None else real_number(risen)
     if not all(same_value(step, twice) is True for step in (steps[0], steps[2])):
         return None
-    if not isinstance(rise, Fraction) or rise == 0:
+    if rise is None or abs(rise) < _LEAST_SLOPE:
         return None
     bound = Expr("neg", (Expr("div", (values[1], slope)),))
     if rise > 0:
@@ -202,7 +203,8 @@ def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
     for at, part in enumerate(parts):
         bound = parts[1 - at]
         value = None if bound.symbols else number_value(bound)
-        if not (part.op == "fn" and part.name == "abs" and isinstance(value, Fraction) and value > 0):
+        size = None if value is None else real_number(value)
+        if not (part.op == "fn" and part.name == "abs" and size is not None and size > 0):
             continue
         inner, minus = part.args[0], Expr("neg", (bound,))
         if at == 0:  # |x| < c
@@ -241,6 +243,8 @@ def _unequal(parts: Sequence[Expr]) -> RealSet | None:
 
 def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
     """A list of items: a union of sets of numbers, several answers, or one name with several values."""
+    if len(items) > 1 and (apart := unequal(items[0], items[1:])) is not None:
+        return apart
     if any(isinstance(item, RealSet) for item in items) and len(items) > 1:
         sets = [subject_set(item) for item in items]
         known = [one for one in sets if one is not None]

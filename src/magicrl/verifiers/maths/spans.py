@@ -91,6 +91,26 @@ def subject_set(item: Answer) -> RealSet | None:
     return None
 
 
+def unbounded(item: Answer) -> bool:
+    """Whether a pair in brackets has an infinite bound: then it is an interval and no point."""
+    found = as_spans(item) if isinstance(item, Group) else None
+    return found is not None and any(span.low == MINUS_INFINITY or span.high == PLUS_INFINITY for span in found.spans)
+
+
+def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
+    r"""``x \\ne 1, 2``: the points after the first are left out too."""
+    if not isinstance(item, RealSet) or len(item.spans) != 2 or item.spans[0].high != item.spans[1].low:
+        return None
+    if (item.spans[0].low, item.spans[1].high) != (MINUS_INFINITY, PLUS_INFINITY):
+        return None
+    others = [point.expr for point in points if isinstance(point, Quantity) and point.unit is None]
+    if len(others) != len(points) or not others:
+        return None
+    line = Span(MINUS_INFINITY, False, PLUS_INFINITY, False)
+    found = _without_points((line,), _points([item.spans[0].high, *others]).spans)
+    return None if found is None else RealSet(found.spans, item.subject)
+
+
 def alternatives(items: Sequence[Answer]) -> RealSet | None:
     """Intervals joined by "or" as their union, where they do not overlap."""
     sets = [as_spans(item) for item in items if isinstance(item, Group)]

@@ -62,9 +62,11 @@ def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
     text = _POINTS.sub(lambda match: match[0].replace(".", ""), text)
     text = _REPEATING.sub(_repeating, _GOING_ON.sub(r"\g<head>\\overline{\g<again>}", text))
     text = _MINUTES.sub(_in_degrees, text)
+    plain = text if trusted else ""
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
-    for spelling in dict.fromkeys((joined, text)):
+    # 6e-10 may be a gold's 6e - 10, its spaces lost
+    for spelling in dict.fromkeys((joined, text, plain) if plain else (joined, text)):
         found = read(spelling, trusted)
         if found is not None:
             yield found

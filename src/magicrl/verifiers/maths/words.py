@@ -12,6 +12,8 @@ def word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
+DENIALS = word_set("not no never neither nor except without isn't")
+"""Words that turn what they stand before into its contrary."""
 _OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 _ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
 _FILLERS = word_set("a an the and all it is its on at wins win has have winning strategy condition")

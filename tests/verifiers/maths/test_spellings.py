@@ -1,0 +1,48 @@
+"""Answers in every notation that one meets: each gold with right spellings and with wrong neighbours.
+
+The tables are text files beside this one: ``=`` a gold, ``+`` what says the same, ``-`` what does not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from magicrl.verifiers.base import JudgeOptions
+from magicrl.verifiers.maths.judge import MathsVerifier
+
+VERIFIER = MathsVerifier(JudgeOptions())
+
+
+@dataclass
+class Row:
+    gold: str
+    right: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+def table(name: str) -> list[Row]:
+    rows: list[Row] = []
+    for line in Path(__file__).with_name(name).read_text(encoding="utf-8").splitlines():
+        mark, _, rest = line.partition(" ")
+        if mark == "=":
+            rows.append(Row(rest))
+        elif mark in ("+", "-"):
+            (rows[-1].right if mark == "+" else rows[-1].wrong).extend(rest.split(" || "))
+    assert all(row.right and row.wrong for row in rows)
+    return rows
+
+
+@pytest.mark.parametrize("row", table("spellings.txt"), ids=lambda row: row.gold)
+def test_in_a_box(row: Row) -> None:
+    boxed = {one: VERIFIER.judge([row.gold], f"\\boxed{{{one}}}").correct for one in (row.gold, *row.right, *row.wrong)}
+    assert [one for one in (row.gold, *row.right) if not boxed[one]] == []
+    assert [one for one in row.wrong if boxed[one]] == []
+
+
+@pytest.mark.parametrize("row", table("running_text.txt"), ids=lambda row: row.gold)
+def test_in_running_text(row: Row) -> None:
+    assert [one for one in row.right if not VERIFIER.judge([row.gold], one).correct] == []
+    assert [one for one in row.wrong if VERIFIER.judge([row.gold], one).correct] == []
