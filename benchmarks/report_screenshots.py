@@ -1,6 +1,8 @@
-"""Pictures of a report page for the documentation: phone, desktop, dark, rollouts, paper.
+"""Pictures of report pages for the documentation: a run (phone, desktop, dark, paper), a comparison, evaluations.
 
 python benchmarks/report_screenshots.py docs/quickstart.html --output docs/figures
+python benchmarks/report_screenshots.py ablation.html --kind comparison --output docs/figures
+python benchmarks/report_screenshots.py evaluations.html --kind evaluation --output docs/figures
 
 Needs Chromium (`make browser`), which is driven by playwright. No picture may be larger than 250 kB.
 """
@@ -10,7 +12,9 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeAlias
 
 from playwright.sync_api import Page, sync_playwright
 
@@ -19,10 +23,15 @@ LARGEST = 250_000
 """Bytes of one picture."""
 
 
+Opened: TypeAlias = Callable[..., Page]
+"""Opens the page in a window of this width and height, and of this colour scheme."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("page", type=Path)
     parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--kind", choices=("report", "comparison", "evaluation"), default="report")
     arguments = parser.parse_args()
     page_file: Path = arguments.page.resolve()
     folder: Path = arguments.output
@@ -36,28 +45,53 @@ def main() -> None:
             page.goto(page_file.as_uri())
             return page
 
-        opened(1280, 1150).screenshot(path=folder / "report-desktop.png")
-        opened(375, 1150).screenshot(path=folder / "report-phone.png")
-        dark = opened(1280, 1150, "dark")
-        at_section(dark, "learning")
-        chart = dark.locator('svg[data-chart="entropy"]')
-        chart.focus()
-        for key in ("Home", *["PageUp"] * 4):
-            dark.keyboard.press(key)
-        dark.screenshot(path=folder / "report-dark.png")
-        rollouts = opened(1280, 620)
-        at_section(rollouts, "rollouts")
-        rollouts.screenshot(path=folder / "report-rollouts.png")
-        paper = opened(794, 1123)  # A4 at 96 dots an inch
-        paper.emulate_media(media="print")
-        paper.add_style_tag(content="body { padding: 14mm 13mm; }")  # the margins of the sheet
-        paper.screenshot(path=folder / "report-print.png")
+        {"report": of_run, "comparison": of_comparison, "evaluation": of_evaluations}[arguments.kind](opened, folder)
         browser.close()
-    for picture in sorted(folder.glob("report-*.png")):
+    for picture in sorted(folder.glob(f"{arguments.kind}-*.png")):
         size = picture.stat().st_size
         print(f"{picture}: {size / 1000:.0f} kB")
         if size > LARGEST:
             raise SystemExit(f"{picture} has {size} bytes, more than {LARGEST}: show less of the page")
+
+
+def of_run(opened: Opened, folder: Path) -> None:
+    """The pictures of a run's page."""
+    opened(1280, 1150).screenshot(path=folder / "report-desktop.png")
+    opened(375, 1150).screenshot(path=folder / "report-phone.png")
+    dark = opened(1280, 1150, "dark")
+    at_section(dark, "learning")
+    chart = dark.locator('svg[data-chart="entropy"]')
+    chart.focus()
+    for key in ("Home", *["PageUp"] * 4):
+        dark.keyboard.press(key)
+    dark.screenshot(path=folder / "report-dark.png")
+    rollouts = opened(1280, 620)
+    at_section(rollouts, "rollouts")
+    rollouts.screenshot(path=folder / "report-rollouts.png")
+    paper = opened(794, 1123)  # A4 at 96 dots an inch
+    paper.emulate_media(media="print")
+    paper.add_style_tag(content="body { padding: 14mm 13mm; }")  # the margins of the sheet
+    paper.screenshot(path=folder / "report-print.png")
+
+
+def of_comparison(opened: Opened, folder: Path) -> None:
+    """Arms and scores, and curves over tokens."""
+    opened(1280, 1400).screenshot(path=folder / "comparison-head.png")
+    curves = opened(1280, 900, "dark")
+    at_section(curves, "learning")
+    curves.locator("#learning .axes label", has_text="tokens").click()
+    chart = curves.locator('svg[data-chart="accuracy@tokens"]')
+    chart.focus()
+    for key in ("End", *["PageDown"] * 2):
+        curves.keyboard.press(key)
+    curves.evaluate("scrollBy(0, 70)")
+    curves.wait_for_timeout(200)
+    curves.screenshot(path=folder / "comparison-curves.png")
+
+
+def of_evaluations(opened: Opened, folder: Path) -> None:
+    """Scores and scaling."""
+    opened(1280, 1250).screenshot(path=folder / "evaluation-head.png")
 
 
 def at_section(page: Page, key: str) -> None:

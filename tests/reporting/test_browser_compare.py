@@ -106,18 +106,18 @@ def test_what_is_shown_is_what_is_saved(browser: Browser, page_file: Path) -> No
 
 def test_the_filter_of_responses_works_by_keys(browser: Browser, page_file: Path) -> None:
     page = Watched(browser, page_file).page
-    select = page.locator("#samples [data-filter=kind]")
+    select = page.locator("#responses [data-filter=kind]")
     select.focus()
     select.select_option("lost")
-    assert page.locator(".browsed:visible").count() == 1
-    assert page.locator(".found").inner_text() == "1 problem here"
+    assert page.locator("#responses .browsed:visible").count() == 1
+    assert page.locator("#responses .found").inner_text() == "1 problem here"
     select.select_option("")
-    assert page.locator(".browsed:visible").count() == 3
-    summary = page.locator(".browsed summary").nth(1)
+    assert page.locator("#responses .browsed:visible").count() == 3
+    summary = page.locator("#responses .browsed summary").nth(1)
     summary.focus()
     page.keyboard.press("Enter")
-    assert "decided by string" in page.locator(".browsed").nth(1).inner_text()
-    assert "<script>alert(1)</script>" in page.locator(".browsed").nth(1).inner_text()
+    assert "decided by string" in page.locator("#responses .browsed").nth(1).inner_text()
+    assert "<script>alert(1)</script>" in page.locator("#responses .browsed").nth(1).inner_text()
 
 
 def test_paper_shows_the_chosen_axis_everything_open_and_no_controls(browser: Browser, page_file: Path) -> None:

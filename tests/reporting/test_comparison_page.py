@@ -135,8 +135,13 @@ def test_a_page_of_many_arms_stays_small(tmp_path: Path) -> None:
 
 def test_runs_and_evaluations_share_a_page(arm_folders: list[Path], tmp_path: Path) -> None:
     evaluation = write_evaluation(tmp_path / "eval", {"a": [True], "b": [False]})
+    write_rollout_recording(arm_folders[0])
     page = written([*arm_folders[:1], evaluation], tmp_path)
-    assert {"arms", "runs", "scores", "scaling", "samples"} <= set(re.findall(r'<section id="(\w+)"', page))
+    anchors = re.findall(r'<section id="(\w+)"', page)
+    assert {"arms", "runs", "tokens", "samples", "scores", "scaling", "model_tokens", "responses"} <= set(anchors)
+    names = [a["data-name"] for _, a in Page(page).elements if "data-name" in a]
+    for found in (anchors, names):
+        assert len(set(found)) == len(found), "each anchor and each file's name stands once"
 
 
 def test_the_command_names_what_it_left_out_and_says_so_in_its_status(

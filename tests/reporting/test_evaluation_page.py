@@ -25,7 +25,13 @@ def written(folders: list[Path], tmp_path: Path) -> str:
 def test_every_block_is_there_and_hostile_responses_stay_text(evaluation_folders: list[Path], tmp_path: Path) -> None:
     page = written(evaluation_folders, tmp_path)
     parsed = Page(page)
-    assert re.findall(r'<section id="(\w+)"', page) == ["scores", "scaling", "tokens", "samples", "eval_settings"]
+    assert re.findall(r'<section id="(\w+)"', page) == [
+        "scores",
+        "scaling",
+        "model_tokens",
+        "responses",
+        "eval_settings",
+    ]
     assert parsed.count("script") == 2
     assert parsed.count("img") == 0
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page
@@ -130,5 +136,5 @@ def test_results_alone_make_a_page_without_responses(evaluation_folders: list[Pa
         if path.is_file():
             path.unlink()
     page = written(evaluation_folders[:1], tmp_path)
-    assert '<section id="samples"' not in page
+    assert '<section id="responses"' not in page
     assert '<section id="scores"' in page

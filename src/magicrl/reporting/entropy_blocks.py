@@ -129,8 +129,13 @@ def read_tokens(path: Path) -> Recorded | None:
         raise RunFolderError(f"{path}: {error}; remove the file") from None
 
 
-def entropy_charts(named: Sequence[NamedTokens], slots: Sequence[int] | None = None) -> tuple[Chart, ...]:
-    """Entropy by position, and its concentration; a line each, in these slots of the palette."""
+def entropy_charts(
+    named: Sequence[NamedTokens], slots: Sequence[int] | None = None, *, prefix: str = ""
+) -> tuple[Chart, ...]:
+    """Entropy by position, and its concentration; a line each, in these slots of the palette.
+
+    ``prefix`` goes before the names of the exports.
+    """
     colors = [slot % len(PALETTE) for slot in (slots if slots is not None else range(len(named)))]
     edges = bin_edges(max(int(tokens.data.lengths.max()) for tokens in named))
     position = [
@@ -150,7 +155,7 @@ def entropy_charts(named: Sequence[NamedTokens], slots: Sequence[int] | None = N
     bins = f"Mean over bins of {width} positions" if width > 1 else "Mean at each position"
     charts = (
         Chart(
-            key="entropy_by_position",
+            key=f"{prefix}entropy_by_position",
             title="Entropy by position",
             series=tuple(position),
             y_low=0.0,
@@ -161,7 +166,7 @@ def entropy_charts(named: Sequence[NamedTokens], slots: Sequence[int] | None = N
             "position.",
         ),
         Chart(
-            key="entropy_concentration",
+            key=f"{prefix}entropy_concentration",
             title="Entropy held by the most uncertain tokens",
             series=tuple(concentrated),
             unit="percent",

@@ -220,7 +220,7 @@ def _token_entropy(evaluations: Sequence[RecordedEvaluation], names: Sequence[st
             if data is not None:
                 named.append((i, NamedTokens(name=names[i], data=data)))
         if named:
-            charts = entropy_charts([tokens for _, tokens in named], [i for i, _ in named])
+            charts = entropy_charts([tokens for _, tokens in named], [i for i, _ in named], prefix="samples_")
             note = f"All samples of {benchmark} that were kept with their tokens (--keep-tokens). {MEANT}"
             data_shown = {"panels": [[chart_view(chart)] for chart in charts], "axes": (), "note": note}
             return Block(
@@ -238,7 +238,7 @@ def _samples(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) ->
     if not browsers:
         return None
     return Block(
-        key="samples",
+        key="responses",
         title="Responses",
         template="samples.html.j2",
         data={"sets": browsers, "most": MOST_PROBLEMS},
