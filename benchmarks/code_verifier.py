@@ -288,6 +288,11 @@ def _references(judge: Any) -> dict[str, Any]:
     return found
 
 
+def _commit() -> str:
+    command = ["git", "-C", str(FIGURES.parent), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, check=False, capture_output=True, text=True).stdout.strip()
+
+
 def main() -> None:
     if ARGUMENTS.what == "child":
         kind, tests, samples = ARGUMENTS.rest
@@ -309,6 +314,8 @@ def main() -> None:
     else:
         figures[ARGUMENTS.what] = {
             "command": " ".join(["python", "benchmarks/code_verifier.py", *sys.argv[1:]]),
+            "date": time.strftime("%Y-%m-%d"),
+            "commit": _commit(),
             **found,
         }
     FIGURES.parent.mkdir(parents=True, exist_ok=True)
