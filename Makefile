@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup quickstart smollm2 check test test-slow kills identities study bench browser page docs clean
+.PHONY: setup quickstart smollm2 check test test-slow kills identities study bench bench-check browser page docs clean
 
 setup: $(VENV)/.installed
 
@@ -66,7 +66,13 @@ bench: setup
 	$(SMOLLM2)
 	$(BIN)/python benchmarks/rollout_speed.py
 	$(BIN)/python benchmarks/learner_speed.py
+	$(BIN)/python benchmarks/head_speed.py
 	$(BIN)/python benchmarks/benchmark_page.py
+
+# Ratios of a short run against the committed ones; fails where they are worse beyond noise. Minutes; no part of CI.
+bench-check: setup
+	$(SMOLLM2)
+	$(BIN)/python benchmarks/bench_check.py
 
 # The committed page and its pictures, from a whole quickstart run: a few minutes.
 page: quickstart browser

@@ -1,0 +1,143 @@
+"""Whether the library is still as fast as its committed benchmarks: `make bench-check`, minutes, not part of CI.
+
+    python benchmarks/bench_check.py
+
+Compares ratios, not times: ours against the peer that runs beside it in the same process. A ratio fails when it is
+below the committed one by more than the noise band: three times the spread (standard deviation over the mean) of the
+ratios of this run's own repetitions, and at least ``LEAST_BAND``, what two runs of one commit differ by on a machine
+that other work loads. A machine on which the spread alone is above ``WIDEST_BAND`` says nothing, and the check says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import head_speed
+import learner_speed
+import rollout_speed
+from measure import FIGURES, Turn
+
+LEAST_BAND = 0.15
+WIDEST_BAND = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """One comparison.
+
+    Attributes:
+        name: what was compared.
+        committed: the ratio in ``docs/figures``.
+        measured: ratios of this run.
+    """
+
+    name: str
+    committed: float
+    measured: tuple[float, ...]
+
+    @property
+    def band(self) -> float:
+        """Share of the committed ratio that noise may take."""
+        if len(self.measured) < 2:
+            return LEAST_BAND
+        return max(LEAST_BAND, 3 * statistics.stdev(self.measured) / statistics.mean(self.measured))
+
+    @property
+    def verdict(self) -> str:
+        """``ok``, ``slower`` or ``too noisy``."""
+        if self.band > WIDEST_BAND:
+            return "too noisy"
+        return "ok" if statistics.median(self.measured) >= (1 - self.band) * self.committed else "slower"
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{value:.2f}" for value in self.measured)
+        return f"{self.verdict:9}  {self.name}: {shown}; committed {self.committed:.2f}, band {self.band:.0%}"
+
+
+def ratios(theirs: Sequence[float], ours: Sequence[float]) -> tuple[float, ...]:
+    """Theirs over ours, measurement by measurement."""
+    return tuple(their / our for their, our in zip(theirs, ours, strict=True))
+
+
+def learner_ratios(case: learner_speed.Case, repetitions: int) -> tuple[float, ...]:
+    """Of one update's CPU seconds at one thread, TRL's over ours."""
+    result = learner_speed.run_case(case, _one_thread(repetitions), memory=False)
+    sides = [result[side]["measured"]["threads_1"]["all_cpu_s"] for side in ("trl", "magicrl")]
+    return ratios(*sides)
+
+
+def rollout_ratios(case: rollout_speed.Case, repetitions: int) -> tuple[float, ...]:
+    """Of one rollout's CPU seconds at one thread, generate's over ours."""
+    result = rollout_speed.run_case(case, _one_thread(repetitions), "dynamic", False)
+    sides = [result[side]["measured"]["threads_1"]["all_cpu_s"] for side in ("transformers", "magicrl")]
+    return ratios(*sides)
+
+
+def head_ratios(case: head_speed.Case, repetitions: int) -> tuple[float, ...]:
+    """Of both passes' CPU seconds, verl's formulation's over ours."""
+    found = [head_speed.run_case(case, "cpu", 1)["sides"] for _ in range(repetitions)]
+    return ratios([f["verl"]["seconds"] for f in found], [f["magicrl"]["seconds"] for f in found])
+
+
+def _one_thread(repetitions: int) -> list[Turn]:
+    return [Turn(threads=1, warm_up=True), *(Turn(threads=1) for _ in range(repetitions))]
+
+
+def committed(file: str, case: str, of: Callable[[Mapping[str, Any]], float]) -> float:
+    """A ratio of a committed benchmark.
+
+    Raises:
+        SystemExit: the file has no such case: ``make bench`` writes it.
+    """
+    path = FIGURES / f"bench-{file}.json"
+    cases = json.loads(path.read_text())["cases"] if path.exists() else {}
+    if case not in cases:
+        raise SystemExit(f"docs/figures/bench-{file}.json has no case {case}; `make bench` writes it")
+    return of(cases[case])
+
+
+def _times_faster(case: Mapping[str, Any]) -> float:
+    return case["times_faster"]["cpu_one_thread"]
+
+
+def _of_sides(case: Mapping[str, Any]) -> float:
+    return case["sides"]["verl"]["seconds"] / case["sides"]["magicrl"]["seconds"]
+
+
+def checks(repetitions: int) -> list[tuple[str, float, Callable[[], tuple[float, ...]]]]:
+    """Name, committed ratio and measurement of each part."""
+    learner, rollout, head = learner_speed.CASES[0], rollout_speed.CASES[-1], head_speed.CASES["cpu"][0]
+    return [
+        (f"head, {head.name}", committed("head", head.name, _of_sides), partial(head_ratios, head, repetitions)),
+        (f"rollout, {rollout.name}", committed("rollout", rollout.name, _times_faster),
+         partial(rollout_ratios, rollout, repetitions)),
+        (f"learner, {learner.name}", committed("learner", learner.name, _times_faster),
+         partial(learner_ratios, learner, repetitions)),
+    ]  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--output", type=Path, help="write the outcomes as JSON too")
+    arguments = parser.parse_args()
+    outcomes: list[Outcome] = []
+    for name, ratio, measured in checks(arguments.repetitions):
+        outcomes.append(Outcome(name=name, committed=ratio, measured=measured()))
+        print(outcomes[-1], flush=True)
+    if arguments.output:
+        found = {o.name: {"committed": o.committed, "measured": o.measured, "verdict": o.verdict} for o in outcomes}
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+    if any(outcome.verdict == "slower" for outcome in outcomes):
+        raise SystemExit("slower than the committed benchmarks, beyond noise")
+
+
+if __name__ == "__main__":
+    main()
