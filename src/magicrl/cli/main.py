@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
+from magicrl.cli import data_labels
 from magicrl.cli.data import data_app
 from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
 from magicrl.cli.experiment import experiment_app
@@ -27,6 +28,8 @@ app = App(
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
 app.command(verify_app)
 app.command(data_app)
+data_app.command(data_labels.sheet)
+data_app.command(data_labels.calibrate)
 app.command(experiment_app)
 
 Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]

@@ -18,8 +18,8 @@ def fleiss_kappa(counts: Sequence[tuple[int, int]]) -> float | None:
         None where no problem has two votes, or all votes are the same, so that kappa is 0/0.
 
     Example:
-        >>> fleiss_kappa([(3, 0), (0, 3), (2, 1), (1, 2)])
-        0.3333333333333333
+        >>> round(fleiss_kappa([(3, 0), (0, 3), (2, 1), (1, 2)]) or 0, 4)
+        0.3333
     """
     rated = [(yes, no) for yes, no in counts if yes + no >= 2]
     if not rated:
