@@ -14,9 +14,11 @@ import json
 import os
 import platform
 import re
+import subprocess
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
+from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from typing import Any
 import math_verify
 from maths_sets import Pair, golds, hostile, labelled
 from near_misses import near_misses
+from rewrites import rewrites
 
 from magicrl.records import Outcome, Problem
 from magicrl.training.recorder import write_atomically
@@ -53,6 +56,10 @@ def main() -> None:
     document = {
         "command": "python benchmarks/maths_verifier.py --output docs/figures/maths-verifier.json",
         "versions": {name: version(name) for name in ("math-verify", "latex2sympy2_extended", "sympy", "mpmath")},
+        "date": date.today().isoformat(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True
+        ).stdout.strip(),
         "machine": {"cpus": os.cpu_count(), "python": platform.python_version()},
         "development": {
             "ours": errors(pairs, correct),
@@ -62,6 +69,7 @@ def main() -> None:
         "disputed": disputed(verifier),
         "hostile": hostile_figures(),
         "near_misses": near_miss_figures(verifier, show=arguments.show),
+        "rewrites": rewrite_figures(verifier, show=arguments.show),
         "speed": speed(pairs),
     }
     document["development"]["bare_math_verify"] = document["speed"].pop("errors")
@@ -276,6 +284,26 @@ def near_miss_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
         "made": made.total(),
         "accepted": accepted.total(),
         "by_class": {name: {"made": count, "accepted": accepted[name]} for name, count in made.most_common()},
+        "cpu_seconds": round(time.process_time() - start, 1),
+    }
+
+
+def rewrite_figures(verifier: MathsVerifier, *, show: bool) -> dict[str, Any]:
+    """Golds in another spelling: how many are missed."""
+    made: Counter[str] = Counter()
+    missed: Counter[str] = Counter()
+    start = time.process_time()
+    for name, gold, response in rewrites(golds(), seed=0):
+        made[name] += 1
+        if not verifier.judge([gold], response).correct:
+            missed[name] += 1
+            if show:
+                print("rewriting missed:", name, gold, response)
+    return {
+        "made": made.total(),
+        "missed": missed.total(),
+        "missed_rate": round(missed.total() / made.total(), 4),
+        "by_class": {name: {"made": count, "missed": missed[name]} for name, count in made.most_common()},
         "cpu_seconds": round(time.process_time() - start, 1),
     }
 

@@ -127,7 +127,7 @@ def named(gold: str, numbers: random.Random) -> str | None:
 
 def layout(gold: str, numbers: random.Random) -> str | None:
     r"""``\left``, thin spaces, dollars, a full stop, boldface, braces."""
-    if gold.startswith("\\text") or "$" in gold:
+    if gold.startswith("\\text") or "$" in gold or gold.endswith("."):
         return None
     ways = [f"${gold}$", f"{gold}.", rf"\displaystyle {gold}", f"{{{gold}}}", rf"\,{gold}\,", rf"\mathbf{{{gold}}}"]
     ways.append(re.sub(r"(?<=[\d\w}])([+<>=])(?=[\d\w\\])", r"\\, \1\\ ", gold))

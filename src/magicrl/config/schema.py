@@ -370,7 +370,8 @@ class VerifierConfig(Section):
     extract: Literal["lenient", "box"] = "box"
     """``box``: only a ``\\boxed{}`` is an answer; ``lenient``: also what the text ends with."""
     time_limit: float = Field(default=10.0, gt=0)
-    """Seconds one item may take before its worker is killed."""
+    """CPU seconds of one maths answer or of a program in one test. Ten for the programs, which share the setting; maths
+    alone (`magicrl verify math`) takes two, and its formulas stop after less than one in any case."""
     workers: int = Field(default=1, ge=1)
     """Processes that judge."""
     memory_limit_mb: int = Field(default=4096, ge=256)

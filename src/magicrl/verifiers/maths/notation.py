@@ -57,6 +57,7 @@ _IDLE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
 _LOWERING = re.compile(r"[_{}]")
 _SUBSTANCE = re.compile(r"(?=.*[a-z\d])(?:\(?[A-Z][a-z]?\d{0,2}\)?\d{0,2}){2,12}(?:\^?\d?[+-])?")
 _QUOTIENT = re.compile(r"\\mathbb\{Z\}/\(?(?P<a>\w+)(?:\\mathbb\{Z\}\)?|(?![\w\\]))")
+_BOLD_LETTER = re.compile(r"\\mathbf ?\{? ?[A-Z] ?\}?")
 _BOARD = re.compile(
     r"\\(?:mathbf|Bbb|mathds) ?\{ ?(?P<a>[RZNQC]) ?\}|\\(?:mathbb|mathbf) (?P<b>[RZNQC])(?![A-Za-z])"
     r"|\\(?P<c>[RZNQC])(?![A-Za-z])"
@@ -80,7 +81,7 @@ def canonical(text: str) -> str:
         text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
     text = _TOKENS.sub(_token, without_layout(text))
     text = _SPACES.sub(" ", text).strip()
-    if "\\" in text:
+    if "\\" in text and not _BOLD_LETTER.fullmatch(text):
         text = _BOARD.sub(lambda m: rf"\mathbb{{{m['a'] or m['b'] or m['c']}}}", text)
         text = _QUOTIENT.sub(r"\\mathbb{Z}_\g<a>", text)
     text = _MODULO.sub(lambda m: rf"\pmod{{{m['a'] or m['b'] or m['c']}}}", text)

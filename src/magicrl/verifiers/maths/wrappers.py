@@ -12,7 +12,7 @@ _OLD_FONT = re.compile(r"\{\s*\\(?P<font>rm|bf|it|tt|sf)(?![A-Za-z])\s*(?P<insid
 _OLD_COMMAND = re.compile(r"\\(?P<font>rm|bf|it|tt|sf) *(?=\{)")
 _SWITCHES = re.compile(
     r"\\(?:bf|rm|it|tt|sf|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|limits|nolimits|mathstrut|strut|"
-    r"nonumber|notag)(?![A-Za-z])\s*"
+    r"nonumber|notag)(?![A-Za-z])\s*|\\[hv]?phantom\s*(?:\{[^{}]*\}|[-+\d])"
 )
 _COLOUR = re.compile(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}")
 _SYSTEM = re.compile(r"\\left\s*\\\{\s*(?P<rows>\\begin\s*\{(?P<name>[a-z*]+)\}.*\\end\s*\{(?P=name)\})\s*\\right\s*\.")
