@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
-import random
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from itertools import pairwise
@@ -198,35 +195,31 @@ def test_errors_of_settings_name_their_place(pipeline: dict[str, Any], run: Any)
 def test_a_run_killed_again_and_again_ends_with_the_same_files(
     pipeline: dict[str, Any], run: Any, tmp_path: Path
 ) -> None:
-    """SIGKILL at random moments, with processes of its own, until it gets through."""
+    """SIGKILL just before a file gets its name, in every step, until the run gets through."""
     program = (
-        "import json, sys; from pathlib import Path\n"
+        "import json, os, signal, sys; from pathlib import Path\n"
         "from magicrl.pipeline.sources import importing; importing.PART_ROWS = 4\n"
         "from magicrl.pipeline.build import build; from magicrl.pipeline.settings import PipelineConfig\n"
         "from magicrl.pipeline.steps.base import Silent\n"
+        "left, really = int(sys.argv[4]), Path.replace\n"
+        "def replace(self, target):\n"
+        "    global left\n"
+        "    left -= 1\n"
+        "    if left == 0:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return really(self, target)\n"
+        "Path.replace = replace\n"
         "config = PipelineConfig.model_validate(json.loads(sys.argv[1]))\n"
-        "print('begun', flush=True)\n"
         "build(config, base=Path(sys.argv[2]), output=Path(sys.argv[3]), watcher=Silent())\n"
     )
     pipeline["steps"][0] = {"use": "clean"}
     run(pipeline)
     whole = run.files()
-    rng, output = random.Random(0), tmp_path / "killed"
-    for attempt in range(40):
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, json.dumps({"workers": 1, **pipeline}), str(tmp_path), str(output)],
-            stdout=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert process.stdout is not None
-        process.stdout.readline()
-        time.sleep(rng.uniform(0.0, 0.3) * (1 + attempt / 4))
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-        process.stdout.close()
-        if process.wait() == 0:
-            break
-    else:
-        pytest.fail("never got through")
+    output = tmp_path / "killed"
+    words = [json.dumps({"workers": 1, **pipeline}), str(tmp_path), str(output)]
+    for stop in (4, 9, 8, 7, 9, 10):
+        killed = subprocess.run([sys.executable, "-c", program, *words, str(stop)], check=False)
+        assert killed.returncode == -signal.SIGKILL
+    subprocess.run([sys.executable, "-c", program, *words, "0"], check=True)
     files = {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.parquet")}
     assert files == whole
