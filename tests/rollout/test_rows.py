@@ -1,0 +1,71 @@
+"""Rows in flight stay by descending length whatever ends, and the moves that are reported are the ones to be made."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.rollout.rows import GroupProgress, RowTable
+
+
+def _group(order: int, samples: int) -> GroupProgress:
+    request = RolloutRequest(
+        draw=order,
+        problem=Problem(id=f"p{order}", prompt="", golds=("1",), verifier="exact", source="test"),
+        prompt_tokens=frozen_tokens([1] * (order + 1)),
+        group_size=samples,
+        sampling=SamplingParams(temperature=1.0, max_tokens=99, seed=0),
+    )
+    return GroupProgress(order=order, request=request, place=order)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), cohorts=st.lists(st.tuples(st.integers(1, 4), st.integers(1, 3)), min_size=1, max_size=5))
+def test_rows_stay_by_descending_length_and_moves_are_complete(data: Any, cohorts: list[tuple[int, int]]) -> None:
+    """Groups start one after the other with steps between; then any rows end. A cache that only makes the reported
+    moves holds in every row what the table says, as far as it is filled."""
+    table = RowTable(24, 99)
+    for order, (samples, steps) in enumerate(cohorts):
+        table.start(_group(order, samples), samples)
+        for _ in range(steps):
+            rows = slice(0, table.active)
+            blank = np.zeros(table.active)
+            table.record(rows, np.arange(table.active), blank, blank)
+
+    def key(row: int) -> tuple[int, int]:
+        return int(table.column("draw")[row]), int(table.column("sample")[row])
+
+    held = [key(row) for row in range(table.active)]
+    counts = {key(row): int(table.column("count")[row]) for row in range(table.active)}
+    ended = data.draw(st.sets(st.integers(0, table.active - 1), min_size=1))
+    left = {held[row] for row in range(table.active) if row not in ended}
+    for source, target, tokens in table.remove(sorted(ended)):
+        assert tokens == counts[held[source]] - 1
+        held[target] = held[source]
+    assert table.active == len(left)
+    assert held[: table.active] == [key(row) for row in range(table.active)]
+    assert set(held[: table.active]) == left
+    assert (np.diff(table.column("count")) <= 0).all()
+
+
+def test_few_rows_move_when_one_of_many_ends() -> None:
+    """Three lengths of eight rows each: at most one move a length."""
+    table = RowTable(24, 9)
+    for order in range(3):
+        table.start(_group(order, 8), 8)
+        blank = np.zeros(table.active)
+        table.record(slice(0, table.active), blank.astype(int), blank, blank)
+    assert [move[:2] for move in table.remove([2])] == [(7, 2), (15, 7), (23, 15)]
+    assert table.remove([22]) == []
+
+
+def test_a_prompt_that_moves_is_found_again() -> None:
+    table = RowTable(6, 9)
+    for order in range(3):
+        table.start(_group(order, 2), 2)
+    table.moved_prompt(2, 0)
+    assert table.column("owner").tolist() == [0, 0, 1, 1, 0, 0]
