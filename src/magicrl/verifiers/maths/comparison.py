@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import combinations
 
-from magicrl.verifiers.maths import probing
 from magicrl.verifiers.maths.answers import (
     Answer,
     Based,
@@ -31,19 +29,15 @@ from magicrl.verifiers.maths.answers import (
 from magicrl.verifiers.maths.cases import same_cases
 from magicrl.verifiers.maths.dotted import same_dotted
 from magicrl.verifiers.maths.equations import same_equation, same_order, solves
-from magicrl.verifiers.maths.expression import Expr, function, number, rename, symbol, without_degrees
+from magicrl.verifiers.maths.expression import Expr, function, number, rename, symbol
 from magicrl.verifiers.maths.families import same_family
+from magicrl.verifiers.maths.magnitudes import all_of, numbered, same_quantity, same_ratio
 from magicrl.verifiers.maths.numerals import word_number
-from magicrl.verifiers.maths.phrases import is_month
-from magicrl.verifiers.maths.probing import number_value, real_number, same_value
+from magicrl.verifiers.maths.probing import same_value
 from magicrl.verifiers.maths.realsets import same_set
 from magicrl.verifiers.maths.spans import alternatives, as_spans, unbounded
-from magicrl.verifiers.maths.units import Unit, in_base_units, singular
 from magicrl.verifiers.maths.vectors import components
 from magicrl.verifiers.maths.words import DENIALS, endless, same_words
-
-_HALF_TURN = Expr("div", (symbol("pi"), number(180)))
-
 
 _ALL_REALS = RealSet((Span(Expr("neg", (symbol("inf"),)), False, symbol("inf"), False),))
 _CLOSED = (Cycles, Domain, Within, Piecewise, Dotted)
@@ -108,11 +102,11 @@ def _closed(gold: Answer, answer: Answer) -> bool | None:
 def _single(gold: Answer, answer: Answer) -> bool | None:
     """Two answers that have no parts."""
     if isinstance(gold, Quantity) and isinstance(answer, Quantity):
-        return _quantities(gold, answer)
+        return same_quantity(gold, answer)
     if isinstance(gold, Based) or isinstance(answer, Based):
         return False  # another base or none; the same digits in the same base were found equal before
     if isinstance(gold, Ratio | Clock) or isinstance(answer, Ratio | Clock):
-        return _ratios(gold, answer)
+        return same_ratio(gold, answer)
     if isinstance(gold, Text) and isinstance(answer, Text):
         return same_words(gold.words, answer.words)
     for one, other in ((gold, answer), (answer, gold)):
@@ -121,137 +115,11 @@ def _single(gold: Answer, answer: Answer) -> bool | None:
                 return other.expr.op == "sym" and other.expr.name.casefold() == one.words[1]
             if endless(one.words):
                 return other.expr == symbol("inf") and other.unit is None
-            if _numbered(one, other):
+            if numbered(one, other):
                 return True
             value = word_number(one.words)
             return False if value is None else same_value(number(value), other.expr)
     return None
-
-
-def _numbered(text: Text, other: Quantity) -> bool:
-    """``Day 15`` is the 15th day."""
-    if len(text.words) != 2 or not text.words[1].isdigit() or is_month(text.words[0]):
-        return False
-    named = other.unit is not None and other.unit.kind == "noun" and other.unit.noun == singular(text.words[0])
-    return named and same_value(number(int(text.words[1][:30])), other.expr) is True
-
-
-def _quantities(gold: Quantity, answer: Quantity) -> bool | None:
-    left, right = gold.unit, answer.unit
-    if left is not None and left.kind == "none":
-        left = None
-    if right is not None and right.kind == "none":
-        right = None
-    if left is None and right is None:
-        verdict = same_number(gold.expr, answer.expr)
-        return True if verdict is False and degrees_left_out(gold.expr, answer.expr) else verdict
-    if left is not None and right is not None:
-        return _both_units(gold.expr, left, answer.expr, right)
-    unit = left or right
-    assert unit is not None
-    if unit.kind == "percent":
-        with_sign, without = (gold, answer) if left else (answer, gold)
-        hundredth = Expr("div", (with_sign.expr, number(100)))
-        share = number_value(gold.expr) if with_sign is answer else None
-        if share is not None and (real := real_number(share)) is not None and abs(real) < 1:
-            return same_number(gold.expr, hundredth)  # 0.25 is no 0.25%
-        return _any(same_number(with_sign.expr, without.expr), same_number(hundredth, without.expr))
-    if unit.kind == "degree":
-        with_sign, without = (gold, answer) if left else (answer, gold)
-        if with_sign.expr.holds("const", "pi"):
-            return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
-        plain = same_number(with_sign.expr, without_degrees(without.expr))
-        if plain is not True and without.expr.holds("const", "pi"):
-            return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
-        return plain
-    if unit.kind == "unit":  # 10 \\mathrm{m}/\\mathrm{s} against 10m/s
-        with_unit, without = (gold, answer) if left else (answer, gold)
-        based = in_base_units(without.expr, None)
-        if based is not None and not with_unit.expr.symbols:
-            return same_value(in_base_units(with_unit.expr, unit) or with_unit.expr, based)
-        if unit.noun and unit.noun in without.expr.symbols:
-            return same_value(Expr("mul", (with_unit.expr, symbol(unit.noun))), without.expr)
-    return same_number(gold.expr, answer.expr)
-
-
-def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
-    if left.kind == right.kind == "unit":
-        if left.dimension != right.dimension:
-            return False
-        if left.factor == right.factor:
-            return same_number(gold, answer)
-        return same_value(Expr("mul", (number(left.factor), gold)), Expr("mul", (number(right.factor), answer)))
-    if left.kind != right.kind:
-        angle = {left.kind, right.kind} == {"degree", "unit"} and () in (left.dimension, right.dimension)
-        if not angle:
-            return False
-        as_radians = [Expr("mul", (tree, _HALF_TURN)) if unit.kind == "degree" else tree
-                      for tree, unit in ((gold, left), (answer, right))]  # fmt: skip
-        return same_value(as_radians[0], as_radians[1])
-    if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
-        return False
-    return same_number(gold, answer)
-
-
-def degrees_left_out(gold: Expr, answer: Expr) -> bool:
-    """``180 - a`` for an angle ``180^\\circ - a``: one side alone has degree signs, and the other no pi."""
-    for one, other in ((gold, answer), (answer, gold)):
-        bare = without_degrees(one)
-        if bare != one and bare.symbols and not other.holds("const", "pi"):
-            return same_value(bare, other) is True
-    return False
-
-
-def same_number(gold: Expr, answer: Expr) -> bool | None:
-    """Equal formulas, or a decimal that is the other's value to six or more significant digits."""
-    verdict = same_value(gold, answer)
-    if verdict is False and (probing.approximates(answer, gold) or probing.approximates(gold, answer)):
-        return True
-    return verdict
-
-
-def _any(*verdicts: bool | None) -> bool | None:
-    return True if True in verdicts else None if None in verdicts else False
-
-
-def _all(verdicts: Sequence[bool | None]) -> bool | None:
-    return False if False in verdicts else None if None in verdicts else True
-
-
-def _ratios(gold: Answer, answer: Answer) -> bool | None:
-    if isinstance(gold, Clock) and isinstance(answer, Clock):
-        if _times(gold) & _times(answer):
-            return True
-        if gold.ratio is None or answer.ratio is None:
-            return False
-        gold, answer = gold.ratio, answer.ratio
-    left = gold.ratio if isinstance(gold, Clock) else gold
-    right = answer.ratio if isinstance(answer, Clock) else answer
-    if left is None or right is None:
-        return False
-    if isinstance(left, Ratio) and isinstance(right, Ratio):
-        if len(left.parts) != len(right.parts):
-            return False
-        pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
-        return _all([same_value(_cross(a, d), _cross(c, b)) for (a, b), (c, d) in pairs])
-    ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
-    if isinstance(ratio, Ratio) and len(ratio.parts) == 2 and isinstance(other, Quantity) and other.unit is None:
-        return same_value(Expr("div", ratio.parts), other.expr)
-    return False
-
-
-def _cross(one: Expr, other: Expr) -> Expr:
-    return Expr("mul", (one, other))
-
-
-def _times(clock: Clock) -> set[int]:
-    """Seconds after midnight; noon and midnight as people write them."""
-    hours = clock.seconds // 3600
-    if clock.half == "":
-        return {clock.seconds}
-    if not 1 <= hours <= 12:
-        return set()
-    return {clock.seconds % (12 * 3600) + (12 * 3600 if clock.half == "pm" else 0)}
 
 
 def _both_named(gold: Named, answer: Named) -> bool | None:
@@ -409,7 +277,7 @@ def in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
     """Item by item."""
     if len(gold) != len(answer):
         return False
-    return _all([same(left, right) for left, right in zip(gold, answer, strict=True)])
+    return all_of([same(left, right) for left, right in zip(gold, answer, strict=True)])
 
 
 def matched(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
@@ -438,7 +306,7 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
         if len(gold.rows) != len(answer.rows) or len(gold.rows[0]) != len(answer.rows[0]):
             return False
         pairs = zip(gold.rows, answer.rows, strict=True)
-        return _all([in_order(left, right) for left, right in pairs])
+        return all_of([in_order(left, right) for left, right in pairs])
     if isinstance(gold, Group) and isinstance(answer, Group):
         for one, other in ((gold, answer), (answer, gold)):
             if one.opening == "{" and len(one.items) == 1 and other.opening != "{":
