@@ -113,6 +113,7 @@ def test_an_interrupted_measurement_goes_on_to_the_same_samples(
     assert counts_in(run)["counts"] == whole
 
 
+@pytest.mark.slow
 def test_other_problems_beside_it_change_no_problems_samples(
     pipeline: dict[str, Any], run: Any, tmp_path: Path
 ) -> None:
