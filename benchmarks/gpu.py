@@ -157,6 +157,7 @@ def engine_case(sizes: Sizes, device: str) -> dict[str, Any]:
         memory_limit_mb=65536 if device == "cuda" else 256, device=device,
     )  # fmt: skip
     engine.load_weights({name: p.detach() for name, p in model.named_parameters()}, 0)
+    problem = Problem(id="speed", prompt="", golds=("",), verifier="exact", source="benchmark")
     rng = np.random.default_rng(0)
     sampling = SamplingParams(temperature=1.0, max_tokens=sizes.generated, seed=0)
     seconds: list[float] = []
@@ -165,7 +166,7 @@ def engine_case(sizes: Sizes, device: str) -> dict[str, Any]:
         engine.submit(
             [
                 RolloutRequest(
-                    draw=number, problem=Problem(id=str(number), prompt="", answer="", verifier="exact"),
+                    draw=number, problem=problem,
                     prompt_tokens=frozen_tokens(prompt), group_size=sizes.samples, sampling=sampling,
                 )
                 for number, prompt in enumerate(prompts)
