@@ -12,6 +12,7 @@ written to the figure, no problem and no response.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import shlex
 import subprocess
@@ -19,6 +20,10 @@ import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+from magicrl.evaluation.comparison import compare
+from magicrl.evaluation.folder import EvaluationFolder
+from magicrl.evaluation.results import Ask, Incomplete, result_of, write_results
 
 BOX = "{prompt} End with the answer in \\boxed{}."
 PARTS: dict[str, tuple[dict[str, str], list[str]]] = {
@@ -47,33 +52,41 @@ def command(part: str, model: str, data: Path, output: Path) -> list[str]:
     return ["eval", "--model", model, *benchmarks, *options, *COMMON, "--output", str(output)]
 
 
-def figure(output: Path, models: dict[str, str], data: Path) -> dict[str, Any]:
-    """What stands in the figure: scores, the account, and the comparisons."""
-    from magicrl.evaluation.comparison import compare_all
+def complete(folder: Path) -> list[str]:
+    """Benchmarks of an evaluation whose samples are all there; they are scored on the way."""
+    names = sorted(path.parent.name for path in folder.glob("*/job.json"))
+    done: list[str] = []
+    for name in names:
+        with contextlib.suppress(Incomplete):
+            result_of(EvaluationFolder(folder / name), Ask())
+            done.append(name)
+    if done:
+        write_results(folder, done, Ask())
+    return done
 
-    names = list(models)
-    document: dict[str, Any] = {
-        "commands": ["magicrl " + shlex.join(command(part, "MODEL", Path("DATA"), Path("DIR"))) for part in PARTS],
-        "models": models,
-        "scores": {},
-        "comparisons": {},
-    }
-    for part in PARTS:
-        folders = [output / part / name for name in names]
-        for name, folder in zip(names, folders, strict=True):
-            results = json.loads((folder / "results.json").read_text())
-            scores = document["scores"].setdefault(name, {})
+
+def figure(output: Path, models: dict[str, str]) -> dict[str, Any]:
+    """What stands in the figure: scores and account of what is complete, what is not, and the comparisons."""
+    commands = ["magicrl " + shlex.join(command(part, "MODEL", Path("DATA"), Path("DIR"))) for part in PARTS]
+    scores: dict[str, dict[str, Any]] = {name: {} for name in models}
+    missing: list[str] = []
+    comparisons: dict[str, dict[str, Any]] = {}
+    for part, (sets, _) in PARTS.items():
+        done = {name: complete(output / part / name) for name in models}
+        missing += [f"{name}: {benchmark}" for name in models for benchmark in sets if benchmark not in done[name]]
+        for name in (name for name in models if done[name]):
+            results = json.loads((output / part / name / "results.json").read_text())
             for benchmark, result in results["benchmarks"].items():
-                scores[benchmark] = {key: result[key] for key in KEPT} | {
+                scores[name][benchmark] = {key: result[key] for key in KEPT} | {
                     "written": results["written"],
                     "environment": result["environment"],
                     "weights_sha256": result["settings"]["engine"]["weights_sha256"],
                 }
-        for first, second in combinations(range(len(names)), 2):
-            (comparison,) = compare_all([folders[first], folders[second]])["comparisons"]
-            pair = f"{names[first]} to {names[second]}"
-            document["comparisons"].setdefault(pair, {}).update(comparison["benchmarks"])
-    return document
+        for first, second in combinations([name for name in models if done[name]], 2):
+            if set(done[first]) & set(done[second]):
+                compared = compare(output / part / first, output / part / second)["benchmarks"]
+                comparisons.setdefault(f"{first} to {second}", {}).update(compared)
+    return {"commands": commands, "models": models, "scores": scores, "not_run": missing, "comparisons": comparisons}
 
 
 def main() -> None:
@@ -83,13 +96,16 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder with math/sets and code/sets")
     parser.add_argument("--output", type=Path, required=True, help="samples and results")
     parser.add_argument("--figure", type=Path, required=True, help="JSON to write")
+    parser.add_argument("--score", action="store_true", help="only score what is complete; what is not is named")
     given = parser.parse_args()
     models = dict(text.split("=", 1) for text in given.model)
-    for part in PARTS:
+    for part in () if given.score else PARTS:
         for name, folder in models.items():
             words = command(part, folder, given.data, given.output / part / name)
             subprocess.run([sys.executable, "-m", "magicrl", *words], check=True)
-    given.figure.write_text(json.dumps(figure(given.output, models, given.data), indent=1) + "\n")
+    document = json.loads(given.figure.read_text()) if given.figure.exists() else {}
+    document["random_parts"] = figure(given.output, models)  # beside what other commands have put there
+    given.figure.write_text(json.dumps(document, indent=1) + "\n")
     sys.stdout.write(f"{given.figure}\n")
 
 
