@@ -106,6 +106,15 @@ def test_recordings_without_entropies_or_broken(tmp_path: Path) -> None:
     path = tmp_path / "step-000001.parquet"
     pq.write_table(pa.table({"tokens": [[1, 2]], "sampler_entropies": pa.array([None], pa.list_(pa.float32()))}), path)
     assert read_tokens(path) is None
+    told = pa.array([[0.5], None, [1.0, 2.0]], pa.list_(pa.float32()))
+    pq.write_table(pa.table({"tokens": [[7], [8, 8], [9, 9]], "sampler_entropies": told}), path)
+    data = read_tokens(path)
+    assert data is not None
+    assert (data.ids.tolist(), data.entropies.tolist()) == ([7, 9, 9], [0.5, 1.0, 2.0])
+    assert data.lengths.tolist() == [1, 2]
+    pq.write_table(pa.table({"tokens": [[7]], "sampler_entropies": [[0.5, 1.0]]}), path)
+    with pytest.raises(RunFolderError, match="another number of entropies"):
+        read_tokens(path)
     path.write_bytes(b"no parquet")
     with pytest.raises(RunFolderError, match="no recording"):
         read_tokens(path)

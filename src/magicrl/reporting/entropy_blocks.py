@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -26,7 +26,6 @@ from magicrl.reporting.token_entropy import (
     by_position,
     concentration,
     most_uncertain,
-    recorded,
     token_shares,
 )
 from magicrl.reporting.views import FigureView, chart_view, data_uri, hover
@@ -119,14 +118,21 @@ def read_tokens(path: Path) -> Recorded | None:
         RunFolderError: the file cannot be read.
     """
     try:
-        rows = cast("list[dict[str, Any]]", pq.read_table(path, columns=["tokens", "sampler_entropies"]).to_pylist())
+        table = pq.read_table(path, columns=["tokens", "sampler_entropies"])
+        told = table.filter(table["sampler_entropies"].is_valid()).combine_chunks()
+        ids, values = (told[name].combine_chunks() for name in ("tokens", "sampler_entropies"))
+        lengths, others = (np.diff(np.asarray(column.offsets, dtype=np.int64)) for column in (ids, values))
     except (pa.ArrowException, OSError) as error:
         raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
-    told = [(row["tokens"], row["sampler_entropies"]) for row in rows if row["sampler_entropies"] is not None]
-    try:
-        return recorded(told)
-    except ValueError as error:
-        raise RunFolderError(f"{path}: {error}; remove the file") from None
+    if not np.array_equal(lengths, others):
+        raise RunFolderError(f"{path}: a response has another number of entropies than tokens; remove the file")
+    if not lengths.sum():
+        return None
+    return Recorded(
+        ids=np.asarray(ids.flatten(), dtype=np.int64),
+        entropies=np.asarray(values.flatten(), dtype=np.float64),
+        lengths=lengths,
+    )
 
 
 def entropy_charts(
