@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from magicrl.config.schema import SourceConfig
+from magicrl.data.sources import load_source
 from magicrl.pipeline.sources.kinds import known_kinds
 
 TESTS = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
@@ -344,5 +346,9 @@ def test_real_files_are_read(kind: str, path: str, count: int, shared_data: Path
     assert len(entries) + len(dropped) == min(count, 300 if count == 300 else 100)
     assert len(dropped) <= 1, [row["detail"][:200] for row in dropped]
     assert all(entry.problem.strip() and entry.golds for entry in entries)
+    (part,) = (run.output / "sources" / "real" / "kept").glob("*.parquet")
+    trained = load_source(SourceConfig(path=str(part)), base_folder=run.base)
+    assert not trained.set_aside, "what is imported is what training's reader takes"
+    assert len(trained.problems) == len(entries)
     if kind not in ("deepmath", "svamp", "released") and "math_train" not in path:
         assert all(entry.solutions for entry in entries)

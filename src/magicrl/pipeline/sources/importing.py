@@ -20,7 +20,7 @@ from magicrl.pipeline.parts import Part, StepFolder, hash_of
 from magicrl.pipeline.sources.records import NotWanted, RecordReader, shown
 from magicrl.pipeline.sources.settings import PipelineSource
 
-IMPORT_VERSION = 1
+IMPORT_VERSION = 2
 PART_ROWS = 5000
 PART_CHARACTERS = 64 << 20
 """A part ends at so many rows or characters, so that a step holds little in memory whatever the rows."""

@@ -71,7 +71,7 @@ class RecordReader:
             ability=ability,
             problem=problem.prompt,
             prompt=template.around(problem.prompt),
-            golds=problem.golds,
+            golds=(released_tests(problem.golds[0]),) if ability == "code" else problem.golds,
             index=row.index,
             level=problem.level,
             where=row.where,
@@ -131,6 +131,27 @@ class RecordReader:
                 if year >= before.value:
                     raise NotWanted(f"{column} {year} is not before {before.value}")
                 return
+
+
+_RELEASED_NAMES = {"code": "test_code", "prelude": "import_prefix", "inputs_kw": "inputs"}
+
+
+def released_tests(tests: str) -> str:
+    """Tests under the names that the released schema has for them, which training's reader knows.
+
+    Example:
+        >>> released_tests('{"type": "assert", "code": "assert f(1) == 2"}')
+        '{"test_code": "assert f(1) == 2"}'
+    """
+    parsed: Any = json.loads(tests)
+    if not isinstance(parsed, dict):
+        return tests
+    known = cast("dict[str, Any]", parsed)
+    renamed = {name: value for name, value in known.items() if name not in _RELEASED_NAMES and name != "type"}
+    for name, own in _RELEASED_NAMES.items():
+        if known.get(name) is not None:
+            renamed.setdefault(own, known[name])
+    return json.dumps(renamed, ensure_ascii=False)
 
 
 def _with_dotted(row: Row, source: PipelineSource) -> Row:
