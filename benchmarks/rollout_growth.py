@@ -1,7 +1,7 @@
 """How the cost of a rollout grows: tokens a CPU second and memory against rows, context, group size and model size.
 
     python benchmarks/rollout_growth.py      # minutes; writes docs/figures/growth-rollout.json and .svg
-    python benchmarks/rollout_growth.py --quick --output /tmp/growth.json
+    python benchmarks/rollout_growth.py --quick --output /tmp/growth.json --page /tmp/performance.md
 
 SmolLM2-135M-Instruct in bfloat16, one thread, the in-process engine; random weights of Llama's shape for the other
 sizes. Every response has the same length; decoding is what a call takes beyond one that samples a single token.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from bench_models import SMOLLM2, TINY, model_folder, parameters, random_prompts, vocabulary
 from growth_plot import Panel, chart
-from measure import FIGURES, PeakMemory, document, rounded, timed
+from measure import FIGURES, ROOT, PeakMemory, document, rounded, timed
+from page_sections import put_section
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from magicrl.models.attention import ATTENTION_NAME
@@ -185,6 +187,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, seconds: shows that the script runs")
     parser.add_argument("--output", type=Path, default=FIGURES / "growth-rollout.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
     arguments = parser.parse_args()
     head = document({"threads": 1, "dtype": "bfloat16"})
     rows: list[dict[str, Any]] = []
@@ -192,7 +195,15 @@ def main() -> None:
         rows.append(measured(point, model_of(point, arguments.quick)))
         print({key: rows[-1][key] for key in ("question", "decode_tokens_per_cpu_s", "memory_mib")})
     write_atomically(arguments.output, json.dumps({"run": head, "points": rows}, indent=1, allow_nan=False) + "\n")
-    write_atomically(arguments.output.with_suffix(".svg"), chart(panels(rows)))
+    picture = arguments.output.with_suffix(".svg")
+    write_atomically(picture, chart(panels(rows)))
+    text = (
+        "## Rollout\n\nThe in-process engine, bfloat16, one thread, SmolLM2-135M-Instruct and random weights of other "
+        "sizes: "
+        f"`python benchmarks/rollout_growth.py`, {head['machine']['started'][:10]}.\n\n"
+        f"![How the cost of a rollout grows]({Path(os.path.relpath(picture, arguments.page.parent)).as_posix()})"
+    )
+    put_section(arguments.page, "rollout", text)
 
 
 if __name__ == "__main__":
