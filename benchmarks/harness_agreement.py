@@ -168,6 +168,8 @@ def why(item: Item, scorer: str, right: bool, read: str) -> str:
         if "####" in item.response:
             return "two answers are marked, '#### N' and one in words: lm_eval takes the first, magicrl that in words"
         return "another answer is read: lm_eval takes the last number or formula, magicrl the one marked as the answer"
+    if "math_verify" in scorer and re.search(re.escape(item.extracted) + r"\s*=", item.response):
+        return "the answer is followed by '= ...', another value: magicrl takes the one before, lm_eval the one after"
     if scorer.startswith("hendrycks"):
         return "lm_eval reads all between the first and the last $: an answer only where the response is one formula"
     if theirs is not None and theirs == gold:
