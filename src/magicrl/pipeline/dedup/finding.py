@@ -32,7 +32,8 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
     was compared. The same documents and settings give the same clusters.
 
     Args:
-        documents: read once; texts go to disk; ids, ranks and, for the embedding stage, vectors in half precision stay in memory.
+        documents: read once; texts go to disk; ids, ranks and, in the embedding stage, vectors in half precision are
+            in memory.
         folder: for what is on disk; a call that was killed goes on from the steps that are done there. It holds the
             texts and may be deleted afterwards.
 
