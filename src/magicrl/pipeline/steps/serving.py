@@ -16,6 +16,7 @@ import httpx2
 from magicrl.models.gguf import prepare_gguf_package
 from magicrl.pipeline.settings import JudgeStep
 from magicrl.pipeline.steps.base import Context
+from magicrl.verifiers.code import kernel
 
 _LOOK_SECONDS = 0.5
 _STOP_SECONDS = 20.0
@@ -40,7 +41,12 @@ def served(settings: JudgeStep, context: Context, log: Path) -> Generator[None]:
     try:
         with log.open("wb") as output:
             server = subprocess.Popen(
-                words, stdout=output, stderr=subprocess.STDOUT, env=beside, start_new_session=True
+                words,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=beside,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
             )
     except OSError as error:
         raise ValueError(f"the judge's server {words[0]!r} cannot be started: {error.strerror}") from None
@@ -49,6 +55,11 @@ def served(settings: JudgeStep, context: Context, log: Path) -> Generator[None]:
         yield
     finally:
         _stop(server)
+
+
+def _die_with_parent() -> None:
+    """A killed run leaves no server behind."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _wait(server: subprocess.Popen[bytes], settings: JudgeStep, log: Path) -> None:
