@@ -46,3 +46,17 @@ def test_in_a_box(row: Row) -> None:
 def test_in_running_text(row: Row) -> None:
     assert [one for one in row.right if not VERIFIER.judge([row.gold], one).correct] == []
     assert [one for one in row.wrong if VERIFIER.judge([row.gold], one).correct] == []
+
+
+@pytest.mark.parametrize(
+    ("response", "gold", "correct"),
+    [
+        ("So answer = 48, no: one more.\n#### 66", "66", True),
+        ("So answer = 48, no: one more.\n#### 66", "48", False),
+        ("The answer is 48.\n#### 1,066\n", "1066", True),
+        ("#### 66\nThe answer is 48.", "48", True),  # the line is not the last one
+        ("The answer is 48.\n#### Conclusion", "48", True),  # a heading
+    ],
+)
+def test_a_last_line_behind_four_hashes_is_the_answer(response: str, gold: str, correct: bool) -> None:
+    assert VERIFIER.judge([gold], response).correct is correct

@@ -28,6 +28,7 @@ _STRONG = re.compile(
 )
 _CONTROL = re.compile(r"<\|.*", re.DOTALL)
 _HOPE = re.compile(r"I hope (?:it|this) is correct\.?\s*$|Let me know if .{0,80}$", re.IGNORECASE)
+_CLOSING = re.compile(r"^[ \t]*####[ \t]+(?P<value>\S[^\n]{0,80})\s*\Z", re.MULTILINE)  # GSM8K's last line
 _MATH = re.compile(
     r"\$\$(?P<a>[^$]{1,400})\$\$|(?<!\\)\$(?P<b>(?:\\\$|[^$\n]){1,300})(?<!\\)\$(?!\d)|\\\((?P<c>.{1,300}?)\\\)|\\\[(?P<d>.{1,400}?)\\\]",
     re.DOTALL,
@@ -98,6 +99,8 @@ def final_answer(text: str, *, choice: bool) -> str | None:
     if choice:
         return _choice(text)
     text = _MATH.sub(_on_one_line, plain_mathematics(text))
+    if (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
+        return value
     anchored = _anchored(text)
     return anchored if anchored is not None else _last_value(text)
 
