@@ -182,3 +182,13 @@ def test_metrics_are_records(toy_recipe: Path, tmp_path: Path) -> None:
     config = load_train_recipe(toy_recipe, ["stages.1.max_steps=1", "stages.0.max_steps=1"])
     train(config, toy_recipe.parent, tmp_path / "run", Watcher(), resume=False)
     assert [m.step for m in seen] == [1, 2]
+
+
+def test_the_online_filter_tells_what_it_removed_by_source_and_difficulty(toy_recipe: Path, tmp_path: Path) -> None:
+    run(toy_recipe, tmp_path / "run", "stages.0.max_steps=2", "stages.1.max_steps=1")
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    (event,) = [e for e in map(json.loads, lines) if e["kind"] == "filter"]
+    assert event["kept"] + event["removed"] == 60
+    for counts in (event["by_source"], event["by_difficulty"]):
+        assert [sum(column) for column in zip(*counts.values(), strict=True)] == [event["removed"], 60]
+    assert len(event["by_difficulty"]) > 1, "a level each"

@@ -40,6 +40,7 @@ from magicrl.training.memory import release_free_memory
 from magicrl.training.model_card import recommended_sampling, run_card
 from magicrl.training.observer import RunObserver
 from magicrl.training.recorder import RunFolder
+from magicrl.training.removals import in_words, removals
 from magicrl.training.stages import StageSchedule
 from magicrl.training.validation import Validation
 from magicrl.verifiers.pool import VerifierPool
@@ -233,16 +234,19 @@ class Session:
         if not self._config.data.online_filter:
             self._visits.clear()
             return
-        remaining = [p.id for p in self._sampler.remaining]
-        result = online_filter(self._visits.last_visits(), remaining)
+        remaining = self._sampler.remaining
+        result = online_filter(self._visits.last_visits(), [p.id for p in remaining])
+        by = removals(remaining, result.removed)
         self._sampler.remove(result.removed)
         self._solved += len(result.removed)
         self._visits.clear()
         self._event(
             "filter",
-            f"online filter removed {len(result.removed)} solved prompts of {len(remaining)}",
+            f"online filter removed {len(result.removed)} solved prompts of {len(remaining)}: {in_words(by['source'])}",
             removed=len(result.removed),
             kept=len(result.kept),
+            by_source=by["source"],
+            by_difficulty=by["difficulty"],
         )
 
     def _filtered_training_set(self) -> tuple[Problem, ...]:
