@@ -194,7 +194,10 @@ def unfitted_error(efficiency: Efficiency) -> float:
 def write_calibration(fitted: Fitted, uncertainty: float) -> None:
     tables = tomllib.loads(CALIBRATION.read_text()) if CALIBRATION.exists() else {}
     tables["published"] = {
+        "hardware": "gpu",
+        "hidden": 3584,
         **{key: rounded(value) for key, value in asdict(fitted.efficiency).items()},
+        "unknowns": list(UNKNOWNS),
         "covariance": [[rounded(float(x)) for x in row] for row in fitted.covariance],
         "source": f"Tables 8 and 9 of the report, five figures; {uncertainty:.0%} error of the others",
     }

@@ -30,7 +30,7 @@ def test_planted_unknowns_come_back() -> None:
 
 
 def test_shipped_calibration_gives_the_committed_figures() -> None:
-    calibration = load_calibration("H800-80G")
+    calibration = load_calibration("H800-80G", 3584)
     assert calibration.name == "published"
     for row, line in zip(rows(), FIGURES["rows"], strict=True):
         assert line["row"] == row.name
@@ -41,7 +41,7 @@ def test_shipped_calibration_gives_the_committed_figures() -> None:
 
 
 def test_uncertainty_is_drawn_as_stored() -> None:
-    calibration = load_calibration("H800-80G")
+    calibration = load_calibration("H800-80G", 3584)
     drawn = np.log([[getattr(e, name) for name in ("learner", "other")] for e in calibration.drawn(4000)])
     centre = [log(calibration.efficiency.learner), log(calibration.efficiency.other)]
     assert drawn.mean(axis=0) == pytest.approx(centre, abs=0.01)

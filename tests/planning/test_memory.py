@@ -33,12 +33,12 @@ def test_the_estimates_at_32k_are_met_within_a_tenth(
 ) -> None:
     """GiB a GPU, full checkpointing, logits in chunks of 1024; estimates made apart from this model."""
     setup = replace(AT_32K, gpus=gpus, sequence_parallel=sequence_parallel, offload_moments=offload)
-    assert learner_memory(load_shape(model), setup).total / GIB == pytest.approx(estimate, rel=0.1)
+    assert learner_memory(load_shape(model), setup, 3 * GIB).total / GIB == pytest.approx(estimate, rel=0.1)
 
 
 def test_states_of_a_shard_by_hand() -> None:
     shape = load_shape("Qwen3-8B")
-    memory = learner_memory(shape, replace(AT_32K, reference=True))
+    memory = learner_memory(shape, replace(AT_32K, reference=True), 0.0)
     assert memory.master == memory.gradients == memory.moments / 2 == 4 * shape.parameters / 8
     assert memory.reference == 2 * shape.parameters / 8
     assert memory.head == 3 * 4 * 1024 * shape.vocabulary
@@ -47,7 +47,7 @@ def test_states_of_a_shard_by_hand() -> None:
     layers = 36 * 34816 * 4096 * 2  # the layers' inputs
     one = 34816 * (10 * 4096 + 3 * 12288) * 2
     assert memory.activations == layers + one
-    assert learner_memory(shape, replace(AT_32K, checkpointing=False)).activations == 36 * one
+    assert learner_memory(shape, replace(AT_32K, checkpointing=False), 0.0).activations == 36 * one
 
 
 @given(
@@ -70,10 +70,10 @@ def test_memory_never_shrinks_with_t_and_never_grows_with_gpus(
         micro_batch_tokens=micro,
         checkpointing=checkpointing,
     )
-    total = learner_memory(shape, setup).total
-    assert learner_memory(shape, replace(setup, longest=longest + more)).total >= total
-    assert learner_memory(shape, replace(setup, gpus=2 * gpus)).total <= total
-    assert learner_memory(shape, replace(setup, sequence_parallel=2 * sp)).total <= total
+    total = learner_memory(shape, setup, 0.0).total
+    assert learner_memory(shape, replace(setup, longest=longest + more), 0.0).total >= total
+    assert learner_memory(shape, replace(setup, gpus=2 * gpus), 0.0).total <= total
+    assert learner_memory(shape, replace(setup, sequence_parallel=2 * sp), 0.0).total <= total
 
 
 def test_the_cache_is_what_the_budget_leaves() -> None:

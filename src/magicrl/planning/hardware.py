@@ -31,6 +31,8 @@ class HardwareEntry(BaseModel):
     gpus_per_node: int = Field(ge=1)
     usable: float = Field(default=0.92, gt=0, le=1)
     """Share of the memory that can be planned with."""
+    runtime_gib: float = Field(default=3.0, ge=0)
+    """Contexts, communication buffers and the allocator's gaps, GiB."""
     source: str = ""
     """Where the figures are from."""
 
@@ -48,6 +50,7 @@ class Hardware:
         link: bytes/s, one direction, inside a node.
         network: bytes/s, one direction, between nodes.
         gpus_per_node: accelerators of a node.
+        runtime: bytes of contexts, communication buffers and the allocator's gaps.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Hardware:
     link: float
     network: float
     gpus_per_node: int
+    runtime: float = 3.0 * GIB
 
     @property
     def budget(self) -> float:
@@ -114,4 +118,5 @@ def _hardware(name: str, entry: HardwareEntry) -> Hardware:
         link=entry.link_gb_s * 1e9,
         network=entry.network_gb_s * 1e9,
         gpus_per_node=entry.gpus_per_node,
+        runtime=entry.runtime_gib * GIB,
     )

@@ -9,11 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 
 from magicrl.planning.costs import BF16, FLOAT32
-from magicrl.planning.hardware import GIB, Hardware
+from magicrl.planning.hardware import Hardware
 from magicrl.planning.shapes import ModelShape
 
-RUNTIME = 3.0 * GIB
-"""Bytes of contexts, communication buffers and the allocator's gaps on a GPU."""
 WORKING_WIDTHS = 10
 """Values of width d a token that a layer keeps for its backward pass, beside three of the feed-forward's width."""
 LOGIT_COPIES = 3
@@ -92,7 +90,7 @@ def activation_bytes(shape: ModelShape, tokens: float, *, checkpointing: bool) -
     return shape.layers * tokens * shape.hidden * BF16 + layer
 
 
-def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float = RUNTIME) -> LearnerMemory:
+def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
     """Bytes on one accelerator by term. One accelerator holds everything and a bf16 copy of the weights."""
     tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
     shard = shape.parameters / setup.gpus
@@ -132,10 +130,8 @@ class EngineMemory:
         return asdict(self)
 
 
-def engine_memory(
-    shape: ModelShape, hardware: Hardware, tensor_parallel: int, learner: float, runtime: float = RUNTIME
-) -> EngineMemory:
+def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, learner: float) -> EngineMemory:
     """The engine's memory beside ``learner`` resident bytes; the cache is what the budget leaves."""
     weights = BF16 * shape.parameters / tensor_parallel
-    own = 0.0 if learner else runtime
+    own = 0.0 if learner else hardware.runtime
     return EngineMemory(weights=weights, learner=learner, runtime=own, cache=hardware.budget - weights - learner - own)

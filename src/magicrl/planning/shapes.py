@@ -11,8 +11,12 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
+from magicrl.config.sft_schema import TinyModelConfig
+
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures whose parameters are counted exactly."""
+TINY_VOCABULARY = 32
+"""Symbols of a generated task, about."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,6 +106,21 @@ def shape_from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         )
     except KeyError as error:
         raise ValueError(f"{name}: its config has no {error.args[0]!r}") from None
+
+
+def shape_of_tiny(config: TinyModelConfig) -> ModelShape:
+    """The shape of a tiny reasoner made by an SFT recipe; its vocabulary, a few dozen symbols, is the task's."""
+    return ModelShape(
+        name="tiny",
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        layers=config.layers,
+        heads=config.heads,
+        kv_heads=config.heads,
+        head_dim=config.hidden_size // config.heads,
+        vocabulary=TINY_VOCABULARY,
+        tied=True,
+    )
 
 
 def known_models() -> dict[str, ModelShape]:

@@ -39,6 +39,7 @@ class Workload:
         forwards: further forwards over tokens: 1 for old log-probs of all responses, 1 for a reference.
         micro_batch_tokens: tokens of one forward/backward.
         recompute: layers are computed again in the backward pass.
+        shared_prompts: learner and log-prob passes compute a prompt once for its group.
     """
 
     lengths: Lengths
@@ -51,6 +52,7 @@ class Workload:
     forwards: int = 0
     micro_batch_tokens: int = 16384
     recompute: bool = True
+    shared_prompts: bool = False
 
     @property
     def responses(self) -> int:
@@ -59,8 +61,9 @@ class Workload:
 
     @property
     def tokens(self) -> float:
-        """Expected prompt and response tokens of all responses."""
-        return self.responses * (self.prompt + self.lengths.mean)
+        """Expected tokens of all responses and of the prompts that the learner computes."""
+        prompts = self.rollout_batch if self.shared_prompts else self.responses
+        return prompts * self.prompt + self.responses * self.lengths.mean
 
     @property
     def mean_context(self) -> float:
