@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from math import exp
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,8 @@ import pytest
 from magicrl.config.loader import load_train_recipe
 from magicrl.planning.calibration import load_calibration
 from magicrl.planning.hardware import load_hardware
+from magicrl.planning.lengths import Lengths
+from magicrl.planning.measured import read_measured
 from magicrl.planning.planner import Options, demand, make_plan, stage_lengths, timing, workload
 from magicrl.planning.shapes import load_shape
 
@@ -37,7 +41,7 @@ def test_the_recipe_decides_the_workload() -> None:
     config = load_train_recipe(PAPER, ["stages.0.mini_batch=16", "algorithm.reuse=2", "reference.mode=monitor"])
     (stage,) = config.stages
     options = Options(gpus=32)
-    lengths = stage_lengths(stage, stage.max_tokens, None)
+    lengths = stage_lengths(stage, stage.max_tokens, Options(gpus=1))
     work = workload(config, stage, options, lengths)
     assert (work.sgd_steps, work.reuse, work.forwards) == (8, 2, 2)
     assert (work.kept, work.prompt, work.recompute) == (0.6, 256, False)
@@ -46,7 +50,7 @@ def test_the_recipe_decides_the_workload() -> None:
     )
     plain = workload(everything, stage, options, lengths)
     assert (plain.kept, plain.sgd_steps, plain.forwards, plain.recompute) == (1.0, 4, 1, True)
-    assert stage_lengths(stage, stage.max_tokens, 5000).mean == pytest.approx(5000)
+    assert stage_lengths(stage, stage.max_tokens, Options(gpus=1, mean_length=5000)).mean == pytest.approx(5000)
     assert demand(config, SEVEN, H800, options).longest == 16384 + 2048
     alone = demand(config, SEVEN, H800, Options(gpus=1))
     assert alone.rows == config.rollout.max_rows
@@ -58,7 +62,7 @@ def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
     plan = make_plan(config, SEVEN, H800, Options(gpus=32))
     layout, efficiency = plan.placed.layout, plan.calibration.efficiency
     (stage,) = config.stages
-    work = workload(config, stage, plan.options, stage_lengths(stage, stage.max_tokens, None))
+    work = workload(config, stage, plan.options, stage_lengths(stage, stage.max_tokens, Options(gpus=1)))
 
     def seconds(**changes: int) -> float:
         return timing(SEVEN, H800, efficiency, replace(work, **changes), layout, 0).seconds
@@ -75,7 +79,7 @@ def test_overlap_pays_and_the_schedules_are_ordered() -> None:
     config = load_train_recipe(PAPER)
     (stage,) = config.stages
     options = Options(gpus=32)
-    work = workload(config, stage, options, stage_lengths(stage, stage.max_tokens, None))
+    work = workload(config, stage, options, stage_lengths(stage, stage.max_tokens, Options(gpus=1)))
     plan = make_plan(config, SEVEN, H800, replace(options, staleness=1))
     layout = plan.placed.layout
     assert not layout.colocated
@@ -101,3 +105,25 @@ def test_the_machines_own_efficiencies_are_taken() -> None:
     assert load_calibration("cpu-2core", 64).name == "cpu-2core-quickstart"
     assert load_calibration("cpu-2core", 576).name == "cpu-2core-smollm2"
     assert load_calibration("H200", 64).name == "published"
+
+
+def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path) -> None:
+    drawn = Lengths(median=900, sigma=0.5, limit=4096)
+    q50, q90 = 900.0, 900 * exp(0.5 * 1.28155)
+    values = {"length/mean": drawn.mean, "length/q50": q50, "length/q90": q90, "stage/max_tokens": 4096}
+    line = json.dumps({"step": 1, "stage": 0, "values": {**values, "groups/trained": 24, "groups/sampled": 64}})
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{line}\n")
+    measured = read_measured(tmp_path)
+    assert measured.kept == 24 / 64
+    assert measured.lengths.sigma == pytest.approx(0.5, rel=1e-3)
+    assert measured.lengths.median == pytest.approx(900, rel=1e-2)
+    config = load_train_recipe(PAPER)
+    (stage,) = config.stages
+    options = Options(gpus=8, measured=measured)
+    lengths = stage_lengths(stage, stage.max_tokens, options)
+    assert (lengths.limit, lengths.median) == (16384, measured.lengths.median)
+    assert workload(config, stage, options, lengths).kept == 24 / 64
+    with pytest.raises(ValueError, match="use one of them"):
+        Options(gpus=8, measured=measured, mean_length=100)
+    with pytest.raises(ValueError, match="not the metrics of a run"):
+        read_measured(tmp_path / "none")

@@ -29,6 +29,7 @@ def plan(
     set_: Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)] = None,
     staleness: int = 0,
     mean_length: float | None = None,
+    lengths_from: Path | None = None,
     prompt_tokens: int | None = None,
     kept: float | None = None,
     offload_moments: bool = False,
@@ -59,6 +60,8 @@ def plan(
         Updates that rollouts may be behind: 0 synchronous, 1 one step off, more fully asynchronous.
     mean_length
         Mean response tokens at the largest T; default: those of an R1-distilled model, or half of a T below 4096.
+    lengths_from
+        A run folder whose last steps give lengths and survivors.
     prompt_tokens
         Mean prompt tokens; default 256, or T where that is less.
     kept
@@ -78,6 +81,7 @@ def plan(
     for name, value in (("--hours", hours), ("--cost-per-gpu-hour", cost_per_gpu_hour), ("--mean-length", mean_length)):
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be above 0, got {value:g}")
+    from magicrl.planning.measured import read_measured
     from magicrl.planning.planner import Options
 
     options = Options(
@@ -86,6 +90,7 @@ def plan(
         mean_length=mean_length,
         prompt=prompt_tokens,
         kept=kept,
+        measured=None if lengths_from is None else read_measured(lengths_from),
         offload_moments=offload_moments,
     )
     main = _planned(recipe, set_ or [], model, gpu, options)

@@ -14,6 +14,7 @@ from magicrl.planning.costs import Efficiency
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import Demand, Placed, candidates, refusal
 from magicrl.planning.lengths import Lengths, lengths_of_mean
+from magicrl.planning.measured import Measured
 from magicrl.planning.published import KEPT, SHARED, SIGMA, reasoning_lengths
 from magicrl.planning.schedules import one_step_off, simulate_async
 from magicrl.planning.shapes import ModelShape
@@ -38,7 +39,8 @@ class Options:
         staleness: updates that rollouts may be behind; 0 synchronous, 1 one step off, more fully asynchronous.
         mean_length: mean response tokens at the recipe's largest T; None: assumed.
         prompt: mean prompt tokens; None: 256, or T where that is less.
-        kept: share of groups that survive rejection; None: 0.6 where the recipe rejects.
+        kept: share of groups that survive rejection; None: that of ``measured``, or 0.6 where the recipe rejects.
+        measured: lengths and survivors of a run that exists, instead of assumed ones.
         offload_moments: AdamW's moments in the host's memory.
     """
 
@@ -47,6 +49,7 @@ class Options:
     mean_length: float | None = None
     prompt: int | None = None
     kept: float | None = None
+    measured: Measured | None = None
     offload_moments: bool = False
 
     def __post_init__(self) -> None:
@@ -54,6 +57,8 @@ class Options:
             raise ValueError(f"--gpus must be at least 1, got {self.gpus}")
         if self.staleness < 0:
             raise ValueError(f"--staleness must be 0 or more, got {self.staleness}")
+        if self.measured is not None and self.mean_length is not None:
+            raise ValueError("--mean-length and --lengths-from both give lengths: use one of them")
         if self.kept is not None and not 0 < self.kept <= 1:
             raise ValueError(f"--kept is a share, above 0 and at most 1, got {self.kept:g}")
 
@@ -135,10 +140,12 @@ class Plan:
         return sum(stage.hours for stage in self.stages)
 
 
-def stage_lengths(stage: StageConfig, longest: int, mean_length: float | None) -> Lengths:
-    """Lengths under a stage's T: of the given mean at the recipe's largest T, or assumed."""
-    if mean_length is not None:
-        return lengths_of_mean(mean_length, SIGMA, longest, SHARED).at(stage.max_tokens)
+def stage_lengths(stage: StageConfig, longest: int, options: Options) -> Lengths:
+    """Lengths under a stage's T: measured, of the given mean at the recipe's largest T, or assumed."""
+    if options.measured is not None:
+        return options.measured.lengths.at(stage.max_tokens)
+    if options.mean_length is not None:
+        return lengths_of_mean(options.mean_length, SIGMA, longest, SHARED).at(stage.max_tokens)
     if longest >= LONG_CONTEXT:
         return reasoning_lengths(stage.max_tokens)
     return lengths_of_mean(longest / 2, SIGMA, longest, SHARED).at(stage.max_tokens)
@@ -148,7 +155,7 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
     """A stage's step as the cost model sees it; ``old_logprobs`` are computed only where there are several updates."""
     mini = stage.mini_batch or stage.rollout_batch
     sgd_steps = max(1, ceil(stage.rollout_batch / mini)) * config.algorithm.reuse
-    rejects = config.algorithm.reject_zero_advantage
+    seen = options.measured.kept if options.measured is not None else KEPT
     return Workload(
         lengths=lengths,
         prompt=options.prompt or min(PROMPT, stage.max_tokens, config.data.max_prompt_tokens),
@@ -156,7 +163,7 @@ def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths:
         group_size=stage.group_size,
         sgd_steps=sgd_steps,
         reuse=config.algorithm.reuse,
-        kept=options.kept or (KEPT if rejects else 1.0),
+        kept=options.kept or (seen if config.algorithm.reject_zero_advantage else 1.0),
         forwards=(sgd_steps > 1) + (config.reference.mode != "none"),
         micro_batch_tokens=config.model.micro_batch_tokens,
         recompute=_recomputes(config, stage.max_tokens),
@@ -251,7 +258,7 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, option
     calibration = load_calibration(hardware.name, shape.hidden)
     efficiency, needed = calibration.efficiency, demand(config, shape, hardware, options)
     longest = max(stage.max_tokens for stage in config.stages)
-    lengths = [stage_lengths(stage, longest, options.mean_length) for stage in config.stages]
+    lengths = [stage_lengths(stage, longest, options) for stage in config.stages]
     works = tuple(workload(config, s, options, at) for s, at in zip(config.stages, lengths, strict=True))
     job = _Job(works=works, steps=tuple(stage.max_steps for stage in config.stages))
     placed = best_layout(needed, options, efficiency, job)
