@@ -111,6 +111,17 @@ def test_many_small_micro_batches_are_bound_by_communication() -> None:
     assert learner_seconds(TOY, MACHINE, HALF, work, 4) > seconds / 2  # beyond the node the network is slower
 
 
+def test_ranks_beyond_the_number_of_samples_stand_idle() -> None:
+    fast = replace(MACHINE, link=1e12, network=1e12, bandwidth=1e12)
+    work = LearnerWork(
+        tokens=40, mean_context=5, responses=4, variation=0, sgd_steps=1, micro_batch_tokens=10, recompute=False
+    )
+    times = {gpus: learner_seconds(TOY, fast, HALF, work, gpus) for gpus in (2, 4, 8)}
+    assert times[2] == pytest.approx(2 * times[4])
+    assert times[8] == pytest.approx(times[4])
+    assert learner_seconds(TOY, fast, HALF, work, 8, 2) == pytest.approx(times[8] / 2)
+
+
 def test_the_fullest_rank_sets_the_pace() -> None:
     assert straggling(1, 5, 0.6) == 1.0
     assert straggling(32, 20, 0.0) == 1.0

@@ -53,3 +53,23 @@ def test_plain_curve_goes_through_both_points() -> None:
     a, b = curve([(32, 375.0), (256, 205.0)])
     assert a + b / 32 == pytest.approx(375)
     assert a + b / 256 == pytest.approx(205)
+
+
+def test_the_page_quotes_the_committed_figures() -> None:
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs/planning.md").read_text()
+    lines = {line["row"]: line for line in FIGURES["rows"]}
+    for gpus in (32, 64, 128, 256):
+        line = lines[f"T9 {gpus} GPUs"]
+        assert (
+            f"| {line['published_seconds']:.0f} | {line['predicted_seconds']:.0f} | {100 * line['error']:+.1f} %"
+            in (page.replace("| 0.0 %", "| -0.0 %"))
+        )
+    for line in FIGURES["areal"]:
+        quoted = f"| {line['published_seconds_at_250_steps']:.0f} s | {line['predicted_seconds']:.0f} s |"
+        assert f"{quoted} {100 * line['error_at_250_steps']:+.0f} % |" in page
+    for name in ("quickstart", "smollm2"):
+        step = json.loads((root / "docs/figures/plan-cpu.json").read_text())[name]["later_stages_predicted"]["step"]
+        assert f"| {step['measured_seconds']:.3g} s | {step['predicted_seconds']:.3g} s |" in page
+    for line in json.loads((root / "docs/figures/plan-study.json").read_text())["by_gpus"]:
+        assert f"| {line['gpus']} | {line['step']:.0f} | {line['rollout']:.0f} |" in page

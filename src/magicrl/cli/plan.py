@@ -294,9 +294,9 @@ def _print(made: Plan, facts: dict[str, Any], others: Sequence[tuple[str, Plan |
 
 
 def _stage_table(facts: dict[str, Any]) -> Table:
-    table = Table(box=None, pad_edge=False)
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
     for name in ("T", "mean", "cut", "t_R s", "t_T s", "t_O s", "step s", "80 %", "tail", "h/1000", "steps", "h"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for stage in facts["stages"]:
         low, high = stage["step_seconds_80_percent"]
         table.add_row(

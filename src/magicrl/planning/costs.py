@@ -174,13 +174,15 @@ def learner_seconds(
     and the optimizer.
 
     Each micro-batch gathers the weights twice in bf16 and reduces float32 gradients; Ulysses' four exchanges a layer
-    move activations. The arithmetic is that of the fullest rank (``straggling``). The optimizer reads and writes
-    master, moments and gradient of its shard (28 bytes a parameter).
+    move activations. The arithmetic is that of the fullest rank (``straggling``), and a sample is not divided over more
+    than its sequence-parallel group, so that ranks beyond the number of samples stand idle. The optimizer reads
+    and writes master, moments and gradient of its shard (28 bytes a parameter).
     """
     flops = learner_flops(shape, work.tokens, work.mean_context, recompute=work.recompute)
     groups = max(1, gpus // sequence_parallel)
     spread = straggling(groups, work.responses / (groups * work.sgd_steps), work.variation)
-    compute = flops / (gpus * hardware.flops * efficiency.learner) * spread
+    busy = min(gpus, sequence_parallel * work.responses / work.sgd_steps)
+    compute = flops / (busy * hardware.flops * efficiency.learner) * spread
     micro_batches = max(work.sgd_steps, ceil(work.tokens / (groups * work.micro_batch_tokens)))
     shared = (gpus - 1) / gpus
     gathered = micro_batches * shared * shape.parameters * (2 * BF16 + FLOAT32)
