@@ -19,8 +19,8 @@ from plan_published import ROOT, rounded
 
 from magicrl.planning.calibration import load_calibration
 from magicrl.planning.costs import BF16, Efficiency
-from magicrl.planning.lengths import Lengths, lengths_of_mean
-from magicrl.planning.published import SHARED, SIGMA, Resolved, resolve, seven
+from magicrl.planning.lengths import LengthCourse, Lengths, lengths_of_mean
+from magicrl.planning.published import SHARED, SIGMA, Resolved, reasoning_lengths, resolve, seven
 from magicrl.planning.schedules import simulate_async, simulate_partial
 from magicrl.planning.workload import Layout, replica_setup, step_parts, step_time
 
@@ -99,20 +99,26 @@ def larger_batches() -> list[dict[str, Any]]:
 
 
 def stages() -> dict[str, float]:
-    """Hours of 1000 steps at 16K, against 540 steps at 8K and 460 at 16K with the lengths that the first leaves."""
+    """Hours of 1000 steps at 16K, against 540 steps at 8K and 460 at 16K.
 
-    def seconds(limit: int, lengths: Lengths | None = None) -> float:
-        r = resolve(replace(seven(), limit=limit), lengths)
+    Lengths stay as they are, or go over the first stage to the mean that it leaves and stay there.
+    """
+
+    def seconds(limit: int, lengths: Lengths) -> float:
+        r = resolve(replace(seven(), limit=limit), lengths.at(limit))
         return step_time(r.shape, r.hardware, efficiency(), r.work, r.layout).seconds
 
-    short = lengths_of_mean(SHORT_MEAN, SIGMA, 32768, SHARED)
-    scratch = seconds(16384)
-    same = 540 * seconds(8192) + 460 * seconds(16384)
-    shorter = 540 * seconds(8192, short.at(8192)) + 460 * seconds(16384, short.at(16384))
+    start = reasoning_lengths(16384)
+    course = LengthCourse(start=start, end=lengths_of_mean(SHORT_MEAN, SIGMA, 32768, SHARED).median)
+    scratch = 1000 * seconds(16384, start)
+    same = 540 * seconds(8192, start) + 460 * seconds(16384, start)
+    points = [i / 8 for i in range(9)]
+    first = sum(seconds(8192, course.at(progress)) for progress in points) / len(points)
+    shorter = 540 * first + 460 * seconds(16384, course.at(1.0))
     return {
-        "hours_at_16k_throughout": rounded(scratch / 3.6),
-        "saved_if_lengths_stay": rounded(scratch / 3.6 - same / 3600),
-        "saved_with_the_short_lengths": rounded(scratch / 3.6 - shorter / 3600),
+        "hours_at_16k_throughout": rounded(scratch / 3600),
+        "saved_if_lengths_stay": rounded((scratch - same) / 3600),
+        "saved_if_they_shorten_over_the_first_stage": rounded((scratch - shorter) / 3600),
     }
 
 

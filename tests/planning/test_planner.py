@@ -96,6 +96,7 @@ def test_what_cannot_be_is_refused() -> None:
         ({"gpus": 0}, "--gpus"),
         ({"gpus": 1, "staleness": -1}, "--staleness"),
         ({"gpus": 1, "kept": 2.0}, "--kept"),
+        ({"gpus": 1, "other": -1.0}, "--other"),
     ):
         with pytest.raises(ValueError, match=text):
             Options(**options)
@@ -127,3 +128,14 @@ def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path
         Options(gpus=8, measured=measured, mean_length=100)
     with pytest.raises(ValueError, match="not the metrics of a run"):
         read_measured(tmp_path / "none")
+
+
+def test_a_known_time_outside_the_gpus_replaces_the_fitted_one() -> None:
+    config = load_train_recipe(PAPER)
+    fitted = make_plan(config, SEVEN, H800, Options(gpus=32))
+    known = make_plan(config, SEVEN, H800, Options(gpus=32, other=0.0))
+    assert "other" not in known.calibration.unknowns
+    assert known.calibration.covariance.shape == (3, 3)
+    assert all(e.other == 0 for e in known.calibration.drawn(3))
+    gone = fitted.stages[0].timing.seconds - known.stages[0].timing.seconds
+    assert gone == pytest.approx(1024 * fitted.calibration.efficiency.other)

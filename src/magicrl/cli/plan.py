@@ -32,6 +32,7 @@ def plan(
     lengths_from: Path | None = None,
     prompt_tokens: int | None = None,
     kept: float | None = None,
+    other: float | None = None,
     offload_moments: bool = False,
     hours: float | None = None,
     cost_per_gpu_hour: float | None = None,
@@ -66,6 +67,9 @@ def plan(
         Mean prompt tokens; default 256, or T where that is less.
     kept
         Share of groups that survive rejection; default 0.6 where the recipe rejects.
+    other
+        Seconds a response outside rollout and GPU passes (judging, data handling); default for GPUs 0.053, which
+        is the released code's and may be far too much for yours.
     offload_moments
         AdamW's moments live in the host's memory.
     hours
@@ -91,6 +95,7 @@ def plan(
         prompt=prompt_tokens,
         kept=kept,
         measured=None if lengths_from is None else read_measured(lengths_from),
+        other=other,
         offload_moments=offload_moments,
     )
     main = _planned(recipe, set_ or [], model, gpu, options)

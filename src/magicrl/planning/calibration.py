@@ -69,6 +69,16 @@ class Calibration:
         found = rng.multivariate_normal(middle, self.covariance, size=count, method="eigh")
         return [replace(self.efficiency, **self._values(row)) for row in found]
 
+    def given(self, name: str, value: float) -> Calibration:
+        """The same with one value known: it has no uncertainty any more."""
+        kept = [i for i, unknown in enumerate(self.unknowns) if unknown != name]
+        return replace(
+            self,
+            efficiency=replace(self.efficiency, **{name: value}),
+            unknowns=tuple(self.unknowns[i] for i in kept),
+            covariance=self.covariance[np.ix_(kept, kept)],
+        )
+
     def _values(self, logarithms: NDArray[np.float64]) -> dict[str, float]:
         values = {name: exp(float(value)) for name, value in zip(self.unknowns, logarithms, strict=True)}
         return {name: min(value, 1.0) if name in SHARES else value for name, value in values.items()}

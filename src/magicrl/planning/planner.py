@@ -41,6 +41,7 @@ class Options:
         prompt: mean prompt tokens; None: 256, or T where that is less.
         kept: share of groups that survive rejection; None: that of ``measured``, or 0.6 where the recipe rejects.
         measured: lengths and survivors of a run that exists, instead of assumed ones.
+        other: seconds a response outside rollout and GPU passes; None: the calibration's.
         offload_moments: AdamW's moments in the host's memory.
     """
 
@@ -50,6 +51,7 @@ class Options:
     prompt: int | None = None
     kept: float | None = None
     measured: Measured | None = None
+    other: float | None = None
     offload_moments: bool = False
 
     def __post_init__(self) -> None:
@@ -59,6 +61,8 @@ class Options:
             raise ValueError(f"--staleness must be 0 or more, got {self.staleness}")
         if self.measured is not None and self.mean_length is not None:
             raise ValueError("--mean-length and --lengths-from both give lengths: use one of them")
+        if self.other is not None and self.other < 0:
+            raise ValueError(f"--other must be 0 or more seconds a response, got {self.other:g}")
         if self.kept is not None and not 0 < self.kept <= 1:
             raise ValueError(f"--kept is a share, above 0 and at most 1, got {self.kept:g}")
 
@@ -256,6 +260,8 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, option
         ValueError: nothing fits; the text says by how much, and what would make it fit.
     """
     calibration = load_calibration(hardware.name, shape.hidden)
+    if options.other is not None:
+        calibration = calibration.given("other", options.other)
     efficiency, needed = calibration.efficiency, demand(config, shape, hardware, options)
     longest = max(stage.max_tokens for stage in config.stages)
     lengths = [stage_lengths(stage, longest, options) for stage in config.stages]
