@@ -67,7 +67,7 @@ CASES = {
     "small": Case(
         recipe="small.toml",
         overrides=(),
-        trl={"per_device_batch": 64, "bf16": False},
+        trl={"per_device_batch": 32, "bf16": True},
         target=0.85,
         every=5,
         problems=200,

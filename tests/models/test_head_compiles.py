@@ -12,7 +12,7 @@ from magicrl.models.head_backend import Tiles
 from magicrl.models.head_triton import TRITON_IS_THERE
 
 pytestmark = [
-    pytest.mark.skipif(not TRITON_IS_THERE, reason="triton is not installed"),
+    pytest.mark.skipif(not TRITON_IS_THERE, reason="no GPU: Triton comes with CUDA builds of torch"),
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted in this process"),
 ]
 

@@ -22,7 +22,7 @@ DEVICE = "cpu" if INTERPRETED else "cuda"
 NARROW = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter multiplies bfloat16's bits
 
 pytestmark = [
-    pytest.mark.skipif(not head_triton.TRITON_IS_THERE, reason="triton is not installed"),
+    pytest.mark.skipif(not head_triton.TRITON_IS_THERE, reason="no GPU: Triton comes with CUDA builds of torch"),
     pytest.mark.skipif(
         not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device, and TRITON_INTERPRET is not set"
     ),
