@@ -12,6 +12,7 @@ import pytest
 from magicrl.config.loader import load_train_recipe
 from magicrl.planning.calibration import load_calibration
 from magicrl.planning.hardware import load_hardware
+from magicrl.planning.layouts import candidates
 from magicrl.planning.lengths import Lengths
 from magicrl.planning.measured import read_measured
 from magicrl.planning.planner import Options, demand, make_plan, stage_lengths, timing, workload
@@ -139,3 +140,18 @@ def test_a_known_time_outside_the_gpus_replaces_the_fitted_one() -> None:
     assert all(e.other == 0 for e in known.calibration.drawn(3))
     gone = fitted.stages[0].timing.seconds - known.stages[0].timing.seconds
     assert gone == pytest.approx(1024 * fitted.calibration.efficiency.other)
+
+
+def test_the_best_asynchronous_layout_is_the_best_of_all_when_played() -> None:
+    config = load_train_recipe(PAPER, ["stages.0.rollout_batch=16"])
+    options = Options(gpus=16, staleness=3)
+    plan = make_plan(config, SEVEN, H800, options)
+    (stage,) = config.stages
+    work = workload(config, stage, options, stage_lengths(stage, stage.max_tokens, options))
+    played = [
+        timing(SEVEN, H800, plan.calibration.efficiency, work, placed.layout, 3, draws=1).seconds
+        for placed in candidates(demand(config, SEVEN, H800, options), 16)
+        if placed.fits
+    ]
+    assert plan.stages[0].timing.seconds <= 1.05 * min(played)
+    assert not plan.placed.layout.colocated

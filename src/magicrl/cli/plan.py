@@ -268,7 +268,7 @@ def _print(made: Plan, facts: dict[str, Any], others: Sequence[tuple[str, Plan |
         console.print(f"{side}, GiB of {memory['budget']:.1f} an accelerator: {terms}", soft_wrap=True)
     console.print(f"fits: the learner's peak is {memory['learner_total']:.1f} GiB")
     console.print(_stage_table(facts))
-    console.print(f"all stages: {facts['hours']:.3g} h, {facts['gpu_hours']:.4g} accelerator-hours")
+    console.print(f"all stages: {_seconds(facts['hours'])} h, {_seconds(facts['gpu_hours'])} accelerator-hours")
     if "cost" in facts:
         console.print(f"cost: {facts['cost']:,.2f}")
     if "budget_hours" in facts:
@@ -287,15 +287,17 @@ def _print(made: Plan, facts: dict[str, Any], others: Sequence[tuple[str, Plan |
             continue
         there = plan_facts(other, None, None)
         step = ", ".join(f"{stage['step_seconds']:.4g}" for stage in there["stages"])
-        console.print(
-            f"instead {text}: {step} s a step, {there['hours']:.3g} h, {there['gpu_hours']:.4g} accelerator-hours",
-            markup=False,
-        )
+        cost = f"{_seconds(there['hours'])} h, {_seconds(there['gpu_hours'])} accelerator-hours"
+        console.print(f"instead {text}: {step} s a step, {cost}", markup=False)
     console.print(
         f"efficiencies: {facts['calibration']['source']}. Lengths, survivors and prompts are assumed where not given; "
         "what is not proven: docs/planning.md",
         soft_wrap=True,
     )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
 def _stage_table(facts: dict[str, Any]) -> Table:
@@ -308,8 +310,8 @@ def _stage_table(facts: dict[str, Any]) -> Table:
             str(stage["max_tokens"]),
             f"{stage['mean_length']:.0f}",
             f"{stage['truncated']:.0%}",
-            *(f"{stage[key]:.3g}" for key in ("rollout_seconds", "learn_seconds", "other_seconds", "step_seconds")),
-            f"{low:.3g}-{high:.3g}",
+            *(_seconds(stage[key]) for key in ("rollout_seconds", "learn_seconds", "other_seconds", "step_seconds")),
+            f"{_seconds(low)}-{_seconds(high)}",
             f"{stage['tail_share']:.0%}",
             f"{stage['hours_per_1000_steps']:.3g}",
             str(stage["steps"]),

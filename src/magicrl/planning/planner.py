@@ -18,7 +18,7 @@ from magicrl.planning.measured import Measured
 from magicrl.planning.published import KEPT, SHARED, SIGMA, reasoning_lengths
 from magicrl.planning.schedules import one_step_off, simulate_async
 from magicrl.planning.shapes import ModelShape
-from magicrl.planning.workload import Layout, StepTime, Workload, replica_setup, step_time
+from magicrl.planning.workload import Layout, StepTime, Workload, replica_setup, step_parts, step_time
 
 LONG_CONTEXT = 4096
 """From this T on, lengths are taken to be those of an R1-distilled model; below, half of T."""
@@ -28,6 +28,9 @@ DRAWS = 8
 """Efficiencies drawn for the interval."""
 PROMPT = 256
 ASYNC_STEPS = 8
+"""Played for an asynchronous step; the second half counts."""
+SHORT_LIST = 3
+"""Layouts that are played out of those that an estimate puts first, for asynchronous steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,6 +229,23 @@ def timing(
     return Timing(parts=parts, seconds=stream.seconds_per_step(ASYNC_STEPS // 2))
 
 
+def estimate(
+    shape: ModelShape, hardware: Hardware, efficiency: Efficiency, work: Workload, layout: Layout, staleness: int
+) -> float:
+    """Seconds a step, for a first choice of layouts: an asynchronous step is not played, but the slower of the
+    learner's side and of an engine whose replicas stay full with the responses that may be on their way."""
+    if layout.colocated or staleness < 2:
+        return timing(shape, hardware, efficiency, work, layout, staleness, draws=1).seconds
+    setup = replica_setup(shape, hardware, efficiency, layout)
+    context = work.prompt + work.lengths.mean_context
+    on_their_way = (staleness + 1) * work.responses / layout.replicas / 2
+    batch = max(1, int(min(setup.rows, on_their_way, setup.capacity / context)))
+    tokens = work.responses * work.lengths.mean / layout.replicas
+    engine = tokens / batch * setup.cost.step(batch, batch * context)
+    parts = step_parts(shape, hardware, efficiency, work, layout)
+    return max(engine, parts.total)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
     """A recipe's stages as workloads, with how many steps each has."""
@@ -233,24 +253,38 @@ class _Job:
     works: tuple[Workload, ...]
     steps: tuple[int, ...]
 
-    def total(
-        self, shape: ModelShape, hardware: Hardware, efficiency: Efficiency, layout: Layout, staleness: int
-    ) -> float:
+    def total(self, needed: Demand, efficiency: Efficiency, layout: Layout, staleness: int, *, played: bool) -> float:
+        """Seconds of all stages, from one draw; estimated, or played."""
+        shape, hardware = needed.shape, needed.hardware
         return sum(
-            timing(shape, hardware, efficiency, work, layout, staleness, draws=1).seconds * steps
+            steps
+            * (
+                timing(shape, hardware, efficiency, work, layout, staleness, draws=1).seconds
+                if played
+                else estimate(shape, hardware, efficiency, work, layout, staleness)
+            )
             for work, steps in zip(self.works, self.steps, strict=True)
         )
 
 
-def best_layout(needed: Demand, options: Options, efficiency: Efficiency, job: _Job) -> Placed | None:
-    """The layout that fits and takes least time over all stages; None where none fits."""
+def best_layout(
+    needed: Demand, options: Options, efficiency: Efficiency, job: _Job, short_list: int = SHORT_LIST
+) -> Placed | None:
+    """The layout that fits and takes least time over all stages; None where none fits.
+
+    Asynchronous steps are estimated for all layouts and played for the first ``short_list``.
+    """
     fitting = [placed for placed in candidates(needed, options.gpus) if placed.fits]
     if not fitting:
         return None
-    return min(
-        fitting,
-        key=lambda placed: job.total(needed.shape, needed.hardware, efficiency, placed.layout, options.staleness),
-    )
+
+    def seconds(placed: Placed, *, played: bool) -> float:
+        return job.total(needed, efficiency, placed.layout, options.staleness, played=played)
+
+    first = sorted(fitting, key=lambda placed: seconds(placed, played=False))
+    if options.staleness < 2 or short_list == 1:
+        return first[0]
+    return min(first[:short_list], key=lambda placed: seconds(placed, played=True))
 
 
 def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Plan:
@@ -275,7 +309,7 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, option
         found = timing(shape, hardware, efficiency, work, placed.layout, options.staleness)
         drawn = [
             timing(shape, hardware, e, work, placed.layout, options.staleness, draws=1).seconds
-            for e in calibration.drawn(DRAWS)
+            for e in calibration.drawn(DRAWS if options.staleness < 2 else DRAWS // 2)
         ]
         low, high = np.quantile(drawn, INTERVAL)
         stages.append(
@@ -314,7 +348,7 @@ def _what_if(
     for change, other, heavier in changes:
         if needed.hardware.gpus_per_node == 1 and other.gpus > 1:
             continue  # this machine has no second accelerator
-        placed = best_layout(needed, other, efficiency, _Job(works=(heavier,), steps=(1,)))
+        placed = best_layout(needed, other, efficiency, _Job(works=(heavier,), steps=(1,)), short_list=1)
         if placed is None:
             found.append(WhatIf(change=change, seconds=None, ratio=None))
             continue
