@@ -83,7 +83,7 @@ def test_training_commands_on_pages_load(command: str) -> None:
 
 
 def test_every_command_has_help_with_an_example() -> None:
-    for command in (["train"], ["sft"], ["report"], ["watch"], ["eval"], ["verify", "math"]):
+    for command in (["train"], ["sft"], ["report"], ["watch"], ["eval"], ["plan"], ["verify", "math"]):
         shown = subprocess.run(
             [sys.executable, "-m", "magicrl", *command, "--help"], capture_output=True, text=True, check=True
         ).stdout

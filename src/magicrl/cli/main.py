@@ -17,6 +17,7 @@ from magicrl.cli import data_labels
 from magicrl.cli.data import data_app
 from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
 from magicrl.cli.experiment import experiment_app
+from magicrl.cli.plan import plan
 from magicrl.config.errors import RecipeError, without_secrets
 
 app = App(
@@ -31,6 +32,7 @@ app.command(data_app)
 data_app.command(data_labels.sheet)
 data_app.command(data_labels.calibrate)
 app.command(experiment_app)
+app.command(plan)
 
 Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
 

@@ -1,0 +1,217 @@
+"""The planner against measured CPU runs: python benchmarks/plan_cpu.py RUN_FOLDER RUN_FOLDER [--write]
+
+Of each run two efficiencies are found on its first stage (one of the rollout, one of the learner) and its later
+stages are predicted, step by step, from the lengths that were sampled and the groups that were kept. Then each run is
+predicted with the other's efficiencies, which shows what does not carry from one width of model to another. Writes
+``docs/figures/plan-cpu.json``; ``--write`` also the tables of ``cpu-2core`` in ``calibration.toml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tomllib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import tomli_w
+from plan_published import CALIBRATION, ROOT, error, rounded
+from scipy.optimize import brentq
+
+from magicrl.config.loader import load_train_recipe
+from magicrl.planning.costs import Efficiency, LearnerWork, decode_cost, learner_seconds
+from magicrl.planning.hardware import load_hardware
+from magicrl.planning.shapes import ModelShape, load_shape
+from magicrl.planning.simulator import ReplicaSetup, requests_of, simulate_rollout
+
+HARDWARE = load_hardware("cpu-2core")
+START = Efficiency(kv=0.4, step_overhead=0.003, learner=0.2, other=1e-4)
+TINY = 1e7
+"""Parameters below which a decode step is the host's time, not arithmetic."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """One measured step.
+
+    Attributes:
+        lengths: ``[groups, group_size]`` tokens sampled.
+        prompt: mean tokens.
+        groups: that were trained on.
+        trained: response tokens of these.
+        rollout: seconds.
+        train: seconds.
+        other: seconds.
+    """
+
+    stage: int
+    lengths: np.ndarray
+    prompt: float
+    groups: int
+    trained: int
+    rollout: float
+    train: float
+    other: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Run:
+    """A measured run, and what of its recipe decides its cost."""
+
+    name: str
+    shape: ModelShape
+    rows: int
+    micro_batch_tokens: int
+    group_size: int
+    steps: list[Step]
+
+
+def load_run(folder: Path) -> Run:
+    config = load_train_recipe(folder / "config.toml")
+    size = config.stages[0].group_size
+    steps: list[Step] = []
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        values = record["values"]
+        table = pq.read_table(
+            folder / "rollouts" / f"step-{record['step']:06d}.parquet", columns=["prompt_tokens", "tokens"]
+        )
+        lengths = np.array([len(tokens) for tokens in table["tokens"].to_pylist()])
+        steps.append(
+            Step(
+                stage=record["stage"],
+                lengths=lengths.reshape(-1, size),
+                prompt=float(np.mean([len(tokens) for tokens in table["prompt_tokens"].to_pylist()])),
+                groups=int(values["groups/trained"]),
+                trained=int(values["tokens/trained"]),
+                rollout=values["time/rollout"],
+                train=values["time/train"],
+                other=values["time/other"],
+            )
+        )
+    return Run(
+        name=folder.name,
+        shape=load_shape(str(folder / "model")),
+        rows=config.rollout.max_rows,
+        micro_batch_tokens=config.model.micro_batch_tokens,
+        group_size=size,
+        steps=steps,
+    )
+
+
+def rollout_seconds(run: Run, step: Step, efficiency: Efficiency) -> float:
+    setup = ReplicaSetup(cost=decode_cost(run.shape, HARDWARE, efficiency), capacity=10**7, rows=run.rows)
+    return simulate_rollout(requests_of(step.lengths, round(step.prompt)), setup, 1).seconds
+
+
+def train_seconds(run: Run, step: Step, efficiency: Efficiency) -> float:
+    work = LearnerWork(
+        tokens=step.groups * step.prompt + step.trained,
+        mean_context=step.prompt + float(step.lengths.mean()) / 2,
+        responses=step.groups * run.group_size,
+        variation=0.0,
+        sgd_steps=1,
+        micro_batch_tokens=run.micro_batch_tokens,
+        recompute=False,
+    )
+    return learner_seconds(run.shape, HARDWARE, efficiency, work, 1)
+
+
+def fitted(run: Run, steps: Sequence[Step]) -> Efficiency:
+    """The two efficiencies that give these steps' mean rollout and training times."""
+    knob = "step_overhead" if run.shape.parameters < TINY else "matmul"
+    low, high = (1e-5, 0.1) if knob == "step_overhead" else (0.01, 1.0)
+    measured, trained = np.mean([s.rollout for s in steps]), np.mean([s.train for s in steps])
+
+    def gap(value: float) -> float:
+        e = replace(START, **{knob: value})
+        return float(np.mean([rollout_seconds(run, s, e) for s in steps]) - measured)
+
+    found = replace(START, **{knob: float(brentq(gap, low, high, rtol=1e-4))})
+
+    def learning(value: float) -> float:
+        return float(np.mean([train_seconds(run, s, replace(found, learner=value)) for s in steps]) - trained)
+
+    other = float(np.mean([s.other / s.lengths.size for s in steps]))
+    return replace(found, learner=float(brentq(learning, 0.001, 1.0, rtol=1e-4)), other=other)
+
+
+def compared(run: Run, steps: Sequence[Step], efficiency: Efficiency) -> dict[str, Any]:
+    """Means over steps, predicted and measured, and the median absolute error of a single step."""
+    rollout = np.array([rollout_seconds(run, s, efficiency) for s in steps])
+    train = np.array([train_seconds(run, s, efficiency) for s in steps])
+    other = np.array([efficiency.other * s.lengths.size for s in steps])
+    pairs = {
+        "rollout": (rollout, np.array([s.rollout for s in steps])),
+        "train": (train, np.array([s.train for s in steps])),
+        "step": (rollout + train + other, np.array([s.rollout + s.train + s.other for s in steps])),
+    }
+    return {
+        part: {
+            "predicted_seconds": rounded(float(p.mean())),
+            "measured_seconds": rounded(float(m.mean())),
+            "error": error(float(p.mean()), float(m.mean())),
+            "median_error_of_a_step": rounded(float(np.median(np.abs(p / m - 1)))),
+        }
+        for part, (p, m) in pairs.items()
+    }
+
+
+def write_calibration(found: dict[str, tuple[Run, Efficiency, float]]) -> None:
+    tables = tomllib.loads(CALIBRATION.read_text())
+    for name, (run, efficiency, deviation) in found.items():
+        knob = "step_overhead" if run.shape.parameters < TINY else "matmul"
+        tables[f"cpu-2core-{name}"] = {
+            "hardware": "cpu-2core",
+            "hidden": run.shape.hidden,
+            **{key: rounded(value) for key, value in asdict(efficiency).items()},
+            "unknowns": [knob, "learner"],
+            "covariance": [[rounded(deviation**2), 0.0], [0.0, rounded(deviation**2)]],
+            "source": f"the first stage of {name} on two shared EPYC cores",
+        }
+    head = "# Written by benchmarks/plan_published.py --write and benchmarks/plan_cpu.py --write.\n"
+    CALIBRATION.write_text(head + tomli_w.dumps(tables))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("runs", nargs=2, type=Path)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "plan-cpu.json")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    runs = [load_run(folder) for folder in options.runs]
+    result: dict[str, Any] = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip(),
+        "hardware": "two shared EPYC cores; the runs' wall clock, under whatever load there was",
+    }
+    found: dict[str, tuple[Run, Efficiency, float]] = {}
+    for run, other in zip(runs, reversed(runs), strict=True):
+        first = [s for s in run.steps if s.stage == 0]
+        later = [s for s in run.steps if s.stage > 0]
+        efficiency = fitted(run, first)
+        foreign = fitted(other, [s for s in other.steps if s.stage == 0])
+        ahead = compared(run, later, efficiency)
+        result[run.name] = {
+            "efficiency": {key: rounded(value) for key, value in asdict(efficiency).items()},
+            "first_stage_fitted": compared(run, first, efficiency),
+            "later_stages_predicted": ahead,
+            f"predicted_with_{other.name}": compared(run, run.steps, foreign),
+        }
+        found[run.name] = (run, efficiency, max(0.1, abs(ahead["rollout"]["error"]), abs(ahead["train"]["error"])))
+    if options.write:
+        write_calibration(found)
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Fit the planner's four unknowns on five published figures and predict the others: python benchmarks/plan_published.py
+
+Writes ``docs/figures/plan-published.json``; with ``--write`` also the table ``[published]`` of
+``src/magicrl/planning/calibration.toml``. Half a minute of one core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import time
+import tomllib
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from math import log, sqrt
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+
+from magicrl.planning.costs import Efficiency, forward_flops
+from magicrl.planning.fit import UNKNOWNS, Fitted, curve, fit, part_seconds, predict
+from magicrl.planning.lengths import lengths_of_mean
+from magicrl.planning.published import (
+    KEPT,
+    MEAN_AT_32K,
+    PROMPT,
+    SHARED,
+    SIGMA,
+    TABLE7_HOURS,
+    Resolved,
+    Row,
+    Setting,
+    reasoning_lengths,
+    resolve,
+    rows,
+    thirty_two,
+)
+from magicrl.planning.schedules import simulate_async
+from magicrl.planning.workload import replica_setup, step_parts, step_time
+
+ROOT = Path(__file__).resolve().parents[1]
+CALIBRATION = ROOT / "src" / "magicrl" / "planning" / "calibration.toml"
+
+
+def rounded(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def error(predicted: float, published: float) -> float:
+    return round(predicted / published - 1, 4)
+
+
+def row_by_row(efficiency: Efficiency) -> list[dict[str, Any]]:
+    """Every row of Tables 8 and 9 beside the plain curve through Table 9's ends (which says nothing of Table 8)."""
+    ends = [(row.setting.gpus, row.seconds) for row in rows() if row.name.startswith("T9") and row.fitted]
+    a, b = curve(ends)
+    found: list[dict[str, Any]] = []
+    for row in rows():
+        value = predict(row, efficiency)
+        line: dict[str, Any] = {
+            "row": row.name,
+            "fitted": row.fitted,
+            "published_seconds": rounded(row.seconds),
+            "predicted_seconds": rounded(value),
+            "error": error(value, row.seconds),
+        }
+        if row.part == "rollout":
+            line["curve_seconds"] = rounded(a + b / row.setting.gpus)
+            line["curve_error"] = error(a + b / row.setting.gpus, row.seconds)
+        found.append(line)
+    return found
+
+
+def table_seven(efficiency: Efficiency) -> dict[str, Any]:
+    """Shares of a step of the 32B model; the GPU count is not published, so for several."""
+    published = {part: hours / TABLE7_HOURS["step"] for part, hours in TABLE7_HOURS.items() if part != "step"}
+    found: dict[str, Any] = {"published": {k: round(v, 3) for k, v in published.items()}}
+    found["published_step_seconds"] = rounded(TABLE7_HOURS["step"] * 3.6)
+    for gpus in (64, 128, 256):
+        r = resolve(thirty_two(gpus))
+        time = step_time(r.shape, r.hardware, efficiency, r.work, r.layout)
+        shares = {part: round(part_seconds(time, part) / time.seconds, 3) for part in published}
+        found[f"{gpus} GPUs"] = {**shares, "step_seconds": rounded(time.seconds)}
+    return found
+
+
+def areal(efficiency: Efficiency) -> list[dict[str, Any]]:
+    """AReaL's synchronous and asynchronous hours, without the released code's time outside the GPUs."""
+    found: list[dict[str, Any]] = []
+    bare = replace(efficiency, other=0.0)
+    for size, gpus, hours, async_hours in (("1.5B", 128, 41.0, 14.8), ("7B", 192, 57.7, 25.4)):
+        setting = Setting(
+            model=f"DeepSeek-R1-Distill-Qwen-{size}",
+            hardware="H800-80G",
+            gpus=gpus,
+            limit=27648,
+            rollout_batch=512,
+            group_size=16,
+        )
+        r = resolve(setting, kept=1.0)
+        together = step_time(r.shape, r.hardware, bare, r.work, r.layout).seconds
+        split = replace(r.layout, rollout_gpus=gpus * 3 // 4, learner_gpus=gpus // 4, colocated=False)
+        stream = simulate_async(
+            [r.work.drawn(seed) for seed in range(10)],
+            r.work.prompt,
+            replica_setup(r.shape, r.hardware, bare, split),
+            split.replicas,
+            step_parts(r.shape, r.hardware, bare, r.work, split),
+            staleness=4,
+        )
+        for mode, value, published in (
+            ("synchronous", together, hours),
+            ("asynchronous", stream.seconds_per_step(4), async_hours),
+        ):
+            found.append(
+                {
+                    "run": f"{size} on {gpus} GPUs, {mode}",
+                    "predicted_seconds": rounded(value),
+                    "published_seconds_at_250_steps": rounded(published * 3600 / 250),
+                    "error_at_250_steps": error(value, published * 3600 / 250),
+                    "published_seconds_at_1000_steps": rounded(published * 3.6),
+                    "error_at_1000_steps": error(value, published * 3.6),
+                }
+            )
+    return found
+
+
+def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
+    """verl's synchronous steps on H20: with R1-Distill's lengths, and with the mean that its log-prob pass implies."""
+    bare = replace(efficiency, other=0.0)
+    found: list[dict[str, Any]] = []
+    for gpus, step in ((32, 790.0), (64, 365.0), (128, 356.0)):
+        setting = Setting(
+            model="Qwen2.5-Math-7B", hardware="H20", gpus=gpus, limit=28672, rollout_batch=512, group_size=16
+        )
+        blind = resolve(setting, kept=1.0)
+        flops = 54.0 * 128 * blind.hardware.flops * bare.learner
+        per_token = forward_flops(blind.shape, 1.0, 3000.0)
+        implied = lengths_of_mean(flops / per_token / blind.work.responses - PROMPT, SIGMA, setting.limit, SHARED)
+        line: dict[str, Any] = {"gpus": gpus, "published_step": step}
+        for name, r in (("blind", blind), ("implied", resolve(setting, implied, kept=1.0))):
+            time = step_time(r.shape, r.hardware, bare, r.work, r.layout)
+            line[name] = {
+                "mean_length": rounded(r.work.lengths.mean),
+                "step": rounded(time.seconds),
+                "error": error(time.seconds, step),
+                "generation": rounded(time.rollout),
+                "logprobs": rounded(time.parts.logprobs),
+                "update": rounded(time.learn),
+            }
+        if gpus == 128:
+            line["published_parts"] = {"generation": 178.0, "logprobs": 54.0, "update": 114.0}
+        found.append(line)
+    return found
+
+
+def sensitivity() -> list[dict[str, Any]]:
+    """The fit again under other assumptions: what it depends on, and what the predictions do."""
+
+    def assuming(mean: float, sigma: float, shared: float, kept: float) -> Callable[[Row], Resolved]:
+        def make(row: Row) -> Resolved:
+            return resolve(row.setting, reasoning_lengths(row.setting.limit, mean, sigma, shared), kept)
+
+        return make
+
+    base: dict[str, float] = {"mean": MEAN_AT_32K, "sigma": SIGMA, "shared": SHARED, "kept": KEPT}
+    found: list[dict[str, Any]] = []
+    for name, value in (
+        ("mean", 9000.0),
+        ("sigma", 0.6),
+        ("sigma", 1.0),
+        ("shared", 0.0),
+        ("shared", 0.8),
+        ("kept", 1.0),
+    ):
+        make = assuming(**{**base, name: value})
+        fitted = fit(rows(), 0.1, make, draws=3)
+        middle = [row for row in rows() if row.name in ("T9 64 GPUs", "T9 128 GPUs")]
+        errors = {row.name: error(predict(row, fitted.efficiency, make(row), 3), row.seconds) for row in middle}
+        unknowns = {key: rounded(getattr(fitted.efficiency, key)) for key in UNKNOWNS}
+        found.append({"assumed": {name: value}, **unknowns, "errors": errors})
+    return found
+
+
+def unfitted_error(efficiency: Efficiency) -> float:
+    """Root mean square of log(predicted / published) over the parts of Tables 8 and 9 that no unknown was fitted on."""
+    logs = [log(predict(r, efficiency) / r.seconds) for r in rows() if not r.fitted and r.part != "step"]
+    return sqrt(sum(x * x for x in logs) / len(logs))
+
+
+def write_calibration(fitted: Fitted, uncertainty: float) -> None:
+    tables = tomllib.loads(CALIBRATION.read_text()) if CALIBRATION.exists() else {}
+    tables["published"] = {
+        "hardware": "gpu",
+        "hidden": 3584,
+        **{key: rounded(value) for key, value in asdict(fitted.efficiency).items()},
+        "unknowns": list(UNKNOWNS),
+        "covariance": [[rounded(float(x)) for x in row] for row in fitted.covariance],
+        "source": f"Tables 8 and 9 of the report, five figures; {uncertainty:.0%} error of the others",
+    }
+    head = "# Written by benchmarks/plan_published.py --write and benchmarks/plan_cpu.py --write.\n"
+    CALIBRATION.write_text(head + tomli_w.dumps(tables))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "plan-published.json")
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    began = time.process_time()
+    fitted = fit(rows(), 1.0)
+    uncertainty = unfitted_error(fitted.efficiency)
+    fitted = replace(fitted, covariance=fitted.covariance * uncertainty**2)
+    if options.write:
+        write_calibration(fitted, uncertainty)
+    deviations = fitted.covariance.diagonal() ** 0.5
+    result = {
+        "date": datetime.now(UTC).date().isoformat(),
+        "commit": subprocess.run(
+            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+        ).stdout.strip(),
+        "hardware": "pure computation, one CPU core",
+        "unknowns": {
+            name: {"value": rounded(getattr(fitted.efficiency, name)), "relative_deviation": rounded(float(deviation))}
+            for name, deviation in zip(UNKNOWNS, deviations, strict=True)
+        },
+        "fixed": {key: getattr(fitted.efficiency, key) for key in ("weights", "matmul", "network")},
+        "assumed": {"mean_at_32k": MEAN_AT_32K, "sigma": SIGMA, "shared": SHARED, "prompt": PROMPT, "kept": KEPT},
+        "rms_error_of_unfitted_parts": rounded(uncertainty),
+        "rows": row_by_row(fitted.efficiency),
+        "table_7": table_seven(fitted.efficiency),
+        "areal": areal(fitted.efficiency),
+        "verl": verl(fitted.efficiency),
+        "sensitivity": sensitivity(),
+        "cpu_seconds": rounded(time.process_time() - began),
+    }
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+
+
+if __name__ == "__main__":
+    main()

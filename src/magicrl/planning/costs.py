@@ -1,0 +1,209 @@
+"""Seconds of each part of a training step: pure functions of a model's shape, a machine and its efficiencies.
+
+All times are seconds, all sizes bytes, all bandwidths bytes a second. Every function states its formula. What no
+formula knows (how much of a peak is reached, what the host adds) is in ``Efficiency``; ``fit`` finds four of these
+from published tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil, sqrt
+
+from scipy.special import ndtri
+
+from magicrl.planning.hardware import Hardware
+from magicrl.planning.shapes import ModelShape
+
+BF16 = 2.0
+FLOAT32 = 4.0
+ALL_REDUCE_LATENCY = 10e-6
+"""Seconds of one small all-reduce inside a node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Efficiency:
+    """What is reached of the peaks, and what the host adds.
+
+    Attributes:
+        kv: share of the memory bandwidth reached on reading keys and values, scheduling of a sequence included.
+        step_overhead: seconds a decode step, whatever its batch.
+        learner: share of the peak arithmetic reached by learner and log-prob passes, recomputation counted as work.
+        other: seconds a response outside rollout, log-probs and updates (judging, data handling, offloading).
+        weights: share of the memory bandwidth reached on reading weights.
+        matmul: share of the peak arithmetic reached by decode and prefill products.
+        network: share of a link's bandwidth reached by collectives.
+    """
+
+    kv: float
+    step_overhead: float
+    learner: float
+    other: float
+    weights: float = 0.7
+    matmul: float = 0.6
+    network: float = 0.7
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeCost:
+    """Seconds of one decode step of one replica: linear in its sequences and in their tokens of context.
+
+    Attributes:
+        overhead: host time and collectives' latency.
+        weights: reading the weights once.
+        sequence: arithmetic of one sequence's token; hidden behind ``weights`` while the batch is small.
+        context: reading one token's keys and values.
+        prefill: seconds of one token that is prefilled.
+    """
+
+    overhead: float
+    weights: float
+    sequence: float
+    context: float
+    prefill: float
+
+    def base(self, sequences: int) -> float:
+        """Seconds of a step of so many sequences, without their context."""
+        return self.overhead + max(self.weights, self.sequence * sequences)
+
+    def step(self, sequences: int, context_tokens: float) -> float:
+        """Seconds of one step: overhead + max(weights, arithmetic) + context."""
+        return self.base(sequences) + self.context * context_tokens
+
+    def steps(self, count: int, sequences: int, context_tokens: float) -> float:
+        """Seconds of ``count`` steps in a row, the context growing by a token a sequence and step.
+
+        Example:
+            >>> cost = DecodeCost(overhead=1.0, weights=2.0, sequence=0.0, context=0.5, prefill=0.0)
+            >>> cost.steps(2, sequences=1, context_tokens=4)  # (3 + 2) + (3 + 2.5)
+            10.5
+        """
+        growth = sequences * count * (count - 1) / 2
+        return count * self.base(sequences) + self.context * (count * context_tokens + growth)
+
+
+def decode_cost(shape: ModelShape, hardware: Hardware, efficiency: Efficiency, tensor_parallel: int = 1) -> DecodeCost:
+    """The decode step of a replica of ``tensor_parallel`` accelerators, weights and cache in bf16.
+
+    Weights and cache divide over the accelerators; two all-reduces a layer are added where there is more than one.
+    """
+    tp = tensor_parallel
+    reductions = 2.0 * shape.layers if tp > 1 else 0.0
+    moved = reductions * 2.0 * shape.hidden * BF16 * (tp - 1) / tp / (hardware.link * efficiency.network)
+    compute = 2.0 * shape.multiplied_parameters / (tp * hardware.flops * efficiency.matmul)
+    kv_read = shape.kv_bytes_per_token() / min(tp, shape.kv_heads) / (hardware.bandwidth * efficiency.kv)
+    return DecodeCost(
+        overhead=efficiency.step_overhead + reductions * ALL_REDUCE_LATENCY,
+        weights=BF16 * shape.multiplied_parameters / tp / (hardware.bandwidth * efficiency.weights),
+        sequence=compute + moved,
+        context=kv_read,
+        prefill=compute + moved,
+    )
+
+
+def kv_capacity(shape: ModelShape, kv_bytes: float, tensor_parallel: int = 1) -> int:
+    """Tokens of context that fit into ``kv_bytes`` on each of a replica's accelerators."""
+    return max(0, int(kv_bytes * min(tensor_parallel, shape.kv_heads) / shape.kv_bytes_per_token()))
+
+
+def forward_flops(shape: ModelShape, tokens: float, mean_context: float) -> float:
+    """2 N a token, and the attention to ``mean_context`` tokens (half the length of a causal sequence)."""
+    return tokens * (2.0 * shape.multiplied_parameters + shape.attention_flops_per_token(mean_context))
+
+
+def learner_flops(shape: ModelShape, tokens: float, mean_context: float, *, recompute: bool) -> float:
+    """Forward and backward, three times the forward (6 N a token); recomputation adds one forward of the layers."""
+    forward = forward_flops(shape, tokens, mean_context)
+    head = tokens * 2.0 * shape.vocabulary * shape.hidden
+    return 3.0 * forward + (forward - head if recompute else 0.0)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerWork:
+    """What the learner computes in a step.
+
+    Attributes:
+        tokens: prompt and response tokens of the surviving groups, over all accelerators and passes.
+        mean_context: tokens that a token sees, on average.
+        responses: samples, passes counted.
+        variation: standard deviation of a sample's tokens over their mean.
+        sgd_steps: optimizer steps.
+        micro_batch_tokens: tokens of one forward/backward on one accelerator (of a sequence-parallel group together).
+        recompute: layers are computed again in the backward pass.
+    """
+
+    tokens: float
+    mean_context: float
+    responses: float
+    variation: float
+    sgd_steps: int
+    micro_batch_tokens: float
+    recompute: bool
+
+
+def collective_bandwidth(hardware: Hardware, efficiency: Efficiency, gpus: int) -> float:
+    """Bytes a second of each accelerator in a collective over ``gpus``: the link in a node, the network beyond."""
+    return (hardware.link if gpus <= hardware.gpus_per_node else hardware.network) * efficiency.network
+
+
+def straggling(ranks: int, responses: float, variation: float) -> float:
+    """How much longer the fullest of ``ranks`` learners takes than the mean, where each has ``responses`` samples.
+
+    The largest of ``ranks`` normal sums: 1 + z * variation / sqrt(responses), z the normal quantile of
+    (ranks - 0.375) / (ranks + 0.25) (Blom's approximation). 1 for one rank. A rank without a whole sample counts one.
+
+    Args:
+        ranks: data-parallel groups, which wait for each other at every update.
+        responses: samples of each in one update.
+        variation: standard deviation of a response's cost over its mean.
+    """
+    if ranks < 2:
+        return 1.0
+    return 1.0 + float(ndtri((ranks - 0.375) / (ranks + 0.25))) * variation / sqrt(max(responses, 1.0))
+
+
+def learner_seconds(
+    shape: ModelShape,
+    hardware: Hardware,
+    efficiency: Efficiency,
+    work: LearnerWork,
+    gpus: int,
+    sequence_parallel: int = 1,
+) -> float:
+    """All updates of a step with fully sharded data parallelism: arithmetic or communication, the longer of the two,
+    and the optimizer.
+
+    Each micro-batch gathers the weights twice in bf16 and reduces float32 gradients; Ulysses' four exchanges a layer
+    move activations. The arithmetic is that of the fullest rank (``straggling``), and a sample is not divided over more
+    than its sequence-parallel group, so that ranks beyond the number of samples stand idle. The optimizer reads
+    and writes master, moments and gradient of its shard (28 bytes a parameter).
+    """
+    flops = learner_flops(shape, work.tokens, work.mean_context, recompute=work.recompute)
+    groups = max(1, gpus // sequence_parallel)
+    spread = straggling(groups, work.responses / (groups * work.sgd_steps), work.variation)
+    busy = min(gpus, sequence_parallel * work.responses / work.sgd_steps)
+    compute = flops / (busy * hardware.flops * efficiency.learner) * spread
+    micro_batches = max(work.sgd_steps, ceil(work.tokens / (groups * work.micro_batch_tokens)))
+    shared = (gpus - 1) / gpus
+    gathered = micro_batches * shared * shape.parameters * (2 * BF16 + FLOAT32)
+    communication = gathered / collective_bandwidth(hardware, efficiency, gpus)
+    if sequence_parallel > 1:
+        passes = 4.0 if work.recompute else 3.0
+        exchanged = passes * 4.0 * shape.layers * work.tokens / gpus * shape.hidden * BF16
+        communication += exchanged / collective_bandwidth(hardware, efficiency, sequence_parallel)
+    optimizer = work.sgd_steps * 28.0 * shape.parameters / gpus / (hardware.bandwidth * efficiency.weights)
+    return max(compute, communication) + optimizer
+
+
+def logprob_seconds(
+    shape: ModelShape, hardware: Hardware, efficiency: Efficiency, tokens: float, mean_context: float, gpus: int
+) -> float:
+    """One forward over ``tokens`` (old or reference log-probs) at the learner's efficiency."""
+    return forward_flops(shape, tokens, mean_context) / (gpus * hardware.flops * efficiency.learner)
+
+
+def weight_sync_seconds(shape: ModelShape, hardware: Hardware, efficiency: Efficiency, gpus: int) -> float:
+    """The new weights in bf16 to every accelerator of the engine; 0 in one process, which holds them already."""
+    if gpus == 1:
+        return 0.0
+    return BF16 * shape.parameters / collective_bandwidth(hardware, efficiency, gpus)

@@ -1,0 +1,188 @@
+"""Ways to lay a step over accelerators, which of them fit, and what would make one fit.
+
+A colocated layout gives every accelerator to engine and learner in turn: while the engine generates, the learner's
+master weights and moments stay; while the learner learns, the engine is asleep. A split layout gives each its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from magicrl.planning.costs import kv_capacity
+from magicrl.planning.hardware import GIB, Hardware
+from magicrl.planning.memory import EngineMemory, LearnerMemory, LearnerSetup, engine_memory, learner_memory
+from magicrl.planning.shapes import ModelShape
+from magicrl.planning.workload import Layout
+
+MOST_GPUS = 4096
+"""Where the search for enough accelerators ends."""
+SPLITS = (0.25, 0.5, 0.75, 0.875)
+"""Shares of the accelerators that a split layout may give to the engine."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Demand:
+    """What of a recipe decides memory.
+
+    Attributes:
+        shape: of the model.
+        hardware: of one accelerator.
+        longest: tokens of the longest sample, the prompt's limit and the largest T.
+        micro_batch_tokens: tokens of a forward/backward.
+        checkpointing: only layers' inputs are kept in the longest micro-batch.
+        head_chunk_tokens: rows of logits that exist at once.
+        reference: a frozen reference is kept.
+        offload_moments: AdamW's moments live in the host's memory.
+        rows: sequences that a replica decodes at once.
+        cache_limit: bytes that the engine's cache may take at most.
+    """
+
+    shape: ModelShape
+    hardware: Hardware
+    longest: int
+    micro_batch_tokens: int
+    checkpointing: bool
+    head_chunk_tokens: int
+    reference: bool
+    offload_moments: bool = False
+    rows: int = 256
+    cache_limit: float = float("inf")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Placed:
+    """A layout and its memory.
+
+    Attributes:
+        layout: which accelerators do what.
+        learner: bytes on one of the learner's accelerators, by term.
+        engine: bytes on one of the engine's.
+        missing: bytes that the worse of the two lacks; 0 or less where both fit.
+    """
+
+    layout: Layout
+    learner: LearnerMemory
+    engine: EngineMemory
+    missing: float
+
+    @property
+    def fits(self) -> bool:
+        """Both sides fit, and the cache holds the longest sample."""
+        return self.missing <= 0
+
+
+def degrees(limit: int) -> Iterator[int]:
+    """1, 2, 4, ... up to ``limit``."""
+    degree = 1
+    while degree <= limit:
+        yield degree
+        degree *= 2
+
+
+def candidates(demand: Demand, gpus: int) -> list[Placed]:
+    """All layouts of ``gpus`` accelerators, those that fit first; the smallest sequence-parallel degree that fits.
+
+    A Ulysses degree divides the query heads and is at most the key/value heads; a tensor-parallel degree divides the
+    query heads and stays inside a node.
+    """
+    sides = [(gpus, gpus, True)]
+    for share in SPLITS:
+        engine = round(gpus * share)
+        if 0 < engine < gpus and (engine, gpus - engine, False) not in sides:
+            sides.append((engine, gpus - engine, False))
+    found: list[Placed] = []
+    for rollout_gpus, learner_gpus, colocated in sides:
+        for tp in degrees(min(demand.hardware.gpus_per_node, rollout_gpus)):
+            if demand.shape.heads % tp == 0 and rollout_gpus % tp == 0:
+                found.append(_narrowest(demand, rollout_gpus, learner_gpus, tp, colocated=colocated))
+    return sorted(found, key=lambda placed: max(0.0, placed.missing))
+
+
+def _narrowest(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, *, colocated: bool) -> Placed:
+    best: Placed | None = None
+    for sp in degrees(min(demand.shape.kv_heads, demand.hardware.gpus_per_node, learner_gpus)):
+        if demand.shape.heads % sp or learner_gpus % sp:
+            continue
+        placed = place(demand, rollout_gpus, learner_gpus, tp, sp, colocated=colocated)
+        if best is None or placed.missing < best.missing:
+            best = placed
+        if placed.fits:
+            break
+    assert best is not None, "a degree of 1 always divides"
+    return best
+
+
+def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int, *, colocated: bool) -> Placed:
+    """One layout with its memory."""
+    hardware, shape = demand.hardware, demand.shape
+    setup = LearnerSetup(
+        gpus=learner_gpus,
+        sequence_parallel=sp,
+        micro_batch_tokens=demand.micro_batch_tokens,
+        longest=demand.longest,
+        checkpointing=demand.checkpointing,
+        head_chunk_tokens=demand.head_chunk_tokens,
+        offload_moments=demand.offload_moments,
+        reference=demand.reference,
+    )
+    learner = learner_memory(shape, setup, hardware.runtime)
+    engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0)
+    engine = replace(engine, cache=min(engine.cache, demand.cache_limit))
+    one = demand.longest * shape.kv_bytes_per_token() / min(tp, shape.kv_heads)
+    layout = Layout(
+        rollout_gpus=rollout_gpus,
+        tensor_parallel=tp,
+        learner_gpus=learner_gpus,
+        sequence_parallel=sp,
+        colocated=colocated,
+        cache_bytes=engine.cache,
+        rows=demand.rows,
+    )
+    short = one - engine.cache if kv_capacity(shape, engine.cache, tp) < demand.longest else 0.0
+    return Placed(layout=layout, learner=learner, engine=engine, missing=max(learner.total - hardware.budget, short))
+
+
+def remedies(demand: Demand, gpus: int) -> list[str]:
+    """Changes that would each, alone, make the recipe fit; empty where none of them does."""
+    found: list[str] = []
+
+    def helps(changed: Demand, count: int = gpus) -> bool:
+        return any(placed.fits for placed in candidates(changed, count))
+
+    if not demand.checkpointing and helps(replace(demand, checkpointing=True)):
+        found.append("model.gradient_checkpointing = true")
+    more = _first(lambda n: helps(demand, n), [gpus * 2**k for k in range(1, 13) if gpus * 2**k <= MOST_GPUS])
+    if more is not None:
+        found.append(f"--gpus {more}")
+    if helps(replace(demand, offload_moments=True)):
+        found.append("AdamW's moments in the host's memory (--offload-moments)")
+    smaller = [demand.longest >> k for k in range(1, 8) if demand.longest >> k >= 256]
+    shorter = _first(
+        lambda n: helps(replace(demand, longest=n, micro_batch_tokens=min(n, demand.micro_batch_tokens))), smaller
+    )
+    if shorter is not None:
+        found.append(f"samples of at most {shorter} tokens, prompt and T together (model.micro_batch_tokens too)")
+    return found
+
+
+def _first(test: Callable[[int], bool], values: list[int]) -> int | None:
+    return next((value for value in values if test(value)), None)
+
+
+def refusal(demand: Demand, gpus: int) -> str:
+    """Why nothing fits, by term, and what would make it fit."""
+    best = min(candidates(demand, gpus), key=lambda placed: placed.missing)
+    learner_short = best.learner.total > demand.hardware.budget
+    terms = best.learner.terms() if learner_short else best.engine.terms()
+    side = "the learner" if learner_short else "the engine"
+    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
+    layout = "colocated" if best.layout.colocated else "split"
+    ways = remedies(demand, gpus)
+    cure = "What would make it fit, each alone: " + "; ".join(ways) if ways else "No single change makes it fit"
+    return (
+        f"{demand.shape.name} with samples of {demand.longest} tokens does not fit on {gpus} x {demand.hardware.name}: "
+        f"in the best layout ({layout}, tensor parallel {best.layout.tensor_parallel}, sequence parallel "
+        f"{best.layout.sequence_parallel}) {side} lacks {best.missing / GIB:.1f} GiB of "
+        f"{demand.hardware.budget / GIB:.1f} an accelerator ({shown}). {cure}."
+    )

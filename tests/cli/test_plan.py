@@ -1,0 +1,75 @@
+"""``magicrl plan`` as a user calls it: shipped recipes, JSON, alternatives, refusals and their exit status."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from magicrl.cli.main import app, main
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPER = str(ROOT / "src/magicrl/experiments/bases/paper-7b.toml")
+
+
+def plan(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert app(["plan", *words], result_action="return_value") == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("recipe", "model"), [("quickstart", "tiny"), ("smollm2", "SmolLM2-135M")])
+def test_shipped_recipes_on_this_machine(recipe: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(ROOT / "recipes" / f"{recipe}.toml"), "--gpus", "1", "--gpu", "cpu-2core"]
+    text = plan(capsys, *words)
+    assert text.startswith(model)
+    assert "does not fit" not in text
+    facts = json.loads(plan(capsys, *words, "--json"))
+    assert facts["calibration"]["name"] == f"cpu-2core-{recipe}"
+    assert len(facts["stages"]) == 2
+    assert all("accelerators" not in change["change"] for change in facts["what_if"])  # there is no second one
+
+
+def test_json_says_what_the_text_says(capsys: pytest.CaptureFixture[str]) -> None:
+    words = [PAPER, "--gpus", "32", "--gpu", "H800-80G", "--hours", "24", "--cost-per-gpu-hour", "2", "--json"]
+    facts = json.loads(plan(capsys, *words, "--compare", "gpus=64,stages.0.group_size=32", "--compare", "gpus=1"))
+    (stage,) = facts["stages"]
+    assert facts["steps_in_budget"] == int(24 * 3600 / stage["step_seconds"])
+    assert facts["cost"] == pytest.approx(facts["hours"] * 32 * 2, rel=1e-3)
+    low, high = stage["step_seconds_80_percent"]
+    assert low < stage["step_seconds"] < high
+    learner = facts["memory_gib"]["learner"]
+    assert sum(learner.values()) == pytest.approx(facts["memory_gib"]["learner_total"], abs=0.02)
+    assert facts["memory_gib"]["learner_total"] < facts["memory_gib"]["budget"]
+    larger, refused = facts["compare"]
+    assert (larger["gpus"], larger["change"]) == (64, "gpus=64,stages.0.group_size=32")
+    assert "does not fit on 1 x H800-80G" in refused["refused"]
+
+
+@pytest.mark.filterwarnings("ignore:Cyclopts application invoked without tokens")
+def test_what_cannot_fit_exits_1_and_says_what_would(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["magicrl", "plan", PAPER, "--gpus", "1", "--gpu", "H800-80G"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 1
+    error = capsys.readouterr().err
+    assert "does not fit on 1 x H800-80G" in error
+    assert "--gpus 4" in error
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--gpu", "H900"], "no hardware called 'H900'"),
+        (["--gpu", "H200", "--model", "nowhere"], "no model folder and no known model 'nowhere'"),
+        (["--gpu", "H200", "--compare", "gpus"], "is not KEY=VALUE"),
+        (["--gpu", "H200", "--compare", "gpus=many"], "needs a whole number"),
+        (["--gpu", "H200", "--hours", "-1"], "--hours must be above 0"),
+        (["--gpu", "H200", "--mean-length", "20000"], "does not go with T = 16384"),
+    ],
+)
+def test_mistakes_name_their_value(words: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        app(["plan", PAPER, "--gpus", "8", *words], result_action="return_value")

@@ -1,0 +1,176 @@
+"""Cost functions against values computed by hand, and shapes against published parameter counts."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from magicrl.planning.costs import (
+    DecodeCost,
+    Efficiency,
+    LearnerWork,
+    decode_cost,
+    forward_flops,
+    kv_capacity,
+    learner_flops,
+    learner_seconds,
+    logprob_seconds,
+    straggling,
+    weight_sync_seconds,
+)
+from magicrl.planning.hardware import Hardware, known_hardware, load_hardware
+from magicrl.planning.shapes import ModelShape, known_models, load_shape, shape_from_config
+
+# d 4, ff 8, one layer, 2 query heads and 1 KV head of width 2, 10 words
+TOY = ModelShape(
+    name="toy", hidden=4, intermediate=8, layers=1, heads=2, kv_heads=1, head_dim=2, vocabulary=10, tied=True
+)
+# attention: q 4x4, o 4x4, k and v 4x2 each = 48; feed-forward 3 x 32 = 96; norms 2 x 4 = 8
+TOY_LAYER = 152
+MACHINE = Hardware(
+    name="m", memory=1e6, usable=1.0, flops=1000.0, bandwidth=100.0, link=10.0, network=2.0, gpus_per_node=2
+)
+HALF = Efficiency(kv=0.25, step_overhead=1.0, learner=0.5, other=0.1, weights=0.5, matmul=0.5, network=0.5)
+
+
+def test_parameters_of_a_toy_are_those_counted_by_hand() -> None:
+    assert TOY.layer_parameters == TOY_LAYER
+    assert TOY.parameters == TOY_LAYER + 40 + 4
+    assert replace(TOY, tied=False).parameters == TOY_LAYER + 80 + 4
+    assert replace(TOY, qkv_bias=True).layer_parameters == TOY_LAYER + 4 + 2 + 2
+    assert replace(TOY, qk_norm=True).layer_parameters == TOY_LAYER + 4
+    assert TOY.kv_bytes_per_token() == 2 * 1 * 1 * 2 * 2  # k and v, layer, head, width, bytes
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"),
+    [
+        ("DeepSeek-R1-Distill-Qwen-1.5B", 1.777088),
+        ("DeepSeek-R1-Distill-Qwen-7B", 7.615616512),
+        ("DeepSeek-R1-Distill-Qwen-32B", 32.763876352),
+        ("Qwen3-4B", 4.022468096),
+        ("Qwen3-8B", 8.190735360),
+        ("SmolLM2-135M", 0.134515008),
+    ],
+)
+def test_known_models_have_their_published_parameters(name: str, billions: float) -> None:
+    assert known_models()[name].parameters == round(billions * 1e9)
+
+
+def test_a_step_of_decoding_by_hand() -> None:
+    cost = decode_cost(TOY, MACHINE, HALF)
+    assert cost.overhead == 1.0
+    assert cost.weights == pytest.approx(2 * (TOY_LAYER + 40) / 50)
+    assert cost.context == pytest.approx(8 / 25)
+    assert cost.sequence == pytest.approx(2 * (TOY_LAYER + 40) / 500)
+    # few sequences: the weights' reading hides the arithmetic; many: the other way round
+    assert cost.step(3, 10) == pytest.approx(1 + 7.68 + 3.2)
+    assert cost.step(20, 10) == pytest.approx(1 + 20 * 0.768 + 3.2)
+
+
+def test_tensor_parallel_divides_weights_and_pays_for_reductions() -> None:
+    one, two = decode_cost(TOY, MACHINE, HALF), decode_cost(TOY, MACHINE, HALF, 2)
+    assert two.weights == one.weights / 2
+    assert two.overhead > one.overhead
+    assert two.context == one.context  # one KV head cannot be divided: each accelerator holds it
+    wide = replace(TOY, kv_heads=2)
+    assert decode_cost(wide, MACHINE, HALF, 2).context == decode_cost(wide, MACHINE, HALF).context / 2
+    assert kv_capacity(TOY, 80) == 10
+    assert kv_capacity(wide, 80, 2) == 10
+
+
+def test_closed_form_of_many_steps_is_their_sum() -> None:
+    cost = DecodeCost(overhead=0.3, weights=0.2, sequence=0.01, context=0.001, prefill=0.0)
+    one_by_one = sum(cost.step(7, 100 + 7 * k) for k in range(50))
+    assert cost.steps(50, 7, 100) == pytest.approx(one_by_one)
+
+
+def test_learner_by_hand() -> None:
+    forward = 2 * 192 + 4 * 1 * 2 * 2 * 5  # a token: 2 N, and scores and sums over 5 tokens of context
+    assert forward_flops(TOY, 10, 5) == 10 * forward
+    assert learner_flops(TOY, 10, 5, recompute=False) == 30 * forward
+    assert learner_flops(TOY, 10, 5, recompute=True) == 40 * forward - 10 * 2 * 40  # the head is not computed again
+    work = LearnerWork(
+        tokens=1000, mean_context=5, responses=10, variation=0, sgd_steps=1, micro_batch_tokens=1000, recompute=False
+    )
+    optimizer = 28 * TOY.parameters / 50
+    assert learner_seconds(TOY, MACHINE, HALF, work, 1) == pytest.approx(3000 * forward / 500 + optimizer)
+    assert logprob_seconds(TOY, MACHINE, HALF, 10, 5, 2) == pytest.approx(10 * forward / 1000)
+
+
+def test_many_small_micro_batches_are_bound_by_communication() -> None:
+    work = LearnerWork(
+        tokens=40, mean_context=5, responses=4, variation=0, sgd_steps=1, micro_batch_tokens=10, recompute=False
+    )
+    # two accelerators, one node: 2 micro-batches each gather 2 x 2 bytes and reduce 4, of half the parameters, at 5/s
+    seconds = learner_seconds(TOY, MACHINE, HALF, work, 2)
+    assert seconds == pytest.approx(2 * 0.5 * TOY.parameters * 8 / 5 + 28 * TOY.parameters / 2 / 50)
+    assert learner_seconds(TOY, MACHINE, HALF, work, 4) > seconds / 2  # beyond the node the network is slower
+
+
+def test_ranks_beyond_the_number_of_samples_stand_idle() -> None:
+    fast = replace(MACHINE, link=1e12, network=1e12, bandwidth=1e12)
+    work = LearnerWork(
+        tokens=40, mean_context=5, responses=4, variation=0, sgd_steps=1, micro_batch_tokens=10, recompute=False
+    )
+    times = {gpus: learner_seconds(TOY, fast, HALF, work, gpus) for gpus in (2, 4, 8)}
+    assert times[2] == pytest.approx(2 * times[4])
+    assert times[8] == pytest.approx(times[4])
+    assert learner_seconds(TOY, fast, HALF, work, 8, 2) == pytest.approx(times[8] / 2)
+
+
+def test_the_fullest_rank_sets_the_pace() -> None:
+    assert straggling(1, 5, 0.6) == 1.0
+    assert straggling(32, 20, 0.0) == 1.0
+    # 32 ranks of 4 samples, deviation 0.5: largest of 32 normal values is about 2.07 deviations
+    assert straggling(32, 4, 0.5) == pytest.approx(1 + 2.07 * 0.25, abs=0.01)
+    assert straggling(32, 1, 0.5) > straggling(32, 4, 0.5) > straggling(8, 4, 0.5)
+
+
+def test_weights_travel_only_between_accelerators() -> None:
+    assert weight_sync_seconds(TOY, MACHINE, HALF, 1) == 0
+    assert weight_sync_seconds(TOY, MACHINE, HALF, 2) == pytest.approx(2 * TOY.parameters / 5)
+    assert weight_sync_seconds(TOY, MACHINE, HALF, 4) == pytest.approx(2 * TOY.parameters / 1)
+
+
+def test_shapes_by_name_folder_and_config(tmp_path: Path) -> None:
+    config = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "intermediate_size": 176,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "vocab_size": 26,
+        "tie_word_embeddings": True,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shape = load_shape(str(tmp_path))
+    assert shape.head_dim == 32
+    assert load_shape(str(tmp_path / "config.json")).parameters == shape.parameters
+    assert load_shape("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B").layers == 28
+    assert load_shape("HuggingFaceTB/SmolLM2-135M-Instruct").name == "SmolLM2-135M"
+    with pytest.raises(ValueError, match=r"no model folder and no known model 'Qwen3-8X'; did you mean Qwen3-8B\?"):
+        load_shape("Qwen3-8X")
+    with pytest.raises(ValueError, match=r"dense decoders .* not 'qwen3_moe'"):
+        shape_from_config({**config, "model_type": "qwen3_moe"}, "moe")
+    with pytest.raises(ValueError, match="has no 'vocab_size'"):
+        shape_from_config({k: v for k, v in config.items() if k != "vocab_size"}, "cut")
+
+
+def test_hardware_by_name_and_file(tmp_path: Path) -> None:
+    assert {"A100-80G", "H100-80G", "H800-80G", "H200", "B200", "H20", "cpu-2core"} <= set(known_hardware())
+    with pytest.raises(ValueError, match=r"no hardware called 'H800'; did you mean H800-80G\?"):
+        load_hardware("H800")
+    own = tmp_path / "own.toml"
+    own.write_text(
+        "[mine]\nmemory_gib = 16\nbf16_tflops = 100\nmemory_tb_s = 1\nlink_gb_s = 30\nnetwork_gb_s = 10\n"
+        "gpus_per_node = 4\n"
+    )
+    assert load_hardware(str(own)).flops == 1e14
+    own.write_text("[mine]\nmemory_gib = -1\n")
+    with pytest.raises(ValueError, match="not a hardware file"):
+        load_hardware(str(own))

@@ -1,0 +1,75 @@
+"""The fit: planted unknowns come back, the shipped calibration predicts what the documentation quotes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import log
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from magicrl.planning.calibration import load_calibration
+from magicrl.planning.costs import Efficiency
+from magicrl.planning.fit import UNKNOWNS, curve, fit, predict
+from magicrl.planning.published import rows
+
+FIGURES = json.loads((Path(__file__).resolve().parents[2] / "docs/figures/plan-published.json").read_text())
+
+
+def test_planted_unknowns_come_back() -> None:
+    truth = Efficiency(kv=0.25, step_overhead=0.007, learner=0.4, other=0.02)
+    planted = [replace(row, seconds=predict(row, truth, draws=1)) for row in rows() if row.fitted]
+    found = fit(planted, 0.05, draws=1)
+    for name in UNKNOWNS:
+        assert getattr(found.efficiency, name) == pytest.approx(getattr(truth, name), rel=0.02)
+    assert max(abs(x) for x in found.residuals.values()) < 1e-3
+    with pytest.raises(ValueError, match="4 unknowns need as many rows"):
+        fit(planted[:3], 0.05)
+
+
+def test_shipped_calibration_gives_the_committed_figures() -> None:
+    calibration = load_calibration("H800-80G", 3584)
+    assert calibration.name == "published"
+    for row, line in zip(rows(), FIGURES["rows"], strict=True):
+        assert line["row"] == row.name
+        assert predict(row, calibration.efficiency) == pytest.approx(line["predicted_seconds"], rel=0.005)
+    # what the documentation claims of the rows that nothing was fitted on
+    middle = [line for line in FIGURES["rows"] if line["row"] in ("T9 64 GPUs", "T9 128 GPUs")]
+    assert all(abs(line["error"]) < 0.03 and not line["fitted"] for line in middle)
+
+
+def test_uncertainty_is_drawn_as_stored() -> None:
+    calibration = load_calibration("H800-80G", 3584)
+    drawn = np.log([[getattr(e, name) for name in ("learner", "other")] for e in calibration.drawn(4000)])
+    centre = [log(calibration.efficiency.learner), log(calibration.efficiency.other)]
+    assert drawn.mean(axis=0) == pytest.approx(centre, abs=0.01)
+    assert drawn.std(axis=0) ** 2 == pytest.approx(np.diag(calibration.covariance)[2:], rel=0.1)
+    assert all(e.kv <= 1 and e.learner <= 1 for e in calibration.drawn(100))
+
+
+def test_plain_curve_goes_through_both_points() -> None:
+    a, b = curve([(32, 375.0), (256, 205.0)])
+    assert a + b / 32 == pytest.approx(375)
+    assert a + b / 256 == pytest.approx(205)
+
+
+def test_the_page_quotes_the_committed_figures() -> None:
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs/planning.md").read_text()
+    lines = {line["row"]: line for line in FIGURES["rows"]}
+    for gpus in (32, 64, 128, 256):
+        line = lines[f"T9 {gpus} GPUs"]
+        assert (
+            f"| {line['published_seconds']:.0f} | {line['predicted_seconds']:.0f} | {100 * line['error']:+.1f} %"
+            in (page.replace("| 0.0 %", "| -0.0 %"))
+        )
+    for line in FIGURES["areal"]:
+        quoted = f"| {line['published_seconds_at_250_steps']:.0f} s | {line['predicted_seconds']:.0f} s |"
+        assert f"{quoted} {100 * line['error_at_250_steps']:+.0f} % |" in page
+    for name in ("quickstart", "smollm2"):
+        step = json.loads((root / "docs/figures/plan-cpu.json").read_text())[name]["later_stages_predicted"]["step"]
+        assert f"| {step['measured_seconds']:.3g} s | {step['predicted_seconds']:.3g} s |" in page
+    for line in json.loads((root / "docs/figures/plan-study.json").read_text())["by_gpus"]:
+        assert f"| {line['gpus']} | {line['step']:.0f} | {line['rollout']:.0f} |" in page

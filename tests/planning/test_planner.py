@@ -1,0 +1,157 @@
+"""Plans of whole recipes: their parts agree, and larger work or fewer accelerators never take less time."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from math import exp
+from pathlib import Path
+
+import pytest
+
+from magicrl.config.loader import load_train_recipe
+from magicrl.planning.calibration import load_calibration
+from magicrl.planning.hardware import load_hardware
+from magicrl.planning.layouts import candidates
+from magicrl.planning.lengths import Lengths
+from magicrl.planning.measured import read_measured
+from magicrl.planning.planner import Options, demand, make_plan, stage_lengths, timing, workload
+from magicrl.planning.shapes import load_shape
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPER = ROOT / "src/magicrl/experiments/bases/paper-7b.toml"
+SEVEN, H800 = load_shape("DeepSeek-R1-Distill-Qwen-7B"), load_hardware("H800-80G")
+
+
+def test_a_plan_adds_up() -> None:
+    plan = make_plan(load_train_recipe(PAPER), SEVEN, H800, Options(gpus=32))
+    (stage,) = plan.stages
+    parts = stage.timing.parts
+    assert stage.timing.seconds == pytest.approx(parts.rollout + parts.learn + parts.other)
+    assert stage.low <= stage.timing.seconds <= stage.high
+    assert plan.hours == pytest.approx(stage.timing.seconds * 1000 / 3600)
+    assert plan.placed.fits
+    changes = {change.change: change.ratio for change in plan.what_if}
+    assert changes["64 accelerators"] is not None
+    assert 0.5 < changes["64 accelerators"] < 1  # the longest response does not get shorter
+    assert changes["D_R 128"] is not None
+    assert 1 < changes["D_R 128"] < 2  # the tail is waited for once
+
+
+def test_the_recipe_decides_the_workload() -> None:
+    config = load_train_recipe(PAPER, ["stages.0.mini_batch=16", "algorithm.reuse=2", "reference.mode=monitor"])
+    (stage,) = config.stages
+    options = Options(gpus=32)
+    lengths = stage_lengths(stage, stage.max_tokens, Options(gpus=1))
+    work = workload(config, stage, options, lengths)
+    assert (work.sgd_steps, work.reuse, work.forwards) == (8, 2, 2)
+    assert (work.kept, work.prompt, work.recompute) == (0.6, 256, False)
+    everything = load_train_recipe(
+        PAPER, ["algorithm.reject_zero_advantage=false", "model.gradient_checkpointing=true"]
+    )
+    plain = workload(everything, stage, options, lengths)
+    assert (plain.kept, plain.sgd_steps, plain.forwards, plain.recompute) == (1.0, 4, 1, True)
+    assert stage_lengths(stage, stage.max_tokens, Options(gpus=1, mean_length=5000)).mean == pytest.approx(5000)
+    assert demand(config, SEVEN, H800, options).longest == 16384 + 2048
+    alone = demand(config, SEVEN, H800, Options(gpus=1))
+    assert alone.rows == config.rollout.max_rows
+    assert alone.cache_limit == config.rollout.memory_limit_mb * 2**20
+
+
+def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
+    config = load_train_recipe(PAPER)
+    plan = make_plan(config, SEVEN, H800, Options(gpus=32))
+    layout, efficiency = plan.placed.layout, plan.calibration.efficiency
+    (stage,) = config.stages
+    work = workload(config, stage, plan.options, stage_lengths(stage, stage.max_tokens, Options(gpus=1)))
+
+    def seconds(**changes: int) -> float:
+        return timing(SEVEN, H800, efficiency, replace(work, **changes), layout, 0).seconds
+
+    base = seconds()
+    assert seconds(rollout_batch=128) > base
+    assert seconds(group_size=32) > base
+    assert seconds(sgd_steps=4) > base
+    longer = replace(work, lengths=work.lengths.at(32768))
+    assert timing(SEVEN, H800, efficiency, longer, layout, 0).seconds > base
+
+
+def test_overlap_pays_and_the_schedules_are_ordered() -> None:
+    config = load_train_recipe(PAPER)
+    (stage,) = config.stages
+    options = Options(gpus=32)
+    work = workload(config, stage, options, stage_lengths(stage, stage.max_tokens, Options(gpus=1)))
+    plan = make_plan(config, SEVEN, H800, replace(options, staleness=1))
+    layout = plan.placed.layout
+    assert not layout.colocated
+    efficiency = plan.calibration.efficiency
+    seconds = [timing(SEVEN, H800, efficiency, work, layout, staleness).seconds for staleness in (0, 1, 3)]
+    assert seconds[0] > seconds[1] > seconds[2]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    config = load_train_recipe(PAPER)
+    with pytest.raises(ValueError, match=r"does not fit on 1 x H800-80G.*What would make it fit, each alone: --gpus 4"):
+        make_plan(config, SEVEN, H800, Options(gpus=1))
+    for options, text in (
+        ({"gpus": 0}, "--gpus"),
+        ({"gpus": 1, "staleness": -1}, "--staleness"),
+        ({"gpus": 1, "kept": 2.0}, "--kept"),
+        ({"gpus": 1, "other": -1.0}, "--other"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            Options(**options)
+
+
+def test_the_machines_own_efficiencies_are_taken() -> None:
+    assert load_calibration("cpu-2core", 64).name == "cpu-2core-quickstart"
+    assert load_calibration("cpu-2core", 576).name == "cpu-2core-smollm2"
+    assert load_calibration("H200", 64).name == "published"
+
+
+def test_a_runs_own_lengths_and_survivors_replace_the_assumptions(tmp_path: Path) -> None:
+    drawn = Lengths(median=900, sigma=0.5, limit=4096)
+    q50, q90 = 900.0, 900 * exp(0.5 * 1.28155)
+    values = {"length/mean": drawn.mean, "length/q50": q50, "length/q90": q90, "stage/max_tokens": 4096}
+    line = json.dumps({"step": 1, "stage": 0, "values": {**values, "groups/trained": 24, "groups/sampled": 64}})
+    (tmp_path / "metrics.jsonl").write_text(f"{line}\n{line}\n")
+    measured = read_measured(tmp_path)
+    assert measured.kept == 24 / 64
+    assert measured.lengths.sigma == pytest.approx(0.5, rel=1e-3)
+    assert measured.lengths.median == pytest.approx(900, rel=1e-2)
+    config = load_train_recipe(PAPER)
+    (stage,) = config.stages
+    options = Options(gpus=8, measured=measured)
+    lengths = stage_lengths(stage, stage.max_tokens, options)
+    assert (lengths.limit, lengths.median) == (16384, measured.lengths.median)
+    assert workload(config, stage, options, lengths).kept == 24 / 64
+    with pytest.raises(ValueError, match="use one of them"):
+        Options(gpus=8, measured=measured, mean_length=100)
+    with pytest.raises(ValueError, match="not the metrics of a run"):
+        read_measured(tmp_path / "none")
+
+
+def test_a_known_time_outside_the_gpus_replaces_the_fitted_one() -> None:
+    config = load_train_recipe(PAPER)
+    fitted = make_plan(config, SEVEN, H800, Options(gpus=32))
+    known = make_plan(config, SEVEN, H800, Options(gpus=32, other=0.0))
+    assert "other" not in known.calibration.unknowns
+    assert known.calibration.covariance.shape == (3, 3)
+    assert all(e.other == 0 for e in known.calibration.drawn(3))
+    gone = fitted.stages[0].timing.seconds - known.stages[0].timing.seconds
+    assert gone == pytest.approx(1024 * fitted.calibration.efficiency.other)
+
+
+def test_the_best_asynchronous_layout_is_the_best_of_all_when_played() -> None:
+    config = load_train_recipe(PAPER, ["stages.0.rollout_batch=16"])
+    options = Options(gpus=16, staleness=3)
+    plan = make_plan(config, SEVEN, H800, options)
+    (stage,) = config.stages
+    work = workload(config, stage, options, stage_lengths(stage, stage.max_tokens, options))
+    played = [
+        timing(SEVEN, H800, plan.calibration.efficiency, work, placed.layout, 3, draws=1).seconds
+        for placed in candidates(demand(config, SEVEN, H800, options), 16)
+        if placed.fits
+    ]
+    assert plan.stages[0].timing.seconds <= 1.05 * min(played)
+    assert not plan.placed.layout.colocated
