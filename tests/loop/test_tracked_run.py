@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ def test_tensorboard_and_wandb_hold_the_metrics_of_a_run(
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     output = tmp_path / "run"
     chosen = ['logging.trackers=["tensorboard", "wandb"]', "stages.0.max_steps=2", "stages.1.max_steps=1"]
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)
     assert run_training(toy_recipe, chosen, output, resume=False) == 0
+    assert "WANDB_SERVICE" not in os.environ, "a later process would share this one's service, and survive no kill"
     rows = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     events = EventAccumulator(str(output / "tensorboard")).Reload()
     for key in ("train/accuracy/mean", "entropy/exact/mean", "stage/max_tokens", "time/step"):

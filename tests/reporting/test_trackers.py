@@ -84,8 +84,9 @@ def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def young_run(make_run: Callable[[str], Path]) -> Path:
+def young_run(make_run: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
     """The recorded run before its first step, its tests still to come."""
+    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # whoever used W&B in this process may have left its service
     folder = make_run("run")
     (folder / "metrics.jsonl").unlink()
     (folder / "events.jsonl").unlink()

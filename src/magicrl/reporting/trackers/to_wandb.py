@@ -7,7 +7,8 @@ WANDB_ENTITY, WANDB_BASE_URL. The API key is W&B's alone; magicrl never reads it
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import wandb
@@ -17,6 +18,7 @@ from magicrl.reporting.trackers.base import NOTHING, TrackedRun
 
 _EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 255}
 _FINISH_SECONDS = 300.0
+_SERVICE = "WANDB_SERVICE"
 
 
 class WandbTracker:
@@ -36,15 +38,16 @@ class WandbTracker:
         settings: dict[str, Any] = {"console": "off", "silent": True}
         if "WANDB_FINISH_TIMEOUT" not in os.environ:
             settings["finish_timeout"] = _FINISH_SECONDS  # a dead network must not hold up the report for ever
-        self._run = wandb.init(
-            project=os.environ.get("WANDB_PROJECT") or run.project,
-            id=run.identity,
-            name=run.title,
-            dir=str(run.recorded.path),
-            config=run.facts,
-            resume="allow",
-            settings=wandb.Settings(**settings),
-        )
+        with _service_of_this_process():
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT") or run.project,
+                id=run.identity,
+                name=run.title,
+                dir=str(run.recorded.path),
+                config=run.facts,
+                resume="allow",
+                settings=wandb.Settings(**settings),
+            )
         return int(self._run.step) - 1 if self._run.resumed else NOTHING
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
@@ -62,6 +65,22 @@ class WandbTracker:
             self._run = None
 
 
+@contextmanager
+def _service_of_this_process() -> Generator[None]:
+    """Leave no address of W&B's service behind in the environment.
+
+    W&B puts it there for its own child processes. A run that this process starts later would share the service, which
+    outlives a kill of that run and then refuses to resume it ("run ID is in use").
+    """
+    given = os.environ.get(_SERVICE)
+    try:
+        yield
+    finally:
+        if given is None:
+            os.environ.pop(_SERVICE, None)
+
+
+@_service_of_this_process()
 def check_login() -> None:
     """Log in to W&B, unless it is offline; asks in a terminal.
 
