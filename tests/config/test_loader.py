@@ -122,3 +122,11 @@ def test_stage_sizes_must_agree(tmp_path: Path) -> None:
 def test_importing_the_config_needs_no_torch() -> None:
     code = "import sys, magicrl.config.loader, magicrl.records; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_hash_is_of_what_differs_from_the_defaults(tmp_path: Path) -> None:
+    config = load_train_recipe(write(tmp_path, GOOD))
+    written = load_train_recipe(write(tmp_path, GOOD), [f"optimizer.weight_decay={config.optimizer.weight_decay}"])
+    other = load_train_recipe(write(tmp_path, GOOD), [f"optimizer.weight_decay={config.optimizer.weight_decay + 1}"])
+    assert config_hash(written) == config_hash(config)
+    assert config_hash(other) != config_hash(config)

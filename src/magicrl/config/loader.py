@@ -55,10 +55,23 @@ def to_toml(config: BaseModel) -> str:
     return without_secrets(tomli_w.dumps(_without_none(config.model_dump(mode="json"))))
 
 
+def decisive(config: BaseModel, exclude: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The settings that differ from their defaults, without the excluded ones, as JSON data.
+
+    What is keyed by them (a start model, a result) outlives a magicrl with more settings, whose defaults are what was
+    done before. A default must therefore never change its meaning: that takes a setting of another name.
+    """
+    return config.model_dump(mode="json", exclude_defaults=True, exclude=None if exclude is None else dict(exclude))
+
+
+def digest(data: object) -> str:
+    """16 hex digits that identify JSON data, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
+
+
 def config_hash(config: BaseModel) -> str:
-    """16 hex digits that identify a resolved configuration."""
-    text = json.dumps(config.model_dump(mode="json"), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
+    """16 hex digits that identify a configuration by the settings that are not at their defaults."""
+    return digest(decisive(config))
 
 
 @contextmanager

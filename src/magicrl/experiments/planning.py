@@ -5,14 +5,12 @@ Two ablations whose arms resolve to the same recipe share its run.
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.loader import decisive, digest, load_sft_recipe, load_train_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.config.sft_schema import SftConfig
 from magicrl.experiments.definition import Ablation, Arm, Scale, ScaleDefinition, base_recipe
@@ -103,11 +101,11 @@ def _resolved(
     if config.start.sft is not None:
         overrides = [*definition.start_set, f"run.seed={seed}", f"run.threads={THREADS}"]
         recipe = load_sft_recipe(base.parent / config.start.sft, overrides)
-        start = PlannedStart(key=_digest(recipe.model_dump_json(exclude=_UNIMPORTANT)), recipe=recipe)
-    decides = config.model_dump(exclude={**_UNIMPORTANT, "logging": True, "checkpoint": True})
+        start = PlannedStart(key=digest(decisive(recipe, _UNIMPORTANT)), recipe=recipe)
+    decides = decisive(config, {**_UNIMPORTANT, "logging": True, "checkpoint": True})
     decides["made"] = [None if start is None else start.key, after]
     return PlannedRun(
-        key=_digest(json.dumps(decides, sort_keys=True)),
+        key=digest(decides),
         scale=scale,
         seed=seed,
         config=config,
@@ -117,7 +115,3 @@ def _resolved(
         arms=((ablation.id, arm.name),),
         minutes=definition.minutes,
     )
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
