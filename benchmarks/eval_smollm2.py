@@ -5,7 +5,7 @@ comparisons of every two. It may be stopped at any time; the same command goes o
 written to the figure, no problem and no response.
 
     python benchmarks/eval_smollm2.py --output runs/eval-smollm2 --data /work/shared/data \
-        --model instruct=runs/models/SmolLM2-135M-Instruct --model start=runs/models/smollm2-start-7e15ee1fc5e36375 \
+        --model instruct=runs/models/SmolLM2-135M-Instruct --model start=runs/models/smollm2-start-5f84288fd650da7b \
         --model trained=runs/smollm2/model --figure docs/figures/eval-smollm2.json
 """
 
@@ -33,14 +33,14 @@ PARTS: dict[str, tuple[dict[str, str], list[str]]] = {
             "svamp": "math/sets/svamp/SVAMP.json",
             "math500": "math/sets/math500/simple_math500.jsonl",
         },
-        ["--limit", "60", "--samples", "2", "--template", BOX],
+        ["--limit", "60", "--samples", "2", "--max-tokens", "192", "--template", BOX],
     ),
     "code": (
         {"humaneval": "code/sets/humaneval/data.jsonl", "mbpp": "code/sets/mbpp_full/data.jsonl"},
-        ["--limit", "12", "--samples", "1"],
+        ["--limit", "40", "--samples", "2", "--max-tokens", "256"],
     ),
 }
-COMMON = ["--limit-seed", "0", "--max-tokens", "192", "--dtype", "bfloat16", "--max-rows", "64"]
+COMMON = ["--limit-seed", "0", "--dtype", "bfloat16", "--max-rows", "64"]
 COMMON += ["--threads", "1", "--workers", "1"]
 KEPT = ("title", "problems", "samples", "accuracy", "pass_at", "majority_at", "length", "truncation", "usage")
 
