@@ -8,14 +8,10 @@ from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
-
-class Section(BaseModel):
-    """A table of a recipe. Unknown keys are errors, values cannot change after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
+from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.section import Section
 
 DType = Literal["float32", "bfloat16"]
 
@@ -419,3 +415,5 @@ class TrainConfig(Section):
     verifier: VerifierConfig = VerifierConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     logging: LoggingConfig = LoggingConfig()
+    cluster: ClusterConfig | None = None
+    """Without the section everything runs in this process, on this machine."""

@@ -183,7 +183,9 @@ def _append(path: Path, row: Mapping[str, object]) -> None:
 def _deciding(config: TrainConfig) -> TrainConfig:
     """The configuration without what may change from one attempt to the next: nothing of it decides a result."""
     run = config.run.model_copy(update={"output": None, "expected_minutes": None})
-    return config.model_copy(update={"run": run, "logging": LoggingConfig(), "checkpoint": CheckpointConfig()})
+    return config.model_copy(
+        update={"run": run, "logging": LoggingConfig(), "checkpoint": CheckpointConfig(), "cluster": None}
+    )
 
 
 def _flat(config: TrainConfig) -> dict[str, object]:

@@ -1,0 +1,81 @@
+"""The ``[cluster]`` section of a recipe: where the parts of a run live. Nothing of it decides a result.
+
+The same recipe without the section runs on one machine, with the same loop, metrics and checkpoints.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from magicrl.config.section import Section
+
+
+class LearnerPlacement(Section):
+    """The learner's processes (ranks): FSDP2 shards the weights over them."""
+
+    ranks: int = Field(default=1, ge=1)
+    """Processes, one a GPU; 1: the learner stays in the run's own process."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks that share one sequence (Ulysses); divides ``ranks`` and the attention heads."""
+    offload_optimizer: bool = False
+    """Keep master weights and moments in the host's memory."""
+    optimizer_states: Literal["float32", "8bit"] = "float32"
+    """Precision of AdamW's moments."""
+
+    @model_validator(mode="after")
+    def _sequence_parallel_divides(self) -> Self:
+        if self.ranks % self.sequence_parallel:
+            raise ValueError(f"sequence_parallel {self.sequence_parallel} must divide ranks {self.ranks}")
+        return self
+
+
+class RolloutPlacement(Section):
+    """The rollout replicas: each holds an engine of the kind that ``rollout.engine`` names."""
+
+    replicas: int = Field(default=1, ge=1)
+    """Engines, each a Ray actor on any node."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs of one node over which a replica's model is spread (vLLM)."""
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs that a replica reserves of its node; a replica on a GPU needs few."""
+    threads: int | None = Field(default=None, ge=1)
+    """torch threads of a replica; default: ``cpus``, at least 1."""
+    restarts: int = Field(default=8, ge=0)
+    """Replicas that may be lost and replaced in one run before it stops."""
+
+
+class VerifierPlacement(Section):
+    """The verifier pools: one on each node, with ``[verifier]``'s limits."""
+
+    workers_per_node: int | None = Field(default=None, ge=1)
+    """Processes that judge on each node; default: ``verifier.workers``."""
+
+
+class ClusterTimeouts(Section):
+    """Seconds after which a wait ends with an error that names what was waited for."""
+
+    connect: float = Field(default=120.0, gt=0)
+    """For Ray to answer."""
+    start: float = Field(default=900.0, gt=0)
+    """For an actor to be placed and to have loaded its model."""
+    generate: float = Field(default=3600.0, gt=0)
+    """Without a single finished sample from any replica."""
+    load_weights: float = Field(default=600.0, gt=0)
+    """For a replica to take new weights."""
+    judge: float = Field(default=600.0, gt=0)
+    """Without a single verdict from any verifier pool."""
+    learner: float = Field(default=3600.0, gt=0)
+    """For a learner rank to answer one call."""
+
+
+class ClusterConfig(Section):
+    """Ray and what runs on it."""
+
+    address: str | None = None
+    """Of a running Ray (``auto``: the one of this node, else ``host:port``); None: one is started here for the run."""
+    learner: LearnerPlacement = LearnerPlacement()
+    rollout: RolloutPlacement = RolloutPlacement()
+    verifier: VerifierPlacement = VerifierPlacement()
+    timeouts: ClusterTimeouts = ClusterTimeouts()
