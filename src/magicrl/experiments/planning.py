@@ -1,6 +1,7 @@
 """From ablations to runs: every arm and seed as one resolved recipe, keyed by what decides its result.
 
-Two ablations whose arms resolve to the same recipe share its run.
+Two ablations whose arms resolve to the same recipe share its run. Supervised starts are made phase by phase, each from
+the model of the phase before, so that starts which begin alike share what they have in common.
 """
 
 from __future__ import annotations
@@ -22,15 +23,21 @@ _UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedStart:
-    """A supervised start that runs share.
+    """One phase of a supervised start that runs share.
 
     Attributes:
-        key: of its recipe, seed included.
-        recipe: resolved.
+        key: of its recipe, seed included, and of what it goes on from.
+        recipe: resolved, with this phase alone; its model is replaced by that of ``after``.
+        after: the phase before, None for the first.
     """
 
     key: str
     recipe: SftConfig
+    after: PlannedStart | None = None
+
+    def chain(self) -> list[PlannedStart]:
+        """All phases up to this one, the first one first."""
+        return [*(self.after.chain() if self.after else ()), self]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,7 +69,9 @@ class PlannedRun:
 
 
 def plan_runs(ablations: Iterable[Ablation], scale: Scale, seeds: Sequence[int] | None = None) -> list[PlannedRun]:
-    """The runs of ``ablations``, each once, a run after the one that it goes on from.
+    """The runs of ``ablations``, each once, seed by seed, a run after the one that it goes on from.
+
+    Seed by seed: a study that is stopped has as many whole seeds of every arm as there was time for.
 
     Args:
         ablations: those that have no such scale are left out.
@@ -81,7 +90,8 @@ def plan_runs(ablations: Iterable[Ablation], scale: Scale, seeds: Sequence[int] 
             for run in _runs_of_seed(ablation, scale, definition, seed):
                 known = found.get(run.key)
                 found[run.key] = run if known is None else replace(known, arms=(*known.arms, *run.arms))
-    return list(found.values())
+    order = {seed: place for place, seed in enumerate(seeds)} if seeds is not None else {}
+    return sorted(found.values(), key=lambda run: order.get(run.seed, run.seed))
 
 
 def _runs_of_seed(ablation: Ablation, scale: Scale, definition: ScaleDefinition, seed: int) -> list[PlannedRun]:
@@ -100,8 +110,7 @@ def _resolved(
     start = None
     if config.start.sft is not None:
         overrides = [*definition.start_set, f"run.seed={seed}", f"run.threads={THREADS}"]
-        recipe = load_sft_recipe(base.parent / config.start.sft, overrides)
-        start = PlannedStart(key=digest(decisive(recipe, _UNIMPORTANT)), recipe=recipe)
+        start = _phases(load_sft_recipe(base.parent / config.start.sft, overrides))
     decides = decisive(config, {**_UNIMPORTANT, "logging": True, "checkpoint": True})
     decides["made"] = [None if start is None else start.key, after]
     return PlannedRun(
@@ -115,3 +124,14 @@ def _resolved(
         arms=((ablation.id, arm.name),),
         minutes=definition.minutes,
     )
+
+
+def _phases(recipe: SftConfig) -> PlannedStart:
+    start: PlannedStart | None = None
+    for phase in recipe.phases:
+        own = recipe.model_copy(update={"phases": (phase,)})
+        decides = decisive(own, _UNIMPORTANT)
+        decides["after"] = None if start is None else start.key
+        start = PlannedStart(key=digest(decides), recipe=own, after=start)
+    assert start is not None, "the schema asks for a phase"
+    return start

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.schema import StartConfig, TrainConfig
+from magicrl.config.sft_schema import SftModelConfig
 from magicrl.experiments.measures import Result
 from magicrl.experiments.planning import PlannedRun, PlannedStart
 from magicrl.experiments.results import append_result, read_results, result_of
@@ -127,24 +128,30 @@ def _next(
     minutes_left: float,
 ) -> PlannedRun | None:
     """The first run that can begin: it fits the budget, and what it starts from is there or its own to make."""
-    starts_in_work = {run.start.key for run in running if run.start is not None}
+    in_work = {key for run in running for key in _unmade(run, work)}
     for run in waiting:
         ready = run.after is None or (folder_of(run.after, work) / "model").is_dir()
-        made_by_another = (
-            run.start is not None
-            and run.start.key in starts_in_work
-            and not (start_folder(run.start, work) / "config.json").is_file()
-        )
+        made_by_another = not in_work.isdisjoint(_unmade(run, work))
         if ready and not made_by_another and (expected_minutes(run, results.values()) or 0.0) <= minutes_left:
             return run
     return None
 
 
+def _unmade(run: PlannedRun, work: Path) -> set[str]:
+    """Keys of the phases of the run's supervised start that are not there yet."""
+    chain = [] if run.start is None else run.start.chain()
+    return {start.key for start in chain if not (start_folder(start, work) / "config.json").is_file()}
+
+
 def make_start(start: PlannedStart, work: Path) -> Path:
-    """The folder of a supervised start, made when it is absent."""
+    """The folder of a supervised start, made when it is absent, with the phases before it."""
     from magicrl.training.sft import run_sft  # torch: only in the processes that train
 
-    return run_sft(start.recipe, start_folder(start, work)).folder
+    recipe = start.recipe
+    if start.after is not None:
+        before = make_start(start.after, work)
+        recipe = recipe.model_copy(update={"model": SftModelConfig(folder=str(before))})
+    return run_sft(recipe, start_folder(start, work)).folder
 
 
 def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:
