@@ -46,6 +46,9 @@ def test_a_run_leaves_everything_and_its_numbers_add_up(toy_recipe: Path, tmp_pa
         values = row["values"]
         parts = values["time/rollout"] + values["time/train"] + values["time/other"]
         assert parts == pytest.approx(values["time/step"], rel=0.01)
+        assert 0 < values["time/longest_response"] <= values["time/rollout"], "no response takes longer than all"
+        assert values["time/rollout_cpu"] > 0
+        assert (values["time/train_cpu"] > 0) == (values["learner/sgd_steps"] > 0)
         if values["learner/sgd_steps"]:
             assert values["learner/ratio_mean"] == 1.0  # on-policy: rho is exactly 1
             assert values["learner/ratio_max"] == 1.0
@@ -58,6 +61,7 @@ def test_a_run_leaves_everything_and_its_numbers_add_up(toy_recipe: Path, tmp_pa
     status = json.loads((output / "run.json").read_text())
     assert status["status"] == "finished"
     assert status["data"]["train"]["problems"] == 60
+    assert status["devices"] == 1  # what device hours in reports are counted with
     for name in ("before-held_out", "after-held_out"):
         evaluation = json.loads((output / "evaluations" / f"{name}.json").read_text())
         assert set(evaluation["temperatures"]) == {"0.0", "1.0"}

@@ -61,6 +61,7 @@ class Built:
             "data": {name: {"problems": len(p), "sha256": fingerprint(p)} for name, p in sets.items()},
             "dropped_overlong": self.data.dropped_overlong,
             "dropped_in_test": self.data.dropped_in_test,
+            "devices": len({parameter.device for parameter in self.start.model.parameters()}),  # the engine's, too
         }
 
 

@@ -117,6 +117,8 @@ class Trainer:
         self._empty_steps = 0 if kept else self._empty_steps + 1
         times = clock.times()
         values |= {f"time/{part}": seconds for part, seconds in times.items()}
+        values |= {f"time/{part}_cpu": clock.cpu.get(part, 0.0) for part in ("rollout", "train")}
+        values["time/longest_response"] = max(c.seconds for g in groups for c in g.group.completions)
         values["time/verify_waited"] = sum(end - begin for name, begin, end in clock.spans if name == "other/verify")
         values["tokens/per_second"] = int(values["tokens/sampled"] or 0) / max(times["step"], 1e-9)
         metrics = StepMetrics(step=self.steps_done, stage=stage_index, values=finite(values))
