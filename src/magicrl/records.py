@@ -30,6 +30,8 @@ from numpy.typing import NDArray
 
 TokenArray: TypeAlias = NDArray[np.int32]
 FloatArray: TypeAlias = NDArray[np.float32]
+VersionSpans: TypeAlias = tuple[tuple[int, int], ...]
+"""Runs of ``(policy version, tokens)`` in the order of the tokens."""
 
 
 def frozen_tokens(tokens: Sequence[int] | NDArray[Any]) -> TokenArray:
@@ -44,6 +46,15 @@ def frozen_floats(values: Sequence[float] | NDArray[Any]) -> FloatArray:
     array = np.array(values, dtype=np.float32, copy=True).reshape(-1)
     array.flags.writeable = False
     return array
+
+
+def token_versions(policy_version: int, spans: VersionSpans, tokens: int) -> NDArray[np.int64]:
+    """``[T]`` the version of the weights that sampled each token; without spans all of them by ``policy_version``."""
+    if not spans:
+        return np.full(tokens, policy_version, dtype=np.int64)
+    versions, counts = zip(*spans, strict=True)
+    assert sum(counts) == tokens, f"spans {spans} do not cover {tokens} tokens"
+    return np.repeat(np.array(versions, dtype=np.int64), counts)
 
 
 class FinishReason(StrEnum):
@@ -130,6 +141,8 @@ class RolloutRequest:
         samples: indices of the wanted completions, ascending, where others of the draw exist already (an interrupted
             evaluation); None means all, 0 to M-1. A sample's random numbers depend on its index, so it is the same
             completion whether the others are generated with it or not.
+        begun: ``(sample index, completion)`` of what there is already, from an interrupted generation: a completion
+            that is ``ABORTED`` is to be gone on with after its last token, any other one is whole and kept.
     """
 
     draw: int
@@ -138,6 +151,7 @@ class RolloutRequest:
     group_size: int
     sampling: SamplingParams
     samples: tuple[int, ...] | None = None
+    begun: tuple[tuple[int, Completion], ...] = ()
 
     @property
     def indices(self) -> tuple[int, ...]:
@@ -157,6 +171,10 @@ class Completion:
         finish_reason: stop, length (= truncated) or aborted.
         policy_version: version of the weights that sampled it (the oldest, if it spans an update).
         seconds: wall-clock seconds from the start of its prompt to its last token.
+        version_spans: which version sampled which tokens, where there was an update on the way; empty: one version.
+
+    Example: weights 7 sampled three tokens, then 8 was loaded and two more followed: ``policy_version`` is 7 and
+    ``version_spans`` ``((7, 3), (8, 2))``.
     """
 
     tokens: TokenArray
@@ -166,6 +184,12 @@ class Completion:
     finish_reason: FinishReason
     policy_version: int
     seconds: float = 0.0
+    version_spans: VersionSpans = ()
+
+    @property
+    def token_versions(self) -> NDArray[np.int64]:
+        """``[T]`` the version of the weights that sampled each token."""
+        return token_versions(self.policy_version, self.version_spans, len(self.tokens))
 
     @property
     def truncated(self) -> bool:
@@ -260,11 +284,14 @@ class TrainSample:
         group_index: index of its group within the step's batch (its draw order).
         sample_index: index within the group.
         sampler_logprobs: ``[T]``.
-        policy_version: version that sampled it.
+        policy_version: version that sampled it (the oldest).
         loss_mask: ``[T]`` bool, or None when every response token counts. A response masked by an advantage
             mask keeps its tokens here: only its advantage is 0.
         old_logprobs: ``[T]``, None with a single SGD step (rho is then exactly 1).
         ref_logprobs: ``[T]``, None without a reference.
+        policy_mask: ``[T]`` bool, False where the token leaves the policy term (and stays in everything else: T_k,
+            entropy, KL); None when every token is in it.
+        version_spans: as in `Completion`.
     """
 
     prompt_tokens: TokenArray
@@ -277,6 +304,13 @@ class TrainSample:
     loss_mask: NDArray[np.bool_] | None = None
     old_logprobs: FloatArray | None = None
     ref_logprobs: FloatArray | None = None
+    policy_mask: NDArray[np.bool_] | None = None
+    version_spans: VersionSpans = ()
+
+    @property
+    def token_versions(self) -> NDArray[np.int64]:
+        """``[T]`` the version of the weights that sampled each token."""
+        return token_versions(self.policy_version, self.version_spans, len(self.tokens))
 
     @property
     def num_loss_tokens(self) -> int:

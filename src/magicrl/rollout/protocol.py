@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, Protocol, runtime_checkable
 
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
@@ -38,7 +39,8 @@ class RolloutEngine(Protocol):
     def finished(self) -> Iterator[RolloutGroup]:
         """Run until nothing is queued, yielding each group as its last member ends.
 
-        Groups come in the order they finish; the caller puts them back in draw order.
+        Groups come in the order they finish; the caller puts them back in draw order. It may stop iterating and ask
+        again later: what is unfinished stays in flight, and what has ended meanwhile is yielded first.
         """
         ...
 
@@ -47,7 +49,10 @@ class RolloutEngine(Protocol):
         ...
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Replace the weights (HF parameter names to tensors) and set ``policy_version``."""
+        """Replace the weights (HF parameter names to tensors) and set ``policy_version``.
+
+        An `InFlightEngine` may be given them while responses are under way.
+        """
         ...
 
     def interrupt(self) -> list[RolloutRequest]:
@@ -56,6 +61,63 @@ class RolloutEngine(Protocol):
 
     def close(self) -> None:
         """Free what the engine holds. Safe to call twice."""
+        ...
+
+
+@runtime_checkable
+class InFlightEngine(RolloutEngine, Protocol):
+    """An engine whose work may stay under way over weight updates, evaluations and restarts: asynchronous mode.
+
+    ``load_weights`` between two tokens of a response: the keys and values that it has are kept, and it goes on under
+    the new weights. Its completion then has ``version_spans``, and each token's log-prob is of the weights that
+    sampled it.
+    """
+
+    def advance(self, tokens: int) -> list[RolloutGroup]:
+        """What the engine does while the learner works; the groups that have ended by now, not yielded before.
+
+        An engine that shares the learner's process generates until ``tokens`` more are sampled (0: it only tells), so
+        that what it does depends on tokens and not on time. One with workers of its own never stands still: it
+        ignores ``tokens`` and tells what has arrived.
+        """
+        ...
+
+    def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
+        """Stop generating and return the unfinished requests in issue order, ended groups not yet yielded among them.
+
+        Args:
+            keep: with what there is of their responses (``RolloutRequest.begun``), so that submitting them again, here
+                or to another engine, goes on after the last token of each: the cache is computed anew under the
+                weights of that time, tokens and log-probs stay. Without it partial work is dropped.
+        """
+        ...
+
+    def set_aside(self) -> AbstractContextManager[None]:
+        """Within it the engine is as if nothing were in flight, and serves the newest weights: for evaluations.
+
+        What is in flight is not yielded meanwhile. It stands still, or goes on where no weights are loaded within.
+        """
+        ...
+
+    def busy_seconds(self) -> float:
+        """Seconds spent generating since the engine was made (of replicas: their mean)."""
+        ...
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """What is in flight, as tensors and JSON values by name, for the checkpoint.
+
+        Whatever a checkpoint should not hold (another machine's caches) may be left out: see ``resume``.
+        """
+        ...
+
+    def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
+        """Inverse of ``snapshot``, called on an idle engine after ``load_weights``.
+
+        Args:
+            snapshot: what ``snapshot`` gave.
+            requests: every request that was in flight, in issue order. Those that the snapshot does not hold are
+                generated from their beginning: none is ever lost.
+        """
         ...
 
 
