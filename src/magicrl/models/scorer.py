@@ -55,8 +55,8 @@ class PolicyScorer:
         register_attention()
         model.set_attn_implementation(ATTENTION_NAME)
         model.eval()
-        make_lean(model)
         self.model = model
+        self._make_lean()
         self._budget = micro_batch_tokens
         self._share_prompts = share_prompts
         self._backbone = cast(torch.nn.Module, model.get_decoder())
@@ -74,15 +74,21 @@ class PolicyScorer:
 
         With shared prompts a prompt's responses stay together as far as they fit, and the prompt counts once.
         """
+        plan, shared = self.plan(samples)
+        for members in plan:
+            yield members, self.pack([samples[i] for i in members], shared=shared)
+
+    def plan(self, samples: Sequence[TrainSample]) -> tuple[list[list[int]], bool]:
+        """Which samples make up each micro-batch, as indices, and whether they share prompts; nothing is packed yet."""
         if not self._share_prompts or not samples or shared_layout(samples)[0].saved < PAYS_FROM:
-            for part in plan_micro_batches([len(sample) for sample in samples], self._budget):
-                yield part, PackedBatch.of([samples[i] for i in part], self.device)
-            return
+            return plan_micro_batches([len(sample) for sample in samples], self._budget), False
         parts = families(samples, self._budget)
         tokens = [len(samples[part[0]].prompt_tokens) + sum(len(samples[i].tokens) for i in part) for part in parts]
-        for plan in plan_micro_batches(tokens, self._budget):
-            members = [i for part in plan for i in parts[part]]
-            yield members, packed_with_shared_prompts([samples[i] for i in members], self.device)
+        return [[i for part in plan for i in parts[part]] for plan in plan_micro_batches(tokens, self._budget)], True
+
+    def pack(self, samples: Sequence[TrainSample], *, shared: bool) -> PackedBatch:
+        """One micro-batch of these samples on the model's device."""
+        return packed_with_shared_prompts(samples, self.device) if shared else PackedBatch.of(samples, self.device)
 
     @property
     def head(self) -> torch.nn.Linear:
@@ -112,13 +118,19 @@ class PolicyScorer:
         """
         found: dict[int, tuple[FloatArray, FloatArray]] = {}
         for part, batch in self.micro_batches(samples):
-            with torch.no_grad():
-                arrays = self.forward(batch, temperature)
-            split = [array.float().cpu().split(batch.response_lengths) for array in arrays]
-            for i, logprobs, entropies in zip(part, *split, strict=True):
-                found[i] = frozen_floats(logprobs.numpy()), frozen_floats(entropies.numpy())
+            found.update(zip(part, self.score_batch(batch, temperature), strict=True))
         ordered = [found[i] for i in range(len(samples))]
         return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
+
+    @torch.no_grad()
+    def score_batch(self, batch: PackedBatch, temperature: float) -> list[tuple[FloatArray, FloatArray]]:
+        """Log-probs and entropies of one micro-batch, a pair a sample, without gradient."""
+        arrays = self.forward(batch, temperature)
+        split = [array.float().cpu().split(batch.response_lengths) for array in arrays]
+        return [(frozen_floats(p.numpy()), frozen_floats(h.numpy())) for p, h in zip(*split, strict=True)]
+
+    def _make_lean(self) -> None:
+        make_lean(self.model)
 
     def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
         """``[N, d]`` last hidden states."""

@@ -1,8 +1,6 @@
 """The learner of one process: Eq. 3.1 (or another row of the loss table) from a batch to new weights.
 
-Three things make an update independent of how it is cut into micro-batches: every response's weight comes from
-the whole mini-batch, the loss of a micro-batch is its additive share, and metrics are sums that are divided
-once. So the same code with a share of the samples is one rank's part of a distributed update.
+What is minimised is ``objective.py``'s; here are the weights, their optimizer, and what is kept and written of them.
 """
 
 from __future__ import annotations
@@ -10,23 +8,20 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.corrections import Correction
 from magicrl.algorithms.loss_metrics import LossMetrics
-from magicrl.algorithms.losses import LOSSES, LossInputs, LossOutputs, loss_terms
-from magicrl.algorithms.reducers import response_weights
 from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.models.loading import resolve_dtype, save_policy
-from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.training.lora import LoraAdapters
+from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.optimizer import MasterOptimizer
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
 
@@ -65,15 +60,15 @@ class LocalLearner:
         kl_coefficient: float = 0.0,
         max_response_tokens: int | None = None,
     ) -> None:
-        if loss not in LOSSES:
-            raise ValueError(f"unknown loss {loss!r}; known: {', '.join(LOSSES)}")
+        self._objective = Objective(
+            loss,
+            correction=correction,
+            correction_cap=correction_cap,
+            kl_coefficient=kl_coefficient,
+            max_response_tokens=max_response_tokens,
+        )
         settings = model_config or ModelConfig()
-        self._row = LOSSES[loss]
         self._tokenizer = tokenizer
-        self._correction: Correction = correction
-        self._correction_cap = correction_cap
-        self._beta = kl_coefficient
-        self._max_response_tokens = max_response_tokens
         model.requires_grad_(True)
         self._lora = None if settings.lora is None else LoraAdapters(model, settings.lora)
         self._model = model if self._lora is None else self._lora.model
@@ -117,20 +112,10 @@ class LocalLearner:
             if not math.isfinite(value):
                 culprit = self._culprit(batch, controls)
                 self._optimizer.forget()
-                raise NotFiniteError(
-                    f"the {name} of update {self.version + 1} is {value}; weights and optimizer are unchanged. "
-                    "Resume from the last checkpoint with a lower optimizer.learning_rate or entropy coefficient; "
-                    'if it happens at once, check the model with model.dtype = "float32"',
-                    culprit,
-                )
+                raise NotFiniteError(not_finite_loss(name, value, self.version + 1), culprit)
         self._optimizer.step(controls.learning_rate, norm)
         if not self._optimizer.weights_are_finite():
-            raise NotFiniteError(
-                f"update {self.version} made weights that are not finite, with a learning rate of "
-                f"{controls.learning_rate:g}; this step is in no checkpoint. Resume from the last one with a lower "
-                "optimizer.learning_rate",
-                None,
-            )
+            raise NotFiniteError(not_finite_weights(self.version, controls.learning_rate), None)
         return UpdateMetrics(values={**values, "grad_norm": norm, "learning_rate": controls.learning_rate})
 
     def _culprit(self, batch: TrainBatch, controls: Controls) -> tuple[int, int] | None:
@@ -145,13 +130,7 @@ class LocalLearner:
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
         """What each loss token of each response weighs, ``[samples]`` float64, from the whole mini-batch."""
-        return response_weights(
-            self._row.reducer,
-            torch.tensor([sample.num_loss_tokens for sample in batch.samples]),
-            torch.tensor([sample.group_index for sample in batch.samples]),
-            num_loss_tokens=batch.num_loss_tokens,
-            max_tokens=self._max_response_tokens,
-        )
+        return self._objective.sample_weights(batch)
 
     def accumulate(self, samples: Sequence[TrainSample], weights: Tensor, controls: Controls) -> LossMetrics:
         """Add these samples' share of the mini-batch's gradient to ``gradients()``, one micro-batch at a time.
@@ -164,38 +143,18 @@ class LocalLearner:
         Returns:
             Sums over these samples; those of other shares add to them.
         """
-        parts: list[LossMetrics] = []
-        for indices, packed in self._scorer.micro_batches(samples):
-            outputs = self._micro_batch([samples[i] for i in indices], packed, weights[indices], controls)
-            outputs.loss.backward()
-            parts.append(outputs.metrics)
-        return LossMetrics.merge(parts)
+        jobs = (
+            MicroBatch([samples[i] for i in members], weights[members], packed)
+            for members, packed in self._scorer.micro_batches(samples)
+        )
+        head = self._scorer.head.weight
+        return self._objective.accumulate(
+            self._scorer, jobs, controls, head_gradient=lambda: self._optimizer.gradient_of(head)
+        )
 
     def gradients(self) -> dict[str, Tensor]:
         """Gradients accumulated since the last update, by parameter name, in the masters' precision."""
         return self._optimizer.gradients()
-
-    def _micro_batch(
-        self, samples: Sequence[TrainSample], packed: PackedBatch, weights: Tensor, controls: Controls
-    ) -> LossOutputs:
-        device = self._scorer.device
-        head = self._optimizer.gradient_of(self._scorer.head.weight)
-        logprobs, entropies = self._scorer.forward(packed, controls.temperature, head_gradient=head)
-        inputs, rows = loss_inputs(
-            samples, packed.response_lengths, logprobs, entropies if controls.alpha else entropies.detach()
-        )
-        return loss_terms(
-            self._row,
-            inputs,
-            weights.to(device)[rows],
-            alpha=controls.alpha,
-            beta=self._beta,
-            policy_weight=controls.policy_weight,
-            clip_low=controls.clip_low,
-            clip_high=controls.clip_high,
-            correction=self._correction,
-            correction_cap=self._correction_cap,
-        )
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
@@ -231,42 +190,3 @@ class LocalLearner:
             raise ValueError("save_hf needs the tokenizer; give it to LocalLearner(tokenizer=...)")
         model = self._model if self._lora is None else self._lora.merged_model()
         save_policy(model, self._tokenizer, folder, extra_files=extra_files, generation=generation)
-
-
-def loss_inputs(
-    samples: Sequence[TrainSample], response_lengths: Sequence[int], logprobs: Tensor, entropies: Tensor
-) -> tuple[LossInputs, Tensor]:
-    """The loss's view of a micro-batch, and ``[tokens]`` the row of each token's sample.
-
-    Raises:
-        ValueError: some samples carry a kind of log-probs and others do not.
-    """
-    lengths = np.array(response_lengths)
-
-    def floats(kind: str) -> Tensor | None:
-        arrays = [cast("FloatArray | None", getattr(sample, kind)) for sample in samples]
-        present = [array for array in arrays if array is not None and len(array)]
-        if not present:
-            return None
-        if len(present) < len(samples):
-            raise ValueError(f"{len(present)} of {len(samples)} samples have {kind}; all of them need it, or none")
-        return torch.from_numpy(np.concatenate(present)).to(logprobs.device, logprobs.dtype)
-
-    def spread(values: Sequence[float] | Sequence[int], dtype: torch.dtype) -> Tensor:
-        return torch.from_numpy(np.repeat(np.array(values), lengths)).to(logprobs.device, dtype)
-
-    masks = [np.ones(len(s.tokens), dtype=np.bool_) if s.loss_mask is None else s.loss_mask for s in samples]
-    rows = spread(range(len(samples)), torch.int64)
-    inputs = LossInputs(
-        logprobs=logprobs,
-        advantages=spread([s.advantage for s in samples], logprobs.dtype),
-        loss_mask=torch.from_numpy(np.concatenate(masks)).to(logprobs.device),
-        sample_index=rows,
-        old_logprobs=floats("old_logprobs"),
-        sampler_logprobs=floats("sampler_logprobs"),
-        ref_logprobs=floats("ref_logprobs"),
-        entropy=entropies,
-        group_index=spread([s.group_index for s in samples], torch.int64),
-        policy_version=spread([s.policy_version for s in samples], torch.int64),
-    )
-    return inputs, rows

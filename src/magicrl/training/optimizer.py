@@ -79,7 +79,7 @@ class MasterOptimizer:
 
     def gradient_norm(self) -> float:
         """Global L2 norm of the collected gradients."""
-        return math.sqrt(sum(float(_square_sum(gradient)) for gradient in self.gradients().values()))
+        return math.sqrt(sum(float(square_sum(gradient)) for gradient in self.gradients().values()))
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
@@ -178,7 +178,7 @@ def _add_widened(total: Tensor, part: Tensor) -> None:
         into.add_(buffer[: len(piece)].copy_(piece))
 
 
-def _square_sum(values: Tensor) -> Tensor:
+def square_sum(values: Tensor) -> Tensor:
     """Sum of squares, float64. In one float32 sum over an embedding's gradient the third digit is wrong already."""
     flat = values.reshape(-1)
     whole = len(flat) // _NORM_CHUNK * _NORM_CHUNK
