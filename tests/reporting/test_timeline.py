@@ -11,7 +11,18 @@ from xml.etree import ElementTree
 import pytest
 
 from magicrl.reporting.run_folder import RunFolderError, read_run
-from magicrl.reporting.timeline import draw_timeline, timeline_csv, timeline_legend, timeline_rows
+from magicrl.reporting.timeline import (
+    TimelineRow,
+    draw_timeline,
+    read_timeline,
+    timeline_csv,
+    timeline_legend,
+    timeline_rows,
+)
+
+
+def rows_of(folder: Path) -> list[TimelineRow]:
+    return timeline_rows(read_run(folder), read_timeline(folder / "timeline.jsonl"))
 
 
 def test_each_stage_shows_its_typical_and_its_slowest_step(rich_run: Path) -> None:
@@ -19,25 +30,25 @@ def test_each_stage_shows_its_typical_and_its_slowest_step(rich_run: Path) -> No
     path.write_text(
         path.read_text().replace('"step": 7, "start": 1.175, "end": 2.5', '"step": 7, "start": 1, "end": 9')
     )
-    labels = [row.label for row in timeline_rows(read_run(rich_run))]
+    labels = [row.label for row in rows_of(rich_run)]
     assert labels[:2] == ["step 1, typical", "step 7, slowest"]
     assert len(labels) == 3, "where all are alike one step stands for the stage"
 
 
 def test_work_of_two_workers_lies_in_two_lanes(rich_run: Path) -> None:
-    row = timeline_rows(read_run(rich_run))[0]
+    row = rows_of(rich_run)[0]
     assert [[span.what for span in lane] for lane in row.lanes] == [["verify"], ["rollout", "train"]]
 
 
 def test_overlapping_work_of_one_worker_lies_in_two_lanes(rich_run: Path) -> None:
     path = rich_run / "timeline.jsonl"
     path.write_text(path.read_text().replace('"judge"', '"local"'))
-    row = timeline_rows(read_run(rich_run))[0]
+    row = rows_of(rich_run)[0]
     assert [[span.what for span in lane] for lane in row.lanes] == [["rollout", "train"], ["verify"]]
 
 
 def test_bars_are_as_long_as_the_work(rich_run: Path) -> None:
-    rows = timeline_rows(read_run(rich_run))
+    rows = rows_of(rich_run)
     for alone in (False, True):
         ElementTree.fromstring(draw_timeline(rows, alone=alone))
     bars = re.findall(r'class="area f(\d)" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', draw_timeline(rows))
@@ -48,15 +59,24 @@ def test_bars_are_as_long_as_the_work(rich_run: Path) -> None:
 
 
 def test_the_export_holds_the_spans(rich_run: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(timeline_csv(timeline_rows(read_run(rich_run))))))
+    rows = list(csv.DictReader(io.StringIO(timeline_csv(rows_of(rich_run)))))
     assert rows[0] == {"step": "1", "worker": "judge", "what": "verify", "start": "0.5", "end": "1.5"}
 
 
 def test_a_broken_span_is_named(rich_run: Path) -> None:
     (rich_run / "timeline.jsonl").write_text('{"step": 1, "start": 0}\n')
     with pytest.raises(RunFolderError, match=r"timeline\.jsonl:1: a span needs"):
-        timeline_rows(read_run(rich_run))
+        rows_of(rich_run)
 
 
 def test_a_run_without_timeline_has_no_rows(run_folder: Path) -> None:
-    assert timeline_rows(read_run(run_folder)) == []
+    assert rows_of(run_folder) == []
+
+
+def test_lanes_of_several_workers_carry_their_names(rich_run: Path) -> None:
+    drawn = draw_timeline(rows_of(rich_run))
+    labels = re.findall(r'y="([\d.]+)" text-anchor="(?:start|end)">([^<]+)<', drawn)
+    heights = {text: float(y) for y, text in reversed(labels)}
+    assert heights["step 1, typical"] < heights["judge"] < heights["local"], "a step's line, then its workers'"
+    bars = [float(y) for y in re.findall(r'class="area f\d" x="[\d.]+" y="([\d.]+)"', drawn)]
+    assert bars[0] < heights["judge"] < bars[0] + 15

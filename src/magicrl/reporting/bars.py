@@ -8,13 +8,14 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
-from magicrl.reporting.canvas import WIDTH, picture
+from magicrl.reporting.canvas import WIDTH, Entry, picture
 from magicrl.reporting.charts import Unit, nice_ticks
 from magicrl.reporting.svg import tick_label
 from magicrl.reporting.wording import measured
 
 LEFT, RIGHT, TOP, ROW, BOTTOM = 96, 96, 4, 19, 40
-LONGEST_NAME = 12
+LETTER = 8
+"""Width of a letter of a name, at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,7 +29,13 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BarPlot:
-    """Rows, the longest bar usually first; ``color`` is a slot of the palette."""
+    """Rows, the longest bar usually first.
+
+    Attributes:
+        color: slot of the palette.
+        left: room for the names, in SVG units.
+        limit: a vertical line that no bar should pass, with its words.
+    """
 
     key: str
     title: str
@@ -36,6 +43,8 @@ class BarPlot:
     bars: tuple[Bar, ...]
     unit: Unit = "number"
     color: int = 0
+    left: int = LEFT
+    limit: tuple[float, str] | None = None
 
 
 def bars_height(plot: BarPlot) -> float:
@@ -43,28 +52,38 @@ def bars_height(plot: BarPlot) -> float:
     return TOP + ROW * len(plot.bars) + BOTTOM
 
 
+def bars_legend(plot: BarPlot) -> tuple[Entry, ...]:
+    """What the dashed line means; nothing without one."""
+    return (Entry(label=plot.limit[1], sign="target"),) if plot.limit else ()
+
+
 def draw_bars(plot: BarPlot) -> Markup:
     """The plot as an ``<svg>`` for the page."""
-    ticks = nice_ticks(0.0, max((bar.value for bar in plot.bars), default=1.0) or 1.0, 4)
-    scale = (WIDTH - LEFT - RIGHT) / ticks[-1]
+    longest = max([bar.value for bar in plot.bars] + ([plot.limit[0]] if plot.limit else []), default=1.0)
+    ticks = nice_ticks(0.0, longest or 1.0, 4)
+    left, letters = plot.left, plot.left // LETTER
+    scale = (WIDTH - left - RIGHT) / ticks[-1]
     bottom = TOP + ROW * len(plot.bars)
     parts = [
-        f'<line class="grid" x1="{LEFT + tick * scale:.1f}" x2="{LEFT + tick * scale:.1f}" y1="{TOP}" y2="{bottom}"/>'
-        f'<text class="tick" x="{LEFT + tick * scale:.1f}" y="{bottom + 15}" text-anchor="middle">'
+        f'<line class="grid" x1="{left + tick * scale:.1f}" x2="{left + tick * scale:.1f}" y1="{TOP}" y2="{bottom}"/>'
+        f'<text class="tick" x="{left + tick * scale:.1f}" y="{bottom + 15}" text-anchor="middle">'
         f"{tick_label(tick, plot.unit)}</text>"
         for tick in ticks
     ]
     for i, bar in enumerate(plot.bars):
         y = TOP + ROW * i
-        name = bar.name if len(bar.name) <= LONGEST_NAME else bar.name[: LONGEST_NAME - 1] + "…"
+        name = bar.name if len(bar.name) <= letters else bar.name[: letters - 1] + "…"
         width = max(1.0, bar.value * scale)
         parts.append(
-            f'<text class="rowlabel token" x="{LEFT - 6}" y="{y + 13.5}" text-anchor="end">{escape(name)}</text>'
-            f'<rect class="area f{plot.color}" x="{LEFT}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}">'
+            f'<text class="rowlabel token" x="{left - 6}" y="{y + 13.5}" text-anchor="end">{escape(name)}</text>'
+            f'<rect class="area f{plot.color}" x="{left}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}">'
             f"<title>{escape(_words(bar, plot.unit))}</title></rect>"
-            f'<text class="tick" x="{LEFT + width + 5:.1f}" y="{y + 13.5}">{escape(bar.words)}</text>'
+            f'<text class="tick" x="{left + width + 5:.1f}" y="{y + 13.5}">{escape(bar.words)}</text>'
         )
-    middle = (LEFT + WIDTH - RIGHT) / 2
+    if plot.limit:
+        x = left + plot.limit[0] * scale
+        parts.append(f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+    middle = (left + WIDTH - RIGHT) / 2
     parts.append(
         f'<text class="tick" x="{middle:.1f}" y="{bottom + 32}" text-anchor="middle">{escape(plot.x_name)}</text>'
     )
@@ -74,7 +93,7 @@ def draw_bars(plot: BarPlot) -> Markup:
         description=f"{plot.title}. " + "; ".join(_words(bar, plot.unit) for bar in plot.bars),
         height=bars_height(plot),
         body="".join(parts),
-        legend=(),
+        legend=bars_legend(plot),
         alone=False,
     )
 

@@ -18,8 +18,9 @@ from magicrl.reporting.run_folder import RecordedRun
 from magicrl.reporting.run_samples import run_browsers
 from magicrl.reporting.sample_browser import MOST_PROBLEMS
 from magicrl.reporting.scores import headline
-from magicrl.reporting.timeline import timeline_rows
-from magicrl.reporting.views import chart_view, hover, timeline_view
+from magicrl.reporting.timeline import read_timeline, timeline_rows
+from magicrl.reporting.views import bars_view, chart_view, hover, timeline_view
+from magicrl.reporting.workers import idle_bars, idle_chart, idle_shares
 from magicrl.training.health import check_run
 from magicrl.training.health_signs import RULES
 
@@ -79,9 +80,16 @@ def _health(run: RecordedRun) -> Block:
 
 def _figures(run: RecordedRun, group: FigureGroup) -> Block:
     panels = [[chart_view(chart) for chart in panel] for panel in group.panels]
-    if group.key == "time" and (rows := timeline_rows(run)):
-        panels[-1].append(timeline_view(rows))
     crosshairs = {chart.key: hover(chart) for panel in group.panels for chart in panel}
+    if group.key == "time" and (spans := read_timeline(run.path / "timeline.jsonl")):
+        idle = idle_shares(run, spans)
+        chart = idle_chart(run, idle)
+        crosshairs[chart.key] = hover(chart)
+        if rows := timeline_rows(run, spans):
+            panels.append([timeline_view(rows)])
+        panels.append([chart_view(chart)])
+        if len(idle) > 1:
+            panels[-1].append(bars_view(idle_bars(idle), "The most idle first."))
     return Block(
         key=group.key,
         title=group.title,

@@ -13,8 +13,8 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 
 from magicrl.reporting.arms import Arm
-from magicrl.reporting.bars import Bar, BarPlot, bars_csv, bars_height, draw_bars
-from magicrl.reporting.canvas import PALETTE, picture_frame
+from magicrl.reporting.bars import Bar, BarPlot
+from magicrl.reporting.canvas import PALETTE
 from magicrl.reporting.charts import Chart, Series
 from magicrl.reporting.rollouts import recordings, run_tokenizer
 from magicrl.reporting.run_folder import RecordedRun, RunFolderError
@@ -28,7 +28,7 @@ from magicrl.reporting.token_entropy import (
     most_uncertain,
     token_shares,
 )
-from magicrl.reporting.views import FigureView, chart_view, data_uri, hover
+from magicrl.reporting.views import FigureView, bars_view, chart_view, hover
 from magicrl.reporting.wording import number, visible
 
 MOST_STEPS = 4
@@ -60,7 +60,7 @@ def run_entropy(run: RecordedRun) -> tuple[dict[str, Any], dict[str, Any]] | Non
     shares = token_shares(named[-1].data)
     tokenizer = run_tokenizer(run)
     plots = token_plots(shares, tokenizer, named[-1].name)
-    panels = [[chart_view(chart)] for chart in charts] + [[bars_view(plot)] for plot in plots]
+    panels = [[chart_view(chart)] for chart in charts] + [[token_view(plot)] for plot in plots]
     note = MEANT
     if tokenizer is None:
         note += " No tokenizer lies beside the model: tokens are named by their ids."
@@ -223,19 +223,11 @@ def token_name(tokenizer: Tokenizer | None, token: int) -> str:
     return shown or f"#{token}"
 
 
-def bars_view(plot: BarPlot) -> FigureView:
-    """A bar plot as the page shows it."""
+def token_view(plot: BarPlot) -> FigureView:
+    """A bar plot of tokens as the page shows it."""
     note = (
         "Behind a bar: how often the token was drawn, times its mean entropy."
         if plot.unit == "percent"
         else f"Of the tokens that were drawn at least {LEAST_TOKENS} times."
     )
-    return FigureView(
-        name=plot.key,
-        title=plot.title,
-        svg=draw_bars(plot),
-        frame=picture_frame(title=plot.title, height=bars_height(plot), legend=()),
-        legend=(),
-        csv=data_uri("text/csv", bars_csv(plot)),
-        note=note,
-    )
+    return bars_view(plot, note)

@@ -225,6 +225,28 @@ THROUGHPUT = Figure(
     note="Sampled response tokens over the step's wall clock.",
     lines=(Line(key="tokens/per_second", label="tokens per second", color=2, look="smooth"),),
 )
+LONGEST = Figure(
+    key="longest_response",
+    title="Longest response's share of the rollout",
+    unit="percent",
+    compact=True,
+    y_high=1.0,
+    note="Seconds of the response that took longest over t_R: near 100 %, more accelerators would not shorten it.",
+    lines=(
+        Line(key="time/longest_response", label="longest response", color=3, look="smooth", share_of="time/rollout"),
+    ),
+)
+JUDGING = Figure(
+    key="judging",
+    title="Judging",
+    unit="seconds",
+    compact=True,
+    note="Seconds of all verifier workers together, and how long the step waited for them after generation.",
+    lines=(
+        Line(key="verify/seconds", label="work", color=2, look="smooth"),
+        Line(key="time/verify_waited", label="waited for", color=1, look="smooth"),
+    ),
+)
 
 GROUPS = (
     Group(
@@ -237,7 +259,7 @@ GROUPS = (
         title="Policy and sampler",
         panels=((RATIO,), (CLIP,), (SAMPLER_GAP, LARGEST_GAP), (GRADIENT,), (KL,)),
     ),
-    Group(key="time", title="Time", panels=((STEP_TIME,), (THROUGHPUT,))),
+    Group(key="time", title="Time", panels=((STEP_TIME, LONGEST), (THROUGHPUT, JUDGING))),
 )
 
 

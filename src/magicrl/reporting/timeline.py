@@ -19,6 +19,8 @@ from magicrl.reporting.wording import duration, number
 
 LEFT, RIGHT, TOP, LANE, GAP, BOTTOM = 112, 20, 8, 15, 9, 38
 MOST_ROWS = 8
+MOST_LETTERS = 15
+"""Of a worker's name."""
 _COLORS = {"rollout": 0, "train": 1, "verify": 2, "old_logprobs": 3, "ref_logprobs": 5}
 
 
@@ -83,9 +85,8 @@ def chosen_steps(run: RecordedRun, spans: Iterable[Span]) -> list[tuple[int, str
     return sorted(chosen.items())[-MOST_ROWS:]
 
 
-def timeline_rows(run: RecordedRun) -> list[TimelineRow]:
-    """The drawing's rows, from the run's folder."""
-    spans = read_timeline(run.path / "timeline.jsonl")
+def timeline_rows(run: RecordedRun, spans: Sequence[Span]) -> list[TimelineRow]:
+    """The drawing's rows, of a run's ``spans``."""
     return [
         TimelineRow(label=f"step {step}, {word}", lanes=_lanes([s for s in spans if s.step == step]))
         for step, word in chosen_steps(run, spans)
@@ -112,7 +113,7 @@ def timeline_legend(rows: Sequence[TimelineRow]) -> list[Entry]:
 
 def timeline_height(rows: Sequence[TimelineRow]) -> float:
     """Of the drawing, in SVG units."""
-    return TOP + sum(LANE * len(row.lanes) + GAP for row in rows) + BOTTOM
+    return TOP + sum(LANE * (len(row.lanes) + _titled(row)) + GAP for row in rows) + BOTTOM
 
 
 def draw_timeline(rows: Sequence[TimelineRow], *, alone: bool = False) -> Markup:
@@ -130,9 +131,18 @@ def draw_timeline(rows: Sequence[TimelineRow], *, alone: bool = False) -> Markup
         )
     y = float(TOP + GAP / 2)
     for row in rows:
-        middle = y + LANE * len(row.lanes) / 2 + 4
-        parts.append(f'<text class="tick" x="{LEFT - 8}" y="{middle:.1f}" text-anchor="end">{escape(row.label)}</text>')
+        middle = y + LANE * (1 if _titled(row) else len(row.lanes)) / 2 + 4
+        anchor, x = ("start", 4) if _titled(row) else ("end", LEFT - 8)
+        parts.append(f'<text class="tick" x="{x}" y="{middle:.1f}" text-anchor="{anchor}">{escape(row.label)}</text>')
+        y += LANE * _titled(row)
+        named = ""
         for lane in row.lanes:
+            if _titled(row) and lane[0].worker != named:
+                named = lane[0].worker
+                parts.append(
+                    f'<text class="tick" x="{LEFT - 8}" y="{y + LANE / 2 + 3:.1f}" text-anchor="end">'
+                    f"{escape(_short(named))}</text>"
+                )
             parts += [_bar(span, LEFT + span.start * scale, (span.end - span.start) * scale, y) for span in lane]
             y += LANE
         y += GAP
@@ -167,6 +177,15 @@ def _bar(span: Span, x: float, width: float, y: float) -> str:
         f'<rect class="area f{_COLORS.get(span.what, 4)}" x="{x:.1f}" y="{y:.1f}" width="{max(1.0, width):.1f}" '
         f'height="{LANE - 2}"><title>{escape(words)}</title></rect>'
     )
+
+
+def _titled(row: TimelineRow) -> bool:
+    """Whether lanes carry the names of workers, below a line with the step's."""
+    return len({lane[0].worker for lane in row.lanes}) > 1
+
+
+def _short(worker: str) -> str:
+    return worker if len(worker) <= MOST_LETTERS else worker[: MOST_LETTERS - 1] + "…"
 
 
 def _words(row: TimelineRow) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from magicrl.reporting.bars import BarPlot, bars_csv, bars_height, bars_legend, draw_bars
 from magicrl.reporting.canvas import WIDTH, Entry, picture_frame, swatch
 from magicrl.reporting.charts import Chart, Series, Unit, thinned, to_csv
 from magicrl.reporting.comparison import Comparison
@@ -121,6 +122,19 @@ def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:
         csv=data_uri("text/csv", timeline_csv(rows)),
         note="The step of median length and the slowest one of each stage. Judging that hid behind generation has no "
         "bar of its own; what no bar covers is bookkeeping.",
+    )
+
+
+def bars_view(plot: BarPlot, note: str) -> FigureView:
+    """A bar plot as the page shows it."""
+    return FigureView(
+        name=plot.key,
+        title=plot.title,
+        svg=draw_bars(plot),
+        frame=picture_frame(title=plot.title, height=bars_height(plot), legend=bars_legend(plot)),
+        legend=signs(bars_legend(plot)),
+        csv=data_uri("text/csv", bars_csv(plot)),
+        note=note,
     )
 
 
