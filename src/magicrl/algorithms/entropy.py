@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,11 +61,13 @@ def measure_entropy(completions: Sequence[Completion], estimator: EntropyEstimat
     selected by what was sampled.
     """
     arrays = _values(completions, estimator)
-    if arrays is None:
-        return None
-    return clustered_mean(
-        np.array([float(a.sum()) for a in arrays]), np.array([len(a) for a in arrays], dtype=np.int64)
-    )
+    return None if arrays is None else mean_entropy(arrays)
+
+
+def mean_entropy(entropies: Sequence[NDArray[np.floating[Any]]]) -> EntropyEstimate:
+    """Token-weighted mean of ``[T]`` entropies, an array a response: those that a learner measured, for one."""
+    totals = np.array([float(a.sum(dtype=np.float64)) for a in entropies])
+    return clustered_mean(totals, np.array([len(a) for a in entropies], dtype=np.int64))
 
 
 def estimator_gap(completions: Sequence[Completion]) -> EntropyEstimate | None:

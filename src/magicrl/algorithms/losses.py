@@ -39,6 +39,8 @@ class LossInputs:
         entropy: of the policy's full distribution at the token, with gradient if alpha > 0; None if not computed.
         group_index: group of the token's response, for losses that compare within a group.
         policy_version: version of the weights that sampled the token.
+        policy_mask: bool; False tokens leave the policy term, and stay in the entropy and KL terms and in every
+            denominator. None when every token is in it.
     """
 
     logprobs: Tensor
@@ -51,6 +53,7 @@ class LossInputs:
     entropy: Tensor | None = None
     group_index: Tensor | None = None
     policy_version: Tensor | None = None
+    policy_mask: Tensor | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,7 +204,7 @@ def loss_terms(
     ratio = log_ratio.exp()
     advantages = inputs.advantages.to(own.logprobs.dtype)
     surrogate = row.surrogate(SurrogateInputs(ratio, own.logprobs, advantages, clip_low, clip_high))
-    corrected = correction_weights(own.old, own.sampler, correction, correction_cap)
+    corrected = correction_weights(own.old, own.sampler, correction, correction_cap, inputs.policy_mask)
 
     policy_loss = -policy_weight * (weights * corrected * surrogate.values).sum()
     loss = policy_loss
@@ -259,6 +262,7 @@ def _check(inputs: LossInputs, *, alpha: float, beta: float, correction: Correct
         "sampler_logprobs",
         "ref_logprobs",
         "entropy",
+        "policy_mask",
     ):
         value = getattr(inputs, name)
         assert value is None or value.shape == tokens, f"{name} has shape {tuple(value.shape)}, not {tuple(tokens)}"

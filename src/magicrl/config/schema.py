@@ -182,11 +182,28 @@ class RolloutConfig(Section):
     serves other weights than the learner's. Not checked when ``weight_lag`` > 0."""
     weight_lag: int = Field(default=0, ge=0)
     """Updates of the loop that the engine's weights are behind (off-policy studies without a cluster)."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Most training steps between the policy that began a group and the learner that trains on it. 0: synchronous; from
+    1 on the engine is asked that many steps ahead and goes on while the learner updates (docs/asynchronous.md)."""
 
     @model_validator(mode="after")
     def _replay_has_a_folder(self) -> Self:
         if (self.engine == "replay") != (self.replay is not None):
             raise ValueError('rollout.replay (a folder) goes with rollout.engine = "replay", and only with it')
+        return self
+
+    @model_validator(mode="after")
+    def _one_staleness(self) -> Self:
+        if self.max_staleness and self.weight_lag:
+            raise ValueError(
+                f"rollout.max_staleness = {self.max_staleness} and rollout.weight_lag = {self.weight_lag} both make "
+                "the sampler older than the learner; use one of them"
+            )
+        if self.max_staleness and self.engine == "replay":
+            raise ValueError(
+                f'rollout.max_staleness = {self.max_staleness} has no effect with rollout.engine = "replay", whose '
+                "rollouts are recorded; set it to 0"
+            )
         return self
 
 
@@ -217,10 +234,12 @@ class AlgorithmConfig(Section):
     """How survivors of the rejection are split: into D_R / D_T parts, or into parts of D_T prompts."""
     reuse: int = Field(default=1, ge=1)
     """N_reuse: passes over the rollout buffer."""
-    correction: Literal["none", "tis", "mis"] = "none"
-    """Truncated or masked importance weights between sampler and learner."""
+    correction: Literal["none", "tis", "mis", "m2po"] = "none"
+    """Importance weights between sampler and learner: truncated, masked one by one, masked by their second moment."""
     correction_cap: float = Field(default=2.0, gt=1)
     """Largest importance weight (``tis``), or the one above which a token is left out (``mis``)."""
+    second_moment: float = Field(default=0.04, gt=0)
+    """tau_M2: mean square of the log weights that ``m2po`` leaves in a mini-batch."""
 
 
 class EntropyConfig(Section):
@@ -417,3 +436,13 @@ class TrainConfig(Section):
     logging: LoggingConfig = LoggingConfig()
     cluster: ClusterConfig | None = None
     """Without the section everything runs in this process, on this machine."""
+
+    @model_validator(mode="after")
+    def _entropy_is_of_the_learner(self) -> Self:
+        if self.rollout.max_staleness and self.entropy.estimator == "sampled":
+            raise ValueError(
+                f'entropy.estimator = "sampled" with rollout.max_staleness = {self.rollout.max_staleness}: the tokens '
+                "were sampled by older policies, whose log-probs do not tell the learner's entropy; use "
+                '"exact", which the learner measures on the buffer'
+            )
+        return self

@@ -6,8 +6,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from magicrl.algorithms.advantages import AdvantageMask, scored_advantages
+from magicrl.algorithms.corrections import second_moment_mask
 from magicrl.algorithms.rejection import MinibatchMode, split_minibatches
 from magicrl.records import FloatArray, ScoredGroup, TrainBatch, TrainSample
 
@@ -39,6 +42,7 @@ def _sample(scored: ScoredGroup, group_index: int, sample_index: int, advantage:
         sample_index=sample_index,
         sampler_logprobs=completion.sampler_logprobs,
         policy_version=completion.policy_version,
+        version_spans=completion.version_spans,
     )
 
 
@@ -52,6 +56,29 @@ def with_ref_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatAr
     """The same samples with the reference model's log-probs."""
     pairs = zip(samples, logprobs, strict=True)
     return [dataclasses.replace(sample, ref_logprobs=array) for sample, array in pairs]
+
+
+def with_second_moment_mask(batch: TrainBatch, threshold: float) -> TrainBatch:
+    """The mini-batch with the tokens that M2PO keeps in the policy term; see ``second_moment_mask``.
+
+    It looks at all loss tokens of the mini-batch together, so it is taken before the batch is cut into micro-batches
+    or dealt to workers. Samples need ``old_logprobs``.
+    """
+    gaps: list[NDArray[np.float64]] = []
+    for sample in batch.samples:
+        assert sample.old_logprobs is not None, "the second moment needs the learner's log-probs"
+        gap = sample.old_logprobs.astype(np.float64) - sample.sampler_logprobs
+        gaps.append(gap if sample.loss_mask is None else gap[sample.loss_mask])
+    kept = second_moment_mask(torch.from_numpy(np.concatenate(gaps)), threshold).numpy()
+    parts = np.split(kept, np.cumsum([len(gap) for gap in gaps])[:-1])
+    samples: list[TrainSample] = []
+    for sample, part in zip(batch.samples, parts, strict=True):
+        mask = part
+        if sample.loss_mask is not None:
+            mask = np.zeros(len(sample.tokens), dtype=np.bool_)
+            mask[sample.loss_mask] = part
+        samples.append(dataclasses.replace(sample, policy_mask=mask))
+    return dataclasses.replace(batch, samples=tuple(samples))
 
 
 def minibatches(
