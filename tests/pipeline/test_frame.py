@@ -12,12 +12,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.locks import only_writer
 from magicrl.pipeline import parts as part_files
 from magicrl.pipeline.sources import importing
+from magicrl.pipeline.sources.records import RecordReader
 from magicrl.pipeline.stats import counts_of, way_of
 
 RULES = {"maths": {"agreement": False, "unreadable_golds": "keep"}}
@@ -147,6 +149,41 @@ def test_a_run_interrupted_before_any_file_goes_on_to_the_same_files(
                 interruptions += 1
         assert interruptions > 0
         assert run.files() == whole
+
+
+def test_an_import_that_was_killed_reads_only_the_records_it_had_not(
+    pipeline: dict[str, Any], run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = {"sources": pipeline["sources"][:1]}
+    run(tree)
+    whole = run.files()
+    (run.output / "sources" / "a" / "source.json").unlink()
+    for folder in ("kept", "dropped"):
+        (run.output / "sources" / "a" / folder / "a.00002.parquet").unlink()
+    read: list[int] = []
+    really = RecordReader.entry
+
+    def entry(self: RecordReader, row: Any) -> Any:
+        read.append(row.index)
+        return really(self, row)
+
+    monkeypatch.setattr(RecordReader, "entry", entry)
+    run(tree)
+    assert read == [8, 9], "two parts of four records were there"
+    assert run.files() == whole
+
+
+def test_a_part_whose_bytes_changed_is_an_error_and_never_other_rows(pipeline: dict[str, Any], run: Any) -> None:
+    run({**pipeline, "steps": pipeline["steps"][:1]})
+    path = run.output / "01-clean" / "kept" / "a.00000.parquet"
+    data = bytearray(path.read_bytes())
+    meta = pq.read_metadata(path).row_group(0)
+    columns = [meta.column(number) for number in range(meta.num_columns)]
+    statements = next(column for column in columns if column.path_in_schema == "problem")
+    data[statements.data_page_offset + statements.total_compressed_size // 2] ^= 0xFF
+    path.write_bytes(bytes(data))
+    with pytest.raises(ValueError, match=r"a\.00000\.parquet is damaged .*delete it and run again"):
+        run(pipeline)
 
 
 def test_a_full_disk_is_a_clear_error_and_nothing_is_lost(

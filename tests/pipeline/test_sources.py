@@ -262,13 +262,14 @@ def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, 
         b'{"frage": "2 + 3?"}',
         b"[1, 2]",
         json.dumps({"problem": "x" * 5000, "answer": "5"}).encode(),
+        b'{"problem": "2 + 3?", "answer": "5", "solution": "so \\ud800"}',
         good,
     ]
     (tmp_path / "r.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     run({"sources": [{"path": "r.jsonl"}], "max_field_characters": 4000})
-    assert [entry.id for entry in run.kept("sources/r")] == ["r/r-0", "r/r-9"]
+    assert [entry.id for entry in run.kept("sources/r")] == ["r/r-0", "r/r-10"]
     dropped = run.dropped("sources/r")
-    assert [row["id"] for row in dropped] == [f"r/r-{place}" for place in range(1, 9)]
+    assert [row["id"] for row in dropped] == [f"r/r-{place}" for place in range(1, 10)]
     said = [
         "broken JSON",
         "not UTF-8",
@@ -278,6 +279,7 @@ def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, 
         "no known form",
         "an object",
         "more than max_field_characters",
+        "the solution holds half a character",
     ]
     for row, words in zip(dropped, said, strict=True):
         assert words in row["detail"]
@@ -308,6 +310,17 @@ def test_a_broken_parquet_file_is_a_clear_error(tmp_path: Path, run: Any) -> Non
     (tmp_path / "r.parquet").write_bytes(whole)
     run({"sources": [{"path": "r.parquet"}]})
     assert len(run.kept("sources/r")) == 100
+
+
+def test_a_parquet_row_that_is_no_text_is_set_aside_and_the_others_are_read(tmp_path: Path, run: Any) -> None:
+    text = pa.array([b"2 + 3?", b"caf\xe9?", b"3 + 3?"], pa.binary())
+    column = pa.StringArray.from_buffers(3, text.buffers()[1], text.buffers()[2])  # nothing looks whether it is UTF-8
+    pq.write_table(pa.table({"problem": column, "answer": [5.0, 5.0, float("nan")]}), tmp_path / "r.parquet")
+    run({"sources": [{"path": "r.parquet"}]})
+    assert [entry.id for entry in run.kept("sources/r")] == ["r/r-0"]
+    first, second = run.dropped("sources/r")
+    assert "r.parquet, row 2: not UTF-8 text" in first["detail"]
+    assert "row 3: field 'answer' holds nan" in second["detail"]
 
 
 def test_a_folder_is_read_by_datasets(tmp_path: Path, run: Any) -> None:

@@ -186,13 +186,31 @@ def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
 
     index = 0
     try:
-        with pq.ParquetFile(path) as table:
+        with pq.ParquetFile(path, page_checksum_verification=True) as table:
             for batch in table.iter_batches(batch_size=1024):
-                for record in batch.to_pylist():
-                    yield _as_row(record, index, f"{path}, row {index + 1}")
+                for record in _records(batch):
+                    where = f"{path}, row {index + 1}"
+                    if isinstance(record, UnicodeDecodeError):
+                        reason = f"{where}: not UTF-8 text; write the file anew in UTF-8"
+                        shown = bytes(record.object).decode("utf-8", "replace")
+                        yield BadRow(index=index, where=where, reason=reason, text=shown)
+                    else:
+                        yield _as_row(record, index, where)
                     index += 1
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path}: not a readable parquet file ({error}); is it whole? Copy it again") from error
+
+
+def _records(batch: Any) -> Iterator[Any]:
+    """The rows of a record batch; of one whose text is no UTF-8 the error."""
+    try:
+        yield from batch.to_pylist()
+    except UnicodeDecodeError:
+        for number in range(batch.num_rows):
+            try:
+                yield batch.slice(number, 1).to_pylist()[0]
+            except UnicodeDecodeError as error:
+                yield error
 
 
 _READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {

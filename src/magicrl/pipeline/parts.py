@@ -62,7 +62,8 @@ def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
         ValueError: the file is damaged; names it and the remedy.
     """
     try:
-        return pq.read_table(path, columns=None if columns is None else list(columns), memory_map=False)
+        names = None if columns is None else list(columns)
+        return pq.read_table(path, columns=names, memory_map=False, page_checksum_verification=True)
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
@@ -80,7 +81,8 @@ def write_part(path: Path, table: pa.Table, key: str) -> None:
     writing = path.with_name(f".{path.name}{_WRITING}")
     try:
         with writing.open("wb") as file:
-            pq.write_table(marked, file, compression="zstd", row_group_size=4096)
+            # checksums: a part that a failing disk changed is an error, never other rows
+            pq.write_table(marked, file, compression="zstd", row_group_size=4096, write_page_checksum=True)
             file.flush()
             os.fsync(file.fileno())
         writing.replace(path)

@@ -6,7 +6,7 @@ The rules err on the side of dropping: a problem lost costs little, an unanswera
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from magicrl.pipeline.entry import Entry
@@ -49,6 +49,16 @@ _FIGURE = re.compile(
     r"|\bshown\s+in\s+the\b|\b(?:see|in)\s+fig(?:ure|\.)?\s*\d",
     re.I,
 )
+# A pattern is tried only where one of its words stands in the text: most problems break no rule, and looking for a word
+# is many times faster than an alternation without regard to case.
+_PROVE_WORDS = ("prove", "show", "demonstrate", "verify")
+_LINK_WORDS = ("http", "www.", "![", "<img", "\\includegraphics", "[img")
+_FIGURE_WORDS = (
+    *("asy", "tikz", "picture", "fig", "\\draw", "\\fill", "shown", "depicted", "illustrat", "seen", "drawn", "given"),
+    *("diagram", "drawing", "sketch", "graph", "grid", "chart", "map"),
+)
+_FOLLOWING_WORDS = ("following", "options", "these", "which")
+_TRANSLATION_WORDS = ("translat", "retaining", "original")
 _OPTION = re.compile(
     r"(?:^|[\s$~.;,:?]|\\\\|\\qquad|\\quad|\\ |[{(])(?:\\text(?:bf|rm|it)?|\\math(?:bf|rm))?\{?\s*\(?([A-F])\s*[).:}]"
     r"(?=[\s}\\~$\d(-]|$)",
@@ -92,7 +102,7 @@ def _proof(entry: Entry, rules: MathsCleaning) -> Drop | None:
         return Drop("proof", "question_type is proof")
     if all(gold.strip().lower().strip(".") in _NO_ANSWER for gold in entry.golds):
         return Drop("proof", f"the answer is {entry.golds[0]!r}")
-    found = _PROVE.search(entry.problem)
+    found = _search(_PROVE, _PROVE_WORDS, entry.problem)
     if found and not _ASKS_FOR_VALUE.search(entry.problem):
         return Drop("proof", f"asks to {found.group()!r} and for no value")
     return None
@@ -110,12 +120,12 @@ def _synthetic(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 
 def _link(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    found = _LINK.search(entry.problem)
+    found = _search(_LINK, _LINK_WORDS, entry.problem)
     return Drop("external link or image", _around(entry.problem, found)) if found else None
 
 
 def _figure(entry: Entry, rules: MathsCleaning) -> Drop | None:
-    found = _FIGURE.search(entry.problem)
+    found = _search(_FIGURE, _FIGURE_WORDS, entry.problem)
     return Drop("needs a figure", _around(entry.problem, found)) if found else None
 
 
@@ -129,7 +139,7 @@ def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
         return Drop("multiple choice", f"options {', '.join(letters)}; gold {entry.golds[0]!r}")
     if lettered and marked:
         return Drop("multiple choice", f"gold {entry.golds[0]!r}")
-    found = _OF_THE_FOLLOWING.search(entry.problem)
+    found = _search(_OF_THE_FOLLOWING, _FOLLOWING_WORDS, entry.problem)
     if (
         found
         and "following" in found.group().lower()
@@ -183,7 +193,7 @@ def _parts(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 def _repeated(entry: Entry, rules: MathsCleaning) -> Drop | None:
     text = " ".join(entry.problem.split())
-    found = _TRANSLATION.search(text)
+    found = _search(_TRANSLATION, _TRANSLATION_WORDS, text)
     if found:
         return Drop("speaks of its own translation", _around(text, found))
     half = len(text) // 2
@@ -199,6 +209,12 @@ def _long_answer(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if longest > rules.max_answer_characters:
         return Drop("answer too long", f"{longest} characters, at most {rules.max_answer_characters}")
     return None
+
+
+def _search(pattern: re.Pattern[str], words: Sequence[str], text: str) -> re.Match[str] | None:
+    """``pattern.search``; every match of the pattern holds one of the words in some case."""
+    folded = text.casefold()
+    return pattern.search(text) if any(word in folded for word in words) else None
 
 
 def _around(text: str, found: re.Match[str], width: int = 60) -> str:

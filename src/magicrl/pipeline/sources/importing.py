@@ -16,8 +16,8 @@ from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.readers import BadRow, Row, read_hub, read_rows
 from magicrl.evaluation.provenance import write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, Entry, table_of
-from magicrl.pipeline.parts import Part, StepFolder, hash_of
-from magicrl.pipeline.sources.records import NotWanted, RecordReader, shown
+from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part
+from magicrl.pipeline.sources.records import NotWanted, RecordReader, check_text, shown
 from magicrl.pipeline.sources.settings import PipelineSource
 
 IMPORT_VERSION = 2
@@ -60,13 +60,14 @@ def import_source(source: PipelineSource, base: Path, folder: Path, most_charact
     done = _finished(step, key)
     if done is not None:
         return done
-    parts: list[Part] = []
+    parts, seen, read = _taken_up(step, source.label, key)
     buffer = _Buffer()
     reader = RecordReader(source=source, most_characters=most_characters)
-    seen: set[str] = set()
     for number, row in enumerate(_rows(source, base, files)):
         if source.limit is not None and number == source.limit:
             break
+        if number < read:
+            continue
         _read_one(row, reader, buffer, seen)
         if buffer.full:
             parts.append(_write(step, source.label, len(parts), key, buffer))
@@ -84,6 +85,7 @@ def _read_one(row: Row | BadRow, reader: RecordReader, buffer: _Buffer, seen: se
         if isinstance(row, BadRow):
             raise ValueError(row.reason)
         entry = reader.entry(row)
+        check_text(entry)
         name = entry.id
         if name in seen:
             entry = replace(entry, id=f"{name}#{row.index}")
@@ -93,6 +95,7 @@ def _read_one(row: Row | BadRow, reader: RecordReader, buffer: _Buffer, seen: se
     except ValueError as error:
         unwanted = isinstance(error, NotWanted)
         text = "" if unwanted else shown(row.text if isinstance(row, BadRow) else row.record)
+        said = str(error) + (f"\n{text}" if text else "")
         buffer.dropped.append(
             {
                 "id": f"{reader.source.label}/{reader.source.label}-{row.index}",
@@ -100,7 +103,7 @@ def _read_one(row: Row | BadRow, reader: RecordReader, buffer: _Buffer, seen: se
                 "where": row.where,
                 "step": "import",
                 "reason": NOT_ASKED_FOR if unwanted else UNREADABLE,
-                "detail": str(error) + (f"\n{text}" if text else ""),
+                "detail": said.encode("utf-8", "backslashreplace").decode(),
             }
         )
         buffer.characters += len(text)
@@ -113,6 +116,24 @@ def _write(step: StepFolder, label: str, number: int, key: str, buffer: _Buffer)
         dropped = pa.Table.from_pylist(buffer.dropped, schema=DROPPED_SCHEMA)
         step.write(name, own, table_of(buffer.kept), dropped)
     return step.part(name, own)
+
+
+def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[str], int]:
+    """The parts that a killed import left, the ids in them, and how many records they are made of."""
+    parts: list[Part] = []
+    seen: set[str] = set()
+    read = 0
+    while True:
+        name = f"{label}.{len(parts):05d}"
+        own = hash_of(key, len(parts))
+        dropped = step.dropped / f"{name}.parquet"
+        if not step.has(name, own) or part_key(dropped) != own:
+            return parts, seen, read
+        part = step.part(name, own)
+        ids: list[str] = read_part(part.path, ["id"]).column("id").to_pylist()
+        seen.update(ids)
+        read += len(ids) + read_part(dropped, ["id"]).num_rows  # every record is a row, kept or dropped
+        parts.append(part)
 
 
 def _finished(step: StepFolder, key: str) -> list[Part] | None:

@@ -183,6 +183,26 @@ def _solutions(record: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, 
     return tuple(found)
 
 
+def check_text(entry: Entry) -> None:
+    r"""Refuse text that no file can hold: JSON can say half of a surrogate pair (``"\ud800"``), UTF-8 cannot.
+
+    Statement and golds were looked at when they were read.
+
+    Raises:
+        ValueError: names the field.
+    """
+    notes = json.dumps(dict(entry.notes), ensure_ascii=False, default=str) if entry.notes else ""
+    fields = {"id": (entry.id,), "data_source": (entry.data_source,), "solution": entry.solutions, "notes": (notes,)}
+    for name, texts in fields.items():
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{entry.where}: the {name} holds half a character ({text[error.start]!r}); correct the text"
+                ) from None
+
+
 def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
     """A record's text for the quarantine, cut where it is very long."""
     if isinstance(record, str):
