@@ -31,20 +31,31 @@ def run_with(measures: Mapping[str, float]) -> dict[str, Any]:
     curves: dict[str, list[float]] = {"tokens": [1000.0 * s for s in range(1, STEPS + 1)]}
     tests: dict[str, dict[str, float]] = {"before": {}, "after": {}}
     for text, value in measures.items():
+        kind, _, curve = text.partition(":")
         if found := re.fullmatch(r"(steps|tokens):(\w+)>(\S+)", text):
             steps = round(value if found[1] == "steps" else value / 1000)
             curves[found[2]] = [1.1 * float(found[3]) * (s >= steps - 4) for s in range(1, STEPS + 1)]  # five in a row
-        elif text.startswith("held:"):
+        elif kind == "held":
             held = round(value * (STEPS - 1))
             curves["entropy"] = [0.0] + [1.0] * held + [0.0] * (STEPS - 1 - held)
+        elif kind == "drop":
+            curves[curve] = [2.0] * (STEPS // 2) + [2.0 - value] * (STEPS // 2)
+        elif kind == "spread":  # up and down by as much has that standard deviation
+            curves[curve] = [1.0 + value * (-1) ** step for step in range(STEPS)]
         elif text.startswith("test@"):
             tests["after"][text.removeprefix("test@")] = value
         else:
-            name, place = text.split("@")
-            curve = curves.setdefault(name, [value] * STEPS)
-            at = slice(STEPS // 2, None) if place == "late" else slice(0, STEPS // 2)
-            curve[at] = [value] * (STEPS // 2)
+            name, place = curve.split("@") if kind == "fall" else text.split("@")
+            points = curves.setdefault(name, [value] * STEPS)
+            points[_steps_of(place)] = [2.0 - value if kind == "fall" else value] * len(points[_steps_of(place)])
+            points[:3] = [2.0] * 3 if kind == "fall" else points[:3]
     return {"curves": curves, "tests": tests}
+
+
+def _steps_of(place: str) -> slice:
+    if place == "late":
+        return slice(STEPS // 2, None)
+    return slice(0, 3) if place == "start" else slice(int(place) - 3, int(place) + 2)
 
 
 def study(values: Mapping[str, Mapping[str, float]], seeds: int = 6) -> dict[str, dict[int, dict[str, Any]]]:
@@ -87,9 +98,15 @@ def satisfied_and_not(claim: Claim) -> tuple[dict[str, dict[str, float]], dict[s
         return crossing, ahead
     assert isinstance(claim, DifferenceClaim)
     gap = 1.5 * claim.effect + 0.1 * low
-    more = {claim.arm: {claim.measure: low + gap}, claim.than: {claim.measure: low}}
-    less = {claim.arm: {claim.measure: low}, claim.than: {claim.measure: low + gap}}
-    return (more, less) if claim.direction == "higher" else (less, more)
+    return tuple(  # type: ignore[return-value]
+        _two({claim.arm: {claim.measure: own}}, {claim.than: {claim.than_measure or claim.measure: other}})
+        for own, other in sorted([(low + gap, low), (low, low + gap)], reverse=claim.direction == "higher")
+    )
+
+
+def _two(one: dict[str, dict[str, float]], other: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Both, of one arm or of two."""
+    return {arm: {**one.get(arm, {}), **other.get(arm, {})} for arm in (*one, *other)}
 
 
 SHIPPED = [claim for ablation in shipped_ablations() for claim in ablation.claims]

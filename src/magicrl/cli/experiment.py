@@ -12,7 +12,7 @@ from rich.table import Table
 
 experiment_app = App(name="experiment", help="The report's ablations at your scale: list, run, report.")
 
-Scale = Literal["tiny", "small", "paper"]
+Scale = Literal["tiny", "small", "paper", "quick"]
 STUDY = Path("docs/study")
 
 

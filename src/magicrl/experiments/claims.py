@@ -95,13 +95,14 @@ def holm(p_values: Sequence[float]) -> list[float]:
 def examine(claim: Claim, runs: Runs) -> Verdict:
     """One claim, uncorrected; ``not run`` where an arm has fewer than two seeds with the measure."""
     if isinstance(claim, CrossingClaim):
-        early = _difference(claim, runs, claim.measure, sign=1.0)
-        late = _difference(claim, runs, claim.late, sign=-1.0)
+        early = _difference(claim, runs, claim.measure, claim.measure, sign=1.0)
+        late = _difference(claim, runs, claim.late, claim.late, sign=-1.0)
         if "not run" in (early.decision, late.decision):
             return replace(early, decision="not run")
         return max((early, late), key=lambda verdict: verdict.p)  # both must hold, so that the weaker one decides
     if isinstance(claim, DifferenceClaim):
-        return _difference(claim, runs, claim.measure, sign=1.0 if claim.direction == "higher" else -1.0)
+        sign = 1.0 if claim.direction == "higher" else -1.0
+        return _difference(claim, runs, claim.measure, claim.than_measure or claim.measure, sign=sign)
     if isinstance(claim, EqualClaim):
         return _equality(claim, runs)
     if isinstance(claim, OrderClaim):
@@ -109,22 +110,21 @@ def examine(claim: Claim, runs: Runs) -> Verdict:
     return _level(claim, runs)
 
 
-def _difference(claim: DifferenceClaim | CrossingClaim, runs: Runs, measure: str, *, sign: float) -> Verdict:
-    arms = (claim.arm, claim.than)
-    values = _values(arms, runs, measure)
+def _difference(claim: DifferenceClaim | CrossingClaim, runs: Runs, own: str, other: str, *, sign: float) -> Verdict:
+    values = _values([(claim.arm, own), (claim.than, other)], runs)
     delta = sign * (values[:, 0] - values[:, 1])
     return _verdict(claim.id, delta, bar=claim.effect, null=0.0)
 
 
 def _level(claim: LevelClaim, runs: Runs) -> Verdict:
     sign = 1.0 if claim.direction == "above" else -1.0
-    values = sign * _values((claim.arm,), runs, claim.measure)[:, 0]
+    values = sign * _values([(claim.arm, claim.measure)], runs)[:, 0]
     return _verdict(claim.id, values, bar=sign * claim.bound, null=sign * claim.bound)
 
 
 def _equality(claim: EqualClaim, runs: Runs) -> Verdict:
     """Two one-sided tests; the effect is the margin less the absolute difference, which must stay above 0."""
-    values = _values((claim.arm, claim.than), runs, claim.measure)
+    values = _values([(arm, claim.measure) for arm in (claim.arm, claim.than)], runs)
     delta = values[:, 0] - values[:, 1]
     sides = [_verdict(claim.id, claim.margin + s * delta, bar=0.0, null=0.0) for s in (1.0, -1.0)]
     return max(sides, key=lambda verdict: verdict.p)
@@ -132,7 +132,7 @@ def _equality(claim: EqualClaim, runs: Runs) -> Verdict:
 
 def _order(claim: OrderClaim, runs: Runs) -> Verdict:
     sign = 1.0 if claim.direction == "rising" else -1.0
-    values = _values(claim.along, runs, claim.measure)
+    values = _values([(arm, claim.measure) for arm in claim.along], runs)
     return _verdict(claim.id, np.array([sign * kendall(row) for row in values]), bar=claim.effect, null=0.0)
 
 
@@ -147,12 +147,12 @@ def kendall(values: Sequence[float] | NDArray[np.float64]) -> float:
     return sum(signs) / len(signs)
 
 
-def _values(arms: Sequence[str], runs: Runs, measure: str) -> NDArray[np.float64]:
-    """``[seeds, arms]``: the seeds that every arm has, where the measure is a number."""
-    function = parse_measure(measure)
-    seeds = sorted(set.intersection(*(set(runs.get(arm, {})) for arm in arms)))
-    rows = np.array([[function(runs[arm][seed]) for arm in arms] for seed in seeds], dtype=np.float64)
-    rows = rows.reshape(-1, len(arms))
+def _values(columns: Sequence[tuple[str, str]], runs: Runs) -> NDArray[np.float64]:
+    """``[seeds, columns]``, a column an (arm, measure): the seeds that every arm has, where both are numbers."""
+    functions = [(runs.get(arm, {}), parse_measure(measure)) for arm, measure in columns]
+    seeds = sorted(set.intersection(*(set(by_seed) for by_seed, _ in functions)))
+    rows = np.array([[function(by_seed[seed]) for by_seed, function in functions] for seed in seeds], dtype=np.float64)
+    rows = rows.reshape(-1, len(columns))
     return rows[np.isfinite(rows).all(axis=1)]
 
 

@@ -45,8 +45,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from magicrl.experiments.measures import parse_measure
 
-Scale = Literal["tiny", "small", "paper"]
-SCALES: tuple[Scale, ...] = ("tiny", "small", "paper")
+Scale = Literal["tiny", "small", "paper", "quick"]
+SCALES: tuple[Scale, ...] = ("tiny", "small", "paper", "quick")
 
 
 class _Part(BaseModel):
@@ -121,13 +121,23 @@ class _Claim(_Part):
 
 
 class DifferenceClaim(_Claim):
-    """``arm`` has a higher (lower) measure than ``than``, by ``effect`` at least; paired by seed."""
+    """``arm`` has a higher (lower) measure than ``than``, by ``effect`` at least; paired by seed.
+
+    Attributes:
+        than_measure: of ``than``, where it is another one: one arm against itself at another step, for example.
+    """
 
     kind: Literal["difference"] = "difference"
     arm: str
     than: str
+    than_measure: str | None = None
     direction: Literal["higher", "lower"]
     effect: float = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _other_exists(self) -> Self:
+        parse_measure(self.than_measure or self.measure)
+        return self
 
     def arms(self) -> tuple[str, ...]:
         return (self.arm, self.than)

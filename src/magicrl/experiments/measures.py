@@ -10,8 +10,13 @@ A measure is written ``NAME@PLACE``:
 ``fall:CURVE@20``      its start minus its value there, so that runs that start elsewhere can be compared
 ``test@1.0``           accuracy on the test set after training, at this temperature; ``start@1.0`` before it
 ``rise@1.0``           the one minus the other
-``steps:CURVE>0.8``    steps until five in a row have a mean above 0.8; ``tokens:`` sampled tokens, ``seconds:`` time
-                       of the steps. A run that never gets there counts as long as it lasted, which is too little.
+``drop:CURVE``         its ``max`` minus its ``late``: how far it fell back from its best
+``spread:CURVE``       the standard deviation of its second half, a straight line taken off
+``CURVE@tokens:20000`` the mean of five steps around the one at which so many tokens had been sampled; also of
+                       ``updates:``, ``seconds:``. A run that ended before has no such number.
+``steps:CURVE>0.8``    steps until five in a row have a mean above 0.8; ``tokens:`` sampled tokens, ``updates:`` SGD
+                       steps, ``seconds:`` time of the steps. A run that never gets there counts as long as it lasted,
+                       which is too little.
 ``held:0.1``           share of the steps with entropy above 0.1 - 0.02, after the first that is below
 =====================  ============================================================================================
 
@@ -48,7 +53,7 @@ CURVES = {
     "validation": "validation/accuracy/mean",
 }
 """Names of the curves that a result keeps, and the metric each is."""
-COSTS = {"tokens": "tokens/sampled", "seconds": "time/step"}
+COSTS = {"tokens": "tokens/sampled", "updates": "learner/sgd_steps", "seconds": "time/step"}
 """Costs of a step; results keep their running sums."""
 WINDOW = 5
 HELD_MARGIN = 0.02
@@ -60,7 +65,7 @@ def parse_measure(text: str) -> Measure:
     Raises:
         ValueError: it names none; the text says what is wrong.
     """
-    reach = re.fullmatch(r"(steps|tokens|seconds):(\w+)>(\d*\.?\d+)", text)
+    reach = re.fullmatch(r"(steps|tokens|updates|seconds):(\w+)>(\d*\.?\d+)", text)
     if reach:
         cost, curve, bound = reach[1], _curve(reach[2], text), float(reach[3])
         return lambda result: _cost_until(result["curves"], cost, curve, bound)
@@ -71,6 +76,12 @@ def parse_measure(text: str) -> Measure:
     if test:
         kind, temperature = test[1], str(float(test[2]))
         return lambda result: _tested(result["tests"], kind, temperature)
+    if whole := re.fullmatch(r"(drop|spread):(\w+)", text):
+        function, curve = {"drop": _drop, "spread": _spread}[whole[1]], _curve(whole[2], text)
+        return lambda result: function(result["curves"], curve)
+    if spent := re.fullmatch(r"(\w+)@(tokens|updates|seconds):(\d+)", text):
+        curve, cost, amount = _curve(spent[1], text), spent[2], float(spent[3])
+        return lambda result: _at_cost(result["curves"], curve, cost, amount)
     at = re.fullmatch(r"(fall:)?(\w+)@(start|late|max|min|\d+)", text)
     if at:
         curve, place = _curve(at[2], text), at[3]
@@ -131,6 +142,27 @@ def _cost_until(curves: Curves, cost: str, name: str, bound: float) -> float:
     if not len(spent):
         return math.nan
     return float(spent[at[above[0] + WINDOW - 1]]) if len(above) else float(spent[-1])
+
+
+def _at_cost(curves: Curves, name: str, cost: str, amount: float) -> float:
+    spent = _values(curves, cost)
+    if not len(spent) or spent[-1] < amount:
+        return math.nan
+    return _at(curves, name, str(int(np.searchsorted(spent, amount)) + 1))
+
+
+def _drop(curves: Curves, name: str) -> float:
+    return _at(curves, name, "max") - _at(curves, name, "late")
+
+
+def _spread(curves: Curves, name: str) -> float:
+    values = _values(curves, name)
+    steps = np.arange(len(values))
+    keep = np.isfinite(values) & (steps >= len(values) // 2)
+    if keep.sum() < WINDOW:
+        return math.nan
+    slope, offset = np.polyfit(steps[keep], values[keep], 1)
+    return float(np.std(values[keep] - (slope * steps[keep] + offset)))
 
 
 def _held(curves: Curves, target: float) -> float:

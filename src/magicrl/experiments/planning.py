@@ -1,7 +1,8 @@
 """From ablations to runs: every arm and seed as one resolved recipe, keyed by what decides its result.
 
 Two ablations whose arms resolve to the same recipe share its run. Supervised starts are made phase by phase, each from
-the model of the phase before, so that starts which begin alike share what they have in common.
+the model of the phase before, so that starts which begin alike share what they have in common; the first of several
+phases has the recipe's own seed, and is made once for all.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class PlannedRun:
 
     Attributes:
         key: a hash of everything that decides the result.
-        scale: tiny, small or paper.
+        scale: tiny, small, paper or quick.
         seed: of the start, the prompts and the sampling.
         config: the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``.
         base: file of the base recipe, where relative paths start.
@@ -109,8 +110,8 @@ def _resolved(
     config = load_train_recipe(base, [*definition.set, *arm.set, f"run.seed={seed}", f"run.threads={THREADS}"])
     start = None
     if config.start.sft is not None:
-        overrides = [*definition.start_set, f"run.seed={seed}", f"run.threads={THREADS}"]
-        start = _phases(load_sft_recipe(base.parent / config.start.sft, overrides))
+        overrides = [*definition.start_set, f"run.threads={THREADS}"]
+        start = _phases(load_sft_recipe(base.parent / config.start.sft, overrides), seed)
     decides = decisive(config, {**_UNIMPORTANT, "logging": True, "checkpoint": True})
     decides["made"] = [None if start is None else start.key, after]
     return PlannedRun(
@@ -126,10 +127,13 @@ def _resolved(
     )
 
 
-def _phases(recipe: SftConfig) -> PlannedStart:
+def _phases(recipe: SftConfig, seed: int) -> PlannedStart:
+    """A link a phase. The first of several has the recipe's seed, so that it is made once; the others the run's."""
     start: PlannedStart | None = None
     for phase in recipe.phases:
-        own = recipe.model_copy(update={"phases": (phase,)})
+        shared = len(recipe.phases) > 1 and phase is recipe.phases[0]
+        run = recipe.run.model_copy(update={"seed": recipe.run.seed if shared else seed})
+        own = recipe.model_copy(update={"run": run, "phases": (phase,)})
         decides = decisive(own, _UNIMPORTANT)
         decides["after"] = None if start is None else start.key
         start = PlannedStart(key=digest(decides), recipe=own, after=start)
