@@ -157,7 +157,7 @@ def section(studies: Sequence[dict[str, Any]]) -> str:
         "",
         "Not built, since it would not pay here. `python benchmarks/speculation.py runs/smollm2 runs/quickstart` plays",
         "recorded steps again with drafts looked up in what the group has sampled so far, at the pass costs measured",
-        "above and with free drafting. A time ratio below 1 is a gain; passes are what a device that is bound by reading",
+        "above and with free drafting. A time ratio below 1 is a gain; passes are what a device bound by reading",
         "weights would save at most.",
         "",
         "| run | drafts | kept | passes | CPU time of decoding |",
