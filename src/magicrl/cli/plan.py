@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json as json_text
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,10 +13,12 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 
+from magicrl.cli.plan_facts import neighbours, plan_facts
+
 if TYPE_CHECKING:
+    from magicrl.config.schema import TrainConfig
     from magicrl.planning.planner import Options, Plan
 
-GIB = 2.0**30
 Repeated = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
 
 
@@ -38,6 +41,7 @@ def plan(
     cost_per_gpu_hour: float | None = None,
     compare: Repeated = None,
     json: bool = False,
+    page: Path | None = None,
 ) -> int:
     """Predict memory, step time and hours of a recipe on given accelerators, and what more of them would buy.
 
@@ -80,7 +84,9 @@ def plan(
         An alternative, settings with commas between: gpus=64 | gpu=H200,gpus=16 | staleness=1 |
         stages.0.rollout_batch=128 (repeatable).
     json
-        One JSON object instead of text.
+        One JSON object instead of text, with other numbers of accelerators, D_R and group sizes.
+    page
+        Also write a page with plots to this file: one HTML file that needs no server.
     """
     for name, value in (("--hours", hours), ("--cost-per-gpu-hour", cost_per_gpu_hour), ("--mean-length", mean_length)):
         if value is not None and value <= 0:
@@ -98,10 +104,11 @@ def plan(
         other=other,
         offload_moments=offload_moments,
     )
-    main = _planned(recipe, set_ or [], model, gpu, options)
+    config, main = _planned(recipe, set_ or [], model, gpu, options)
     others = [(text, _alternative(recipe, set_ or [], model, gpu, options, text)) for text in compare or []]
     facts = plan_facts(main, hours, cost_per_gpu_hour)
-    if json:
+    if json or page is not None:
+        facts |= neighbours(config, main)
         facts["compare"] = [
             {
                 "change": text,
@@ -109,23 +116,28 @@ def plan(
             }
             for text, other in others
         ]
-        sys.stdout.write(_dumped(facts))
+    if json:
+        sys.stdout.write(json_text.dumps(facts, indent=1) + "\n")
     else:
         _print(main, facts, others, Console(highlight=False))
+    if page is not None:
+        from magicrl.reporting.plan_page import write_plan_page
+
+        written = write_plan_page(facts, page, "magicrl " + shlex.join(sys.argv[1:]))
+        Console(stderr=True, highlight=False).print(f"page: {written}", markup=False, soft_wrap=True)
     return 0
 
 
-def _dumped(facts: dict[str, Any]) -> str:
-    return json_text.dumps(facts, indent=1) + "\n"
-
-
-def _planned(recipe: Path, overrides: Sequence[str], model: str | None, gpu: str, options: Options) -> Plan:
+def _planned(
+    recipe: Path, overrides: Sequence[str], model: str | None, gpu: str, options: Options
+) -> tuple[TrainConfig, Plan]:
     from magicrl.config.loader import load_train_recipe
     from magicrl.planning.hardware import load_hardware
     from magicrl.planning.planner import make_plan
 
     config = load_train_recipe(recipe, overrides)
-    return make_plan(config, _shape(recipe, config.start.model, config.start.sft, model), load_hardware(gpu), options)
+    shape = _shape(recipe, config.start.model, config.start.sft, model)
+    return config, make_plan(config, shape, load_hardware(gpu), options)
 
 
 def _shape(recipe: Path, start: str | None, sft: str | None, model: str | None) -> Any:
@@ -169,87 +181,11 @@ def _alternative(
     from magicrl.config.errors import RecipeError
 
     try:
-        return _planned(recipe, sets, model, gpu, changed)
+        return _planned(recipe, sets, model, gpu, changed)[1]
     except RecipeError:
         raise
     except ValueError as error:
         return str(error)
-
-
-def plan_facts(made: Plan, hours: float | None, price: float | None) -> dict[str, Any]:
-    """The plan as JSON values: seconds, GiB, hours."""
-    layout, hardware = made.placed.layout, made.hardware
-    facts: dict[str, Any] = {
-        "model": made.shape.name,
-        "parameters": made.shape.parameters,
-        "gpu": hardware.name,
-        "gpus": made.options.gpus,
-        "staleness": made.options.staleness,
-        "calibration": {"name": made.calibration.name, "source": made.calibration.source},
-        "layout": {
-            "colocated": layout.colocated,
-            "rollout_gpus": layout.rollout_gpus,
-            "tensor_parallel": layout.tensor_parallel,
-            "learner_gpus": layout.learner_gpus,
-            "sequence_parallel": layout.sequence_parallel,
-        },
-        "memory_gib": {
-            "budget": round(hardware.budget / GIB, 2),
-            "learner": {name: round(value / GIB, 3) for name, value in made.placed.learner.terms().items()},
-            "learner_total": round(made.placed.learner.total / GIB, 2),
-            "engine": {name: round(value / GIB, 3) for name, value in made.placed.engine.terms().items()},
-            "fits": made.placed.fits,
-        },
-        "stages": [_stage_facts(stage) for stage in made.stages],
-        "hours": round(made.hours, 3),
-        "gpu_hours": round(made.hours * made.options.gpus, 3),
-        "what_if": [
-            {
-                "change": change.change,
-                "seconds": None if change.seconds is None else round(change.seconds, 3),
-                "ratio": None if change.ratio is None else round(change.ratio, 3),
-            }
-            for change in made.what_if
-        ],
-    }
-    if price is not None:
-        facts["cost"] = round(made.hours * made.options.gpus * price, 2)
-    if hours is not None:
-        facts["budget_hours"] = hours
-        facts["steps_in_budget"] = _steps_within(made, hours)
-    return facts
-
-
-def _stage_facts(stage: Any) -> dict[str, Any]:
-    parts = stage.timing.parts
-    return {
-        "max_tokens": stage.limit,
-        "mean_length": round(stage.lengths.mean, 1),
-        "truncated": round(stage.lengths.truncated, 4),
-        "steps": stage.steps,
-        "rollout_seconds": round(parts.rollout, 3),
-        "learn_seconds": round(parts.learn, 3),
-        "other_seconds": round(parts.other, 3),
-        "step_seconds": round(stage.timing.seconds, 3),
-        "step_seconds_80_percent": [round(stage.low, 3), round(stage.high, 3)],
-        "tail_share": round(parts.tail, 3),
-        "idle_share": round(parts.idle, 3),
-        "preemptions": round(parts.preemptions, 1),
-        "hours_per_1000_steps": round(stage.hours_per_1000, 3),
-        "hours": round(stage.hours, 3),
-    }
-
-
-def _steps_within(made: Plan, hours: float) -> int:
-    """Steps of the recipe, stage after stage, that end within so many hours."""
-    left, steps = hours * 3600, 0
-    for stage in made.stages:
-        fitting = min(stage.steps, int(left / stage.timing.seconds))
-        steps += fitting
-        left -= fitting * stage.timing.seconds
-        if fitting < stage.steps:
-            break
-    return steps
 
 
 def _print(made: Plan, facts: dict[str, Any], others: Sequence[tuple[str, Plan | str]], console: Console) -> None:

@@ -89,6 +89,8 @@ class StagePlan:
 
     Attributes:
         limit: T.
+        rollout_batch: D_R.
+        group_size: M.
         lengths: of its responses.
         steps: the stage's ``max_steps``.
         timing: of a step.
@@ -97,6 +99,8 @@ class StagePlan:
     """
 
     limit: int
+    rollout_batch: int
+    group_size: int
     lengths: Lengths
     steps: int
     timing: Timing
@@ -247,7 +251,7 @@ def estimate(
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Job:
+class Job:
     """A recipe's stages as workloads, with how many steps each has."""
 
     works: tuple[Workload, ...]
@@ -268,7 +272,7 @@ class _Job:
 
 
 def best_layout(
-    needed: Demand, options: Options, efficiency: Efficiency, job: _Job, short_list: int = SHORT_LIST
+    needed: Demand, options: Options, efficiency: Efficiency, job: Job, short_list: int = SHORT_LIST
 ) -> Placed | None:
     """The layout that fits and takes least time over all stages; None where none fits.
 
@@ -287,8 +291,10 @@ def best_layout(
     return min(first[:short_list], key=lambda placed: seconds(placed, played=True))
 
 
-def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Plan:
-    """The plan of a recipe.
+def make_plan(
+    config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options, *, what_if: bool = True
+) -> Plan:
+    """The plan of a recipe; ``what_if`` False leaves out what changes would do.
 
     Raises:
         ValueError: nothing fits; the text says by how much, and what would make it fit.
@@ -300,7 +306,7 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, option
     longest = max(stage.max_tokens for stage in config.stages)
     lengths = [stage_lengths(stage, longest, options) for stage in config.stages]
     works = tuple(workload(config, s, options, at) for s, at in zip(config.stages, lengths, strict=True))
-    job = _Job(works=works, steps=tuple(stage.max_steps for stage in config.stages))
+    job = Job(works=works, steps=tuple(stage.max_steps for stage in config.stages))
     placed = best_layout(needed, options, efficiency, job)
     if placed is None:
         raise ValueError(refusal(needed, options.gpus))
@@ -315,6 +321,8 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, option
         stages.append(
             StagePlan(
                 limit=stage.max_tokens,
+                rollout_batch=stage.rollout_batch,
+                group_size=stage.group_size,
                 lengths=work.lengths,
                 steps=stage.max_steps,
                 timing=found,
@@ -329,12 +337,12 @@ def make_plan(config: TrainConfig, shape: ModelShape, hardware: Hardware, option
         calibration=calibration,
         placed=placed,
         stages=tuple(stages),
-        what_if=_what_if(needed, options, efficiency, job, stages),
+        what_if=_what_if(needed, options, efficiency, job, stages) if what_if else (),
     )
 
 
 def _what_if(
-    needed: Demand, options: Options, efficiency: Efficiency, job: _Job, stages: Sequence[StagePlan]
+    needed: Demand, options: Options, efficiency: Efficiency, job: Job, stages: Sequence[StagePlan]
 ) -> tuple[WhatIf, ...]:
     """Twice the accelerators, D_R or group size, at the stage that takes longest; each in its own best layout."""
     index = max(range(len(stages)), key=lambda i: stages[i].hours)
@@ -348,7 +356,7 @@ def _what_if(
     for change, other, heavier in changes:
         if needed.hardware.gpus_per_node == 1 and other.gpus > 1:
             continue  # this machine has no second accelerator
-        placed = best_layout(needed, other, efficiency, _Job(works=(heavier,), steps=(1,)), short_list=1)
+        placed = best_layout(needed, other, efficiency, Job(works=(heavier,), steps=(1,)), short_list=1)
         if placed is None:
             found.append(WhatIf(change=change, seconds=None, ratio=None))
             continue

@@ -1,0 +1,64 @@
+"""The page of a plan: every section from the plan's own JSON object, and refusals beside what fits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from magicrl.cli.main import app
+from magicrl.reporting.plan_page import gpu_chart, memory_plot, plan_blocks
+
+ROOT = Path(__file__).resolve().parents[2]
+PAPER = str(ROOT / "src/magicrl/experiments/bases/paper-7b.toml")
+
+
+@pytest.fixture(scope="module")
+def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
+    """The JSON object and the page of one call."""
+    page = tmp_path_factory.mktemp("plan") / "sub" / "plan.html"
+    words = [PAPER, "--gpus", "8", "--gpu", "H800-80G", "--cost-per-gpu-hour", "2.5", "--hours", "24"]
+    words += ["--compare", "gpus=16", "--compare", "gpus=1", "--page", str(page), "--json"]
+    with pytest.MonkeyPatch.context() as patch:
+        said: list[str] = []
+        patch.setattr("sys.stdout.write", said.append)
+        assert app(["plan", *words], result_action="return_value") == 0
+    return json.loads("".join(said)), page.read_text()
+
+
+def test_the_page_says_what_the_json_says(planned: tuple[dict[str, Any], str]) -> None:
+    facts, page = planned
+    assert "DeepSeek-R1-Distill-Qwen-7B on 8 × H800-80G" in page
+    assert f"{facts['cost']:,.2f}" in page
+    assert f"{facts['steps_in_budget']} of 1000 steps" in page
+    assert "does not fit on 1 x H800-80G" in page, "a refused alternative stands with its reason"
+    assert "What would make it fit" in page
+    titles = [block.title for block in plan_blocks(facts)]
+    assert titles == ["Plan", "Instead", "Memory", "Time of a step", "More accelerators", "D_R and group size"]
+    for name in ("memory_learner", "memory_engine", "step_over_gpus", "doubling", "step_over_batches"):
+        assert f'data-chart="{name}"' in page
+
+
+def test_memory_is_drawn_against_the_budget(planned: tuple[dict[str, Any], str]) -> None:
+    memory = planned[0]["memory_gib"]
+    plot = memory_plot("learner", "t", memory["learner"], memory["budget"], 1)
+    assert plot.bars[-1].name == "together"
+    assert plot.bars[-1].value == pytest.approx(memory["learner_total"], abs=0.02)
+    assert plot.limit is not None
+    assert plot.limit[0] == memory["budget"]
+
+
+def test_the_plain_curve_goes_through_both_ends_of_the_sweep(planned: tuple[dict[str, Any], str]) -> None:
+    points = [point for point in planned[0]["over_gpus"] if point["step_seconds"] is not None]
+    step, rollout, curve = gpu_chart(points).series
+    assert curve.points[0][1] == pytest.approx(step.points[0][1])
+    assert curve.points[-1][1] == pytest.approx(step.points[-1][1])
+    assert all(low <= y <= high for (_, y), (_, low, high) in zip(step.points, step.band, strict=True))
+    assert all(r < s for (_, r), (_, s) in zip(rollout.points, step.points, strict=True))
+
+
+def test_one_machine_has_no_curve_over_accelerators(planned: tuple[dict[str, Any], str]) -> None:
+    facts = planned[0] | {"over_gpus": planned[0]["over_gpus"][:1], "compare": []}
+    assert [block.key for block in plan_blocks(facts)] == ["plan", "memory", "time", "batches"]
