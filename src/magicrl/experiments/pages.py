@@ -1,4 +1,4 @@
-"""Pages of a study: one an ablation, with its curves and verdicts, an index, and the verdicts as JSON Lines."""
+"""Pages of a study: one an ablation, an index, settings, questions, costs, figures, and the verdicts as JSON Lines."""
 
 from __future__ import annotations
 
@@ -9,24 +9,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from magicrl.experiments.advice import advice_page, check_advice, fill, load_advice
 from magicrl.experiments.claims import Runs, Verdict, decide
-from magicrl.experiments.definition import Ablation, Claim, Scale
+from magicrl.experiments.costs import costs_page
+from magicrl.experiments.definition import Ablation, Arm, Claim, LevelClaim, Scale, shipped_ablations
 from magicrl.experiments.measures import Result
+from magicrl.experiments.report_figures import curve_chart, figures_page, write_chart
 from magicrl.experiments.results import by_arm, rounded
-from magicrl.reporting.charts import Chart, Points, Series, Unit
-from magicrl.reporting.curves import arm_curve, smoothed
-from magicrl.reporting.svg import draw
+from magicrl.experiments.wording import WORDS, numbers_of, seeds_of
+from magicrl.reporting.charts import Unit
 
 CLAIMS_FILE = "claims.jsonl"
 FIGURES: tuple[tuple[str, str, Unit], ...] = (
     ("accuracy", "Training accuracy", "percent"),
+    ("accuracy_nontruncated", "Training accuracy of responses that were not cut", "percent"),
+    ("validation", "Validation accuracy", "percent"),
     ("entropy", "Entropy of the rollouts, nats a token", "number"),
     ("truncation", "Truncated responses", "percent"),
     ("length", "Mean response length, tokens", "number"),
     ("clip", "Tokens whose ratio is clipped", "percent"),
     ("kl", "KL to the reference", "number"),
 )
-WORDS = {"holds": "holds", "does not hold": "**does not hold**", "undecided": "undecided", "not run": "not run"}
 
 
 def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[str, Result], folder: Path) -> Path:
@@ -36,7 +39,8 @@ def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[st
         ablations: all of them are corrected together, so that a verdict depends on which are given.
         scale: whose results.
         results: by key.
-        folder: gets ``index.md``, a page and its figures an ablation, and ``claims.jsonl``.
+        folder: gets ``index.md``, a page and its figures an ablation, ``settings.md``, ``questions.md``, ``costs.md``,
+            ``figures.md`` and ``claims.jsonl``.
     """
     folder.mkdir(parents=True, exist_ok=True)
     found = by_arm(ablations, scale, results)
@@ -47,6 +51,12 @@ def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[st
     for ablation in ablations:
         page = ablation_page(ablation, scale, found.get(ablation.id, {}), verdicts, folder)
         (folder / f"{ablation.id}.md").write_text(page)
+    advice = load_advice()
+    check_advice(advice, [*shipped_ablations(), *ablations])
+    for name in ("settings", "questions"):
+        (folder / f"{name}.md").write_text(advice_page(name, ablations, verdicts, advice))
+    (folder / "costs.md").write_text(costs_page(ablations, found))
+    (folder / "figures.md").write_text(figures_page(found, folder))
     index = folder / "index.md"
     index.write_text(index_page(ablations, scale, verdicts, results))
     return index
@@ -54,15 +64,15 @@ def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[st
 
 def claim_row(ablation: Ablation, claim: Claim, verdict: Verdict) -> dict[str, Any]:
     """A line of ``claims.jsonl``: numbers that were not measured are null."""
-    numbers = {
-        key: (None if isinstance(value, float) and not math.isfinite(value) else value)
-        for key, value in asdict(verdict).items()
-        if key not in ("claim", "decision")
-    }
+    numbers = {key: value for key, value in asdict(verdict).items() if key not in ("claim", "decision")}
+    if isinstance(claim, LevelClaim) and claim.direction == "below":  # tested turned round; told as it was measured
+        numbers |= {"effect": -verdict.effect, "low": -verdict.high, "high": -verdict.low, "bar": claim.bound}
+    numbers = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
     return {
         "ablation": ablation.id,
         "claim": claim.id,
         "says": claim.says,
+        "kind": claim.kind,
         "verdict": verdict.decision,
         **{key: rounded(value) if isinstance(value, float) else value for key, value in numbers.items()},
     }
@@ -78,9 +88,10 @@ def ablation_page(ablation: Ablation, scale: Scale, runs: Runs, verdicts: Mappin
         f"## Verdicts\n\n{verdict_table(ablation.claims, verdicts)}\n",
     ]
     if ablation.notes:
-        parts.append(f"## What it means\n\n{ablation.notes.strip()}\n")
-    figures = [_figure(ablation, runs, name, title, unit, folder) for name, title, unit in FIGURES]
-    shown = [figure for figure in figures if figure]
+        claims = {claim.id: claim for claim in ablation.claims}
+        parts.append(f"## What it means\n\n{fill(ablation.notes, verdicts, claims)}\n")
+    charts = [curve_chart(runs, f"{ablation.id}-{name}", name, title, unit) for name, title, unit in FIGURES]
+    shown = [write_chart(chart, folder) for chart in charts if chart is not None]
     if shown:
         caption = (
             "Lines are means over the seeds that every step has, bands reach from the lowest seed to the highest.\n"
@@ -102,12 +113,18 @@ def _settings(ablation: Ablation, scale: Scale, runs: Runs) -> str:
         rows = runs.get(arm.name, {}).values()
         seconds = [row["cpu_seconds"] for row in rows]
         mean = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
-        after = f"goes on from {arm.after}; " if arm.after else ""
-        settings = after + (", ".join(f"`{text}`" for text in arm.set) or "as the base")
-        lines.append(f"| {arm.name} | {settings} | {len(seconds)} | {mean} |")
+        lines.append(f"| {arm.name} | {_arm_settings(arm)} | {len(seconds)} | {mean} |")
     if "paper" in ablation.scales and scale != "paper":
-        lines += ["", "The report's own arms: " + ", ".join(arm.name for arm in ablation.scales["paper"].arms) + "."]
+        theirs = ablation.scales["paper"]
+        lines += ["", f"The report's: base recipe `{theirs.base}`" + _listed(theirs.set), ""]
+        lines += ["| arm | settings |", "|---|---|"]
+        lines += [f"| {arm.name} | {_arm_settings(arm)} |" for arm in theirs.arms]
     return "\n".join(lines)
+
+
+def _arm_settings(arm: Arm) -> str:
+    after = f"goes on from {arm.after}; " if arm.after else ""
+    return after + (", ".join(f"`{text}`" for text in arm.set) or "as the base")
 
 
 def _listed(overrides: Sequence[str]) -> str:
@@ -125,44 +142,12 @@ def verdict_table(claims: Sequence[Claim], verdicts: Mapping[str, Verdict]) -> s
         if verdict.decision == "not run":
             lines.append(f"| {claim.id} {claim.says} | not run | | | | {verdict.seeds} |")
             continue
-        effect = f"{verdict.effect:.3g} ({verdict.low:.3g} to {verdict.high:.3g})"
-        seeds = str(verdict.seeds)
-        if verdict.decision == "undecided":
-            needed = verdict.seeds_needed
-            seeds += f" (about {needed} would decide)" if needed else " (no number would decide)"
+        numbers = numbers_of(claim, verdict)
         lines.append(
-            f"| {claim.id} {claim.says} | {WORDS[verdict.decision]} | {effect} | {verdict.bar:.3g} "
-            f"| {verdict.p:.2g} | {seeds} |"
+            f"| {claim.id} {claim.says} | {WORDS[verdict.decision]} | {numbers.effect} ({numbers.interval}) "
+            f"| {numbers.bar} | {verdict.p:.2g} | {seeds_of(verdict)} |"
         )
     return "\n".join(lines)
-
-
-def _figure(ablation: Ablation, runs: Runs, name: str, title: str, unit: Unit, folder: Path) -> str:
-    """The Markdown of one figure, written as SVG; empty where no run has the curve or all of it is 0."""
-    lines = [_line(arm, slot, list(by_seed.values()), name) for slot, (arm, by_seed) in enumerate(runs.items())]
-    drawn = tuple(line for line in lines if line.points)
-    if not any(y for line in drawn for _, y in line.points):
-        return ""
-    chart = Chart(key=name, title=title, series=drawn, unit=unit, y_low=0.0)
-    path = folder / f"{ablation.id}-{name}.svg"
-    path.write_text(str(draw(chart, alone=True)))
-    return f"![{title}]({path.name})\n"
-
-
-def _line(arm: str, slot: int, rows: Sequence[Result], name: str) -> Series:
-    curve = arm_curve([smoothed(_points(row, name), ()) for row in rows])
-    several = len(rows) > 1
-    return Series(
-        label=arm,
-        points=tuple((p.step, p.mean) for p in curve.points),
-        band=tuple((p.step, p.low, p.high) for p in curve.points) if several else (),
-        color=slot % 6,
-    )
-
-
-def _points(row: Result, name: str) -> Points:
-    values: Sequence[float | None] = row["curves"].get(name, ())
-    return tuple((float(step), value) for step, value in enumerate(values, start=1) if value is not None)
 
 
 def index_page(
@@ -175,8 +160,13 @@ def index_page(
         "# The ablations of the report, run here\n",
         f"Scale `{scale}`: {len(used)} runs, {sum(row['cpu_seconds'] for row in used) / 60:.0f} CPU minutes. "
         + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        + ". Seeds are the unit; p-values are corrected by Holm over all claims of this page.\n",
+        + ". Seeds are the unit; p-values are as measured, the verdicts corrected by Holm over all claims of this page. "
+        "A level is printed as measured; the effect of an equality is what is left of its margin.\n",
     ]
+    lines.append(
+        "[Which settings should I use?](settings.md) [What readers ask](questions.md) [At equal cost](costs.md) "
+        "[The report's figures](figures.md)\n"
+    )
     for ablation in ablations:
         lines.append(f"## [{ablation.id}. {ablation.title}]({ablation.id}.md)\n")
         lines.append(f"{ablation.question} The report: {ablation.says}\n")

@@ -1,7 +1,9 @@
 """The results file: one JSON line a run, keyed by what decided it; enough to decide every claim and draw every figure.
 
 A line holds the curves of ``measures.CURVES`` a step, the running sums of the costs, the tests before and after at
-every temperature, and where it was made. Curves are rounded to four digits: a suite is a few MB.
+every temperature, and where it was made. Curves are rounded to four digits: a suite is a few MB. Where a run recorded
+its test responses (``logging.samples``) the line also has their lengths, from which follows what a shorter limit would
+have given.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ def result_of(run: PlannedRun, folder: Path, *, cpu_seconds: float, stopped: str
         "cpu_seconds": rounded(cpu_seconds),
         "curves": curves_of(recorded),
         "tests": {name: _accuracies(recorded, name) for name in ("before", "after")},
+        "lengths": {name: found for name in ("before", "after") if (found := lengths_of(recorded, name))},
         "machine": environment_facts(),
     }
 
@@ -75,6 +78,14 @@ def _accuracies(run: RecordedRun, name: str) -> dict[str, float]:
         if evaluation is not None
         for temperature, score in evaluation.temperatures.items()
     }
+
+
+def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
+    """Recorded test responses at temperature 1: how many, and the lengths of the right ones in tokens, ascending."""
+    found = [evaluation for label in run.sets[:1] if (evaluation := run.evaluation(name, label)) is not None]
+    shown = [r for e in found for sample in e.samples for r in sample.responses if r.temperature == 1.0]
+    right = sorted(r.tokens for r in shown if r.outcome == "correct" and r.tokens is not None)
+    return {"responses": len(shown), "right": right} if shown else {}
 
 
 def rounded(value: float) -> float:
