@@ -34,7 +34,7 @@ def mean_text(values: Sequence[float], digits: int = 3) -> str:
     if not finite:
         return ""
     mean = sum(finite) / len(finite)
-    if abs(mean) >= 100:
+    if abs(mean) >= 10:
         return f"{mean:,.0f} ({min(finite):,.0f}-{max(finite):,.0f})"
     return f"{mean:.{digits}f} ({min(finite):.{digits}f}-{max(finite):.{digits}f})"
 
@@ -137,8 +137,8 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
     known = {ablation.id: ablation for ablation in ablations}
     parts = [
         "# At equal cost\n",
-        "Means over seeds, the range in brackets. Accuracy is that of five training steps at temperature 1, on problems "
-        "that were not seen before (an epoch is longer than a run). Seconds are wall clock on a shared machine. "
+        "Means over seeds, the range in brackets. Accuracy is that of five training steps at temperature 1, on "
+        "problems that were not seen before (an epoch is longer than a run). Seconds are wall clock on a shared machine. "
         f"Simulated seconds are those of `magicrl plan` on {GPU} for the report's arms, lengths assumed as it "
         "assumes them.\n",
     ]

@@ -160,8 +160,8 @@ def index_page(
         "# The ablations of the report, run here\n",
         f"Scale `{scale}`: {len(used)} runs, {sum(row['cpu_seconds'] for row in used) / 60:.0f} CPU minutes. "
         + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
-        + ". Seeds are the unit; p-values are as measured, the verdicts corrected by Holm over all claims of this page. "
-        "A level is printed as measured; the effect of an equality is what is left of its margin.\n",
+        + ". Seeds are the unit; p-values are as measured, the verdicts corrected by Holm over all claims of this "
+        "page. A level is printed as measured; the effect of an equality is what is left of its margin.\n",
     ]
     lines.append(
         "[Which settings should I use?](settings.md) [What readers ask](questions.md) [At equal cost](costs.md) "

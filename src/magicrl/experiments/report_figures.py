@@ -83,7 +83,7 @@ def _figure_6(runs: Runs, folder: Path) -> list[str]:
 
 def _factors(runs: Runs, step: int) -> str:
     lines = [
-        f"| arm | accuracy at the start | at step {step} | gain, of it by fewer cuts | by right answers among the uncut |",
+        f"| arm | accuracy at the start | at step {step} | log gain by fewer cuts | by right answers, uncut |",
         "|---|---|---|---|---|",
     ]
     for arm, rows in runs.items():
@@ -137,8 +137,8 @@ def _figure_8(runs: Runs, folder: Path) -> list[str]:
     text = (
         "## Figure 8: accuracy against the response limit\n\n"
         "Ablation 2's models after training, one response to each test problem at temperature 1 and the long limit. A "
-        "response that is longer than a limit counts as wrong there: sampling goes from left to right, so that a shorter "
-        "limit would have cut that very response.\n"
+        "response that is longer than a limit counts as wrong there: sampling goes from left to right, so that a "
+        "shorter limit would have cut that very response.\n"
     )
     return [text, write_chart(chart, folder)]
 
@@ -177,8 +177,8 @@ def _figure_13(found: Found, folder: Path) -> list[str]:
     )
     text = (
         "## Figure 13: entropy and test accuracy\n\n"
-        "A mark a run, of the ablations that move entropy on one task by the start, by SGD steps, by a fixed coefficient "
-        "and by control. The report's figure has collapse and low accuracy together; whether more entropy is better is "
+        "A mark a run, of the ablations that move entropy on one task by the start, by SGD steps, by a fixed "
+        "coefficient and by control. The report's figure has collapse and low accuracy together; whether more entropy is better is "
         "another question.\n"
     )
     return [text, write_chart(chart, folder), _correlations(series)]
