@@ -94,6 +94,20 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000001.parquet", "step-000002.parquet"]
 
 
+def test_spans_of_versions_are_kept_and_older_recordings_have_none(tmp_path: Path) -> None:
+    scored = scored_group(4, (3, 5))
+    spanning = replace(scored.group.completions[0], policy_version=7, version_spans=((7, 1), (9, 2)))
+    group = replace(scored.group, completions=(spanning, scored.group.completions[1]))
+    write_rollouts(tmp_path / "a.parquet", 1, [replace(scored, group=group)])
+    (read,) = read_rollouts(tmp_path)
+    assert [c.version_spans for c in read.completions] == [((7, 1), (9, 2)), ()]
+    assert read.completions[0].token_versions.tolist() == [7, 9, 9]
+    assert read.completions[1].token_versions.tolist() == [45] * 5
+    pq.write_table(pq.read_table(tmp_path / "a.parquet").drop_columns("version_spans"), tmp_path / "a.parquet")
+    (older,) = read_rollouts(tmp_path)
+    assert [c.version_spans for c in older.completions] == [(), ()]
+
+
 def test_verdicts_and_rewards_are_recorded(tmp_path: Path) -> None:
     write_rollouts(tmp_path / "a.parquet", 3, [scored_group(4)])
     rows = pq.read_table(tmp_path / "a.parquet").to_pylist()

@@ -30,7 +30,7 @@ def test_rows_stay_by_descending_length_and_moves_are_complete(data: Any, cohort
     moves holds in every row what the table says, as far as it is filled."""
     table = RowTable(24, 99)
     for order, (samples, steps) in enumerate(cohorts):
-        table.start(_group(order, samples), samples)
+        table.start(_group(order, samples), samples, 0)
         for _ in range(steps):
             rows = slice(0, table.active)
             blank = np.zeros(table.active)
@@ -56,7 +56,7 @@ def test_few_rows_move_when_one_of_many_ends() -> None:
     """Three lengths of eight rows each: at most one move a length."""
     table = RowTable(24, 9)
     for order in range(3):
-        table.start(_group(order, 8), 8)
+        table.start(_group(order, 8), 8, 0)
         blank = np.zeros(table.active)
         table.record(slice(0, table.active), blank.astype(int), blank, blank)
     assert [move[:2] for move in table.remove([2])] == [(7, 2), (15, 7), (23, 15)]
@@ -66,6 +66,6 @@ def test_few_rows_move_when_one_of_many_ends() -> None:
 def test_a_prompt_that_moves_is_found_again() -> None:
     table = RowTable(6, 9)
     for order in range(3):
-        table.start(_group(order, 2), 2)
+        table.start(_group(order, 2), 2, 0)
     table.moved_prompt(2, 0)
     assert table.column("owner").tolist() == [0, 0, 1, 1, 0, 0]

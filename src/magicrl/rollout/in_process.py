@@ -7,9 +7,10 @@ requests and tokens only, never on time.
 
 from __future__ import annotations
 
+import dataclasses
 import time
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -29,11 +30,12 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.rows import GroupProgress, RowTable
+from magicrl.rollout.admission import Limits, lengths_of, packs
+from magicrl.rollout.rows import GroupProgress, RowOutput, RowTable
 from magicrl.rollout.sampling import sample_tokens
 from magicrl.rollout.weights import copy_weights
+from magicrl.rollout.work import Work, pack_work, unpack_work
 
-_PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
 _REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: fewer, larger forwards
 
 
@@ -77,25 +79,22 @@ class InProcessEngine:
             raise ValueError(f"end tokens {outside} lie outside the vocabulary of {valid_vocab} tokens")
         self._model = model.eval()
         self._decode = decode
-        self._valid_vocab = valid_vocab
-        self._max_context = max_context
-        self._max_rows = max_rows
-        self._memory_limit_mb = memory_limit_mb
         self._device = torch.device(device)
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
         self._shape = probe_cache_shape(model, self._device)
+        self._limits = Limits(
+            max_context=max_context,
+            valid_vocab=valid_vocab,
+            max_rows=max_rows,
+            memory_limit_mb=memory_limit_mb,
+            bytes_per_token=self._shape.bytes_per_token,
+        )
         self._fused = fused_decoder(model)  # None: the model runs as transformers has it
         self._version = -1
         self._orders = 0
-        self._queue: deque[GroupProgress] = deque()  # groups with samples that have not started
-        self._open: dict[int, GroupProgress] = {}  # every unfinished group by issue order
-        self._kept: Tensor | None = (
-            None  # logits after the prompt of the queue's first group, if it has started in part
-        )
-        self._prompts: list[GroupProgress] = []  # by cache slot
-        self._cache: SlotCache | None = None
-        self._rows = RowTable(0, 0)
+        self._work = Work()
+        self._busy = 0.0
 
     @property
     def policy_version(self) -> int:
@@ -103,12 +102,16 @@ class InProcessEngine:
 
     @property
     def max_context(self) -> int:
-        return self._max_context
+        return self._limits.max_context
 
     @property
     def rows(self) -> int:
         """Rows of the present cache: at most ``max_rows``; 0 before the first generation."""
-        return self._cache.rows if self._cache is not None else 0
+        return self._work.cache.rows if self._work.cache is not None else 0
+
+    def busy_seconds(self) -> float:
+        """Seconds spent in turns since the engine was made."""
+        return self._busy
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Queue requests; all or, on an error, none of them.
@@ -118,121 +121,147 @@ class InProcessEngine:
                 or over the memory limit.
         """
         for request in requests:
-            self._check(request)
+            self._limits.check(request)
         for request in requests:
             group = GroupProgress(order=self._orders, request=request)
             self._orders += 1
-            self._queue.append(group)
-            self._open[group.order] = group
+            self._work.open[group.order] = group
+            if group.complete:
+                self._work.ended.append(group.order)
+            else:
+                self._work.queue.append(group)
 
     def finished(self) -> Iterator[RolloutGroup]:
         """Generate until nothing is queued, yielding each group as its last member ends."""
-        while self._open:
-            complete = {group.order: group for group, _ in self._turn() if group.complete}
-            for order in sorted(complete):
-                del self._open[order]
-                request = complete[order].request
-                completions = tuple(complete[order].done[index] for index in request.indices)
-                yield RolloutGroup(request=request, completions=completions)
+        while self._work.open:
+            yield from self._ended()
+            if self._work.open:
+                self._turn()
+
+    def advance(self, tokens: int) -> list[RolloutGroup]:
+        """Generate until ``tokens`` more are sampled or nothing is queued; the groups that have ended."""
+        target = self._work.sampled + tokens
+        while self._work.sampled < target and len(self._work.open) > len(self._work.ended):
+            self._turn()
+        return list(self._ended())
+
+    def _ended(self) -> Iterator[RolloutGroup]:
+        """Take away the groups that have ended and were not yielded before, turn by turn in issue order."""
+        while self._work.ended:
+            group = self._work.open.pop(self._work.ended.popleft())
+            completions = tuple(group.done[index] for index in group.request.indices)
+            yield RolloutGroup(request=group.request, completions=completions)
 
     def finished_samples(self) -> Iterator[FinishedSample]:
         """Generate until nothing is queued, yielding each completion as it ends."""
-        while self._open:
-            for group, index in sorted(self._turn(), key=lambda item: (item[0].order, item[1])):
-                if group.complete:
-                    self._open.pop(group.order, None)
+        while self._work.open:
+            done = self._turn()
+            for order in self._work.ended:
+                del self._work.open[order]
+            self._work.ended.clear()
+            for group, index in sorted(done, key=lambda item: (item[0].order, item[1])):
                 yield FinishedSample(request=group.request, index=index, completion=group.done[index])
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Copy ``weights`` in. Sequences in flight go on under the new ones and keep their older version number."""
+        """Copy ``weights`` in. Sequences in flight keep their cache and go on under the new ones."""
         copy_weights(self._model, weights)
         if self._fused is not None:
             self._fused.reload()
         self._version = version
+        self._work.rows.updated(version)
 
-    def interrupt(self) -> list[RolloutRequest]:
-        """Stop generating, drop partial work and return the unfinished requests in issue order."""
-        unfinished = [self._open[order].request for order in sorted(self._open)]
-        self._queue.clear()
-        self._open.clear()
-        self._kept = None
-        self._prompts.clear()
+    def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
+        """Stop generating; the unfinished requests in issue order, with ``keep`` what there is of them too."""
+        unfinished = [self._work.open[order].request for order in sorted(self._work.open)]
+        if keep:
+            begun = self._begun()
+            unfinished = [
+                dataclasses.replace(r, begun=begun[order]) for order, r in zip(sorted(begun), unfinished, strict=True)
+            ]
         # a new cache next time: broken weights may have left numbers in this one that are not finite
-        self._cache, self._rows = None, RowTable(0, 0)
+        self._work = Work()
         return unfinished
+
+    def _begun(self) -> dict[int, tuple[tuple[int, Completion], ...]]:
+        """By issue order: the completions and partial completions of every group that is not yielded."""
+        found = {order: {**group.partial, **group.done} for order, group in self._work.open.items()}
+        for row in range(self._work.rows.active):
+            output = self._work.rows.output(row)
+            found[output.group.order][output.sample] = self._completion(output, FinishReason.ABORTED)
+        return {order: tuple(sorted(begun.items())) for order, begun in found.items()}
+
+    @contextmanager
+    def set_aside(self) -> Generator[None]:
+        """Within it nothing is in flight; what was waits with its cache, which takes its memory meanwhile."""
+        if not self._work.open:
+            yield
+            return
+        waiting, self._work = self._work, Work()
+        try:
+            yield
+        finally:
+            if self._version >= 0:
+                waiting.rows.updated(self._version)  # no effect unless weights were loaded within
+            self._work = waiting
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """What is in flight with its cache, so that a resumed run goes on with the same numbers, bit for bit."""
+        return {"orders": self._orders, **pack_work(self._work)} if self._work.open else {}
+
+    def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
+        """Inverse of ``snapshot``; requests that it does not hold start from their beginning."""
+        held: set[int] = set()
+        if snapshot:
+            self._work = unpack_work(snapshot, {r.draw: r for r in requests}, self._shape, self._device)
+            self._orders = int(snapshot["orders"])
+            held = {group.request.draw for group in self._work.open.values()}
+        self.submit([request for request in requests if request.draw not in held])
 
     def close(self) -> None:
         """Drop all work and free the cache."""
         self.interrupt()
 
-    def _check(self, request: RolloutRequest) -> None:
-        prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
-        name = f"problem {request.problem.id!r}"
-        if prompt == 0:
-            raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
-        if prompt + limit > self._max_context:
-            raise ValueError(
-                f"{name}: prompt of {prompt} tokens + max_tokens {limit} exceeds the context of {self._max_context} "
-                "tokens; lower max_tokens (T) or drop the problem"
-            )
-        if request.group_size < 1 or request.draw < 0 or request.sampling.seed < 0:
-            raise ValueError(
-                f"{name}: group_size must be positive, draw and seed not negative; got "
-                f"{request.group_size}, {request.draw}, {request.sampling.seed}"
-            )
-        wanted = request.indices
-        if not wanted or list(wanted) != sorted(set(wanted)) or wanted[0] < 0 or wanted[-1] >= request.group_size:
-            raise ValueError(f"{name}: samples must be ascending indices below {request.group_size}, got {wanted}")
-        low, high = int(request.prompt_tokens.min()), int(request.prompt_tokens.max())
-        if low < 0 or high >= self._valid_vocab:
-            raise ValueError(f"{name}: prompt tokens {low}..{high} leave the vocabulary of {self._valid_vocab}")
-        if not self._fitting_rows(prompt + limit):
-            need = (prompt + limit) * self._shape.bytes_per_token / 2**20
-            raise ValueError(
-                f"{name}: prompt of {prompt} tokens + max_tokens {limit} needs {need:.1f} MiB of cache, "
-                f"rollout.memory_limit_mb is {self._memory_limit_mb}; raise it or lower max_tokens"
-            )
-
-    def _fitting_rows(self, capacity: int) -> int:
-        return min(self._max_rows, (self._memory_limit_mb << 20) // (capacity * self._shape.bytes_per_token))
-
     @torch.inference_mode()
     def _turn(self) -> list[tuple[GroupProgress, int]]:
         """Fill rows, decode a token for each, retire; the samples that ended, with their groups."""
+        begin = time.perf_counter()
         done = self._admit()
-        if self._rows.active:
+        if self._work.rows.active:
             done += self._decode_step()
+        complete = {group.order for group, _ in done if group.complete}
+        self._work.ended.extend(sorted(complete))
+        self._busy += time.perf_counter() - begin
         return done
 
     # filling rows
 
     def _admit(self) -> list[tuple[GroupProgress, int]]:
         """Start waiting samples in issue order, as many as there are rows; those that ended at once."""
-        if not self._queue:
+        if not self._work.queue:
             return []
         cache = self._fit_cache()
-        first, starting = self._rows.active, list[tuple[GroupProgress, int]]()
+        first, starting = self._work.rows.active, list[tuple[GroupProgress, int]]()
         logits: list[Tensor] = []
-        if self._kept is not None:
-            logits.append(self._resume_group(cache, self._kept))
-        free, few = cache.rows - self._rows.active, max(1, cache.rows // _REFILL_SHARE)
-        if self._queue and self._kept is None and (free >= few or not self._rows.active):
-            while self._queue and free and self._fits(cache, self._queue[0]):
-                group = self._queue[0]
+        if self._work.kept is not None:
+            logits.append(self._resume_group(cache, self._work.kept))
+        free, few = cache.rows - self._work.rows.active, max(1, cache.rows // _REFILL_SHARE)
+        if self._work.queue and self._work.kept is None and (free >= few or not self._work.rows.active):
+            while self._work.queue and free and self._fits(cache, self._work.queue[0]):
+                group = self._work.queue[0]
                 samples = min(group.waiting, free)
                 starting.append((group, samples))
                 free -= samples
                 if samples < group.waiting:
                     break
-                self._queue.popleft()
+                self._work.queue.popleft()
             logits += self._prefill(cache, starting)
-        if self._rows.active == first:
+        if self._work.rows.active == first:
             return []
-        return self._sample(slice(first, self._rows.active), torch.cat(logits))
+        return self._sample(slice(first, self._work.rows.active), torch.cat(logits))
 
     @staticmethod
     def _fits(cache: SlotCache, group: GroupProgress) -> bool:
-        prompt, response = _tokens(group)
+        prompt, response = lengths_of(group)
         return prompt <= cache.prompts.capacity and response <= cache.responses.capacity
 
     def _fit_cache(self) -> SlotCache:
@@ -241,29 +270,29 @@ class InProcessEngine:
         A longer request than the present rows waits until these have drained. Where the longest prompt and the longest
         response of the queue do not fit into memory together, the cache is made for the queue's first group.
         """
-        cache = self._cache
-        if cache is not None and self._rows.active:
+        cache = self._work.cache
+        if cache is not None and self._work.rows.active:
             return cache
-        needs = [_tokens(group) for group in self._queue]
+        needs = [lengths_of(group) for group in self._work.queue]
         prompt, response = (max(column) for column in zip(*needs, strict=True))
-        if not self._fitting_rows(prompt + response):
+        if not self._limits.rows(prompt + response):
             prompt, response = needs[0]
-        rows = self._fitting_rows(prompt + response)
+        rows = self._limits.rows(prompt + response)
         held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
         if cache is None or prompt > held[0] or response > held[1] or rows > held[2]:
-            self._cache = cache = None  # freed before the next one is allocated
-            self._cache = cache = SlotCache(self._shape, rows, prompt, response, self._device)
-            self._rows = RowTable(rows, response)
+            self._work.cache = cache = None  # freed before the next one is allocated
+            self._work.cache = cache = SlotCache(self._shape, rows, prompt, response, self._device)
+            self._work.rows = RowTable(rows, response)
         return cache
 
     def _resume_group(self, cache: SlotCache, kept: Tensor) -> Tensor:
         """Start further samples of the first group, whose prompt was computed before; ``[samples, V]`` logits."""
-        group = self._queue[0]
-        samples = min(group.waiting, cache.rows - self._rows.active)
-        self._rows.start(group, samples)
+        group = self._work.queue[0]
+        samples = min(group.waiting, cache.rows - self._work.rows.active)
+        self._work.rows.start(group, samples, self._version)
         if not group.waiting:
-            self._queue.popleft()
-            self._kept = None
+            self._work.queue.popleft()
+            self._work.kept = None
         return kept.expand(samples, -1)
 
     def _prefill(self, cache: SlotCache, starting: Sequence[tuple[GroupProgress, int]]) -> list[Tensor]:
@@ -271,15 +300,15 @@ class InProcessEngine:
         logits: dict[int, Tensor] = {}
         now = time.perf_counter()
         for group, _ in starting:
-            group.began, group.version, group.place = now, self._version, len(self._prompts)
-            self._prompts.append(group)
-        for pack in _packs([group for group, _ in starting]):
+            group.began, group.version, group.place = now, self._version, len(self._work.prompts)
+            self._work.prompts.append(group)
+        for pack in packs([group for group, _ in starting]):
             outputs = self._forward_prompts(cache, pack)
             logits.update({group.order: outputs[index : index + 1] for index, group in enumerate(pack)})
         for group, samples in starting:
-            self._rows.start(group, samples)
+            self._work.rows.start(group, samples, self._version)
             if group.waiting:
-                self._kept = logits[group.order].clone()
+                self._work.kept = logits[group.order].clone()
         return [logits[group.order].expand(samples, -1) for group, samples in starting]
 
     def _forward_prompts(self, cache: SlotCache, pack: Sequence[GroupProgress]) -> Tensor:
@@ -298,13 +327,13 @@ class InProcessEngine:
     # decoding
 
     def _decode_step(self) -> list[tuple[GroupProgress, int]]:
-        assert self._cache is not None
-        prompts, held = self._rows.column("prompt"), self._rows.column("count") - 1
+        assert self._work.cache is not None
+        prompts, held = self._work.rows.column("prompt"), self._work.rows.column("count") - 1
         context = DecodeAttention(
-            self._cache, owners=self._rows.column("owner"), prompt_lengths=prompts, response_lengths=held
+            self._work.cache, owners=self._work.rows.column("owner"), prompt_lengths=prompts, response_lengths=held
         )
-        logits = self._forward(self._rows.column("last"), prompts + held, context)
-        return self._sample(slice(0, self._rows.active), logits)
+        logits = self._forward(self._work.rows.column("last"), prompts + held, context)
+        return self._sample(slice(0, self._work.rows.active), logits)
 
     def _forward(
         self, tokens: NDArray[Any], positions: NDArray[Any], context: Any, keep: NDArray[Any] | None = None
@@ -322,65 +351,58 @@ class InProcessEngine:
 
     def _sample(self, rows: slice, logits: Tensor) -> list[tuple[GroupProgress, int]]:
         """Give each of ``rows`` its next token and retire those that end, which it returns."""
-        table = self._rows
-        sampled = sample_tokens(logits, table.column("temperature", rows), table.next_uniforms(rows), self._valid_vocab)
+        table = self._work.rows
+        sampled = sample_tokens(
+            logits, table.column("temperature", rows), table.next_uniforms(rows), self._limits.valid_vocab
+        )
         tokens, logprobs = sampled.tokens.cpu().numpy(), sampled.logprobs.cpu().numpy()
         if not np.isfinite(logprobs).all():
             raise FloatingPointError(
                 f"the model's logits are not finite (policy version {self._version}); its weights are "
                 "broken: resume from an earlier checkpoint with a lower optimizer.learning_rate"
             )
-        full = table.record(rows, tokens, logprobs, sampled.entropies.cpu().numpy())
+        entropies = sampled.entropies.cpu().numpy()
+        table.given(rows, (tokens, logprobs, entropies))
+        full = table.record(rows, tokens, logprobs, entropies)
+        self._work.sampled += len(tokens)
         ended = self._ends[tokens]
         over = np.flatnonzero(full | ended)
         if not len(over):
             return []
         done = [self._complete(rows.start + int(index), stopped=bool(ended[index])) for index in over]
-        assert self._cache is not None
+        assert self._work.cache is not None
         for move in table.remove([rows.start + int(index) for index in over]):
-            self._cache.responses.move(*move)
-        self._drop_prompts(self._cache, {group.place for group, _ in done if group.complete})
+            self._work.cache.responses.move(*move)
+        self._drop_prompts(self._work.cache, {group.place for group, _ in done if group.complete})
         return done
 
     def _drop_prompts(self, cache: SlotCache, places: set[int]) -> None:
         """Free the slots of complete groups; the last prompts fill the gaps."""
         for place in sorted(places, reverse=True):
-            moved = self._prompts.pop()
-            if place != len(self._prompts):
+            moved = self._work.prompts.pop()
+            if place != len(self._work.prompts):
                 cache.prompts.move(moved.place, place, len(moved.request.prompt_tokens))
-                self._rows.moved_prompt(moved.place, place)
-                self._prompts[place], moved.place = moved, place
+                self._work.rows.moved_prompt(moved.place, place)
+                self._work.prompts[place], moved.place = moved, place
 
     def _complete(self, row: int, *, stopped: bool) -> tuple[GroupProgress, int]:
         """File the completion of ``row``; its group and sample index."""
-        group, sample, tokens, logprobs, entropies = self._rows.output(row)
-        group.done[sample] = Completion(
-            tokens=frozen_tokens(tokens),
-            text=self._decode(tokens.tolist()),
-            sampler_logprobs=frozen_floats(logprobs),
-            sampler_entropies=frozen_floats(entropies),
-            finish_reason=FinishReason.STOP if stopped else FinishReason.LENGTH,
-            policy_version=group.version,
-            seconds=time.perf_counter() - group.began,
+        output = self._work.rows.output(row)
+        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
+        output.group.done[output.sample] = self._completion(output, reason)
+        return output.group, output.sample
+
+    def _completion(self, output: RowOutput, reason: FinishReason) -> Completion:
+        oldest = min([output.group.version, *(version for version, _ in output.spans)])
+        several = any(version != oldest for version, _ in output.spans)
+        return Completion(
+            tokens=frozen_tokens(output.tokens),
+            text=self._decode(output.tokens.tolist()),
+            sampler_logprobs=frozen_floats(output.logprobs),
+            # not known of tokens that another engine sampled
+            sampler_entropies=None if np.isnan(output.entropies).any() else frozen_floats(output.entropies),
+            finish_reason=reason,
+            policy_version=oldest,
+            seconds=time.perf_counter() - output.group.began,
+            version_spans=output.spans if several else (),
         )
-        return group, sample
-
-
-def _tokens(group: GroupProgress) -> tuple[int, int]:
-    """Tokens of the prompt, and of the longest response."""
-    return len(group.request.prompt_tokens), group.request.sampling.max_tokens
-
-
-def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
-    """Groups sorted by prompt length (ties in issue order), cut into packs of at most ``_PREFILL_TOKENS``."""
-    pack: list[GroupProgress] = []
-    tokens = 0
-    for group in sorted(groups, key=lambda g: len(g.request.prompt_tokens)):
-        length = len(group.request.prompt_tokens)
-        if pack and tokens + length > _PREFILL_TOKENS:
-            yield pack
-            pack, tokens = [], 0
-        pack.append(group)
-        tokens += length
-    if pack:
-        yield pack

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
-from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
 
 
 class LaggedEngine:
@@ -111,5 +111,10 @@ class LaggedEngine:
 
 
 def newest_weights(engine: RolloutEngine) -> AbstractContextManager[None]:
-    """Within this context ``engine`` samples with the newest weights; tests and validation measure those."""
-    return engine.newest() if isinstance(engine, LaggedEngine) else nullcontext()
+    """Within this context ``engine`` samples with the newest weights and has nothing else under way.
+
+    Tests and validation measure those weights; what training has in flight waits beside them, undisturbed.
+    """
+    if isinstance(engine, LaggedEngine):
+        return engine.newest()
+    return engine.set_aside() if isinstance(engine, InFlightEngine) else nullcontext()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ SCHEMA = pa.schema(
         pa.field("finish_reason", pa.string(), nullable=False),
         pa.field("text", pa.string(), nullable=False),
         pa.field("policy_version", pa.int64(), nullable=False),
+        pa.field("version_spans", pa.list_(pa.int64())),
         pa.field("seconds", pa.float64(), nullable=False),
         pa.field("outcome", pa.string()),
         pa.field("status", pa.string()),
@@ -52,6 +53,7 @@ SCHEMA = pa.schema(
         pa.field("counted", pa.bool_()),
     ]
 )
+_LATER = ("version_spans",)  # columns that older recordings do not have
 _VERDICT = ("outcome", "status", "reason", "decided_by", "extracted", "reward", "counted")
 
 
@@ -111,6 +113,7 @@ def _rows(step: int, scored: ScoredGroup) -> Iterator[dict[str, Any]]:
             "finish_reason": completion.finish_reason.value,
             "text": completion.text,
             "policy_version": completion.policy_version,
+            "version_spans": list(chain.from_iterable(completion.version_spans)) or None,
             "seconds": completion.seconds,
             "outcome": verdict.outcome.value,
             "status": verdict.status,
@@ -125,6 +128,7 @@ def _rows(step: int, scored: ScoredGroup) -> Iterator[dict[str, Any]]:
 def _read(path: Path) -> Iterator[RolloutGroup]:
     wanted = [name for name in SCHEMA.names if name not in _VERDICT]
     try:
+        wanted = [name for name in wanted if name not in _LATER or name in pq.read_schema(path).names]
         table = pq.read_table(path, columns=wanted)
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no parquet file of rollouts: {error}") from error
@@ -167,6 +171,7 @@ def _group(columns: Mapping[str, Sequence[Any]], rows: range) -> RolloutGroup:
 
 def _completion(columns: Mapping[str, Sequence[Any]], row: int) -> Completion:
     entropies = columns["sampler_entropies"][row]
+    spans: Sequence[Any] | None = columns["version_spans"][row] if "version_spans" in columns else None
     return Completion(
         tokens=frozen_tokens(columns["tokens"][row]),
         text=columns["text"][row],
@@ -175,4 +180,7 @@ def _completion(columns: Mapping[str, Sequence[Any]], row: int) -> Completion:
         finish_reason=FinishReason(columns["finish_reason"][row]),
         policy_version=columns["policy_version"][row],
         seconds=columns["seconds"][row],
+        version_spans=()
+        if spans is None
+        else tuple((int(v), int(n)) for v, n in zip(spans[::2], spans[1::2], strict=True)),
     )
