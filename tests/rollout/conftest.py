@@ -141,7 +141,7 @@ def make_requests() -> Callable[..., list[RolloutRequest]]:
 def save_tiny_model() -> Callable[..., None]:
     """Saves a random model with a tokenizer and a chat template, for engines that load folders themselves."""
 
-    def save(folder: Path, *, head_dim: int = 32, padding: int = 0) -> None:
+    def save(folder: Path, *, head_dim: int = 32, padding: int = 0, tied: bool = False) -> None:
         words = {word: place for place, word in enumerate(["<end>", "<unk>", *(f"w{n}" for n in range(VOCAB - 2))])}
         backend = Tokenizer(WordLevel(words, unk_token="<unk>"))
         backend.pre_tokenizer = WhitespaceSplit()
@@ -150,7 +150,9 @@ def save_tiny_model() -> Callable[..., None]:
         sizes = SIZES | {"hidden_size": 64, "vocab_size": VOCAB + padding, "eos_token_id": 0}
         torch.manual_seed(1)
         model = AutoModelForCausalLM.from_config(
-            LlamaConfig(**sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=head_dim)
+            LlamaConfig(
+                **sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=head_dim, tie_word_embeddings=tied
+            )
         )
         with torch.no_grad():
             for parameter in model.parameters():

@@ -31,9 +31,16 @@ LIMIT = 24
 SCENARIO = """
 import json, random, sys
 import torch
+from transformers import AutoModelForCausalLM
+from magicrl.models.attention import ATTENTION_NAME, register_attention
 from magicrl.evaluation.job import SamplingPlan, run_job
-from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.config.schema import ModelConfig
+from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
+from magicrl.rollout import vllm_weights
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.training.learner import LocalLearner
+from magicrl.training.parity import ParityCheck, StaleEngineError
+from magicrl.training.protocols import Controls
 from magicrl.verifiers.pool import VerifierPool
 
 folder, unsupported, given, out = sys.argv[1:]
@@ -42,7 +49,27 @@ settings = VllmSettings(dtype="float32", cache_mb=64, max_rows=8)
 decode = lambda tokens: " ".join(f"w{t}" for t in tokens)
 
 def start(path):
-    return VllmEngine(path, settings, end_tokens=frozenset({0}), decode=decode, valid_vocab=40, policy_version=3)
+    return VllmEngine(
+        path, settings, end_tokens=frozenset({0}), decode=decode, valid_vocab=40, policy_version=3, check=check
+    )
+
+register_attention()
+model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=ATTENTION_NAME)
+learner = LocalLearner(model, valid_vocab=40, model_config=ModelConfig(dtype="float32"))
+problem = Problem(id="probe", prompt="", golds=("1",), verifier="exact", source="test")
+prompts = [(problem, frozen_tokens(tokens)) for tokens in given["prompts"]]
+check = ParityCheck(learner, prompts, float32=True, ceiling=0.25)
+
+def update():
+    samples = [
+        TrainSample(
+            prompt_tokens=frozen_tokens([5, 6, 7]), tokens=frozen_tokens([8, 9, 10, sample]),
+            advantage=1.0 - 2 * sample,
+            group_index=0, sample_index=sample, sampler_logprobs=torch.zeros(4).numpy(), policy_version=0,
+        ) for sample in range(2)
+    ]
+    learner.update(TrainBatch.of(samples), Controls(learning_rate=0.02))
+    return {name: tensor.clone() for name, tensor in learner.weights().items()}
 
 def request(draw, samples=None, seed=7, **changes):
     options = {"prompt": given["prompts"][draw], "temperature": given["temperatures"][draw], "limit": given["limit"]}
@@ -88,8 +115,8 @@ seen["refused"] = {
     "cold": refused(lambda: engine.submit([request(0, temperature=0.001)])),
     "padding": refused(lambda: engine.submit([request(0, prompt=[41])])),
     "weights": refused(lambda: engine.load_weights({}, 4)),
+    "shapes": refused(lambda: engine.load_weights({n: t[:1] for n, t in learner.weights().items()}, 4)),
 }
-engine.load_weights({}, 3)
 seen["nothing queued"] = len(list(engine.finished_samples()))
 problems = [Problem(id=f"q{n}", prompt=str(n), golds=("w1",), verifier="exact", source="test") for n in range(3)]
 rows = []
@@ -97,6 +124,28 @@ with VerifierPool() as judge:
     plan = SamplingPlan(samples=2, temperature=1.0, max_tokens=8, seed=1)
     run_job(problems, plan, engine, judge, lambda p: frozen_tokens([2 + int(p.prompt)]), write=rows.append)
 seen["job"] = [[r.problem, r.sample, r.tokens, r.logprob, r.entropy] for r in rows]
+generations = [{name: tensor.clone() for name, tensor in learner.weights().items()}]
+engine.load_weights(generations[0], 0)
+for version in (1, 2):
+    generations.append(update())
+    engine.submit([request(0), request(1)])
+    first = next(engine.finished_samples())
+    engine.load_weights(generations[-1], version)  # while the others are under way
+    rest = list(engine.finished_samples())
+    seen[f"under way {version}"] = [
+        {**row(s.request.draw, s.index, s.completion), "versions": s.completion.token_versions.tolist()}
+        for s in (first, *rest)
+    ]
+torch.save(generations, out + ".weights")
+pack_again, vllm_weights.pack_again = vllm_weights.pack_again, lambda model: 0
+generations.append(update())
+try:
+    engine.load_weights(generations[-1], 3)
+except StaleEngineError as error:
+    seen["stale"] = str(error)
+vllm_weights.pack_again = pack_again
+engine.load_weights(generations[-1], 3)
+seen["version after"] = engine.policy_version
 engine.close(); engine.close()
 seen["process group left"] = torch.distributed.is_initialized()
 seen["refused"]["heads"] = refused(lambda: start(unsupported))
@@ -107,7 +156,7 @@ json.dump(seen, open(out, "w"))
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory, save_tiny_model: Callable[..., None]) -> Path:
     path = tmp_path_factory.mktemp("models")
-    save_tiny_model(path / "tiny", padding=8)
+    save_tiny_model(path / "tiny", padding=8, tied=True)
     save_tiny_model(path / "heads-of-16", head_dim=16)
     return path
 
@@ -206,8 +255,49 @@ class TestEngine:
         assert "'p0': prompt of 3 tokens + max_tokens 200 exceeds the context of 128" in refused["long"]
         assert "temperature 0 or 0.01 to 2.0" in refused["cold"]
         assert "leave the vocabulary of 40" in refused["padding"]
-        assert "cannot load version 4" in refused["weights"]
+        assert refused["weights"].startswith("no weights were given for: model.embed_tokens.weight")
+        assert refused["shapes"].startswith("weights of another shape than the engine's model has: model.embed")
         assert "attention heads; use the in-process engine" in refused["heads"]
+
+    def test_new_weights_are_what_it_samples_with_and_tokens_tell_by_which(
+        self, seen: dict[str, Any], folder: Path
+    ) -> None:
+        generations = torch.load(folder / "seen.json.weights")
+        model = AutoModelForCausalLM.from_pretrained(folder / "tiny")
+        crossed = 0
+        for version in (1, 2):
+            rows = seen[f"under way {version}"]
+            assert set(by_place(rows)) == {(draw, index) for draw in range(2) for index in range(6)}
+            crossed += sum(len(set(row["versions"])) == 2 for row in rows)
+            learned = {}
+            for generation in (version - 1, version):
+                model.load_state_dict(generations[generation], strict=False)
+                model.tie_weights()
+                learned[generation], _ = PolicyScorer(model, valid_vocab=VOCAB).score(
+                    [
+                        TrainSample(
+                            prompt_tokens=frozen_tokens(PROMPTS[row["draw"]]),
+                            tokens=frozen_tokens(row["tokens"]),
+                            advantage=0.0,
+                            group_index=0,
+                            sample_index=row["index"],
+                            sampler_logprobs=frozen_floats(row["logprobs"]),
+                            policy_version=0,
+                        )
+                        for row in rows
+                    ],
+                    TEMPERATURES[0],
+                )
+            for place, row in enumerate(rows):
+                wanted = [learned[by][place][t] for t, by in enumerate(row["versions"])]
+                np.testing.assert_allclose(row["logprobs"], wanted, atol=1e-4)
+                assert row["version"] == min(row["versions"])
+        assert crossed, "no response was under way: the test shows nothing"
+
+    def test_an_output_head_that_keeps_old_weights_stops_the_run(self, seen: dict[str, Any]) -> None:
+        assert "vLLM and the learner differ by" in seen["stale"]
+        assert "a part is stale; with tied embeddings that is the output head" in seen["stale"]
+        assert seen["version after"] == 3
 
     def test_the_process_is_left_as_it_was(self, seen: dict[str, Any]) -> None:
         assert seen["undisturbed"] == [True, True, True]

@@ -162,19 +162,32 @@ class DataConfig(Section):
     """At a stage change drop prompts whose every response was correct in their last visit."""
 
 
+class VllmConfig(Section):
+    """What only vLLM has, for ``rollout.engine = "vllm"``."""
+
+    cache_mb: int | None = Field(default=None, ge=1)
+    """Size of the key/value cache in MiB; default: ``rollout.memory_limit_mb`` on a CPU, what ``gpu_share`` leaves on a
+    GPU."""
+    gpu_share: float = Field(default=0.9, gt=0, le=1)
+    """Share of a GPU's memory for weights and cache. On one machine the learner needs the rest of the same GPU."""
+    eager: bool | None = None
+    """Without compiled graphs: starts sooner, samples slower on a GPU; default: on a CPU only."""
+
+
 class RolloutConfig(Section):
     """The rollout engine and how it samples."""
 
-    engine: Literal["in_process", "replay"] = "in_process"
-    """``replay`` feeds recorded rollouts."""
+    engine: Literal["in_process", "vllm", "replay"] = "in_process"
+    """``vllm``: vLLM on this machine (docs/engines.md); ``replay`` feeds recorded rollouts."""
     temperature: float = Field(default=1.0, gt=0)
     """tau, of training rollouts and of the policy that learns."""
     dtype: DType | None = None
-    """Precision of the in-process engine; default: ``model.dtype``."""
+    """Precision of the engine; default: ``model.dtype``."""
     max_rows: int = Field(default=64, ge=1)
     """Sequences that decode at once."""
     memory_limit_mb: int = Field(default=2048, ge=1)
     """Upper limit of the key/value cache; fewer rows are used when they would not fit."""
+    vllm: VllmConfig = VllmConfig()
     replay: str | None = None
     """Folder of recorded rollouts, for ``engine = "replay"``."""
     max_sampler_gap: float = Field(default=0.25, gt=0)
@@ -436,6 +449,15 @@ class TrainConfig(Section):
     logging: LoggingConfig = LoggingConfig()
     cluster: ClusterConfig | None = None
     """Without the section everything runs in this process, on this machine."""
+
+    @model_validator(mode="after")
+    def _engine_tells_entropies(self) -> Self:
+        if self.rollout.engine == "vllm" and self.entropy.estimator == "exact" and not self.rollout.max_staleness:
+            raise ValueError(
+                'entropy.estimator = "exact" needs an engine that reports entropies, and rollout.engine = "vllm" does '
+                'not; set entropy.estimator = "sampled"'
+            )
+        return self
 
     @model_validator(mode="after")
     def _entropy_is_of_the_learner(self) -> Self:

@@ -42,7 +42,7 @@ def open_vllm(settings: EngineSettings) -> OpenedEngine:
     chosen = _settings(VllmSettings, given | settings.options)
     threads = settings.threads or len(os.sched_getaffinity(0))
     torch.set_num_threads(threads)
-    policy = _described(settings.model)
+    policy = described_model(settings.model)
     encoder = PromptEncoder(policy.tokenizer, chosen.max_context or policy.max_context)
     engine = VllmEngine(
         str(find_model(settings.model)),
@@ -163,7 +163,7 @@ def _settings(kind: type[T], options: Mapping[str, Any]) -> T:
         raise RecipeError(f"--engine-option extra: give a JSON object ({error})") from None
 
 
-def _described(name: str) -> LoadedModel:
+def described_model(name: str) -> LoadedModel:
     """What is known of a model without its weights in memory."""
     folder = find_model(name)
     check_model(folder, name)

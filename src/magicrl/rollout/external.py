@@ -71,6 +71,15 @@ def check_request(request: RolloutRequest, max_context: int, *, valid_vocab: int
             raise ValueError(f"{name}: prompt tokens {low}..{high} leave the vocabulary of {valid_vocab}")
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Filed:
+    """A finished sample and its group; ``last``: the group was complete with it."""
+
+    group: GroupProgress
+    sample: FinishedSample
+    last: bool
+
+
 @dataclass(kw_only=True, slots=True)
 class OpenGroups:
     """Every group with unfinished samples, in issue order.
@@ -93,13 +102,14 @@ class OpenGroups:
             groups.append(group)
         return groups
 
-    def file(self, group: GroupProgress, index: int, completion: Completion) -> FinishedSample:
+    def file(self, group: GroupProgress, index: int, completion: Completion) -> Filed:
         """File a finished sample; a group that is complete is closed."""
         assert index not in group.done, "a sample ends once"
         group.done[index] = completion
         if group.complete:
             del self.open[group.order]
-        return FinishedSample(request=group.request, index=index, completion=completion)
+        sample = FinishedSample(request=group.request, index=index, completion=completion)
+        return Filed(group=group, sample=sample, last=group.complete)
 
     def drop(self) -> list[RolloutRequest]:
         """Close every group; the requests that were unfinished, in issue order."""

@@ -175,7 +175,7 @@ class OpenAIEngine:
             (group, index), result = self._results.get()
             self._in_flight -= 1
             if isinstance(result, Completion):
-                yield group, self._groups.file(group, index, result)
+                yield group, self._groups.file(group, index, result).sample
                 continue
             self._waiting.append((group, index))
             if result is not None and self._failed is None:

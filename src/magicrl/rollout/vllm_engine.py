@@ -1,6 +1,6 @@
 """vLLM's offline engine on this machine, CPU or GPU, behind the seam: tokens in, tokens out, a seed a sample.
 
-It runs inside this process (as Ray's actors will use it): vLLM's separate engine process outlives a killed parent and
+It runs inside this process (as Ray's actors use it): vLLM's separate engine process outlives a killed parent and
 keeps its memory. What vLLM changes of a process on its way, the random state and ``torch.set_num_threads``, is put
 back. A group is asked for as one request a sample, since ``n`` samples of one request take their seeds from its single
 one in vLLM's own way, and some of a group's samples could not be asked for alone; the prefix cache gives the group's
@@ -13,9 +13,11 @@ import gc
 import os
 import random
 import warnings
+from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -29,12 +31,15 @@ from magicrl.records import (
     RolloutGroup,
     RolloutRequest,
     SamplingParams,
+    VersionSpans,
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.external import OpenGroups, check_request, group_of, sample_seed
+from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of, sample_seed
 from magicrl.rollout.rows import GroupProgress
 from magicrl.rollout.vllm_errors import engine_trouble, vllm_missing
+from magicrl.rollout.vllm_weights import VllmWeights
+from magicrl.rollout.weight_check import WeightCheck
 
 _CPU_BLOCK = 32  # tokens of a cache block, the smallest that vLLM's CPU attention has: its default of 128 shares less
 _CPU_CACHE_MB = 4096
@@ -67,7 +72,7 @@ class VllmSettings:
 
 
 class VllmEngine:
-    """A `magicrl.rollout.protocol.RolloutEngine` on vLLM; generation only.
+    """A `magicrl.rollout.protocol.RolloutEngine` on vLLM.
 
     Log-probs are those of the distribution that was sampled from (at tau, over the real tokens); entropies are not
     known. Tokens depend on weights, prompt, temperature and (seed, draw, sample), through a generator of vLLM's own:
@@ -84,6 +89,7 @@ class VllmEngine:
         decode: Callable[[Sequence[int]], str],
         valid_vocab: int,
         policy_version: int = 0,
+        check: WeightCheck | None = None,
     ) -> None:
         """
         Args:
@@ -93,6 +99,7 @@ class VllmEngine:
             decode: response tokens to text, special tokens left out.
             valid_vocab: tokens from here on are padding and never sampled.
             policy_version: what the weights in the folder count as.
+            check: what is compared after every ``load_weights``.
 
         Raises:
             ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
@@ -100,10 +107,13 @@ class VllmEngine:
         self._end_tokens = sorted(end_tokens)
         self._decode = decode
         self._valid_vocab = valid_vocab
-        self._version = policy_version
         self._groups = OpenGroups()
         self._running: dict[str, tuple[GroupProgress, int]] = {}
+        self._ended: deque[Filed] = deque()  # not yet yielded
+        self._check = check
         self._engine: Any = _start(folder, settings)
+        self._weights = VllmWeights(self._engine, Path(folder))
+        self._set_version(policy_version)
         self._max_context = int(self._engine.model_config.max_model_len)
         rows = int(self._engine.model_config.get_vocab_size())
         self._padding = dict.fromkeys(range(valid_vocab, rows), _NEVER) or None
@@ -144,34 +154,52 @@ class VllmEngine:
 
     def finished(self) -> Iterator[RolloutGroup]:
         """Generate until nothing is queued, yielding each group as its last member ends."""
-        for group, _ in self._run():
-            if group.complete:
-                yield group_of(group)
+        for filed in self._run():
+            if filed.last:
+                yield group_of(filed.group)
 
     def finished_samples(self) -> Iterator[FinishedSample]:
         """Generate until nothing is queued, yielding each completion as it ends."""
-        for _, sample in self._run():
-            yield sample
+        for filed in self._run():
+            yield filed.sample
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """The weights it has are taken as said; others are not supported.
+        """Replace the weights, then compare log-probs with the learner's if the engine has a check.
+
+        Requests in flight keep their tokens and go on under the new weights; their completions have spans.
 
         Raises:
-            ValueError: another version than ``policy_version``.
+            ValueError: the weights do not fit the model, or vLLM cannot take them.
+            RuntimeError: vLLM samples with other weights (from the check).
         """
-        if version != self._version:
-            raise ValueError(
-                f"this version's vLLM engine generates only: it holds the weights of version {self._version} and "
-                f"cannot load version {version}; save the model to a folder and make an engine of that, or train with "
-                "the in-process engine"
-            )
+        try:
+            self._weights.load(weights)
+        except (RuntimeError, TypeError, AssertionError) as error:
+            raise engine_trouble(f"vLLM cannot take the weights of version {version}", error) from error
+        self._set_version(version)
+        if self._check is not None:
+            self._check.compare({"vLLM": self.answers(self._check.requests)}, version)
+
+    def answers(self, requests: Sequence[RolloutRequest]) -> list[RolloutGroup]:
+        """The groups of these requests, in their order; what else is in flight goes on and is yielded later."""
+        first = self._groups.issued
+        self.submit(requests)
+        mine = [self._groups.open[order] for order in range(first, self._groups.issued)]
+        while not all(group.complete for group in mine):
+            self._step()
+        self._ended = deque(filed for filed in self._ended if filed.group.order < first)
+        return [group_of(group) for group in mine]
 
     def interrupt(self) -> list[RolloutRequest]:
         """Stop generating, drop partial work and return the unfinished requests in issue order."""
         if self._running:
             self._engine.abort_request(list(self._running))
             self._running.clear()
-        return self._groups.drop()
+        unseen = {filed.group.order: filed.group.request for filed in self._ended}
+        self._ended.clear()
+        unseen |= {group.order: group.request for group in self._groups.open.values()}
+        self._groups.drop()
+        return [unseen[order] for order in sorted(unseen)]
 
     def close(self) -> None:
         """Stop vLLM and free its memory (and its worker processes where there are several GPUs)."""
@@ -181,6 +209,10 @@ class VllmEngine:
         self._engine.engine_core.shutdown()
         self._engine = None
         _clean_up()
+
+    def _set_version(self, version: int) -> None:
+        self._version = version
+        self._engine.set_weight_version(str(version))
 
     def _try_out(self) -> None:
         """Sample one token: what this device has no kernel for is found now, not after hours of other work."""
@@ -225,19 +257,26 @@ class VllmEngine:
         self._running[key] = (group, index)
         self._engine.add_request(key, tokens_input(request.prompt_tokens.tolist()), params)
 
-    def _run(self) -> Iterator[tuple[GroupProgress, FinishedSample]]:
-        while self._groups.open:
-            try:
-                outputs = self._engine.step()
-            except (RuntimeError, ValueError) as error:
-                raise engine_trouble("vLLM stopped while generating", error) from error
-            ended: list[tuple[GroupProgress, int, Any]] = []
-            for output in outputs:
-                # what was aborted may still report
-                if output.finished and output.request_id in self._running:
-                    ended.append((*self._running.pop(output.request_id), output))
-            for group, index, output in sorted(ended, key=lambda item: (item[0].order, item[1])):
-                yield group, self._groups.file(group, index, self._completion(group, output))
+    def _run(self) -> Iterator[Filed]:
+        while self._ended or self._groups.open:
+            while self._ended:
+                yield self._ended.popleft()
+            if self._groups.open:
+                self._step()
+
+    def _step(self) -> None:
+        """One token for every running request; what ends is filed in issue order."""
+        try:
+            outputs = self._engine.step()
+        except (RuntimeError, ValueError) as error:
+            raise engine_trouble("vLLM stopped while generating", error) from error
+        ended: list[tuple[GroupProgress, int, Any]] = []
+        for output in outputs:
+            # what was aborted may still report
+            if output.finished and output.request_id in self._running:
+                ended.append((*self._running.pop(output.request_id), output))
+        for group, index, output in sorted(ended, key=lambda item: (item[0].order, item[1])):
+            self._ended.append(self._groups.file(group, index, self._completion(group, output)))
 
     def _completion(self, group: GroupProgress, output: Any) -> Completion:
         (answer,) = output.outputs
@@ -253,13 +292,15 @@ class VllmEngine:
                 f"the model's logits are not finite (policy version {self._version}); its weights are broken"
             )
         times = output.metrics
+        spans: VersionSpans = tuple((int(s.version), s.end - s.start) for s in answer.weight_versions or ())
         return Completion(
             tokens=frozen_tokens(tokens),
             text=self._decode(tokens),
             sampler_logprobs=frozen_floats(logprobs),
             sampler_entropies=None,
             finish_reason=_REASONS[answer.finish_reason],
-            policy_version=self._version,
+            policy_version=spans[0][0] if spans else self._version,
+            version_spans=spans if len(spans) > 1 else (),
             seconds=max(0.0, times.last_token_ts - times.scheduled_ts) if times is not None else 0.0,
         )
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -16,16 +16,24 @@ from magicrl.config.loader import load_sft_recipe
 from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
 from magicrl.data.fingerprint import fingerprint
 from magicrl.evaluation.engines import in_process_engine
+from magicrl.evaluation.external_engines import described_model
+from magicrl.models.folder import find_model
 from magicrl.models.loading import LoadedModel, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.rollout.lagged import LaggedEngine
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.replay import ReplayEngine
+from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+from magicrl.rollout.weight_check import WeightCheck
 from magicrl.training.learner import LocalLearner
+from magicrl.training.parity import PROBES, ParityCheck
+from magicrl.training.protocols import Learner
 from magicrl.training.reference import ReferenceModel
 from magicrl.training.run_data import RunData, load_data
 from magicrl.training.sft import recipe_hash, run_sft
+from magicrl.verifiers.base import VerifierService
+from magicrl.verifiers.pool import VerifierPool
 
 Progress = Callable[[str, int, int], None]
 
@@ -46,7 +54,7 @@ class Built:
     start: LoadedModel
     encoder: PromptEncoder
     data: RunData
-    learner: LocalLearner
+    learner: Learner
     engine: RolloutEngine
     reference: ReferenceModel | None
 
@@ -65,7 +73,50 @@ class Built:
         }
 
 
-def build(config: TrainConfig, recipe_folder: Path, start: Path | str) -> Built:
+class Judge(VerifierService, Protocol):
+    """A verifier pool that a run owns."""
+
+    def warm_up(self, verifiers: Iterable[str]) -> None:
+        """Start every worker of these verifiers now. Raises ``RuntimeError`` where one does not start."""
+        ...
+
+
+class PartsMaker(Protocol):
+    """Makes the parts of a run that may live on other machines; the loop is the same for all of them."""
+
+    def judge(self) -> Judge:
+        """The verifier pool."""
+        ...
+
+    def learner(self, policy: LoadedModel) -> Learner:
+        """The learner on the start model, which is the learner's from here on."""
+        ...
+
+    def engine(self, start: Path | str, encoder: PromptEncoder, check: WeightCheck) -> RolloutEngine:
+        """What generates, without a version of weights yet. Engines beside the learner's process run ``check``."""
+        ...
+
+
+class LocalParts:
+    """Everything in this process, on this machine."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
+
+    def judge(self) -> Judge:
+        """The recipe's ``[verifier]`` pool."""
+        return VerifierPool.from_config(self._config.verifier)
+
+    def learner(self, policy: LoadedModel) -> Learner:
+        """The learner of one process."""
+        return make_learner(self._config, policy)
+
+    def engine(self, start: Path | str, encoder: PromptEncoder, check: WeightCheck) -> RolloutEngine:
+        """The engine that ``rollout.engine`` names."""
+        return make_engine(self._config, start, encoder, check=check)
+
+
+def build(config: TrainConfig, recipe_folder: Path, start: Path | str, parts: PartsMaker | None = None) -> Built:
     """Load the model and the problems, check that they fit each other, and make the engines.
 
     Raises:
@@ -80,12 +131,21 @@ def build(config: TrainConfig, recipe_folder: Path, start: Path | str) -> Built:
     data = load_data(config, recipe_folder, encoder)
     tests = (p for problems in data.test.values() for p in problems)
     check_context(config, policy, max(len(encoder.encode(p)) for p in (*data.train, *data.validation, *tests)))
+    parts = parts or LocalParts(config)
+    learner = parts.learner(policy)
+    check = ParityCheck(
+        learner,
+        [(problem, encoder.encode(problem)) for problem in data.train[:PROBES]],
+        float32=config.model.dtype == (config.rollout.dtype or config.model.dtype) == "float32",
+        ceiling=config.rollout.max_sampler_gap,
+        max_tokens=min(stage.max_tokens for stage in config.stages),
+    )
     return Built(
         start=policy,
         encoder=encoder,
         data=data,
-        learner=make_learner(config, policy),
-        engine=make_engine(config, start, encoder),
+        learner=learner,
+        engine=parts.engine(start, encoder, check),
         reference=make_reference(config, start),
     )
 
@@ -128,8 +188,23 @@ def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int)
             )
 
 
-def make_engine(config: TrainConfig, folder: Path | str, encoder: PromptEncoder) -> RolloutEngine:
-    """The engine that the recipe names, with the start model's weights' shapes but no version yet."""
+def make_engine(
+    config: TrainConfig,
+    folder: Path | str,
+    encoder: PromptEncoder,
+    *,
+    check: WeightCheck | None = None,
+    gpus: int = 1,
+) -> RolloutEngine:
+    """The engine that the recipe names, with the start model's weights' shapes but no version yet.
+
+    Args:
+        config: the recipe.
+        folder: of the start model.
+        encoder: text to tokens and back.
+        check: run by engines beside the learner's process after each weight copy.
+        gpus: over how many GPUs vLLM spreads the model.
+    """
     rollout = config.rollout
     if rollout.engine == "replay":
         assert rollout.replay is not None, "the schema asks for it"
@@ -137,15 +212,51 @@ def make_engine(config: TrainConfig, folder: Path | str, encoder: PromptEncoder)
             return ReplayEngine(read_rollouts(Path(rollout.replay)))
         except ValueError as error:
             raise RecipeError(str(error), key="rollout.replay") from error
-    policy = load_policy(folder, dtype=rollout.dtype or config.model.dtype, device=resolve_device(config.run.device))
-    engine = in_process_engine(
-        policy,
-        encoder.decode,
-        max_rows=rollout.max_rows,
-        memory_limit_mb=rollout.memory_limit_mb,
-        device=resolve_device(config.run.device),
-    )
+    if rollout.engine == "vllm":
+        with under("rollout.engine"):
+            engine: RolloutEngine = _vllm_engine(config, folder, encoder, check, gpus)
+    else:
+        device = resolve_device(config.run.device)
+        policy = load_policy(folder, dtype=rollout.dtype or config.model.dtype, device=device)
+        engine = in_process_engine(
+            policy,
+            encoder.decode,
+            max_rows=rollout.max_rows,
+            memory_limit_mb=rollout.memory_limit_mb,
+            device=device,
+        )
     return LaggedEngine(engine, lag=rollout.weight_lag) if rollout.weight_lag else engine
+
+
+def _vllm_engine(
+    config: TrainConfig, folder: Path | str, encoder: PromptEncoder, check: WeightCheck | None, gpus: int
+) -> VllmEngine:
+    rollout = config.rollout
+    device = resolve_device(config.run.device)
+    if device.type == "cpu" and torch.cuda.is_available():
+        raise RecipeError("vLLM uses the GPU where there is one", key="run.device")
+    policy = described_model(str(folder))
+    longest = max(stage.max_tokens for stage in config.stages)
+    on_cpu = device.type == "cpu"
+    return VllmEngine(
+        str(find_model(str(folder))),
+        VllmSettings(
+            dtype=rollout.dtype or config.model.dtype,
+            max_context=min(
+                policy.max_context, config.data.max_prompt_tokens + max(longest, config.evaluation.max_tokens or 0)
+            ),
+            max_rows=rollout.max_rows,
+            cache_mb=rollout.vllm.cache_mb or (rollout.memory_limit_mb if on_cpu else None),
+            gpu_share=rollout.vllm.gpu_share,
+            gpus=gpus,
+            eager=rollout.vllm.eager,
+        ),
+        end_tokens=policy.end_tokens,
+        decode=encoder.decode,
+        valid_vocab=policy.valid_vocab,
+        policy_version=-1,
+        check=check,
+    )
 
 
 def make_learner(config: TrainConfig, policy: LoadedModel) -> LocalLearner:

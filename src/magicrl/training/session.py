@@ -21,8 +21,18 @@ from magicrl.records import Problem, StepMetrics
 from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import Stateful
 from magicrl.rollout.recording import write_rollouts
-from magicrl.training.assemble import Built, build, entropy_controller, set_threads, start_model_folder
+from magicrl.training.assemble import (
+    Built,
+    Judge,
+    LocalParts,
+    PartsMaker,
+    build,
+    entropy_controller,
+    set_threads,
+    start_model_folder,
+)
 from magicrl.training.checkpoint import (
+    SHARDS,
     Checkpoint,
     CheckpointError,
     join_state,
@@ -39,16 +49,24 @@ from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
 from magicrl.training.model_card import recommended_sampling, run_card
 from magicrl.training.observer import RunObserver
+from magicrl.training.protocols import WritesShards
 from magicrl.training.recorder import RunFolder
 from magicrl.training.removals import in_words, removals
 from magicrl.training.stages import StageSchedule
 from magicrl.training.validation import Validation
-from magicrl.verifiers.pool import VerifierPool
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-def train(config: TrainConfig, recipe_folder: Path, output: Path, observer: RunObserver, *, resume: bool) -> Path:
+def train(
+    config: TrainConfig,
+    recipe_folder: Path,
+    output: Path,
+    observer: RunObserver,
+    *,
+    resume: bool,
+    parts: PartsMaker | None = None,
+) -> Path:
     """Run a recipe to its end and return the run folder.
 
     Args:
@@ -57,6 +75,7 @@ def train(config: TrainConfig, recipe_folder: Path, output: Path, observer: RunO
         output: the run folder.
         observer: told what happens.
         resume: continue the run in ``output`` from its last checkpoint, if there is one.
+        parts: makes the parts that may live elsewhere; default: all in this process.
 
     Raises:
         ValueError: a setting, a file or the data is unusable.
@@ -65,17 +84,23 @@ def train(config: TrainConfig, recipe_folder: Path, output: Path, observer: RunO
         Interrupted: Ctrl-C or SIGTERM; a step in progress was finished and is in a checkpoint.
     """
     with StopRequest().watching() as stop, only_writer(output, wait=False):
-        _train(config, recipe_folder, RunFolder(output, config, resume=resume), observer, stop)
+        folder = RunFolder(output, config, resume=resume)
+        _train(config, recipe_folder, folder, observer, stop, parts or LocalParts(config))
     return output
 
 
 def _train(
-    config: TrainConfig, recipe_folder: Path, folder: RunFolder, observer: RunObserver, stop: StopRequest
+    config: TrainConfig,
+    recipe_folder: Path,
+    folder: RunFolder,
+    observer: RunObserver,
+    stop: StopRequest,
+    parts: PartsMaker,
 ) -> None:
     threads = set_threads(config)
     start = start_model_folder(config.start, recipe_folder, folder.path.parent / "models", observer.progress)
-    with VerifierPool.from_config(config.verifier) as judge:
-        built = build(config, recipe_folder, start)
+    with contextlib.closing(parts.judge()) as judge:
+        built = build(config, recipe_folder, start, parts)
         judge.warm_up(built.data.verifiers())  # a broken installation is found now, not after the first rollout
         folder.start(config, {**built.facts(), "threads": threads})
         try:
@@ -109,7 +134,7 @@ class Session:
         folder: RunFolder,
         observer: RunObserver,
         built: Built,
-        judge: VerifierPool,
+        judge: Judge,
         stop: StopRequest,
     ) -> None:
         self._config = config
@@ -306,13 +331,15 @@ class Session:
         self._event_once("evaluation", f"test {name} training, set {document['set']}: accuracy {by_temperature}")
 
     def _save(self) -> None:
-        learner_tensors, learner_rest = split_state("learner", self._learner.state())
+        sharded = self._learner if isinstance(self._learner, WritesShards) else None
+        learner_tensors, learner_rest = split_state("learner", {} if sharded else self._learner.state())
+        trainer_tensors, trainer_rest = split_state("trainer", self._trainer.state())
         engine_state = self._engine.state() if isinstance(self._engine, Stateful) else {}
         engine_tensors, engine_rest = split_state("engine", engine_state)
         state: dict[str, Any] = {
             "learner": learner_rest,
             "engine": engine_rest,
-            "trainer": self._trainer.state(),
+            "trainer": trainer_rest,
             "schedule": self._schedule.state(),
             "controller": self._controller.state(),
             "sampler": self._sampler.state(),
@@ -322,17 +349,20 @@ class Session:
             "best": self._validation.state(),
         }
         self._folder.settle()
-        save_checkpoint(
+        written = save_checkpoint(
             self._folder.checkpoints,
             Checkpoint(
                 step=self._steps_done,
-                tensors={**learner_tensors, **engine_tensors},
+                tensors={**learner_tensors, **engine_tensors, **trainer_tensors},
                 state=state,
                 owner=self._folder.owner,
             ),
             keep_last=self._config.checkpoint.keep_last,
             keep=self._best_kept(),
+            write_shards=None if sharded is None else sharded.write_shards,
         )
+        if sharded is not None:
+            sharded.shards_kept(written / SHARDS)
 
     def _best_kept(self) -> frozenset[int]:
         """The step of the best validation, where its checkpoint is to be kept."""
@@ -353,11 +383,15 @@ class Session:
 
     def _restore_parts(self, checkpoint: Checkpoint) -> None:
         state = checkpoint.state
-        self._learner.restore(join_state("learner", checkpoint.tensors, state["learner"]))
+        if checkpoint.shards is not None and isinstance(self._learner, WritesShards):
+            assert checkpoint.folder is not None, "it was read from one"
+            self._learner.read_shards(checkpoint.folder / SHARDS, checkpoint.shards)
+        else:
+            self._learner.restore(checkpoint.learner_state())
         self._engine.load_weights(self._learner.weights(), self._learner.version)
         if isinstance(self._engine, Stateful):
             self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
-        self._trainer.restore(state["trainer"])
+        self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
         self._steps_done = self._trainer.steps_done
         self._schedule.restore(state["schedule"])
         self._controller.restore(state["controller"])

@@ -1,0 +1,117 @@
+"""The parity check on a tiny learner: an engine with the learner's weights passes, a stale one stops the run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from magicrl.config.schema import ModelConfig
+from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.models.tiny import make_tiny
+from magicrl.records import Problem, RolloutGroup, frozen_tokens
+from magicrl.rollout.in_process import InProcessEngine
+from magicrl.training.learner import LocalLearner
+from magicrl.training.parity import LEAST_LIMIT, ParityCheck, StaleEngineError
+
+PROMPTS = [
+    (Problem(id=f"p{n}", prompt="", golds=("1",), verifier="exact", source="test"), frozen_tokens(tokens))
+    for n, tokens in enumerate(([5, 6, 7], [9, 8, 3, 1], [2]))
+]
+
+
+def tiny_model() -> Any:
+    return make_tiny(TinyModelConfig(max_context=64), [f"w{n}" for n in range(18)], seed=3)[0]
+
+
+@pytest.fixture
+def learner() -> LocalLearner:
+    return LocalLearner(tiny_model(), model_config=ModelConfig(dtype="float32"))
+
+
+@pytest.fixture
+def engine() -> InProcessEngine:
+    return InProcessEngine(
+        tiny_model(),
+        end_tokens=frozenset(),
+        decode=str,
+        valid_vocab=20,
+        max_context=64,
+        max_rows=8,
+        memory_limit_mb=16,
+    )
+
+
+def answers(engine: InProcessEngine, check: ParityCheck) -> list[RolloutGroup]:
+    engine.submit(check.requests)
+    return sorted(engine.finished(), key=lambda group: group.request.draw)
+
+
+def moved(learner: LocalLearner, part: str, by: float) -> dict[str, torch.Tensor]:
+    """The learner's weights, those whose name holds ``part`` scaled."""
+    return {n: w * (1 + by) if part in n else w for n, w in learner.weights().items()}
+
+
+def checked(learner: LocalLearner, *, float32: bool) -> ParityCheck:
+    return ParityCheck(learner, PROMPTS, float32=float32, ceiling=0.25)
+
+
+def test_it_asks_the_same_few_short_samples_every_time(learner: LocalLearner) -> None:
+    check = checked(learner, float32=True)
+    assert [request.problem.id for request in check.requests] == ["p0", "p1"]
+    assert sum(request.group_size * request.sampling.max_tokens for request in check.requests) == 128
+
+
+@pytest.mark.parametrize("part", ["embed_tokens", "down_proj"])
+def test_weights_that_partly_stayed_behind_are_found(learner: LocalLearner, engine: InProcessEngine, part: str) -> None:
+    check = checked(learner, float32=True)
+    engine.load_weights(learner.weights(), 0)
+    check.compare({"replica 0": answers(engine, check)}, 0)
+    engine.load_weights(moved(learner, part, 0.02), 0)
+    with pytest.raises(StaleEngineError, match=r"replica 1 and the learner differ by .* \(limit 0.001\).*stale"):
+        check.compare({"replica 1": answers(engine, check)}, 0)
+
+
+def test_an_engine_that_took_nothing_is_told_apart(learner: LocalLearner, engine: InProcessEngine) -> None:
+    check = checked(learner, float32=True)
+    engine.load_weights(learner.weights(), 0)
+    old = answers(engine, check)
+    check.compare({"engine": old}, 0)
+    with torch.no_grad():
+        for weight in learner.weights().values():
+            weight *= 1.05
+    with pytest.raises(StaleEngineError, match="nothing of the update arrived"):
+        check.compare({"engine": old}, 0)
+
+
+def test_another_model_is_found_at_the_first_comparison(learner: LocalLearner, engine: InProcessEngine) -> None:
+    check = checked(learner, float32=True)
+    engine.load_weights(moved(learner, "down_proj", 0.5), 0)
+    with pytest.raises(StaleEngineError, match="another model folder"):
+        check.compare({"engine": answers(engine, check)}, 0)
+
+
+def test_the_limit_of_another_precision_comes_from_the_first_comparison(
+    learner: LocalLearner, engine: InProcessEngine
+) -> None:
+    check = checked(learner, float32=False)
+    assert check.limit is None
+    engine.load_weights({n: w.bfloat16().float() for n, w in learner.weights().items()}, 0)
+    check.compare({"engine": answers(engine, check)}, 0)
+    assert check.limit is not None
+    assert LEAST_LIMIT <= check.limit < 0.25
+    engine.load_weights(moved(learner, "embed_tokens", 1.0), 0)
+    with pytest.raises(StaleEngineError):
+        check.compare({"engine": answers(engine, check)}, 0)
+
+
+def test_an_older_version_cannot_be_compared(learner: LocalLearner) -> None:
+    def never(*_: Any) -> Any:
+        raise AssertionError("the learner is ahead: its log-probs are of other weights")
+
+    check = checked(learner, float32=True)
+    learner.logprobs = never  # type: ignore[method-assign]
+    groups: Sequence[RolloutGroup] = ()
+    check.compare({"engine": groups}, 7)
