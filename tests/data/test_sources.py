@@ -214,6 +214,25 @@ def test_released_errors_name_line_and_field(tmp_path: Path, change: dict[str, A
         load(tmp_path, "r.jsonl", format="released")
 
 
+def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = []
+    for index, failed in enumerate((0, 1, 15, 16, None)):
+        extra = {"index": index, "model_difficulty": {"Small": failed, "Large": 3}}
+        rows.append({**released("5", prompt=f"What is {index} + 3?"), "extra_info": extra})
+    write_lines(tmp_path / "r.jsonl", rows)
+    loaded = load_source(
+        SourceConfig(path="r.jsonl", format="released", difficulty_of="Small"), base_folder=tmp_path
+    )
+    assert [p.prompt for p in loaded.problems] == ["What is 1 + 3?", "What is 2 + 3?"]
+    assert [item.reason.partition(" (")[0] for item in loaded.set_aside] == [
+        "Small solved it always",
+        "Small solved it never",
+        "extra_info.model_difficulty says nothing of Small",
+    ]
+    with pytest.raises(ValueError, match="says nothing of Tiny"):
+        load_problems(SourceConfig(path="r.jsonl", difficulty_of="Tiny"), base_folder=tmp_path)
+
+
 def test_released_format_on_other_files_says_so(tmp_path: Path) -> None:
     write_lines(tmp_path / "s.jsonl", TWO)
     with pytest.raises(ValueError, match=r"no field 'prompt'; the nearest is 'problem'.*format = \"fields\""):

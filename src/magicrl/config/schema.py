@@ -117,6 +117,9 @@ class SourceConfig(Section):
     format: Literal["auto", "fields", "released"] = "auto"
     """``released``: the Skywork parquet schema; ``fields``: by mapping; ``auto``: by the columns present."""
     fields: FieldMapping = FieldMapping()
+    difficulty_of: str | None = None
+    """A model's name in the released schema's ``model_difficulty``: its offline filter as recorded there. Problems that
+    it failed 0 or 16 times of 16, and those without its figure, are set aside."""
     template: str = "{prompt}"
     """Text around each prompt; must hold ``{prompt}``."""
     verifier: Literal["maths", "exact", "code"] | None = None
@@ -129,6 +132,8 @@ class SourceConfig(Section):
             raise ValueError(f"a source needs exactly one of family, path, hub; given: {', '.join(given) or 'none'}")
         if "{prompt}" not in self.template:
             raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
+        if self.family is not None and self.difficulty_of is not None:
+            raise ValueError("difficulty_of is for files of the released schema; a family's problems carry none")
         if self.family is not None and self.count is None:
             raise ValueError("a family needs count, the number of problems to generate")
         return self

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import SourceConfig
@@ -30,6 +30,9 @@ __all__ = [
     "bare_prompt",
 ]
 
+RECORDED_ROLLOUTS = 16
+"""``model_difficulty`` counts failures of so many."""
+
 _log = logging.getLogger(__name__)
 
 
@@ -47,7 +50,7 @@ class LoadedSource:
 
     Attributes:
         problems: in the source's order, ids unique.
-        set_aside: well-formed records that this version cannot use (code problems of the released mixture).
+        set_aside: well-formed records that are not used (without a verifiable answer, left out by ``difficulty_of``).
     """
 
     problems: tuple[Problem, ...]
@@ -146,6 +149,8 @@ def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:
     for row in rows:
         try:
             problem = _problem(row, source, stem)
+            if source.difficulty_of is not None:
+                _check_difficulty(problem, source.difficulty_of)
         except Quarantined as reason:
             aside.append(SetAside(where=row.where, reason=str(reason)))
             continue
@@ -162,6 +167,17 @@ def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:
     if not problems:
         raise ValueError(f"{name}: no problems{_why_none(source, len(places), aside)}")
     return LoadedSource(problems=tuple(problems.values()), set_aside=tuple(aside))
+
+
+def _check_difficulty(problem: Problem, model: str) -> None:
+    """Set a problem aside whose recorded rollouts give no signal, or that has none of this model."""
+    info: Any = problem.extra.get("extra_info")
+    table: Any = info.get("model_difficulty") if isinstance(info, Mapping) else None
+    failed = table.get(model) if isinstance(table, Mapping) else None
+    if not isinstance(failed, int):
+        raise Quarantined(f"extra_info.model_difficulty says nothing of {model} (difficulty_of)")
+    if not 0 < failed < RECORDED_ROLLOUTS:
+        raise Quarantined(f"{model} solved it {'always' if failed <= 0 else 'never'} (difficulty_of)")
 
 
 def place_of(problem_id: str, source: SourceConfig, *, base_folder: Path) -> str | None:
