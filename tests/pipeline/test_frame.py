@@ -102,9 +102,11 @@ def test_a_second_run_makes_nothing_and_a_change_only_what_follows_it(
     run(pipeline, told)
     assert told.missing == {"01-clean": 2, "02-dedup": 5, "03-mix": 5}
     assert run.files()["01-clean/kept/a.00000.parquet"] == before["01-clean/kept/a.00000.parquet"]
-    # a source that is taken out takes its parts with it
+    # a source that is taken out takes its parts with it, and steps that still hold its rows no longer count
     run({**pipeline, "sources": pipeline["sources"][:1], "steps": pipeline["steps"][:1]}, told)
     assert not [name for name in run.files() if name.startswith("01-clean") and "/b." in name]
+    (left,) = [one for one in counts_of(run.output) if one.step != "import"]
+    assert (left.step, list(left.sources)) == ("01-clean", ["a"])
 
 
 def test_processes_give_the_same_files(pipeline: dict[str, Any], run: Any) -> None:

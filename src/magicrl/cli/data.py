@@ -264,11 +264,13 @@ def stats(
 
 def _rows_in(text: str) -> str | list[str]:
     """The rows of a file, or of another run: its last step's, else its sources'."""
+    from magicrl.pipeline.stats import step_folders
+
     path = Path(text)
     if not path.is_dir():
         return str(path.resolve())
-    finished = [found.parent for found in sorted(path.glob("[0-9][0-9]-*/step.json"))]
-    step = path if (path / "kept").is_dir() else finished[-1] if finished else None
+    finished = step_folders(path) if (path / "sources").is_dir() else []
+    step = path if (path / "kept").is_dir() else finished[-1].path if finished else None
     if step is not None:
         return str(step.resolve() / "kept" / "*.parquet")
     if (path / "sources").is_dir():

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from magicrl.config.errors import RecipeError
+
+if TYPE_CHECKING:
+    from magicrl.pipeline.stats import Passage
 
 
 def sheet(step: Path, /, *, count: int = 300, seed: int = 0, output: Path | None = None) -> int:
@@ -41,6 +45,9 @@ def sheet(step: Path, /, *, count: int = 300, seed: int = 0, output: Path | None
 def calibrate(step: Path, /, *, labels: Path, weights: Path | None = None, least_recall: float = 0.95) -> int:
     """Set judges against a person's labels: precision and recall by threshold, and the threshold that follows.
 
+    Labels of problems that an earlier step of the same run dropped count too: they say what share of the flawed ones
+    each step lets through.
+
     Example: magicrl data calibrate runs/data/laptop/05-judge --labels labels.csv
 
     Parameters
@@ -63,9 +70,29 @@ def calibrate(step: Path, /, *, labels: Path, weights: Path | None = None, least
     beside = weights or step / "work" / "labels" / "weights.json"
     weighing = json.loads(beside.read_text(encoding="utf-8")) if weights is not None or beside.is_file() else None
     result = against_labels(_judgements(step, said), said, weights=weighing, least_recall=least_recall)
-    write_atomically(step / "work" / "calibration.json", json.dumps(asdict(result), indent=1) + "\n")
-    Console(highlight=False).print(as_text(_report(step), result), markup=False, soft_wrap=True)
+    passages = _passages(step, said)
+    document = asdict(result) | {"flawed_by_step": [asdict(one) for one in passages]}
+    write_atomically(step / "work" / "calibration.json", json.dumps(document, indent=1) + "\n")
+    console = Console(highlight=False)
+    console.print(as_text(_report(step), result), markup=False, soft_wrap=True)
+    for one in passages:
+        console.print(
+            f"of the problems labelled as flawed {one.reached} reached {one.step}, {one.passed} passed "
+            f"({one.passed / one.reached:.0%})",
+            markup=False,
+            soft_wrap=True,
+        )
     return 0
+
+
+def _passages(step: Path, labels: Mapping[str, bool]) -> list[Passage]:
+    """How far the problems labelled as flawed came in the run that the step belongs to; none for a step on its own."""
+    from magicrl.pipeline.stats import passages_of
+
+    run = step.resolve().parent
+    flawed = [name for name, good in labels.items() if not good]
+    found = passages_of(run, flawed) if (run / "sources").is_dir() else []
+    return [one for one in found if one.reached]
 
 
 def _report(step: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from magicrl.evaluation.provenance import now, write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, SCHEMA, Entry, table_of
-from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
+from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part, told_when_full
 from magicrl.pipeline.steps.base import Context, Decide, Decision, Drop, Silent, Step
 from magicrl.verifiers.code import kernel
 
@@ -42,6 +42,22 @@ def run_step(step: Step, name: str, parts: Sequence[Part], context: Context) -> 
     made = [folder.part(part.name, hash_of(own, part.key)) for part in parts]
     missing = [(part, new) for part, new in zip(parts, made, strict=True) if not folder.has(new.name, new.key)]
     context.watcher.step(name, len(parts), len(missing))
+    with told_when_full(folder.path):
+        _run(step, name, parts, made, missing, folder, own, context)
+    return made
+
+
+def _run(
+    step: Step,
+    name: str,
+    parts: Sequence[Part],
+    made: Sequence[Part],
+    missing: Sequence[tuple[Part, Part]],
+    folder: StepFolder,
+    own: str,
+    context: Context,
+) -> None:
+    """Make what is missing, and the step's own reports."""
     began = time.monotonic()
     if missing:
         (folder.path / "work").mkdir(parents=True, exist_ok=True)
@@ -49,10 +65,10 @@ def run_step(step: Step, name: str, parts: Sequence[Part], context: Context) -> 
         for done, _ in enumerate(_make(step, name, missing, folder, context), start=1 + len(parts) - len(missing)):
             context.watcher.progress(name, done, len(parts), "parts")
     folder.clear_except([part.name for part in made])
-    if missing or _recorded(folder).get("key") != own:
+    recorded = _recorded(folder)
+    if missing or recorded.get("key") != own or recorded.get("inputs") != keys_of(parts):
         step.finish(made, folder, context)
-        _summarise(step, name, own, folder, parts, time.monotonic() - began, context)
-    return made
+        _summarise(step, name, own, folder, (parts, made), time.monotonic() - began, context)
 
 
 def _make(
@@ -139,6 +155,11 @@ def split(table: pa.Table, decisions: Sequence[Decision], step: str) -> tuple[pa
     return kept.combine_chunks(), rows.combine_chunks().cast(DROPPED_SCHEMA)
 
 
+def keys_of(parts: Sequence[Part]) -> str:
+    """What stands for these parts together: a step that read others is of another run of the pipeline."""
+    return hash_of([part.key for part in parts])
+
+
 def _recorded(folder: StepFolder) -> dict[str, Any]:
     try:
         return cast("dict[str, Any]", json.loads(folder.summary.read_text(encoding="utf-8")))
@@ -147,11 +168,18 @@ def _recorded(folder: StepFolder) -> dict[str, Any]:
 
 
 def _summarise(
-    step: Step, name: str, key: str, folder: StepFolder, parts: Sequence[Part], seconds: float, context: Context
+    step: Step,
+    name: str,
+    key: str,
+    folder: StepFolder,
+    parts: tuple[Sequence[Part], Sequence[Part]],
+    seconds: float,
+    context: Context,
 ) -> None:
     """``step.json``: what went in, stayed and was dropped, by source and reason, counted from the rows themselves."""
     counts = count_rows(folder)
-    entered = sum(read_part(part.path, ["source"]).num_rows for part in parts)
+    read, made = parts
+    entered = sum(read_part(part.path, ["source"]).num_rows for part in read)
     counted = sum(one["in"] for one in counts.values())
     assert entered == counted, f"{name}: {entered} rows went in, {counted} are accounted for"
     document = {
@@ -160,6 +188,8 @@ def _summarise(
         "use": step.use,
         "version": step.version,
         "key": key,
+        "inputs": keys_of(read),
+        "made": keys_of(made),
         "settings": step.identity(context),
         "sources": counts,
         "seconds": round(seconds, 3),

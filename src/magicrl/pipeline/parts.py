@@ -7,10 +7,12 @@ change does only what changed.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -90,6 +92,28 @@ def write_part(path: Path, table: pa.Table, key: str) -> None:
         writing.unlink(missing_ok=True)
         raise ValueError(
             f"{path} cannot be written: {error.strerror or error}; free some space (or allow it) and run the same "
+            "command again, what is finished is kept"
+        ) from None
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextmanager
+def told_when_full(folder: Path) -> Generator[None]:
+    """Within it a disk without room is an error with its remedy, whoever was writing.
+
+    Raises:
+        ValueError: nothing more can be written.
+    """
+    try:
+        yield
+    except OSError as error:
+        short = error.errno is None and "requested and" in str(error)  # numpy's words for a write cut short
+        if error.errno not in _FULL and not short:
+            raise
+        raise ValueError(
+            f"{folder}: cannot be written: {error.strerror or error}; free some space (or allow it) and run the same "
             "command again, what is finished is kept"
         ) from None
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,12 +63,23 @@ class Station:
 def step_folders(output: Path) -> list[StepFolder]:
     """The folders of a run's finished steps, in order.
 
+    A step that read other rows than the one before it left (a run with changes that stopped early) is not of this run,
+    and no step after it is.
+
     Raises:
         ValueError: the folder holds no run.
     """
     if not (output / "sources").is_dir():
         raise ValueError(f"{output} holds no run of a data pipeline; give the folder that magicrl data build wrote")
-    return [StepFolder(path.parent) for path in sorted(output.glob("[0-9][0-9]-*/step.json"))]
+    found: list[StepFolder] = []
+    left: str | None = None
+    for path in sorted(output.glob("[0-9][0-9]-*/step.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if left is not None and document["inputs"] != left:
+            break
+        left = document["made"]
+        found.append(StepFolder(path.parent))
+    return found
 
 
 def counts_of(output: Path) -> list[StepCounts]:
@@ -108,6 +121,41 @@ def way_of(output: Path, problem: str) -> list[Station]:
         hint = f"; near ones: {', '.join(close)}" if close else "; ids are SOURCE/NAME, as in the rows' column id"
         raise ValueError(f"{output}: no problem has the id {problem!r}{hint}")
     return stations
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """What one step did with some problems: so many reached it, so many it dropped, by reason."""
+
+    step: str
+    reached: int
+    dropped: dict[str, int]
+
+    @property
+    def passed(self) -> int:
+        return self.reached - sum(self.dropped.values())
+
+
+def passages_of(output: Path, problems: Collection[str]) -> list[Passage]:
+    """How far some problems came (those that a person labelled as flawed, say): the import, then each step in order.
+
+    Problems that the run never read do not count.
+
+    Raises:
+        ValueError: the folder holds no run, or a part is damaged.
+    """
+    wanted = set(problems)
+    sources = [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
+    told: list[Passage] = []
+    for name, folders in [("import", sources), *((f.path.name, [f]) for f in step_folders(output))]:
+        kept, dropped = 0, Counter[str]()
+        for folder in folders:
+            for table in folder.kept_tables(["id"]):
+                kept += sum(name in wanted for name in table.column("id").to_pylist())
+            for table in folder.dropped_tables(["id", "reason"]):
+                dropped.update(row["reason"] for row in table.to_pylist() if row["id"] in wanted)
+        told.append(Passage(step=name, reached=kept + dropped.total(), dropped=dict(dropped.most_common())))
+    return told
 
 
 def _look(folder: StepFolder, name: str, problem: str, near: set[str]) -> Station | None:

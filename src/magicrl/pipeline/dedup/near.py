@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from pathlib import Path
 
@@ -25,6 +26,8 @@ def write_bands(path: Path, texts: Texts, settings: NearSettings) -> None:
     bands = settings.permutations // settings.rows
     whole = path.with_suffix(".tmp.npy")
     keys = np.lib.format.open_memmap(whole, mode="w+", dtype=np.uint64, shape=(bands, len(texts)))
+    with whole.open("r+b") as file:  # a mapped file that finds no room later ends the process by a signal
+        os.posix_fallocate(file.fileno(), 0, whole.stat().st_size)
     for first, chunk in texts.chunks(_CHUNK):
         hashes, starts = shingles(chunk, settings.shingle_characters, settings.seed)
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(

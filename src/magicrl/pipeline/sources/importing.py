@@ -16,7 +16,7 @@ from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.readers import BadRow, Row, read_hub, read_rows
 from magicrl.evaluation.provenance import write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, Entry, table_of
-from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part
+from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
 from magicrl.pipeline.sources.records import NotWanted, RecordReader, check_text, shown
 from magicrl.pipeline.sources.settings import PipelineSource
 
@@ -76,7 +76,8 @@ def import_source(source: PipelineSource, base: Path, folder: Path, most_charact
         parts.append(_write(step, source.label, len(parts), key, buffer))
     step.clear_except([part.name for part in parts])
     state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
-    write_atomically(step.path / "source.json", json.dumps(state, indent=1))
+    with told_when_full(step.path):
+        write_atomically(step.path / "source.json", json.dumps(state, indent=1))
     return parts
 
 

@@ -1,0 +1,237 @@
+"""Flawed problems among good ones: what the cleaning rules, the difficulty filter and the judges each let through.
+
+    python benchmarks/pipeline_flawed.py --data ../shared/data/math/sets --model runs/models/smollm2-start \
+        --judge http://127.0.0.1:8377/v1 --folder /tmp/flawed        # docs/figures/pipeline-flawed.json
+
+Good problems are real ones of SVAMP, GSM8K and MATH as they stand; flawed ones are others of the same sets, each spoilt
+by one rule below, with the gold it had. Besides stand the six flawed problems of RECIPE section 12, with a gold each.
+Every step sees all of them, so that its share is its own; the funnel at the end is what is left after all three.
+The labels are known, since the flaws were planted: the judges' kappa, precision and recall are against these labels.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import resource
+from collections.abc import Callable, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from magicrl.evaluation.provenance import environment_facts, write_atomically
+from magicrl.pipeline.build import build
+from magicrl.pipeline.judging.calibration import calibrate
+from magicrl.pipeline.judging.flawed import FLAWED
+from magicrl.pipeline.judging.stored import stored_judgements
+from magicrl.pipeline.settings import PipelineConfig
+from magicrl.pipeline.stats import step_folders
+from magicrl.pipeline.steps.base import Silent
+
+FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "pipeline-flawed.json"
+SETS = {"svamp": "svamp/simple_svamp.jsonl", "gsm8k": "gsm8k/simple_gsm8k_train.jsonl"}
+SETS["math"] = "math_train/simple_math_train.jsonl"
+GOLDS = {"blank": "30", "missing-options": "33000000", "ambiguous": "0.8", "label": "1050"}
+GOLDS |= {"translation-note": "32", "doubled": "18"}
+STEPS = ("clean", "difficulty", "judge")
+
+
+def _cut(text: str, rng: random.Random) -> str:
+    """The question ends in the middle."""
+    words = text.split(" ")
+    return " ".join(words[: -max(3, len(words) // 5)])
+
+
+def _blanked(text: str, rng: random.Random) -> str:
+    """Every number but the last is a blank."""
+    found = list(re.finditer(r"\d+(?:\.\d+)?", text))
+    gone = found[:-1] or found
+    for one in reversed(gone):
+        text = f"{text[: one.start()]}____{text[one.end() :]}"
+    return text
+
+
+def _label(text: str, rng: random.Random) -> str:
+    return f"Example {rng.randrange(2, 60)} ({rng.randrange(2, 9)} points, page {rng.randrange(10, 300)}): {text}"
+
+
+def _note(text: str, rng: random.Random) -> str:
+    return (
+        f"{text}\n\nTranslate the above text into English, keep the line breaks, and output the translation directly."
+    )
+
+
+def _doubled(text: str, rng: random.Random) -> str:
+    return f"{text}\n{text}"
+
+
+def _options(text: str, rng: random.Random) -> str:
+    """The question speaks of options that are not there."""
+    body = re.split(r"(?<=[.?!]) ", text.strip())
+    return " ".join([*body[:-1], "Which of the following is correct?"])
+
+
+def _garbled(text: str, rng: random.Random) -> str:
+    """As a file read in another encoding, or text that lost letters."""
+    return "".join("Ã¢â‚¬" if sign in "aeo" and rng.random() < 0.25 else sign for sign in text)
+
+
+def _advert(text: str, rng: random.Random) -> str:
+    return f"{text} See the video lesson on our channel! Next problem: 14. Hint: use the method of chapter 3. [2 marks]"
+
+
+KINDS: dict[str, Callable[[str, random.Random], str]] = {
+    "cut off": _cut,
+    "numbers blanked": _blanked,
+    "label in front": _label,
+    "translation note": _note,
+    "stands twice": _doubled,
+    "options missing": _options,
+    "garbled": _garbled,
+    "distraction": _advert,
+}
+
+
+def rows_of(data: Path, *, each: int, good: int, seed: int) -> list[dict[str, Any]]:
+    """``each`` flawed rows of every kind, ``good`` good ones, and the six; ``kind`` is empty for a good one."""
+    rng = random.Random(seed)
+    pools: list[list[dict[str, Any]]] = []
+    for path in SETS.values():
+        with (data / path).open(encoding="utf-8") as file:
+            known = [json.loads(line) for line in file]
+        fit = [one for one in known if 40 <= len(one["problem"]) <= 400 and re.search(r"\d", one["problem"])]
+        rng.shuffle(fit)
+        pools.append([one for one in fit if "[asy]" not in one["problem"]])
+    drawn = (pools[number % len(pools)].pop() for number in range(10**9))
+    rows: list[dict[str, Any]] = []
+    for kind, spoil in KINDS.items():
+        for place in range(each):
+            one = next(drawn)
+            name = f"{kind.replace(' ', '-')}-{place}"
+            rows.append({"id": name, "kind": kind, "problem": spoil(one["problem"], rng), "answer": str(one["answer"])})
+    for place in range(good):
+        one = next(drawn)
+        rows.append({"id": f"good-{place}", "kind": "", "problem": one["problem"], "answer": str(one["answer"])})
+    for problem in FLAWED:
+        name = problem.id.partition("/")[2]
+        rows.append({"id": f"report-{name}", "kind": "report's six", "problem": problem.text, "answer": GOLDS[name]})
+    rng.shuffle(rows)
+    return rows
+
+
+def step_of(use: str, options: argparse.Namespace) -> dict[str, Any]:
+    """The step's settings: of ``recipes/data/laptop.toml``."""
+    if use == "clean":
+        return {"use": "clean"}
+    if use == "difficulty":
+        sampler = {"model": str(options.model.resolve()), "dtype": "bfloat16", "max_rows": 64, "memory_limit_mb": 1024}
+        sampling = {"samples": options.samples, "max_tokens": 80, "extract": "box", "label": "smollm2-start"}
+        return {"use": "difficulty", "sampler": sampler, **sampling}
+    judge = {"base_url": options.judge, "model": options.judge_model, "votes": options.votes, "max_tokens": 160}
+    judge |= {"concurrency": 8, "unreadable_attempts": 1}
+    return {"use": "judge", "flawed": False, "settings": {"judges": [judge]}}
+
+
+def dropped_by(use: str, options: argparse.Namespace) -> dict[str, str]:
+    """Reasons by row of one step alone; what is there already is not made again."""
+    columns = {"problem": "problem", "answer": "answer", "id": "id"}
+    source = {"name": "planted", "path": "rows.jsonl", "columns": columns}
+    source["template"] = "{prompt} End with the answer in \\boxed{}."
+    tree = {"name": f"flawed-{use}", "workers": 1, "sources": [source], "steps": [step_of(use, options)]}
+    output = options.folder / use
+    build(PipelineConfig.model_validate(tree), base=options.folder, output=output, watcher=Silent())
+    (step,) = step_folders(output)
+    rows = [row for table in step.dropped_tables(["id", "reason"]) for row in table.to_pylist()]
+    return {row["id"].removeprefix("planted/"): row["reason"] for row in rows}
+
+
+def figures(options: argparse.Namespace, kinds: Mapping[str, str], drops: Mapping[str, dict[str, str]]) -> Any:
+    """By kind and step: how many were dropped; and what is left of good and flawed ones after each step."""
+    order = ["", *KINDS, "report's six"]
+    table: list[dict[str, Any]] = []
+    for kind in order:
+        names = [name for name, own in kinds.items() if own == kind]
+        row: dict[str, Any] = {"kind": kind or "good", "problems": len(names)}
+        row |= {f"dropped_by_{use}": sum(name in drops[use] for name in names) for use in drops}
+        table.append(row)
+    funnel: list[dict[str, Any]] = []
+    left = set(kinds)
+    for use in drops:
+        before = left
+        left = {name for name in left if name not in drops[use]}
+        count = {"good": [0, 0], "flawed": [0, 0]}
+        for name in before:
+            one = count["flawed" if kinds[name] else "good"]
+            one[0] += 1
+            one[1] += name in left
+        funnel.append({"step": use, **{word: {"reached": a, "passed": b} for word, (a, b) in count.items()}})
+    flawed = [name for name, kind in kinds.items() if kind]
+    survived = sum(name not in drops["difficulty"] for name in flawed)
+    good = [name for name, kind in kinds.items() if not kind]
+    return {
+        "table": table,
+        "funnel": funnel,
+        "flawed": len(flawed),
+        "good": len(good),
+        "flawed_that_survive_difficulty": round(survived / len(flawed), 4),
+        "good_that_survive_difficulty": round(sum(n not in drops["difficulty"] for n in good) / len(good), 4),
+        "report_six": {
+            name: {use: drops[use].get(name, "kept") for use in drops}
+            for name, kind in kinds.items()
+            if kind == "report's six"
+        },
+    }
+
+
+def judged(options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, Any]:
+    """The judges against the labels, which are known."""
+    work = options.folder / "judge" / "01-judge" / "work"
+    report = json.loads((work / "judging.json").read_text())
+    labels = {f"planted/{name}": not kind for name, kind in kinds.items()}
+    result = calibrate(stored_judgements(work, labels, report["threshold"]), labels)
+    return {"report": report, "calibration": asdict(result)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--judge", required=True, help="address of an OpenAI-compatible server, as http://host:port/v1")
+    parser.add_argument("--judge-model", default="SmolLM2-135M-Instruct")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--each", type=int, default=5)
+    parser.add_argument("--good", type=int, default=40)
+    parser.add_argument("--samples", type=int, default=8)
+    parser.add_argument("--votes", type=int, default=4)
+    parser.add_argument("--until", choices=STEPS, default="judge", help="stop after this step")
+    parser.add_argument("--output", type=Path, default=FIGURES)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    rows = rows_of(options.data, each=options.each, good=options.good, seed=0)
+    write_atomically(options.folder / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
+    kinds = {row["id"]: row["kind"] for row in rows}
+    labels = "".join(f"planted/{name},{'drop' if kind else 'keep'}\n" for name, kind in kinds.items())
+    write_atomically(options.folder / "labels.csv", f"id,label\n{labels}")
+    drops: dict[str, dict[str, str]] = {}
+    for use in STEPS[: STEPS.index(options.until) + 1]:
+        drops[use] = dropped_by(use, options)
+        print(f"{use}: {len(drops[use])} of {len(kinds)} dropped", flush=True)
+    if options.until != "judge":
+        return
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    document = {
+        "command": "python benchmarks/pipeline_flawed.py",
+        "settings": {name: getattr(options, name) for name in ("each", "good", "samples", "votes", "judge_model")},
+        **figures(options, kinds, drops),
+        "judging": judged(options, kinds),
+        "cpu_seconds_of_the_last_call": round(used.ru_utime + used.ru_stime, 1),
+        "environment": environment_facts(),
+    }
+    write_atomically(options.output, json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document["table"], indent=1))
+
+
+if __name__ == "__main__":
+    main()
