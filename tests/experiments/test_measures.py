@@ -32,11 +32,26 @@ RISING = [i / 10 for i in range(10)]  # steps 1 to 10: 0, 0.1, ..., 0.9
         ("tokens:accuracy>0.45", 800.0),
         ("steps:accuracy>0.95", 10.0),  # never: as long as it lasted
         ("tokens:accuracy>0.95", 1000.0),
+        ("updates:accuracy>0.45", 32.0),
+        ("accuracy@tokens:450", 0.4),  # spent at step 5
+        ("accuracy@updates:20", 0.4),
+        ("accuracy@tokens:1001", math.nan),
+        ("drop:accuracy", 0.0),
+        ("spread:accuracy", 0.0),  # a straight line
     ],
 )
 def test_of_a_curve_that_rises_evenly(text: str, expected: float) -> None:
-    tokens = [100.0 * step for step in range(1, 11)]
-    assert parse_measure(text)(result(accuracy=RISING, tokens=tokens)) == pytest.approx(expected)
+    tokens, updates = [100.0 * step for step in range(1, 11)], [4.0 * step for step in range(1, 11)]
+    measured = parse_measure(text)(result(accuracy=RISING, tokens=tokens, updates=updates))
+    assert measured == pytest.approx(expected, abs=1e-12, nan_ok=True)
+
+
+def test_what_a_curve_lost_and_how_it_varies() -> None:
+    peak: list[float | None] = [0.1] * 5 + [0.9] * 5 + [0.5] * 10
+    assert parse_measure("drop:validation")(result(validation=peak)) == pytest.approx(0.4)
+    zigzag: list[float | None] = [0.0] * 20 + [0.3 + (0.1 if i % 2 else -0.1) for i in range(20)]
+    assert parse_measure("spread:entropy")(result(entropy=zigzag)) == pytest.approx(0.1, rel=0.02)
+    assert math.isnan(parse_measure("spread:entropy")(result(entropy=[0.1, 0.2])))
 
 
 def test_steps_without_the_metric_are_left_out() -> None:

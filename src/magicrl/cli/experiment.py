@@ -65,10 +65,13 @@ def run(
     results: Path | None = None,
     work: Path = Path("runs/study"),
     keep: bool = False,
+    quick: bool = False,
 ) -> int:
     """Run the arms that have no result yet; each result is kept as it ends, and the same command goes on.
 
     Example: magicrl experiment run 6 9 --scale tiny --minutes 30
+
+    Example: magicrl experiment run --quick --results /tmp/quick.jsonl --work /tmp/quick
 
     Parameters
     ----------
@@ -88,12 +91,17 @@ def run(
         Where supervised starts and run folders are while they are needed.
     keep
         Keep the run folders, for `magicrl report`.
+    quick
+        A check of the machinery in about a minute: two ablations with few steps and half-made starts, two seeds; the
+        scale `quick`. Its verdicts mean nothing.
     """
     from magicrl.experiments.definition import chosen, shipped_ablations
     from magicrl.experiments.planning import plan_runs
     from magicrl.experiments.results import read_results
     from magicrl.experiments.runner import outlook, run_study
 
+    if quick:
+        scale, names = "quick", names or ("all",)
     if not names:
         raise ValueError("which ablations? Give ids, or all (magicrl experiment list shows them)")
     console = Console(highlight=False)
@@ -122,7 +130,7 @@ def run(
 
 @experiment_app.command
 def report(*names: str, scale: Scale = "tiny", results: Path | None = None, output: Path = STUDY) -> int:
-    """Write the pages: curves and verdicts of each ablation, an index, and claims.jsonl.
+    """Write the pages: an index, one an ablation, settings, questions, equal cost, figures; and claims.jsonl.
 
     Example: magicrl experiment report --scale tiny
 

@@ -138,8 +138,8 @@ def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
     parts = [
         "# At equal cost\n",
         "Means over seeds, the range in brackets. Accuracy is that of five training steps at temperature 1, on "
-        "problems that were not seen before (an epoch is longer than a run). Seconds are wall clock on a shared machine. "
-        f"Simulated seconds are those of `magicrl plan` on {GPU} for the report's arms, lengths assumed as it "
+        "problems that were not seen before (an epoch is longer than a run). Seconds are wall clock on a shared "
+        f"machine. Simulated seconds are those of `magicrl plan` on {GPU} for the report's arms, lengths assumed as it "
         "assumes them.\n",
     ]
     for number, title in (("6", "On-policy against off-policy"), ("7", "Small batches on-policy")):

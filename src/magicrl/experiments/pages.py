@@ -36,13 +36,15 @@ def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[st
     """Write the pages of ``ablations`` from ``results`` into ``folder``; returns the index.
 
     Args:
-        ablations: all of them are corrected together, so that a verdict depends on which are given.
+        ablations: all of them are corrected together, so that a verdict depends on which are given; those that are not
+            defined at this scale are left out.
         scale: whose results.
         results: by key.
         folder: gets ``index.md``, a page and its figures an ablation, ``settings.md``, ``questions.md``, ``costs.md``,
             ``figures.md`` and ``claims.jsonl``.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    ablations = [ablation for ablation in ablations if scale in ablation.scales]
     found = by_arm(ablations, scale, results)
     claims = [claim for ablation in ablations for claim in ablation.claims]
     verdicts = {verdict.claim: verdict for verdict in decide(claims, found)}

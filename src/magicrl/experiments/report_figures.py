@@ -178,8 +178,8 @@ def _figure_13(found: Found, folder: Path) -> list[str]:
     text = (
         "## Figure 13: entropy and test accuracy\n\n"
         "A mark a run, of the ablations that move entropy on one task by the start, by SGD steps, by a fixed "
-        "coefficient and by control. The report's figure has collapse and low accuracy together; whether more entropy is better is "
-        "another question.\n"
+        "coefficient and by control. The report's figure has collapse and low accuracy together; whether "
+        "more entropy is better is another question.\n"
     )
     return [text, write_chart(chart, folder), _correlations(series)]
 
