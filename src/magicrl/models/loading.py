@@ -122,6 +122,24 @@ def load_policy(
     return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
 
 
+def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
+    """A model of the folder's architecture for ``torch.device("meta")``: whoever asks fills in the weights.
+
+    Raises:
+        RecipeError: the name can be neither a folder nor a hub name.
+        ValueError: its configuration is missing or damaged.
+    """
+    register_attention()
+    source = str(folder_or_name)
+    folder = find_model(source)
+    try:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+    except _LOADER_ERRORS as error:
+        raise _unloadable(source, error) from error
+    return cast(PreTrainedModel, made.eval())
+
+
 def describe_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, folder: str, licence: str | None = None
 ) -> LoadedModel:

@@ -62,13 +62,19 @@ class LoraAdapters:
                 )
 
     @torch.no_grad()
-    def merged_weights(self) -> dict[str, Tensor]:
-        """The model's weights with the adapters added in float32, by the names it had without adapters."""
+    def merged_weights(self, prefix: str = "") -> dict[str, Tensor]:
+        """The model's weights with the adapters added in float32, by the names it had without adapters.
+
+        Args:
+            prefix: only weights whose names begin with it, such as ``model.layers.3.``.
+        """
         weights: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            if ".lora_" not in name:
+            if name.startswith(prefix) and ".lora_" not in name:
                 weights[name.replace(".base_layer.", ".")] = parameter.detach()
         for name, layer in self._layers.items():
+            if not name.startswith(prefix):
+                continue
             base = weights[f"{name}.weight"]
             wide = torch.promote_types(base.dtype, torch.float32)
             delta = layer.get_delta_weight(_ADAPTER).to(wide)

@@ -1,0 +1,357 @@
+"""The learner of many devices behind the same calls as the one of one process; implements ``Learner``.
+
+The driver holds no weights. It cuts a mini-batch into shares, tells every rank its own, and reads what they found.
+What the ranks compute is the single learner's code (``training/objective.py``, ``models/scorer.py``,
+``training/optimizer.py``) on shards.
+
+A lost rank loses its rows of the weights, so all ranks start anew: from the last state that the driver knows, and
+through the updates made since, which it keeps. They are the same updates: same shares, same order, same sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from torch import Tensor
+
+from magicrl.algorithms.corrections import Correction
+from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.distributed.learner.history import History
+from magicrl.distributed.learner.rank import RankUpdate, Share
+from magicrl.distributed.learner.ranks import Launcher, LearnerLost, RankGroup
+from magicrl.distributed.learner.settings import LearnerSettings, LearnerTimeouts
+from magicrl.distributed.learner.shares import split_by_tokens
+from magicrl.distributed.learner.wire import PackedTensors
+from magicrl.models.loading import LoadedModel, save_policy
+from magicrl.models.packing import check_samples
+from magicrl.records import FloatArray, TrainBatch, TrainSample
+from magicrl.training.objective import Objective
+from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
+
+T = TypeVar("T")
+
+
+class DistributedLearner:
+    """Trains a start model over ranks; implements ``Learner``.
+
+    Args:
+        policy: the start model as it was loaded; its weights are given up here (rank 0 reads the folder itself), its
+            architecture and tokenizer serve ``save_hf``.
+        launcher: starts ranks: ``LocalLauncher`` or ``RayLauncher``.
+        placement: how many ranks, and how they share the work.
+        loss, optimizer, model_config, correction, correction_cap, kl_coefficient, max_response_tokens: as
+            ``LocalLearner``'s.
+        device: ``cuda`` gives every rank one GPU.
+        threads: torch threads of a rank.
+        timeouts: of every wait.
+        rebuilds: how many losses of a rank in one call are mended without a word to the caller.
+        snapshot_every: updates after which the driver takes a copy of the state if nobody else asked for one; it
+            bounds what a rebuild repeats. None: only where ``state`` or ``write_shards`` was called.
+        on_loss: told of every loss before it is mended.
+
+    Raises:
+        ValueError: the model cannot be trained like this.
+        LearnerLost: the ranks did not start.
+    """
+
+    def __init__(
+        self,
+        policy: LoadedModel,
+        *,
+        launcher: Launcher,
+        placement: LearnerPlacement,
+        loss: str = "magic",
+        optimizer: OptimizerConfig | None = None,
+        model_config: ModelConfig | None = None,
+        correction: Correction = "none",
+        correction_cap: float = 2.0,
+        kl_coefficient: float = 0.0,
+        max_response_tokens: int | None = None,
+        device: str = "cpu",
+        threads: int | None = None,
+        timeouts: LearnerTimeouts | None = None,
+        rebuilds: int = 0,
+        snapshot_every: int | None = 64,
+        on_loss: Callable[[LearnerLost], None] | None = None,
+    ) -> None:
+        self._objective = Objective(loss, max_response_tokens=max_response_tokens)
+        self._policy = policy
+        policy.model.to("meta")  # pyright: ignore[reportArgumentType]
+        self._launcher, self._placement = launcher, placement
+        self._settings = LearnerSettings(
+            folder=policy.folder,
+            valid_vocab=policy.valid_vocab,
+            loss=loss,
+            optimizer=optimizer or OptimizerConfig(),
+            model=model_config or ModelConfig(),
+            correction=correction,
+            correction_cap=correction_cap,
+            kl_coefficient=kl_coefficient,
+            max_response_tokens=max_response_tokens,
+            sequence_parallel=placement.sequence_parallel,
+            offload=placement.offload_optimizer,
+            device="cuda" if device == "cuda" else "cpu",
+            threads=threads,
+            timeouts=timeouts or LearnerTimeouts(),
+        )
+        self._rebuilds, self._on_loss = rebuilds, on_loss
+        self._history = History(snapshot_every)
+        self._version = 0
+        self._written: Mapping[str, Any] | None = None
+        self.last: tuple[RankUpdate, ...] = ()
+        self._ranks: RankGroup | None = None
+        self._repeated(self._running)
+
+    @property
+    def version(self) -> int:
+        """Number of updates made."""
+        return self._version
+
+    @property
+    def parts(self) -> int:
+        """Shares into which a mini-batch is cut."""
+        return self._placement.ranks // self._placement.sequence_parallel
+
+    def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
+        """One SGD step on the mini-batch; see ``Learner.update``.
+
+        Raises:
+            NotFiniteError: as the single learner's.
+            ValueError: the batch has no loss tokens, or its samples are not what a learner can read.
+            LearnerLost: a rank was lost (more often than ``rebuilds``); after ``rebuild`` the call may be repeated.
+        """
+        self._check(batch.samples)
+        self._check_terms(batch.samples)
+        weights = self._objective.sample_weights(batch)
+        found = self._repeated(lambda: self._update(batch, weights, controls))
+        self._history.made(batch, controls)
+        if self._history.long:
+            self.state()
+        return found
+
+    def gradients(self, batch: TrainBatch, controls: Controls) -> dict[str, Tensor]:
+        """The mini-batch's gradient by parameter name, whole; weights stay. To compare learners with."""
+        shares = self._shares(batch, self._objective.sample_weights(batch))
+        given = [(share, controls) for share in shares]
+        return self._repeated(lambda: _packed(self._call("gradients", given, "gradients"))).tensors()
+
+    def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
+        self._check(samples)
+        shares = split_by_tokens(samples, self.parts, self._settings.model.micro_batch_tokens)
+        given = [([samples[i] for i in share], temperature) for share in self._each_rank(shares)]
+        answers = self._repeated(lambda: self._call("logprobs", given, "log-probs of a batch"))
+        found: dict[int, tuple[FloatArray, FloatArray]] = {}
+        for share, answer in zip(shares, answers[:: self._placement.sequence_parallel], strict=True):
+            found.update(zip(share, zip(*answer, strict=True), strict=True))
+        ordered = [found[i] for i in range(len(samples))]
+        return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
+
+    def weights(self) -> Mapping[str, Any]:
+        """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once."""
+        return self._repeated(lambda: _packed(self._call("weights", self._nothing(), "weights"))).tensors()
+
+    def state(self) -> Mapping[str, Any]:
+        """The single learner's state, gathered; a rebuild goes on from here."""
+        packed, steps = self._repeated(lambda: self._call("state", self._nothing(), "the learner's state"))[0]
+        state = {**packed.tensors(), "meta": {"optimizer_steps": steps}}
+        self._history.known(state)
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``, also of a single learner's or of one with another number of ranks.
+
+        Raises:
+            ValueError: the state's parameters are not this model's.
+        """
+        self._repeated(lambda: self._restore(state))
+        self._history.known(state)
+
+    def write_shards(self, folder: Path) -> Mapping[str, Any]:
+        """Write the state into ``folder``, each rank its own rows; every node has to see that folder.
+
+        Returns:
+            What ``read_shards`` needs beside the folder, JSON-able: ``optimizer_steps`` and ``files`` with checksums.
+        """
+        found = self._repeated(lambda: self._call("write_shards", self._same(str(folder)), "shards to be written"))
+        files = dict(file for file in found if file is not None)
+        for name in files:
+            if not (folder / name).is_file():
+                raise ValueError(
+                    f"{folder} lacks {name}, which a learner rank has written: the run folder has to lie on a file "
+                    "system that all nodes see"
+                )
+        self._written = {"optimizer_steps": self._version, "files": files}
+        return self._written
+
+    def read_shards(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """Inverse of ``write_shards``, whatever the number of ranks that wrote.
+
+        Raises:
+            ValueError: a file is missing, damaged, or another model's.
+        """
+        self._repeated(lambda: self._read(folder, meta))
+        self._history.known((folder, meta))
+
+    def shards_kept(self, folder: Path) -> None:
+        """What ``write_shards`` wrote last lies in ``folder`` now, and stays: a rebuild may go on from it."""
+        if self._written is not None and self._written["optimizer_steps"] == self._version:
+            self._history.known((folder, self._written))
+
+    def save_hf(
+        self,
+        folder: Path,
+        *,
+        extra_files: Mapping[str, str] | None = None,
+        generation: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Write a model folder in the compute precision, LoRA merged, from this process."""
+        model = self._policy.model
+        model.load_state_dict(self.weights(), assign=True, strict=False)
+        model.tie_weights()
+        save_policy(model, self._policy.tokenizer, folder, extra_files=extra_files, generation=generation)
+        model.to("meta")  # pyright: ignore[reportArgumentType]
+
+    def rebuild(self) -> None:
+        """Start new ranks and bring them to where the lost ones were after the last update that was made.
+
+        Raises:
+            LearnerLost: they did not start either.
+        """
+        self.close()
+        self._running()
+
+    def close(self) -> None:
+        """End all ranks; the next call starts new ones."""
+        ranks, self._ranks = self._ranks, None
+        if ranks is not None:
+            ranks.stop()
+
+    def _running(self) -> RankGroup:
+        """The ranks; they are started, and brought to the present version, if there are none."""
+        if self._ranks is not None:
+            return self._ranks
+        timeouts = self._settings.timeouts
+        self._ranks = self._launcher.start(self._placement.ranks, timeout=timeouts.start)
+        try:
+            address = self._call("address", self._nothing(), "learner ranks to tell their address")[0]
+            given = self._same(self._settings, address)
+            self._call("configure", given, "learner ranks to load the model", timeouts.start)
+            self._return_to_the_present()
+        except BaseException:
+            self.close()
+            raise
+        return self._ranks
+
+    def _return_to_the_present(self) -> None:
+        base = self._history.base
+        if isinstance(base, tuple):
+            self._read(*base)
+        elif base is not None:
+            self._restore(base)
+        else:
+            self._version = 0
+        for batch, controls in self._history.updates:
+            self._update(batch, self._objective.sample_weights(batch), controls)
+
+    def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> UpdateMetrics:
+        given = [(share, controls) for share in self._shares(batch, weights)]
+        answers: list[RankUpdate] = self._call("update", given, f"update {self._version + 1}")
+        first = answers[0]
+        self._version = first.version
+        self.last = tuple(answers)
+        if first.failure is not None:
+            sample = None if first.culprit is None else batch.samples[first.culprit]
+            raise NotFiniteError(first.failure, None if sample is None else (sample.group_index, sample.sample_index))
+        return UpdateMetrics(values=first.values)
+
+    def _restore(self, state: Mapping[str, Any]) -> None:
+        tensors = {name: value.detach().cpu() for name, value in state.items() if isinstance(value, Tensor)}
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        steps = int(state["meta"]["optimizer_steps"])
+        packed = PackedTensors.of(tensors)
+        given = [(shapes, packed if rank == 0 else None, steps) for rank in range(self._placement.ranks)]
+        self._version = self._call("restore", given, "a state to be restored")[0]
+
+    def _read(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        given = self._same(str(folder), int(meta["optimizer_steps"]), dict(meta["files"]))
+        self._version = self._call("read_shards", given, f"shards to be read from {folder}")[0]
+
+    def _shares(self, batch: TrainBatch, weights: Tensor) -> list[Share]:
+        """Every rank's part; ranks that share sequences get the same."""
+        parts = split_by_tokens(batch.samples, self.parts, self._settings.model.micro_batch_tokens)
+        shares = [
+            Share(
+                samples=[batch.samples[i] for i in part],
+                indices=part,
+                weights=weights[part].numpy() if part else np.zeros(0),
+                total=len(batch.samples),
+            )
+            for part in parts
+        ]
+        return self._each_rank(shares)
+
+    def _each_rank(self, parts: Sequence[T]) -> list[T]:
+        return [part for part in parts for _ in range(self._placement.sequence_parallel)]
+
+    def _nothing(self) -> list[tuple[Any, ...]]:
+        return self._same()
+
+    def _same(self, *arguments: Any) -> list[tuple[Any, ...]]:
+        return [arguments] * self._placement.ranks
+
+    def _call(
+        self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str, timeout: float | None = None
+    ) -> list[Any]:
+        limit = self._settings.timeouts.call if timeout is None else timeout
+        return self._running().call(method, arguments, timeout=limit, waiting_for=waiting_for)
+
+    def _repeated(self, call: Callable[[], T]) -> T:
+        """``call``, again on new ranks where one was lost and losses are to be mended."""
+        for left in range(self._rebuilds, -1, -1):
+            try:
+                return call()
+            except LearnerLost as error:
+                self.close()
+                if error.mistake is not None:
+                    raise error.mistake from None
+                if not left:
+                    raise
+                if self._on_loss is not None:
+                    self._on_loss(error)
+        raise AssertionError("the last turn returns or raises")
+
+    def _check(self, samples: Sequence[TrainSample]) -> None:
+        """What would stop one rank and leave the others waiting is told here, as the single learner tells it."""
+        check_samples(samples)
+        vocab = self._policy.valid_vocab
+        for sample in samples:
+            top, low = int(sample.tokens.max()), int(sample.tokens.min())
+            if top >= vocab or low < 0:
+                raise ValueError(
+                    f"token {top if top >= vocab else low} lies outside the vocabulary of {vocab} words: "
+                    "is this the model's tokenizer?"
+                )
+        for kind in ("old_logprobs", "sampler_logprobs", "ref_logprobs"):
+            have = sum(getattr(s, kind) is not None and len(getattr(s, kind)) > 0 for s in samples)
+            if 0 < have < len(samples):
+                raise ValueError(f"{have} of {len(samples)} samples have {kind}; all of them need it, or none")
+
+    def _check_terms(self, samples: Sequence[TrainSample]) -> None:
+        """That the samples carry what the loss's terms read."""
+        beta, correction = self._settings.kl_coefficient, self._settings.correction
+        if beta and any(sample.ref_logprobs is None for sample in samples):
+            raise ValueError(f"beta = {beta} needs the reference's log-probs")
+        if correction != "none" and not all(len(sample.sampler_logprobs) for sample in samples):
+            raise ValueError(f"correction {correction!r} needs the sampler's log-probs")
+
+
+def _packed(answers: Sequence[PackedTensors | None]) -> PackedTensors:
+    """Rank 0's answer; the others gather with it and keep nothing."""
+    first = answers[0]
+    assert first is not None
+    return first

@@ -1,0 +1,26 @@
+"""A rank's process on this machine: ``python -m magicrl.distributed.learner.local_process FD RANK RANKS``."""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.connection import Connection
+from typing import Any
+
+from magicrl.distributed.learner.rank import LearnerRank
+from magicrl.distributed.learner.ranks import answered
+
+
+def main(descriptor: int, rank: int, ranks: int) -> None:
+    """Answer calls until the driver closes the pipe or is gone."""
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    target = LearnerRank(rank, ranks)
+    while True:
+        try:
+            method, arguments = pipe.recv()
+            pipe.send(answered(target, method, arguments))
+        except (EOFError, OSError):
+            return
+
+
+if __name__ == "__main__":
+    main(*(int(argument) for argument in sys.argv[1:4]))

@@ -1,0 +1,312 @@
+"""One rank of the distributed learner: a plain object in a process of its own, driven from outside.
+
+All ranks get the same calls in the same order; between calls they hold nothing open.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from magicrl.algorithms.loss_metrics import LossMetrics
+from magicrl.distributed.learner import shards
+from magicrl.distributed.learner.optimizer import ShardOptimizer
+from magicrl.distributed.learner.scorer import ShardedScorer
+from magicrl.distributed.learner.settings import LOCAL_RANK, LearnerSettings
+from magicrl.distributed.learner.sharding import Meshes, ShardedModel
+from magicrl.distributed.learner.wire import PackedTensors
+from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
+from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
+from magicrl.training.protocols import Controls
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Share:
+    """A rank's part of a mini-batch.
+
+    Attributes:
+        samples: the part.
+        indices: their places in the mini-batch, ascending.
+        weights: ``[samples]`` what their loss tokens weigh.
+        total: samples of the whole mini-batch.
+    """
+
+    samples: Sequence[TrainSample]
+    indices: Sequence[int]
+    weights: NDArray[np.float64]
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankUpdate:
+    """What a rank tells of an update.
+
+    Attributes:
+        values: metrics of the whole mini-batch, the same on every rank; empty where it failed.
+        failure: why weights were not changed or are of no more use, None if all is well.
+        culprit: index of the first sample that is not finite by itself.
+        version: updates made so far.
+        tokens: of this rank's samples, prompts included.
+        seconds: wall-clock, waits for other ranks included.
+        peak_mb: most memory so far: of the GPU, else of the process.
+    """
+
+    values: Mapping[str, float]
+    failure: str | None = None
+    culprit: int | None = None
+    version: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    peak_mb: float = 0.0
+
+
+class LearnerRank:
+    """One rank; see ``configure``.
+
+    Args:
+        rank: its number.
+        ranks: how many there are.
+    """
+
+    def __init__(self, rank: int, ranks: int) -> None:
+        self._rank, self._ranks = rank, ranks
+
+    def address(self) -> str:
+        """Where rank 0 will wait for the others: an address of this node with a port that is free now."""
+        host = _own_address()
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            probe.bind((host, 0))
+            return f"tcp://{f'[{host}]' if ':' in host else host}:{probe.getsockname()[1]}"
+
+    def configure(self, settings: LearnerSettings, address: str) -> int:
+        """Join the others and take a share of the start model; a former model is dropped. Returns its parameters.
+
+        Raises:
+            ValueError: the model cannot be loaded or trained like this; the text says why.
+        """
+        self.close()
+        if settings.threads:
+            torch.set_num_threads(settings.threads)
+        device = _device(settings.device)
+        # NCCL watches its exchanges and ends the process after the time-out; gloo raises where it waits
+        dist.init_process_group(
+            "gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl",
+            init_method=address,
+            rank=self._rank,
+            world_size=self._ranks,
+            timeout=timedelta(seconds=settings.timeouts.collective),
+        )
+        meshes = Meshes.make(device.type, settings.sequence_parallel)
+        sharded = ShardedModel(settings, meshes, device)
+        self._sharded, self._settings = sharded, settings
+        self._optimizer = ShardOptimizer(sharded.trained(), settings.optimizer, device)
+        model = settings.model
+        self._scorer = ShardedScorer(
+            sharded,
+            valid_vocab=settings.valid_vocab,
+            micro_batch_tokens=model.micro_batch_tokens,
+            head_chunk_tokens=model.head_chunk_tokens,
+            share_prompts=model.share_prompts,
+            checkpoint_above_tokens=0 if model.gradient_checkpointing else model.checkpoint_above_tokens,
+        )
+        self._objective = Objective(
+            settings.loss,
+            correction=settings.correction,
+            correction_cap=settings.correction_cap,
+            kl_coefficient=settings.kl_coefficient,
+            max_response_tokens=settings.max_response_tokens,
+        )
+        return sum(parameter.numel() for parameter in sharded.model.parameters())
+
+    def update(self, share: Share, controls: Controls) -> RankUpdate:
+        """This rank's part of one SGD step; the decision whether it is kept is the same everywhere."""
+        began = time.perf_counter()
+        weights = torch.from_numpy(share.weights)
+        metrics = self._accumulate(share.samples, weights, controls)
+        values = metrics.values()
+        norm = self._optimizer.gradient_norm()
+        for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
+            if not math.isfinite(value):
+                failure = not_finite_loss(name, value, self._optimizer.steps + 1)
+                culprit = self._culprit(share, weights, controls)
+                self._optimizer.forget()
+                return RankUpdate(values={}, failure=failure, culprit=culprit, version=self._optimizer.steps)
+        self._optimizer.step(controls.learning_rate, norm)
+        failure = None
+        if not self._optimizer.weights_are_finite():
+            failure = not_finite_weights(self._optimizer.steps, controls.learning_rate)
+        return RankUpdate(
+            values={**values, "grad_norm": norm, "learning_rate": controls.learning_rate},
+            failure=failure,
+            version=self._optimizer.steps,
+            tokens=sum(len(sample) for sample in share.samples),
+            seconds=time.perf_counter() - began,
+            peak_mb=self._peak_mb(),
+        )
+
+    def gradients(self, share: Share, controls: Controls) -> PackedTensors | None:
+        """Whole gradients of a mini-batch by parameter name, on rank 0; weights stay. For checks, not for training."""
+        self._accumulate(share.samples, torch.from_numpy(share.weights), controls)
+        self._optimizer.gradients()
+        found: dict[str, Tensor] = {}
+        for name, parameter in self._sharded.trained().items():
+            assert parameter.grad is not None, "every pass reaches every parameter"
+            found[name] = parameter.grad.to(self._scorer.device).full_tensor().cpu()  # pyright: ignore[reportAttributeAccessIssue]
+        self._optimizer.forget()
+        return PackedTensors.of(found) if self._rank == 0 else None
+
+    def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Log-probs and entropies of every response token of this rank's samples."""
+        found: dict[int, tuple[FloatArray, FloatArray]] = {}
+        plan, shared = self._scorer.plan(samples)
+        for members in self._as_many_as_others(plan):
+            given = [samples[i] for i in members] or [_NOTHING]
+            scored = self._scorer.score_batch(self._scorer.pack(given, shared=shared), temperature)
+            if members:
+                found.update(zip(members, scored, strict=True))
+        ordered = [found[i] for i in range(len(samples))]
+        return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
+
+    def weights(self) -> PackedTensors | None:
+        """All weights for engines, on rank 0; see ``ShardedModel.weights``."""
+        found = self._sharded.weights(keep=self._rank == 0)
+        return PackedTensors.of(found) if self._rank == 0 else None
+
+    def state(self) -> tuple[PackedTensors, int] | None:
+        """The single learner's state and the updates made, on rank 0."""
+        found = self._optimizer.whole_state(keep=self._rank == 0)
+        return (PackedTensors.of(found), self._optimizer.steps) if self._rank == 0 else None
+
+    def restore(self, shapes: Mapping[str, tuple[int, ...]], whole: PackedTensors | None, steps: int) -> int:
+        """Take over a state, its tensors on rank 0 alone; returns the updates made."""
+        self._optimizer.restore_whole(shapes, {} if whole is None else whole.tensors(), steps)
+        return self._optimizer.steps
+
+    def write_shards(self, folder: str) -> tuple[str, str] | None:
+        """Write this rank's rows of the state; returns its file's name and SHA-256, None where it has no rows."""
+        return shards.write(Path(folder), self._optimizer.sharded_state())
+
+    def read_shards(self, folder: str, steps: int, files: Mapping[str, str]) -> int:
+        """Take over a state that any number of ranks has written; returns the updates made.
+
+        Args:
+            folder: of the shards.
+            steps: updates made when they were written.
+            files: their names and SHA-256; each rank looks at some of them.
+        """
+        shards.verify(Path(folder), files, self._rank, self._ranks)
+        empty = self._optimizer.empty_state(steps)
+        shards.read(Path(folder), empty)
+        self._optimizer.restore_shards(empty, steps)
+        return self._optimizer.steps
+
+    def close(self) -> None:
+        """Leave the others; the rank may be configured again."""
+        self.__dict__.pop("_sharded", None)
+        self.__dict__.pop("_optimizer", None)
+        self.__dict__.pop("_scorer", None)
+        if dist.is_initialized():
+            with contextlib.suppress(RuntimeError):  # the others may be gone already
+                dist.destroy_process_group()
+
+    def _accumulate(self, samples: Sequence[TrainSample], weights: Tensor, controls: Controls) -> LossMetrics:
+        """Gradients of these samples and whatever the other ranks give; metrics of all."""
+        plan, shared = self._scorer.plan(samples)
+
+        def jobs() -> Iterator[MicroBatch]:
+            for members in self._as_many_as_others(plan):
+                given = [samples[i] for i in members] or [_NOTHING]
+                own = weights[members] if members else torch.zeros(1, dtype=torch.float64)
+                yield MicroBatch(given, own, self._scorer.pack(given, shared=shared))
+
+        return self._over_ranks(self._objective.accumulate(self._scorer, jobs(), controls))
+
+    def _as_many_as_others(self, plan: list[list[int]]) -> list[list[int]]:
+        """The plan, with empty micro-batches at its end: every pass gathers weights, so all ranks make as many."""
+        most = torch.tensor(max(1, len(plan)), device=self._scorer.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        return plan + [[] for _ in range(int(most) - len(plan))]
+
+    def _over_ranks(self, metrics: LossMetrics) -> LossMetrics:
+        """Sums, maxima and minima over shares; ranks of one share have the same and count once."""
+        group = self._sharded.meshes.sequence
+        counts = 1.0 if group is None or group.rank() == 0 else 0.0
+
+        def reduced(values: Mapping[str, Tensor], op: Any) -> dict[str, Tensor]:
+            stacked = torch.stack([values[name] for name in sorted(values)])
+            if op == dist.ReduceOp.SUM:
+                stacked = stacked if counts else torch.zeros_like(stacked)
+            dist.all_reduce(stacked, op)
+            return dict(zip(sorted(values), stacked.unbind(), strict=True))
+
+        return LossMetrics(
+            sums=reduced(metrics.sums, dist.ReduceOp.SUM),
+            maxima=reduced(metrics.maxima, dist.ReduceOp.MAX),
+            minima=reduced(metrics.minima, dist.ReduceOp.MIN),
+        )
+
+    def _culprit(self, share: Share, weights: Tensor, controls: Controls) -> int | None:
+        """The first sample of the mini-batch whose own loss or gradient is not finite. Spoils the gradients."""
+        for index in range(share.total):
+            own = [place for place, i in enumerate(share.indices) if i == index]
+            self._optimizer.forget()
+            metrics = self._accumulate([share.samples[i] for i in own], weights[own], controls)
+            if not (math.isfinite(metrics.values()["loss"]) and math.isfinite(self._optimizer.gradient_norm())):
+                return index
+        return None
+
+    def _peak_mb(self) -> float:
+        if self._scorer.device.type == "cuda":
+            return torch.cuda.max_memory_allocated() / 2**20
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+_NOTHING = TrainSample(
+    prompt_tokens=frozen_tokens([0]),
+    tokens=frozen_tokens([0]),
+    advantage=0.0,
+    group_index=0,
+    sample_index=0,
+    sampler_logprobs=frozen_floats([0.0]),
+    policy_version=0,
+    loss_mask=np.zeros(1, dtype=np.bool_),
+    old_logprobs=frozen_floats([0.0]),
+    ref_logprobs=frozen_floats([0.0]),
+)
+"""A sample without loss: what a rank passes through the model while others still have work."""
+
+
+def _device(name: str) -> torch.device:
+    if name == "cpu":
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise ValueError("this learner rank sees no CUDA device; give it one, or set run.device = 'cpu'")
+    # under Ray a rank sees its own GPU alone; ranks started on one machine share them out
+    device = torch.device("cuda", int(os.environ.get(LOCAL_RANK, "0")) % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def _own_address() -> str:
+    """The address by which this node is reached; loopback where it has no other."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # a documentation address: nothing is sent
+        except OSError:
+            return "127.0.0.1"
+        return str(probe.getsockname()[0])

@@ -1,0 +1,139 @@
+"""A start model with grouped heads, recorded rollouts with rejections, and ranks that several tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from magicrl.algorithms.rejection import reject_zero_advantage
+from magicrl.algorithms.rewards import score_group
+from magicrl.distributed.learner.local_ranks import LocalLauncher
+from magicrl.distributed.learner.ranks import RankGroup
+from magicrl.models.loading import load_policy, save_policy
+from magicrl.models.tiny import make_tokenizer
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParams,
+    ScoredGroup,
+    TrainSample,
+    Verdict,
+    frozen_floats,
+    frozen_tokens,
+)
+from magicrl.rollout.recording import read_rollouts, write_rollouts
+from magicrl.training.batches import train_samples
+
+VALID = 37
+
+
+@pytest.fixture(scope="session")
+def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three layers, four query and two key/value heads, tied embeddings, a vocabulary padded by three rows."""
+    config = LlamaConfig(
+        vocab_size=VALID + 3,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        initializer_range=0.3,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    folder = tmp_path_factory.mktemp("start") / "model"
+    return save_policy(model, make_tokenizer([f"w{i}" for i in range(VALID - 2)], 512), folder)
+
+
+def _group(draw: int, rng: np.random.Generator, rewards: Sequence[bool]) -> ScoredGroup:
+    request = RolloutRequest(
+        draw=draw,
+        problem=Problem(id=f"p{draw}", prompt="?", golds=("1",), verifier="exact", source="test"),
+        prompt_tokens=frozen_tokens(rng.integers(2, VALID, rng.integers(1, 12))),
+        group_size=len(rewards),
+        sampling=SamplingParams(temperature=0.8, max_tokens=40),
+    )
+    completions = []
+    for _ in rewards:
+        tokens = rng.integers(2, VALID, rng.integers(1, 40))
+        completions.append(
+            Completion(
+                tokens=frozen_tokens(tokens),
+                text="",
+                sampler_logprobs=frozen_floats(rng.normal(-3, 1, len(tokens))),
+                sampler_entropies=None,
+                finish_reason=FinishReason.STOP,
+                policy_version=0,
+            )
+        )
+    verdicts = [Verdict(outcome=Outcome.CORRECT if r else Outcome.WRONG, status="") for r in rewards]
+    return score_group(RolloutGroup(request=request, completions=tuple(completions)), verdicts)
+
+
+@pytest.fixture
+def recorded(tmp_path: Path) -> list[TrainSample]:
+    """Survivors of seven recorded groups, of which two are rejected: 5 groups, 19 responses of 1 to 39 tokens."""
+    rng = np.random.default_rng(0)
+    outcomes = [(1, 0, 0, 1), (1, 1, 1, 1), (0, 1, 0), (0, 0, 0, 0), (1, 0, 1, 1), (0, 1, 0, 0), (1, 0, 0, 0)]
+    scored = [_group(draw, rng, [bool(r) for r in rewards]) for draw, rewards in enumerate(outcomes)]
+    write_rollouts(tmp_path / "step-000001.parquet", 1, scored)
+    again = [score_group(g, s.verdicts) for g, s in zip(read_rollouts(tmp_path), scored, strict=True)]
+    kept = reject_zero_advantage(again).kept
+    assert len(kept) == 5
+    return train_samples([again[i] for i in kept], mask="none")
+
+
+class SharedRanks:
+    """A launcher that starts each number of ranks once: learners follow each other in the same processes."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, Any] = {}
+
+    def start(self, ranks: int, *, timeout: float) -> RankGroup:
+        if ranks not in self._groups:
+            environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+            self._groups[ranks] = LocalLauncher(environment=environment).start(ranks, timeout=timeout)
+        return _Kept(self._groups[ranks])
+
+    def end(self) -> None:
+        for group in self._groups.values():
+            group.stop()
+
+
+class _Kept:
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+
+    def call(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return self._group.call(*args, **kwargs)
+
+    def stop(self) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[SharedRanks]:
+    shared = SharedRanks()
+    yield shared
+    shared.end()
+
+
+@pytest.fixture
+def loaded(start_folder: Path) -> Callable[[], Any]:
+    return lambda: load_policy(start_folder)

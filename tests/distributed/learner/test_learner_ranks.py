@@ -1,0 +1,204 @@
+"""Ranks against the single learner: the same gradients, metrics, weights and state."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
+from magicrl.distributed.learner import DistributedLearner
+from magicrl.records import TrainBatch, TrainSample, frozen_floats
+from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs
+from magicrl.training.learner import LocalLearner
+from magicrl.training.protocols import Controls, Learner, NotFiniteError
+
+CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3, clip_low=0.15, clip_high=0.25)
+Loaded = Callable[[], Any]
+
+
+def settings(loss: str = "magic", model: dict[str, Any] | None = None) -> dict[str, Any]:
+    return {
+        "loss": loss,
+        "optimizer": OptimizerConfig(max_grad_norm=0.5),
+        "model_config": ModelConfig(
+            **{"dtype": "float32", "micro_batch_tokens": 70, "head_chunk_tokens": 16, **(model or {})}
+        ),
+        "kl_coefficient": 0.1,
+        "correction": "tis",
+        "max_response_tokens": 40,
+    }
+
+
+def single(loaded: Loaded, **changes: Any) -> LocalLearner:
+    policy = loaded()
+    return LocalLearner(policy.model, tokenizer=policy.tokenizer, valid_vocab=policy.valid_vocab, **settings(**changes))
+
+
+def spread(loaded: Loaded, ranks: Any, count: int, sequence_parallel: int = 1, **changes: Any) -> DistributedLearner:
+    placement = LearnerPlacement(ranks=count, sequence_parallel=sequence_parallel)
+    return DistributedLearner(loaded(), launcher=ranks, placement=placement, threads=1, **settings(**changes))
+
+
+def relative_error(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    difference = sum(float((ours[k] - theirs[k]).double().square().sum()) for k in ours)
+    return (difference / sum(float(v.double().square().sum()) for v in theirs.values())) ** 0.5
+
+
+def gradients(one: LocalLearner, batch: TrainBatch) -> dict[str, Tensor]:
+    one.accumulate(batch.samples, one.sample_weights(batch), CONTROLS)
+    found = {name: value.clone() for name, value in one.gradients().items()}
+    one._optimizer.forget()
+    return found
+
+
+def batches(learner: Learner, samples: Sequence[TrainSample], steps: int) -> list[TrainBatch]:
+    """``steps`` mini-batches, uneven, with old log-probs of this very learner and some reference's."""
+    logprobs, _ = learner.logprobs(samples, CONTROLS.temperature)
+    rng = np.random.default_rng(5)
+    ref = [frozen_floats(values + rng.normal(0, 0.3, len(values))) for values in logprobs]
+    carried = with_ref_logprobs(with_old_logprobs(samples, logprobs), ref)
+    longest = max(range(len(carried)), key=lambda i: len(carried[i].tokens))
+    mask = np.arange(len(carried[longest].tokens)) % 3 != 1
+    carried[longest] = dataclasses.replace(carried[longest], loss_mask=mask)
+    made = minibatches(carried, parts=2, prompts_per_part=3, mode="keep_n_sgd", reuse=steps, seed=(0, 1))
+    return list(made)[:steps]
+
+
+def compare(one: LocalLearner, many: DistributedLearner, samples: Sequence[TrainSample], steps: int) -> None:
+    """Both make ``steps`` updates on what each makes of the samples; all that they tell is the same."""
+    pairs = zip(batches(one, samples, steps), batches(many, samples, steps), strict=True)
+    for ours, theirs in pairs:
+        assert relative_error(many.gradients(theirs, CONTROLS), gradients(one, ours)) < 1e-5
+        expected, found = one.update(ours, CONTROLS).values, many.update(theirs, CONTROLS).values
+        assert found.keys() == expected.keys()
+        assert dict(found) == pytest.approx(dict(expected), rel=1e-4, abs=1e-6)
+    assert many.version == one.version == steps
+    assert expected["grad_norm"] > 0.5, "the clip must act in this test"
+    weights = many.weights()
+    assert list(weights) == list(one.weights())
+    for name, value in one.weights().items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=2e-5)
+
+
+def test_two_ranks_are_one_learner(loaded: Loaded, ranks: Any, recorded: list[TrainSample], tmp_path: Path) -> None:
+    """Also with a sequence shared by both, also when there is work for one alone, and nothing is kept of a bad step."""
+    one, many = single(loaded), spread(loaded, ranks, 2)
+    compare(one, many, recorded, steps=3)
+    # a batch of one response leaves one rank without any
+    samples = batches(one, recorded, 1)[0].samples
+    alone = TrainBatch.of(samples[:1])
+    many.restore(one.state())
+    assert relative_error(many.gradients(alone, CONTROLS), gradients(one, alone)) < 1e-5
+
+    before = many.state()
+    broken = [*samples[:4], dataclasses.replace(samples[4], advantage=float("nan")), *samples[5:]]
+    with pytest.raises(NotFiniteError, match="the loss of update 4 is nan") as caught:
+        many.update(TrainBatch.of(broken), CONTROLS)
+    assert caught.value.culprit == (samples[4].group_index, samples[4].sample_index)
+    after = many.state()
+    assert all(torch.equal(before[k], after[k]) for k in before if k != "meta")
+    assert after["meta"] == one.state()["meta"]
+
+    many.save_hf(tmp_path / "model")
+    written = load_file(tmp_path / "model" / "model.safetensors")
+    assert all(torch.equal(written[name], value) for name, value in many.weights().items())
+
+    together = spread(loaded, ranks, 2, sequence_parallel=2, model={"gradient_checkpointing": True})
+    compare(single(loaded), together, recorded, steps=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "sequence_parallel"), [(1, 1), (2, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("loss", "model"),
+    [
+        ("magic", {"share_prompts": True}),
+        ("gspo", {"share_prompts": False, "gradient_checkpointing": True}),
+        ("grpo", {"lora": LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_proj"))}),
+    ],
+    ids=["magic", "gspo packed, checkpointed", "grpo lora"],
+)
+def test_five_steps_of_recorded_rollouts_equal_the_single_learner(
+    loaded: Loaded,
+    ranks: Any,
+    recorded: list[TrainSample],
+    count: int,
+    sequence_parallel: int,
+    loss: str,
+    model: dict[str, Any],
+) -> None:
+    one = single(loaded, loss=loss, model=model)
+    many = spread(loaded, ranks, count, sequence_parallel, loss=loss, model=model)
+    compare(one, many, recorded, steps=5)
+    assert set(many.state()) == set(one.state())
+
+
+@pytest.mark.slow
+def test_bfloat16_computes_on_rounded_weights_and_keeps_precise_ones(
+    loaded: Loaded, ranks: Any, recorded: list[TrainSample]
+) -> None:
+    one, many = single(loaded, model={"dtype": "bfloat16"}), spread(loaded, ranks, 2, model={"dtype": "bfloat16"})
+    (batch,) = batches(one, recorded, 1)
+    assert relative_error(many.gradients(batch, CONTROLS), gradients(one, batch)) < 0.02
+    many.update(batch, CONTROLS)
+    weights, masters = many.weights(), many.state()
+    for name, value in weights.items():
+        assert value.dtype == torch.bfloat16
+        assert torch.equal(value, masters[f"weights/{name}"].to(torch.bfloat16))
+        assert not torch.equal(value.float(), masters[f"weights/{name}"])
+
+
+@pytest.mark.slow
+def test_a_state_goes_on_with_another_number_of_ranks(
+    loaded: Loaded, ranks: Any, recorded: list[TrainSample], tmp_path: Path
+) -> None:
+    four = spread(loaded, ranks, 4)
+    first, second = batches(four, recorded, 2)
+    four.update(first, CONTROLS)
+    meta = json.loads(json.dumps(four.write_shards(tmp_path / "shards")))
+    gathered = four.state()
+    assert len(meta["files"]) == 4
+    after = four.update(second, CONTROLS).values
+    for count in (1, 2):
+        other = spread(loaded, ranks, count)
+        other.read_shards(tmp_path / "shards", meta)
+        state = other.state()
+        assert state.keys() == gathered.keys()
+        assert state["meta"] == gathered["meta"] == {"optimizer_steps": 1}
+        assert all(torch.equal(state[k], gathered[k]) for k in gathered if k != "meta")
+        assert dict(other.update(second, CONTROLS).values) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
+    one = single(loaded)
+    one.restore(gathered)
+    assert dict(one.update(second, CONTROLS).values) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
+    # damage is told, and the ranks may go on
+    file = tmp_path / "shards" / sorted(meta["files"])[1]
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    with pytest.raises(ValueError, match=f"{file.name} does not have the checksum"):
+        other.read_shards(tmp_path / "shards", meta)
+
+
+@pytest.mark.slow
+def test_mistakes_are_the_users_own_errors(loaded: Loaded, ranks: Any, recorded: list[TrainSample]) -> None:
+    with pytest.raises(ValueError, match=r"4 does not divide the 4 query heads and 2 key/value heads.*possible: 1, 2"):
+        spread(loaded, ranks, 4, sequence_parallel=4)
+    many = spread(loaded, ranks, 2)
+    state = dict(many.state())
+    del state["weights/model.norm.weight"]
+    with pytest.raises(ValueError, match="the checkpoint does not belong to this model"):
+        many.restore(state)
+    strange = dataclasses.replace(recorded[0], tokens=recorded[0].tokens + 30)
+    with pytest.raises(ValueError, match="lies outside the vocabulary of 37 words"):
+        many.logprobs([strange], 1.0)
+    with pytest.raises(ValueError, match=r"beta = 0\.1 needs the reference's log-probs"):
+        many.update(TrainBatch.of(recorded), CONTROLS)
