@@ -85,6 +85,16 @@ class PromptSampler:
         """The problems still drawn from, in the order of the training set."""
         return tuple(p for p in self._problems if p.id not in self._removed)
 
+    def named(self, id: str) -> Problem:
+        """The problem of this id, removed or not.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if id not in self._index:
+            raise ValueError(f"no problem {id!r} in the training set; resume with the data that the run began with")
+        return self._problems[self._index[id]]
+
     def __len__(self) -> int:
         """Number of problems still drawn from."""
         return len(self._problems) - len(self._removed)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -13,6 +14,9 @@ from magicrl.algorithms.advantages import AdvantageMask, scored_advantages
 from magicrl.algorithms.corrections import second_moment_mask
 from magicrl.algorithms.rejection import MinibatchMode, split_minibatches
 from magicrl.records import FloatArray, ScoredGroup, TrainBatch, TrainSample
+
+SampleKey: TypeAlias = tuple[int, int]
+"""(draw, index within the group)."""
 
 
 def train_samples(
@@ -44,6 +48,16 @@ def _sample(scored: ScoredGroup, group_index: int, sample_index: int, advantage:
         policy_version=completion.policy_version,
         version_spans=completion.version_spans,
     )
+
+
+def buffer_samples(groups: Sequence[ScoredGroup]) -> list[TrainSample]:
+    """Every response of the buffer, counted or not, without an advantage: what a learner scores before rejection."""
+    return [_sample(group, i, j, 0.0) for i, group in enumerate(groups) for j in range(len(group.rewards))]
+
+
+def sample_keys(groups: Sequence[ScoredGroup], samples: Sequence[TrainSample]) -> list[SampleKey]:
+    """Which response each sample is, whatever groups have left since; ``samples`` are of ``groups``."""
+    return [(groups[s.group_index].group.request.draw, s.sample_index) for s in samples]
 
 
 def with_old_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatArray]) -> list[TrainSample]:

@@ -9,31 +9,38 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
-from magicrl.algorithms.entropy import EntropyEstimate, EntropyEstimator, measure_entropy
+from magicrl.algorithms.entropy import EntropyEstimate, EntropyEstimator, mean_entropy, measure_entropy
 from magicrl.algorithms.entropy_control import AdaptiveEntropyController, EntropyController
 from magicrl.algorithms.losses import LOSSES
 from magicrl.algorithms.rejection import Rejection, reject_zero_advantage, select_refill
-from magicrl.algorithms.rewards import score_group
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
-from magicrl.evaluation.sampling import generate, verdicts_of
 from magicrl.records import (
     FloatArray,
     Problem,
-    RolloutRequest,
-    SamplingParams,
     ScoredGroup,
     StepMetrics,
     TokenArray,
     TrainSample,
 )
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.training.batches import minibatches, train_samples, with_old_logprobs, with_ref_logprobs
+from magicrl.training.batches import (
+    SampleKey,
+    buffer_samples,
+    minibatches,
+    sample_keys,
+    train_samples,
+    with_old_logprobs,
+    with_ref_logprobs,
+    with_second_moment_mask,
+)
 from magicrl.training.clock import StepClock
+from magicrl.training.collecting import Collector
 from magicrl.training.metrics import Values, finite, merge_updates, rollout_metrics
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, UpdateMetrics
+from magicrl.training.staleness import StalenessMeter
 from magicrl.verifiers.base import VerifierService
 
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
@@ -47,6 +54,13 @@ class Reference(Protocol):
     def logprobs(
         self, samples: Sequence[TrainSample], temperature: float
     ) -> tuple[list[FloatArray], list[FloatArray]]: ...
+
+
+class Scores(NamedTuple):
+    """The learner's view of the whole buffer: log-probs ``[T]`` by response, entropies ``[T]`` one a response."""
+
+    logprobs: Mapping[SampleKey, FloatArray]
+    entropies: Sequence[FloatArray]
 
 
 class TrainingStopped(RuntimeError):
@@ -76,30 +90,35 @@ class StepResult:
 
 
 class Trainer:
-    """Runs training steps. State is the step count and the draw count; the rest is the parts' own."""
+    """Runs training steps. State is the step count and what is in flight; the rest is the parts' own."""
 
     def __init__(self, config: TrainConfig, parts: Parts, progress: Callable[[str, int, int], None]) -> None:
         self._config = config
         self._parts = parts
         self._progress = progress
+        self._collector = Collector(config, parts.engine, parts.judge, parts.encode, parts.sampler, progress)
+        self._staleness = StalenessMeter(config.rollout.max_staleness)
         self.steps_done = 0
-        self._draws = 0
         self._empty_steps = 0
 
     def step(self, stage: StageConfig, stage_index: int) -> StepResult:
         """One training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
         clock = StepClock()
         parts = self._parts
+        self._collector.begin_step(stage_index)
+        self._staleness.begin_step(parts.engine)
         groups, refilled = self._collect(stage, clock)  # D_R prompts, M responses each, at tau, cut at T
-        estimates = self._measured_entropies(groups)  # of the whole buffer, before rejection
+        scores = self._scored(groups, clock)  # asynchronous: by the learner as it is now, the proximal policy
+        estimates = self._measured_entropies(groups, scores)  # of the whole buffer, before rejection
         entropy = estimates[self._config.entropy.estimator]
         alpha = parts.controller.coefficient(entropy.mean)
         rejection = reject_zero_advantage(groups, self._config.algorithm.advantage_mask)
         kept = self._surviving(groups, rejection, stage)  # the groups to learn from, in the order they were issued
-        samples = self._prepare(kept, stage, clock)  # advantages, old and reference log-probs
+        samples = self._prepare(kept, stage, scores, clock)  # advantages, old and reference log-probs
         with self._naming_the_culprit(kept):
             updates = self._learn(samples, stage, alpha, clock)  # N_SGD = D_R/D_T * N_reuse
         parts.controller.observe(entropy.mean)
+        self._collector.meanwhile(sum(g.group.num_tokens for g in groups), clock)  # asynchronous: the engine went on
         parts.engine.load_weights(parts.learner.weights(), parts.learner.version)
         self.steps_done += 1
         values: Values = {
@@ -120,6 +139,7 @@ class Trainer:
         values |= {f"time/{part}_cpu": clock.cpu.get(part, 0.0) for part in ("rollout", "train")}
         values["time/longest_response"] = max(c.seconds for g in groups for c in g.group.completions)
         values["time/verify_waited"] = sum(end - begin for name, begin, end in clock.spans if name == "other/verify")
+        values |= self._asynchronous_metrics(groups, scores, clock)
         values["tokens/per_second"] = int(values["tokens/sampled"] or 0) / max(times["step"], 1e-9)
         metrics = StepMetrics(step=self.steps_done, stage=stage_index, values=finite(values))
         return StepResult(metrics=metrics, groups=tuple(groups), clock=clock)
@@ -127,37 +147,13 @@ class Trainer:
     def _collect(self, stage: StageConfig, clock: StepClock) -> tuple[list[ScoredGroup], int]:
         """The step's buffer, and how many of its groups were sampled to refill rejected ones."""
         algorithm = self._config.algorithm
-        groups = self._sample(stage, stage.rollout_batch, clock)
+        groups = self._collector.take(stage, stage.rollout_batch, clock)
         for _ in range(algorithm.refill_rounds if algorithm.refill == "until_full" else 0):
             missing = stage.rollout_batch - len(reject_zero_advantage(groups, algorithm.advantage_mask).kept)
             if missing <= 0:
                 break
-            groups += self._sample(stage, missing, clock)
+            groups += self._collector.take(stage, missing, clock)
         return groups, len(groups) - stage.rollout_batch
-
-    def _sample(self, stage: StageConfig, prompts: int, clock: StepClock) -> list[ScoredGroup]:
-        """``prompts`` scored groups in draw order; verification hides behind generation."""
-        sampling = SamplingParams(
-            temperature=self._config.rollout.temperature, max_tokens=stage.max_tokens, seed=self._config.run.seed
-        )
-        requests = [
-            RolloutRequest(
-                draw=self._draws + i,
-                problem=problem,
-                prompt_tokens=self._parts.encode(problem),
-                group_size=stage.group_size,
-                sampling=sampling,
-            )
-            for i, problem in enumerate(self._parts.sampler.next(prompts))
-        ]
-        self._draws += prompts
-        with clock.measure("rollout"):
-            pending = generate(
-                self._parts.engine, self._parts.judge, requests, lambda i, n: self._progress("rollout", i, n)
-            )
-        with clock.measure("other", "verify"):
-            judged = verdicts_of(self._parts.judge, pending)
-        return [score_group(item.group, item.verdicts) for item in judged]
 
     def _surviving(self, groups: Sequence[ScoredGroup], rejection: Rejection, stage: StageConfig) -> list[ScoredGroup]:
         """Groups to learn from: at most D_R, in issue order (finish order would favour short responses)."""
@@ -168,10 +164,28 @@ class Trainer:
             return [groups[i] for i in select_refill(groups, stage.rollout_batch, algorithm.advantage_mask)]
         return [groups[i] for i in rejection.kept]
 
-    def _prepare(self, kept: Sequence[ScoredGroup], stage: StageConfig, clock: StepClock) -> list[TrainSample]:
+    def _scored(self, groups: Sequence[ScoredGroup], clock: StepClock) -> Scores | None:
+        """In asynchronous mode the learner's own log-probs and entropies of the whole buffer; else None.
+
+        Older policies sampled it, so their entropies are not the learner's, and their log-probs not the proximal
+        policy's. Synchronous, the sampler is the learner, and the forward pass is saved.
+        """
+        if not self._config.rollout.max_staleness:
+            return None
+        samples = buffer_samples(groups)
+        with clock.measure("other", "old_logprobs"):
+            logprobs, entropies = self._parts.learner.logprobs(samples, self._config.rollout.temperature)
+        return Scores(dict(zip(sample_keys(groups, samples), logprobs, strict=True)), entropies)
+
+    def _prepare(
+        self, kept: Sequence[ScoredGroup], stage: StageConfig, scores: Scores | None, clock: StepClock
+    ) -> list[TrainSample]:
         algorithm, tau = self._config.algorithm, self._config.rollout.temperature
         samples = train_samples(kept, mask=algorithm.advantage_mask, normalise_std=LOSSES[algorithm.loss].normalise_std)
-        if samples and stage.num_minibatches * algorithm.reuse > 1:
+        several = stage.num_minibatches * algorithm.reuse > 1
+        if scores is not None:
+            samples = with_old_logprobs(samples, [scores.logprobs[key] for key in sample_keys(kept, samples)])
+        elif samples and (several or algorithm.correction == "m2po"):
             # Taken once, before the first update. With one SGD step they would equal the loss's own
             # log-probs, rho would be exactly 1, and the forward pass is saved.
             with clock.measure("other", "old_logprobs"):
@@ -204,6 +218,8 @@ class Trainer:
                 temperature=self._config.rollout.temperature,
                 learning_rate=self._learning_rate(),
             )
+            if algorithm.correction == "m2po":
+                batch = with_second_moment_mask(batch, algorithm.second_moment)
             with clock.measure("train"):
                 updates.append(learner.update(batch, controls))
             self._progress("train", len(updates), total)
@@ -228,11 +244,15 @@ class Trainer:
             return optimizer.learning_rate
         return optimizer.learning_rate * min(1.0, (self._parts.learner.version + 1) / optimizer.warmup_steps)
 
-    def _measured_entropies(self, groups: Sequence[ScoredGroup]) -> dict[EntropyEstimator, EntropyEstimate]:
+    def _measured_entropies(
+        self, groups: Sequence[ScoredGroup], scores: Scores | None
+    ) -> dict[EntropyEstimator, EntropyEstimate]:
         """e_k over all response tokens of the buffer, before rejection: over survivors it would be biased.
 
-        By every estimator that the engine allows; the recipe's own among them.
+        By every estimator that the engine allows, the recipe's own among them; in asynchronous mode by the learner.
         """
+        if scores is not None:
+            return {"exact": mean_entropy(scores.entropies)}
         completions = [c for g in groups for c in g.group.completions]
         found: dict[EntropyEstimator, EntropyEstimate] = {}
         for estimator in ESTIMATORS:
@@ -255,6 +275,17 @@ class Trainer:
             values |= {"entropy/c": controller.c, "entropy/target": controller.target}
         return values
 
+    def _asynchronous_metrics(self, groups: Sequence[ScoredGroup], scores: Scores | None, clock: StepClock) -> Values:
+        if scores is None:
+            return {}
+        return {
+            **self._staleness.metrics(groups, scores.logprobs),
+            **self._staleness.idle(self._parts.engine, clock),
+            "queue/in_flight": self._collector.in_flight,
+            "queue/finished": self._collector.finished,
+            "queue/drained": self._collector.drained,
+        }
+
     def check(self, metrics: StepMetrics) -> None:
         """Stop a run that cannot go on; call it once the step is recorded and before it is in a checkpoint.
 
@@ -268,8 +299,9 @@ class Trainer:
                 "wrong, so there is nothing to learn. Use problems that the model solves sometimes "
                 "([data.difficulty_filter]), a larger group_size, or algorithm.refill = 'until_full'"
             )
-        gap = metrics.values.get("learner/sampler_gap_mean")
         rollout = self._config.rollout
+        key = "staleness/fresh_gap/mean" if rollout.max_staleness else "learner/sampler_gap_mean"
+        gap = metrics.values.get(key)
         exempt = rollout.weight_lag > 0 or rollout.engine == "replay"
         if isinstance(gap, float) and gap > rollout.max_sampler_gap and not exempt:
             raise TrainingStopped(
@@ -279,11 +311,17 @@ class Trainer:
             )
 
     def state(self) -> dict[str, Any]:
-        """JSON-able state of the loop itself."""
-        return {"steps_done": self.steps_done, "draws": self._draws, "empty_steps": self._empty_steps}
+        """State of the loop itself: JSON values, and tensors where rollouts are in flight."""
+        return {
+            "steps_done": self.steps_done,
+            "empty_steps": self._empty_steps,
+            "versions": self._staleness.state(),
+            **self._collector.state(),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``."""
+        """Inverse of ``state``; the engine has the weights of that time."""
         self.steps_done = int(state["steps_done"])
-        self._draws = int(state["draws"])
         self._empty_steps = int(state["empty_steps"])
+        self._staleness.restore(state.get("versions", ()))
+        self._collector.restore(state)
