@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import builtins
 import ctypes
-import gc
 import json
 import marshal
 import os
@@ -24,23 +23,17 @@ from typing import Any, NoReturn
 
 from magicrl.verifiers.code import checker_tools, kernel, landlock, remote, values
 from magicrl.verifiers.code.limits import EXIT_CHECKER_CRASHED, EXIT_MEMORY, EXIT_NOT_PLAIN, SLOTS
+from magicrl.verifiers.code.script import Script
 from magicrl.verifiers.code.seccomp import Filter
 
 _RECURSION = 50_000
 _MAX_MESSAGE = 400
 _FIRST_SLOT, _END_SLOT, _EVERY = 200, 220, 0xFFFFFFFF
-_WRITE, _SIGPROCMASK, _DUP2, _GETPID, _CHDIR, _SETPGID, _PRCTL, _SETRLIMIT, _CLOSE_RANGE = (
-    1,
-    14,
-    33,
-    39,
-    80,
-    109,
-    157,
-    160,
-    436,
-)  # x86-64
+_WRITE, _CLOSE, _SIGPROCMASK, _PREAD, _GETPID, _CHDIR, _SETPGID = 1, 3, 14, 17, 39, 80, 109  # x86-64
+_GETPPID, _PRCTL, _SETRLIMIT, _CLOSE_RANGE = 110, 157, 160, 436
 
+_threads: dict[int, threading.Thread] = vars(threading)["_active"]
+"""Live threads: asked with its lock, as the module's function does, costs every child five pages."""
 _modules: dict[str, Any] = {}
 _convenience: dict[str, Any] = {}
 _fresh: dict[str, dict[str, Any]] = {}
@@ -55,55 +48,70 @@ class Guards:
     filter: Filter | None
     exec_filter: Filter
     folder: str
-    new_numbers: bool
-    """Every child is the first of its own process numbers."""
+    parent: int
+    """The zygote's number as a child sees it."""
 
 
 class Binding:
-    """The guards as system calls, prepared before the forks.
+    """The guards as system calls of a child.
 
     Args:
         role: the children's.
         guards: what binds them.
+        compiled: the program's compiled form, as a descriptor and the bytes that are there; None: it is yet to be made.
     """
 
-    def __init__(self, role: str, guards: Guards) -> None:
+    def __init__(self, role: str, guards: Guards, compiled: tuple[int, int] | None) -> None:
+        self._guards = guards
+        self._compiled = compiled
+        self.code = bytearray(0 if compiled is None else compiled[1])
+        """The compiled form, in a child; empty if there is none."""
         self._filter = guards.exec_filter if role == "execute" else guards.filter
-        self._new_numbers = guards.new_numbers
         self._folder = ctypes.create_string_buffer(guards.folder.encode())
         self._signals = ctypes.c_uint64(0)
         self._seconds = (ctypes.c_uint64 * 2)()
-        self._ready = ctypes.create_string_buffer(b"R")
-        self._calls: list[kernel.Call] = [
-            (_SIGPROCMASK, signal.SIG_SETMASK, kernel.address(self._signals), 0, 8, 0),
-            (_SETPGID, 0, 0, 0, 0, 0),
-            (_CHDIR, kernel.address(self._folder), 0, 0, 0, 0),
-            (_PRCTL, kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0),
-            (_SETRLIMIT, resource.RLIMIT_CPU, kernel.address(self._seconds), 0, 0, 0),
-            kernel.DROP_CAPABILITIES,
-        ]
-        if guards.rules is not None:
-            self._calls.append(landlock.restriction(guards.rules))
-        self._calls += [(_CLOSE_RANGE, 3, _FIRST_SLOT - 1, 0, 0, 0), (_CLOSE_RANGE, _END_SLOT, _EVERY, 0, 0, 0)]
-        if self._filter is not None and self._new_numbers:
-            self._filter.aim(1)
-        if self._filter is not None:
-            self._calls.append(self._filter.installation)
-        self._calls.append((_WRITE, SLOTS["status"], kernel.address(self._ready), 1, 0, 0))
+        self._told = ctypes.create_string_buffer(b"RC")
 
     def allow(self, cpu: float) -> None:
-        """What the next child may use, in seconds.
+        """What each child may use, in seconds.
 
         A second net only: the kernel counts this limit in ticks, which may run ahead of the true time by a quarter.
         """
         self._seconds[0] = self._seconds[1] = ceil(2 * cpu) + 5
 
-    def take(self, places: list[kernel.Call]) -> None:
-        """In the child: put descriptors at their places, take every guard, then say so on the status channel."""
-        if self._filter is not None and not self._new_numbers:
-            self._filter.aim(os.getpid())
-        kernel.perform(places)
-        kernel.perform(self._calls)
+    def write(self, script: Script) -> None:
+        """Every guard, in force before a byte of the program is read; then word of it on the status channel."""
+        guards = self._guards
+        if self._compiled is not None:
+            fd, size = self._compiled
+            into = ctypes.addressof((ctypes.c_char * size).from_buffer(self.code))
+            script.call((_PREAD, fd, into, size, 0, 0), size)
+        calls: list[kernel.Call] = [
+            (_SIGPROCMASK, signal.SIG_SETMASK, kernel.address(self._signals), 0, 8, 0),
+            (_SETPGID, 0, 0, 0, 0, 0),
+            (_CHDIR, kernel.address(self._folder), 0, 0, 0, 0),
+            (_SETRLIMIT, resource.RLIMIT_CPU, kernel.address(self._seconds), 0, 0, 0),
+            kernel.DROP_CAPABILITIES,
+        ]
+        script.call((_PRCTL, kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
+        # a zygote that died before this sends no signal any more
+        script.call((_GETPPID, 0, 0, 0, 0, 0), guards.parent, guards.parent)
+        if guards.rules is not None:
+            calls.append(landlock.restriction(guards.rules))
+        calls += [(_CLOSE_RANGE, 3, _FIRST_SLOT - 1, 0, 0, 0), (_CLOSE_RANGE, _END_SLOT, _EVERY, 0, 0, 0)]
+        if self._filter is not None:
+            me = script.call((_GETPID, 0, 0, 0, 0, 0), 1)
+            for place in self._filter.own:
+                script.store(place, script.answer_address(me))
+            calls.append(self._filter.installation)
+        for call in calls:
+            script.call(call)
+        status, told = SLOTS["status"], kernel.address(self._told)
+        if self._compiled is None:
+            script.call((_WRITE, status, told, 1, 0, 0))
+        else:
+            script.call((_WRITE, status, told, 2, 0, 0))
+            script.call((_CLOSE, status, 0, 0, 0, 0))
 
 
 def prepare() -> None:
@@ -126,18 +134,15 @@ def prepare() -> None:
     str(ZeroDivisionError())
     "a".encode("utf-8", "surrogatepass")
     sys.set_int_max_str_digits(0)
+    sys.setrecursionlimit(_RECURSION)
 
 
-def place(fd: int, name: str) -> kernel.Call:
-    """The call that puts a descriptor where the role ``name``s it."""
-    return (_DUP2, fd, SLOTS[name], 0, 0, 0)
-
-
-def run(request: dict[str, Any], places: list[kernel.Call], binding: Binding) -> NoReturn:
-    """Take the descriptors and the guards, then the role that ``request`` names."""
+def run(request: dict[str, Any], bound: bool) -> NoReturn:
+    """The role that ``request`` names, if the guards are in force."""
     status = 1
     try:
-        binding.take(places)
+        if not bound:
+            raise OSError("a guard could not be set")
         _roles[request["role"]](request)
         status = 0
     except BaseException as error:  # noqa: BLE001 - the last frame of a forked child: nothing may pass it
@@ -163,21 +168,18 @@ def _load(request: dict[str, Any]) -> list[types.CodeType]:
     The code that is passed on was made by a child that had run nothing of the program, and only a child that runs
     the program reads it.
     """
-    if request["compiled"]:
-        codes = marshal.loads(_read("code"))
-    else:
-        codes = []
-        for name in ("prelude", "source"):
-            if name in request["common"]:
-                text = _read(name)
-                codes.append(compile(text, "main.py" if name == "source" else name, "exec", dont_inherit=True))
-        if "code" in request["common"]:
-            _write(SLOTS["code"], marshal.dumps(codes))
-            os.close(SLOTS["code"])
+    if request["code"]:
+        return marshal.loads(request["code"])
+    codes: list[types.CodeType] = []
+    for name in ("prelude", "source"):
+        if name in request["common"]:
+            text = _read(name)
+            codes.append(compile(text, "main.py" if name == "source" else name, "exec", dont_inherit=True))
+    if "code" in request["common"]:
+        _write(SLOTS["code"], marshal.dumps(codes))
+        os.close(SLOTS["code"])
     os.write(SLOTS["status"], b"C")
     os.close(SLOTS["status"])
-    sys.setrecursionlimit(_RECURSION)
-    gc.enable()
     return codes
 
 
@@ -189,8 +191,9 @@ def _write(fd: int, data: bytes) -> None:
 
 def _module(name: str, *, helpful: bool) -> dict[str, Any]:
     """A fresh module's namespace. ``helpful``: names that LeetCode imports are found after the builtins."""
-    if name in _fresh:
-        return _fresh.pop(name)
+    fresh = _fresh.get(name)
+    if fresh is not None:
+        return fresh
     module = types.ModuleType(name)
     sys.modules[name] = module
     namespace = vars(module)
@@ -203,7 +206,7 @@ def _module(name: str, *, helpful: bool) -> dict[str, Any]:
 
 def _finish() -> None:
     """What the interpreter does at its end: wait for threads, run exit handlers, flush."""
-    if threading.active_count() > 1:
+    if len(_threads) > 1:
         end_threads = getattr(threading, "_shutdown", None)
         if end_threads is not None:
             end_threads()
@@ -297,17 +300,16 @@ def rehearse() -> None:
     What Python makes at a first use (caches of types and attributes, specialised bytecode, parsers of arguments) is
     then made before the forks; made after one, it costs every child the pages that it lies in.
     """
-    kept = sys.stdin, sys.stdout, sys.getrecursionlimit()
+    kept = sys.stdin, sys.stdout
     outside = [os.dup(fd) for fd in (0, 1)]
     compiled = marshal.dumps([compile(_SAMPLE, "main.py", "exec")])
     arguments = json.dumps({"entry": "f", "a": [3, 2], "k": {}}).encode()
-    request: dict[str, Any] = {"compiled": True, "common": ["code"]}
+    request: dict[str, Any] = {"code": bytearray(compiled), "common": ()}
     try:
         for turn in range(2 * _REHEARSALS):
-            for name, content in {"stdin": b"3 2\n", "stdout": b"", "status": b"", "code": compiled}.items():
+            for name, content in {"stdin": b"3 2\n", "stdout": b""}.items():
                 _rehearsal_file(name, content)
             sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - no file to close
-            kernel.perform([(_GETPID, 0, 0, 0, 0, 0)])
             if turn % 2 == 0:
                 _main(request, 1)
             else:
@@ -316,9 +318,7 @@ def rehearse() -> None:
                 _call(request)
                 os.close(SLOTS["result"])
     finally:
-        sys.stdin, sys.stdout, limit = kept
-        sys.setrecursionlimit(limit)
-        gc.disable()
+        sys.stdin, sys.stdout = kept
         _fresh.update({"__main__": _module("__main__", helpful=False), "solution": _module("solution", helpful=True)})
         for fd, own in enumerate(outside):
             os.dup2(own, fd)

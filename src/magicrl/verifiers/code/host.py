@@ -352,7 +352,6 @@ class _Running:
             signal=-code if code < 0 else None,
             killed=report["killed"],
             cpu_seconds=report["cpu"],
-            wall_seconds=report["wall"],
             peak_mb=report["peak"] / 1024,
             output=self._output("stdout", number),
             errors=report["errors"].strip(),

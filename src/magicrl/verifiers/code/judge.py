@@ -29,7 +29,7 @@ from magicrl.verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, 
 
 _ATTEMPTS = 2
 _MAX_REASON = 300
-_MOST_AHEAD = 16
+_MOST_AHEAD = 32
 _HEAVY = re.compile(r"\b(?:numpy|scipy|pandas)\b")
 
 
@@ -216,7 +216,7 @@ class _Trial:
             try:
                 for one in self._judge(cases):
                     found.append(one)
-                self._ahead = min(2 * self._ahead, _MOST_AHEAD)
+                self._ahead = min(4 * self._ahead, _MOST_AHEAD)
                 return found
             except Lost as error:
                 lost = error

@@ -35,7 +35,9 @@ CLONE_NEWUSER = 0x10000000
 CLONE_NEWPID = 0x20000000
 CLONE_NEWNET = 0x40000000
 
-_SIGPROCMASK, _WAIT4, _SIGTIMEDWAIT, _PIVOT_ROOT, _STATX = 14, 61, 128, 155, 332  # x86-64
+_SIGPROCMASK, _DUP2, _CLONE, _SIGTIMEDWAIT, _PIVOT_ROOT, _PRCTL, _STATX = 14, 33, 56, 128, 155, 157, 332  # x86-64
+_PR_GET_TID_ADDRESS = 40
+_CLONE_CHILD_CLEARTID, _CLONE_CHILD_SETTID = 0x00200000, 0x01000000
 _AT_FDCWD, _STATX_BASIC = -100, 0x7FF
 _CAPABILITY_VERSION_3 = 0x20080522
 
@@ -60,10 +62,6 @@ def prctl(option: int, first: int, second: Any = None) -> None:
 def syscall(number: int, *arguments: Any) -> int:
     """A system call that glibc does not wrap; arguments are ints, bytes or ctypes references."""
     return _check(_libc.syscall(ctypes.c_long(number), *arguments), f"syscall {number}")
-
-
-LSEEK, FCNTL, UNSHARE, SETNS = 8, 72, 272, 308
-"""Numbers of system calls."""
 
 
 def unshare(flags: int) -> None:
@@ -111,38 +109,23 @@ def perform(calls: Iterable[Call]) -> None:
             raise OSError(f"system call {call[0]} failed")
 
 
-class Child:
-    """A child of this process as the kernel tells of it, in memory that is made once."""
+class Wait:
+    """For the end of a child of this process, for a while (less than a second). Blocks SIGCHLD in this thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float) -> None:
         self._signals = ctypes.c_uint64(1 << (signal.SIGCHLD - 1))
         self._time = (ctypes.c_long * 2)()
-        self._status = ctypes.c_int()
-        self._usage = (ctypes.c_long * 18)()
-        self._places = tuple(map(ctypes.addressof, (self._signals, self._time, self._status, self._usage)))
-        perform([(_SIGPROCMASK, signal.SIG_BLOCK, self._places[0], 0, 8, 0)])
+        self._first = ctypes.c_long(int(seconds * 1e9))
+        self.nanoseconds = address(self._time) + 8
+        """Where the time stands: a number of four bytes."""
+        self.first = address(self._first)
+        """Where such a number stands that is a child's first wait."""
+        perform([(_SIGPROCMASK, signal.SIG_BLOCK, address(self._signals), 0, 8, 0)])
+        self.call: Call = (_SIGTIMEDWAIT, address(self._signals), 0, address(self._time), 8, 0)
 
-    def await_end(self, pid: int, seconds: float) -> bool:
-        """Whether the child ended within this time. If so it has been waited for, and the properties are of it."""
-        signals, timeout, status, usage = self._places
-        self._time[0], self._time[1] = int(seconds), int(seconds % 1 * 1e9)
-        raw(_SIGTIMEDWAIT, signals, 0, timeout, 8, 0)
-        return raw(_WAIT4, pid, status, os.WNOHANG, usage, 0) == pid
-
-    @property
-    def status(self) -> int:
-        """As ``os.wait4`` tells it."""
-        return self._status.value
-
-    @property
-    def cpu_seconds(self) -> float:
-        usage = self._usage
-        return usage[0] + usage[2] + (usage[1] + usage[3]) / 1e6
-
-    @property
-    def peak_kib(self) -> int:
-        """Most resident memory."""
-        return self._usage[4]
+    def change(self, seconds: float) -> None:
+        """How long the next one may take."""
+        self._time[1] = int(seconds * 1e9)
 
 
 class Folder:
@@ -151,17 +134,21 @@ class Folder:
     def __init__(self, path: str) -> None:
         self._path = ctypes.create_string_buffer(os.fsencode(path))
         self._found = ctypes.create_string_buffer(256)
-        self._call = (_STATX, _AT_FDCWD, address(self._path), 0, _STATX_BASIC, address(self._found))
-        self._before = self._look()
-
-    def _look(self) -> bytes:
-        perform([self._call])
-        found = self._found.raw
-        return found[16:64] + found[96:128]  # links, owner, mode, size; times of change, not of access
+        self._before = ctypes.create_string_buffer(256)
+        self.look: Call = (_STATX, _AT_FDCWD, address(self._path), 0, _STATX_BASIC, address(self._found))
+        """Ask for its state as it is now."""
+        perform([self.look])
+        self._before.raw = self._found.raw
+        now, before = address(self._found), address(self._before)
+        # links, owner, mode, size; times of change, not of access
+        self.states = tuple((now + place, before + place, words) for place, words in ((16, 6), (96, 4)))
+        """Addresses of the state after `look` and as it was when this object was made, and how many words are there."""
 
     def changed(self) -> bool:
         """Since this object was made."""
-        return self._look() != self._before
+        perform([self.look])
+        now, before = self._found.raw, self._before.raw
+        return now[16:64] + now[96:128] != before[16:64] + before[96:128]
 
 
 def address(buffer: Any) -> int:
@@ -181,19 +168,25 @@ DROP_CAPABILITIES: Call = (126, address(_header), address(_no_capabilities), 0, 
 """Give up every capability of this process; with no_new_privs there is no way back."""
 
 
-def fork() -> int:
-    """The C library's fork, without Python's handlers for it, which touch four times as many pages as the rest.
+def _fork_call() -> Call:
+    """Bare fork, without the handlers of Python and of its C library, which touch many pages.
 
-    Only for a process of one thread that holds no lock: what those handlers repair is then whole. `random` is not
-    seeded anew.
-
-    Raises:
-        OSError: no process could be made.
+    Only for a process of one thread that holds no lock: what those handlers repair is then whole, but for the C
+    library's note of its thread's number, which the kernel is asked to write. `random` is not seeded anew.
     """
-    pid = _libc_holding_lock.fork()
-    if pid < 0:
-        raise OSError("fork failed")
-    return pid
+    note = ctypes.c_uint64(0)
+    flags = int(signal.SIGCHLD)
+    if raw(_PRCTL, _PR_GET_TID_ADDRESS, address(note), 0, 0, 0) == 0 and note.value:
+        flags |= _CLONE_CHILD_SETTID | _CLONE_CHILD_CLEARTID
+    return (_CLONE, flags, 0, 0, note.value, 0)
+
+
+FORK: Call = _fork_call()
+
+
+def duplicate(fd: int, number: int) -> Call:
+    """Put a descriptor at another number."""
+    return (_DUP2, fd, number, 0, 0, 0)
 
 
 def cpu_seconds(pid: int) -> float:

@@ -44,7 +44,6 @@ class Observation:
         signal: the signal that ended it, or None.
         killed: why the sandbox ended it: ``cpu``, ``idle``, ``threads`` or None.
         cpu_seconds: CPU time it used.
-        wall_seconds: time from start to end.
         peak_mb: most resident memory, MiB.
         output: what it wrote on standard output.
         errors: the end of what it wrote on standard error.
@@ -58,7 +57,6 @@ class Observation:
     signal: int | None = None
     killed: str | None = None
     cpu_seconds: float = 0.0
-    wall_seconds: float = 0.0
     peak_mb: float = 0.0
     output: bytes = b""
     errors: str = ""

@@ -221,9 +221,10 @@ class Filter:
         ops = [*head, *_tree(_segments(rules, [_ret(otherwise)]))]
         self.ops: tuple[_Op, ...] = tuple(ops)
         self._bytes = bytearray(b"".join(struct.pack("<HBBI", *op) for op in ops))
-        own = [8 * index + 4 for index, op in enumerate(ops) if op[3] == _PID]
-        self._places = [ctypes.c_uint32.from_buffer(self._bytes, place) for place in own]
         self._buffer = (ctypes.c_char * len(self._bytes)).from_buffer(self._bytes)
+        start = ctypes.addressof(self._buffer)
+        self.own = tuple(start + 8 * index + 4 for index, op in enumerate(ops) if op[3] == _PID)
+        """Where the only process stands that may be signalled: addresses, four bytes each, filled in by each child."""
         self._program = _Program(len(ops), ctypes.addressof(self._buffer))
         pointer = kernel.address(self._program)
         self.installation: kernel.Call = (_PRCTL, kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, pointer, 0, 0)
@@ -231,8 +232,3 @@ class Filter:
 
     def __len__(self) -> int:
         return self._program.length
-
-    def aim(self, pid: int) -> None:
-        """Make ``pid`` the only process that may be signalled; before `installation` is performed."""
-        for place in self._places:
-            place.value = pid

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import importlib
 import json
@@ -18,10 +19,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
-from magicrl.verifiers.code import child, kernel, landlock, namespaces
-from magicrl.verifiers.code.limits import present_cpu
+from magicrl.verifiers.code import child, kernel, landlock, namespaces, pages
+from magicrl.verifiers.code.limits import SLOTS, present_cpu
+from magicrl.verifiers.code.runs import Batch, Places, Plan, World
+from magicrl.verifiers.code.script import Machine
 from magicrl.verifiers.code.seccomp import base_filter, child_filter
 
 # fmt: off
@@ -34,7 +38,6 @@ PRELOADED = (
 _MAX_REQUEST = 1 << 16
 _MAX_FDS = 128
 _MAX_ERRORS = 500
-_SET_FLAGS = 4  # F_SETFL
 _SLICES = (0.02, 0.05, 0.1, 0.25)
 _HARD_FACTOR = 10.0
 _STACK = 120 << 20
@@ -55,6 +58,7 @@ def main() -> None:
     sys.argv = ["main.py"]
     missing = _preload(setup["preload"])
     os.environ.pop("LD_BIND_NOW")
+    pages.enlarge_code()
     tier, reasons, has_proc = _isolate(setup)
     zygote = _Zygote(link, setup, tier, has_proc)
     link.send(json.dumps({"tier": tier, "reasons": reasons, "proc": has_proc, "missing": missing}).encode())
@@ -126,33 +130,32 @@ class _Zygote:
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_FDS + 128, _MAX_FDS + 128))
         off: frozenset[str] = frozenset(setup.get("guards_off", ()))
+        numbers = -1 if "pid_namespace" in off else self._own_numbers
         self._limits = (0, 0)
         self._guards = child.Guards(
             rules=None if "landlock" in off else rules,
             filter=None if "seccomp" in off else child_filter(),
             exec_filter=child_filter(allow_exec=True),
             folder=namespaces.SCRATCH if tier == "B" else "/",
-            new_numbers=self._own_numbers >= 0 and "pid_namespace" not in off,
+            parent=os.getpid() if numbers < 0 else 0,
         )
         self._base_memory = base
         _, hard = resource.getrlimit(resource.RLIMIT_STACK)
         stack = _STACK if hard == resource.RLIM_INFINITY else min(_STACK, hard)
         resource.setrlimit(resource.RLIMIT_STACK, (stack, hard))
         # what a child says of its guards; the same pipe for all, since they run one after another
-        self._told = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        told, self._telling = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._waiting = kernel.Wait(_SLICES[0])
+        self._world = World(Machine(), self._waiting, told, numbers)
         self._scratch = kernel.Folder(namespaces.SCRATCH) if tier == "B" else None
-        self._child = kernel.Child()
-        self._to_new_numbers: list[kernel.Call] = [(kernel.UNSHARE, kernel.CLONE_NEWPID, 0, 0, 0, 0)]
-        self._to_own_numbers: list[kernel.Call] = [(kernel.SETNS, self._own_numbers, kernel.CLONE_NEWPID, 0, 0, 0)]
 
     def serve(self) -> None:
         child.rehearse()
+        gc.collect()
+        gc.freeze()
         if self._guards.filter is not None:
             self._base = base_filter()
             kernel.perform([self._base.installation])
-        gc.collect()
-        gc.freeze()
-        gc.disable()
         while True:
             try:
                 data, fds, _, _ = socket.recv_fds(self._link, _MAX_REQUEST, _MAX_FDS)
@@ -172,56 +175,45 @@ class _Zygote:
     def _all(self, request: dict[str, Any], fds: list[int], runs: list[dict[str, Any]]) -> None:
         """Every run of a request, as long as the time and the room for outputs last; fills ``runs``."""
         self._inherit_limits(self._base_memory + request["memory"], request["output"])
-        common, names, left, room = request["common"], request["each"], request["left"], request["output"]
-        errors = fds[common.index("stderr")]
-        shared = [child.place(fds[index], name) for index, name in enumerate(common)]
-        shared.append(child.place(self._told[1], "status"))
-        # one file for what all runs write on standard error: nothing of its state passes from one to the next
-        clean: list[kernel.Call] = [(kernel.LSEEK, errors, 0, 0, 0, 0), (kernel.FCNTL, errors, _SET_FLAGS, 0, 0, 0)]
-        first = len(common)
-        binding = child.Binding(request["role"], self._guards)
-        for _ in range(request["count"]):
-            own = fds[first : first + len(names)]
-            first += len(names)
-            places = shared + [child.place(fd, name) for fd, name in zip(own, names)]  # noqa: B905 - runs once a test
-            kernel.perform(clean)
-            report = self._run(request, places, binding, present_cpu(request["cpu"], left))
-            if self._scratch is not None and self._scratch.changed():
-                self._renew_scratch()
-                binding = child.Binding(request["role"], self._guards)
-            report["told"] = _drained(self._told[0])
-            report["errors"] = _taken(errors)
-            runs.append(report)
-            left -= report["cpu"]
-            room -= sum([os.lseek(fd, 0, os.SEEK_END) for fd in own])
-            if left <= 0 or room <= 0 or (request["stop"] and report["status"] != 0):
-                return
+        names = request["common"]
+        code = fds[names.index("code")] if request["compiled"] else -1
+        common = [(fd, SLOTS[name]) for fd, name in zip(fds, names, strict=False) if fd != code]
+        rest = iter(fds[len(names) :])
+        own = [[(next(rest), SLOTS[name]) for name in request["each"]] for _ in range(request["count"])]
+        watch = _Watch(request, own, self._has_proc)
+        while not watch.done(runs):
+            plan = Plan(
+                common=[*common, (self._telling, SLOTS["status"])],
+                own=own[len(runs) :],
+                errors=fds[names.index("stderr")],
+                room=request["output"] // len(own),
+                stop=request["stop"],
+                scratch=self._scratch,
+            )
+            compiled = None if code < 0 else (code, os.fstat(code).st_size)
+            binding = child.Binding(request["role"], self._guards, compiled)
+            binding.allow(present_cpu(request["cpu"], watch.left))
+            request["code"] = binding.code
+            self._through(Batch(self._world, binding, plan, functools.partial(child.run, request)), runs, watch)
 
-    def _run(
-        self, request: dict[str, Any], places: list[kernel.Call], binding: child.Binding, cpu: float
-    ) -> dict[str, Any]:
-        start = time.monotonic()
-        binding.allow(cpu)
-        pid = self._fork()
-        if pid == 0:
-            child.run(request, places, binding)  # never returns
-        turn, before, still = 0, 0.0, 0
-        killed: str | None = None
-        while not self._child.await_end(pid, _SLICES[turn]):
-            turn = min(turn + 1, len(_SLICES) - 1)
-            used = kernel.cpu_seconds(pid)
-            still = still + 1 if used - before < _PROGRESS_SECONDS else 0
-            before = used
-            killed = killed or self._verdict(pid, request, cpu, time.monotonic() - start, used, still)
-            if killed is not None:
-                os.kill(pid, signal.SIGKILL)  # its number is its own until it is waited for
-        return {
-            "status": self._child.status,
-            "cpu": self._child.cpu_seconds,
-            "peak": self._child.peak_kib,
-            "wall": time.monotonic() - start,
-            "killed": killed,
-        }
+    def _through(self, batch: Batch, runs: list[dict[str, Any]], watch: _Watch) -> None:
+        """Runs, up to one after which something has to be made anew, or the last that has to be made."""
+        first, at = len(runs), batch.go(0)
+        while True:
+            while len(runs) < first + at and watch.left > 0:
+                runs.append(watch.note(batch.report(len(runs) - first), ""))
+            if at == len(batch) or watch.left <= 0:
+                return
+            pid = batch.alive(at)
+            if pid:
+                self._waiting.change(watch.look(pid))
+                at = batch.resume(at)
+                continue
+            runs.append(watch.note(batch.report(at), _taken(batch.errors)))
+            at += 1
+            if self._renew_scratch() or at == len(batch) or watch.done(runs):
+                return
+            at = batch.go(at)
 
     def _inherit_limits(self, memory: int, output: int) -> None:
         """Children inherit these limits of this process; the filter keeps them from being raised."""
@@ -231,47 +223,75 @@ class _Zygote:
                 resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
             self._limits = (memory, output)
 
-    def _renew_scratch(self) -> None:
-        """An empty scratch folder; Landlock's rule for the old one does not reach it."""
+    def _renew_scratch(self) -> bool:
+        """An empty scratch folder, if a program changed it; Landlock's rule for the old one does not reach it."""
+        if self._scratch is None or not self._scratch.changed():
+            return False
         namespaces.fresh_scratch()
         self._scratch = kernel.Folder(namespaces.SCRATCH)
         old = self._guards.rules
         if old is not None:
             self._guards = dataclasses.replace(self._guards, rules=landlock.ruleset(self._paths))
             os.close(old)
+        return True
 
-    def _fork(self) -> int:
-        if not self._guards.new_numbers:
-            return kernel.fork()
-        kernel.perform(self._to_new_numbers)
-        pid = -1
-        try:
-            pid = kernel.fork()
-        finally:
-            if pid != 0:
-                kernel.perform(self._to_own_numbers)
-        return pid
 
-    def _verdict(
-        self, pid: int, request: dict[str, Any], limit: float, wall: float, used: float, still: int
-    ) -> str | None:
-        """Why a run has to be ended now, or None."""
+class _Watch:
+    """Looks at a run that takes its time, ends it when it may not go on, and keeps what is left for all."""
+
+    def __init__(self, request: dict[str, Any], own: Sequence[Places], has_proc: bool) -> None:
+        self._request = request
+        self._own = own
+        self._has_proc = has_proc
+        self.left: float = request["left"]
+        """CPU seconds."""
+        self._begin(0)
+
+    def _begin(self, pid: int) -> None:
+        self._pid, self._turn, self._start, self._before, self._still = pid, 0, time.monotonic(), 0.0, 0
+        self._killed: str | None = None
+
+    def look(self, pid: int) -> float:
+        """At a process that did not end while it was waited for. Returns the seconds to the next look."""
+        if pid != self._pid:
+            self._begin(pid)
+        self._turn = min(self._turn + 1, len(_SLICES) - 1)
+        used = kernel.cpu_seconds(pid)
+        self._still = self._still + 1 if used - self._before < _PROGRESS_SECONDS else 0
+        self._before = used
+        self._killed = self._killed or self._verdict(used)
+        if self._killed is not None:
+            os.kill(pid, signal.SIGKILL)  # its number is its own until it is waited for
+        return _SLICES[self._turn]
+
+    def _verdict(self, used: float) -> str | None:
+        """Why the run has to be ended now, or None."""
+        request, wall = self._request, time.monotonic() - self._start
+        limit = present_cpu(request["cpu"], self.left)
         if used > limit:
             return "cpu"
         patience = limit + request["idle"]
-        if wall > patience * _HARD_FACTOR or (wall > patience and still >= _STILL_LOOKS):
+        if wall > patience * _HARD_FACTOR or (wall > patience and self._still >= _STILL_LOOKS):
             return "idle"
-        if self._has_proc and _threads(pid) > request["threads"]:
+        if self._has_proc and _threads(self._pid) > request["threads"]:
             return "threads"
         return None
 
+    def note(self, report: dict[str, Any], errors: str) -> dict[str, Any]:
+        """Complete the report of a run: the one that was looked at last, if any was since the run before."""
+        report.update(errors=errors, killed=self._killed)
+        self.left -= report["cpu"]
+        self._begin(0)
+        return report
 
-def _drained(fd: int) -> str:
-    """What lies in a pipe that does not block."""
-    try:
-        return os.read(fd, 8).decode("ascii")
-    except BlockingIOError:
-        return ""
+    def done(self, runs: list[dict[str, Any]]) -> bool:
+        """Whether there is no further run to be made. There is always a first."""
+        request = self._request
+        if not runs:
+            return False
+        if len(runs) == request["count"] or self.left <= 0 or (request["stop"] and runs[-1]["status"] != 0):
+            return True
+        return sum(os.fstat(fd).st_size for places in self._own[: len(runs)] for fd, _ in places) >= request["output"]
 
 
 def _taken(fd: int) -> str:

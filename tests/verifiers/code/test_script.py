@@ -1,0 +1,134 @@
+"""Scripts of system calls: where they go on, where they end, and that a fork's two sides go their own ways."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from magicrl.verifiers.code import kernel
+from magicrl.verifiers.code.pages import enlarge_code
+from magicrl.verifiers.code.script import LEAST, Machine, Script
+
+WRITE, GETPID, GETPPID, EXIT, WAIT4 = 1, 39, 110, 231, 61
+ME = (GETPID, 0, 0, 0, 0, 0)
+NO_SUCH_CALL = (9999, 0, 0, 0, 0, 0)
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script(Machine(), 20)
+
+
+def writing(fd: int, text: ctypes.Array[ctypes.c_char]) -> kernel.Call:
+    return (WRITE, fd, kernel.address(text), len(text.raw) - 1, 0, 0)
+
+
+def test_goes_through_all_records_and_keeps_the_answers(script: Script) -> None:
+    first, second = script.call(ME), script.call((GETPPID, 0, 0, 0, 0, 0))
+    end = script.stop()
+    assert script.run(0) == end
+    assert (script.answer(first), script.answer(second)) == (os.getpid(), os.getppid())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "goes_on"),
+    [
+        (0, 1 << 40, True),
+        (os.getpid(), os.getpid(), True),
+        (0, os.getpid() - 1, False),
+        (os.getpid() + 1, 1 << 40, False),
+    ],
+)
+def test_ends_at_an_answer_out_of_range(script: Script, low: int, high: int, goes_on: bool) -> None:
+    script.call(ME, low, high)
+    end = script.stop()
+    assert (script.run(0) == end) == goes_on
+
+
+def test_an_error_is_out_of_the_usual_range_but_may_be_allowed(script: Script) -> None:
+    failing = script.call(NO_SUCH_CALL)
+    allowed = script.call(NO_SUCH_CALL, LEAST)
+    end = script.stop()
+    assert script.run(failing) == failing
+    assert script.answer(failing) == -38  # ENOSYS
+    assert script.run(allowed) == end
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_compares_memory_and_copies_four_bytes(script: Script, equal: bool) -> None:
+    first, second = (ctypes.c_uint64 * 3)(1, 2, 3), (ctypes.c_uint64 * 3)(1, 2, 4)
+    if equal:
+        script.store(kernel.address(second) + 16, kernel.address(first) + 16)
+    same = script.same(kernel.address(first), kernel.address(second), 3)
+    end = script.stop()
+    assert script.run(0) == (end if equal else same)
+
+
+def test_jumps_over_records_and_arguments_can_be_changed(script: Script) -> None:
+    jump = script.jump(0)
+    script.call(NO_SUCH_CALL)
+    script.lead(jump, len(script))
+    out, into = os.pipe()
+    text = ctypes.create_string_buffer(b"abc")
+    told = script.call(writing(into, text), 2, 2)
+    end = script.stop()
+    try:
+        assert script.run(0) == told  # three bytes, not two
+        script.change(told, 2, 2)
+        assert script.run(0) == end
+        assert os.read(out, 9) == b"abcab"
+    finally:
+        os.close(out)
+        os.close(into)
+
+
+def in_a_child(action: Callable[[], int]) -> int:
+    """The exit status of a child of this process that ends with an action's result."""
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid == 0:
+        status = 99
+        try:
+            status = action()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_child_goes_its_own_way_and_python_goes_on_in_it() -> None:
+    def forks() -> int:
+        """In a process of one thread: what `kernel.FORK` asks for."""
+        script, status = Script(Machine(), 20), ctypes.c_int64(0)
+        fork = script.call(kernel.FORK)
+        wait = script.call((WAIT4, -1, kernel.address(status), 0, 0, 0), 1)
+        end = script.stop()
+        script.lead(fork, len(script))
+        inside = script.stop()
+        if script.run(fork) == inside:
+            os._exit(7 if os.getpid() != script.answer(fork) and sorted([2, 1]) == [1, 2] else 1)
+        return 7 if script.answer(wait) > 1 and os.waitstatus_to_exitcode(status.value) == 7 and end < inside else 1
+
+    assert in_a_child(forks) == 7
+
+
+def test_the_interpreter_goes_on_in_large_pages() -> None:
+    """Whether the system gives them or not; where it does, its code is a private copy then."""
+
+    def works() -> int:
+        done = enlarge_code()
+        inside = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+        with open("/proc/self/maps") as maps:
+            lines = [line.split() for line in maps]
+        (rights,) = {
+            line[1] for line in lines if int(line[0].split("-")[0], 16) <= inside < int(line[0].split("-")[1], 16)
+        }
+        import decimal
+
+        assert "w" not in rights
+        return 5 if decimal.Decimal("0.1") * 3 == decimal.Decimal("0.3") and done in (True, False) else 1
+
+    assert in_a_child(works) == 5
