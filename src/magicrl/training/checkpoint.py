@@ -5,6 +5,9 @@ name) and ``state.json`` (everything else, and the tensors' checksum). It is wri
 flushed to disk and renamed, so that a folder of that name is always whole: a run killed while writing, or
 a disk that fills up, leaves the last good one untouched.
 
+Where ranks write the learner's tensors themselves, those lie in the folder ``learner`` instead, under the same
+names and each rank's rows in a file of its own (``checkpoint_shards.py``).
+
 Schema 1 had neither checksum nor owner; it is still read.
 """
 
@@ -15,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +28,15 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from magicrl.training.checkpoint_shards import FOLDER as SHARDS
+from magicrl.training.checkpoint_shards import joined
+
 SCHEMA_VERSION = 2
 _READABLE = (1, 2)
 _NAME = re.compile(r"step-(\d{6,})")
 _UNFINISHED = ".writing-"
+LEARNER = "learner"
+"""Prefix of the learner's tensors."""
 
 
 class CheckpointError(ValueError):
@@ -45,6 +53,7 @@ class Checkpoint:
         state: JSON-able state of everything that is not a tensor.
         owner: identifies what may go on from it (a configuration hash); None in schema 1.
         folder: where it was read from, None when it was not.
+        shards: what a learner that writes its own tensors said of them when it did; None where ``tensors`` has all.
     """
 
     step: int
@@ -52,10 +61,40 @@ class Checkpoint:
     state: Mapping[str, Any]
     owner: str | None = None
     folder: Path | None = None
+    shards: Mapping[str, Any] | None = None
+
+    def learner_state(self) -> dict[str, Any]:
+        """What the learner's ``restore`` takes, its tensors whole, whoever wrote them.
+
+        Raises:
+            CheckpointError: its shards are damaged.
+        """
+        if self.shards is None:
+            return join_state(LEARNER, self.tensors, self.state[LEARNER])
+        assert self.folder is not None
+        try:
+            tensors = joined(self.folder / SHARDS, self.shards["files"])
+        except (OSError, ValueError, KeyError, SafetensorError) as error:
+            raise _damaged(self.folder, error) from None
+        return {**tensors, "meta": {"optimizer_steps": int(self.shards["optimizer_steps"])}}
 
 
-def save_checkpoint(root: Path, checkpoint: Checkpoint, *, keep_last: int, keep: frozenset[int] = frozenset()) -> Path:
+def save_checkpoint(
+    root: Path,
+    checkpoint: Checkpoint,
+    *,
+    keep_last: int,
+    keep: frozenset[int] = frozenset(),
+    write_shards: Callable[[Path], Mapping[str, Any]] | None = None,
+) -> Path:
     """Write ``root/step-NNNNNN`` atomically, then remove all but the last ``keep_last`` and those in ``keep``.
+
+    Args:
+        root: the folder of checkpoints.
+        checkpoint: what is written.
+        keep_last: how many stay.
+        keep: further steps that stay.
+        write_shards: writes the learner's tensors into the folder it is given, and tells what it needs to read them.
 
     Raises:
         CheckpointError: the disk is full or not writable; older checkpoints are untouched.
@@ -65,7 +104,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, *, keep_last: int, keep:
     try:
         root.mkdir(parents=True, exist_ok=True)
         remove_leftovers(root)
-        _write(writing, checkpoint)
+        _write(writing, checkpoint, write_shards)
         if folder.exists():
             shutil.rmtree(writing)  # the same step of the same run: the two are identical, and this one is whole
         else:
@@ -83,7 +122,7 @@ def save_checkpoint(root: Path, checkpoint: Checkpoint, *, keep_last: int, keep:
     return folder
 
 
-def _write(folder: Path, checkpoint: Checkpoint) -> None:
+def _write(folder: Path, checkpoint: Checkpoint, write_shards: Callable[[Path], Mapping[str, Any]] | None) -> None:
     folder.mkdir()
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in checkpoint.tensors.items()}
     save_file(tensors, folder / "tensors.safetensors")
@@ -93,9 +132,10 @@ def _write(folder: Path, checkpoint: Checkpoint) -> None:
         "owner": checkpoint.owner,
         "tensors_sha256": _sha256(folder / "tensors.safetensors"),
         "state": checkpoint.state,
+        "shards": None if write_shards is None else write_shards(folder / SHARDS),
     }
     (folder / "state.json").write_text(json.dumps(document, indent=1))
-    for path in (*folder.iterdir(), folder):
+    for path in (*folder.rglob("*"), folder):
         _flush(path)
 
 
@@ -146,13 +186,16 @@ def load_checkpoint(folder: Path) -> Checkpoint:
             state=document["state"],
             owner=document.get("owner"),
             folder=folder,
+            shards=document.get("shards"),
         )
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         if isinstance(error, CheckpointError):
             raise
-        raise CheckpointError(
-            f"{folder} is damaged ({error}); delete that folder to resume from the checkpoint before it"
-        ) from None
+        raise _damaged(folder, error) from None
+
+
+def _damaged(folder: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{folder} is damaged ({error}); delete that folder to resume from the checkpoint before it")
 
 
 def split_state(prefix: str, state: Mapping[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -12,7 +12,7 @@ from torch import Tensor
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.training.checkpoint import CheckpointError, load_checkpoint
 
-WEIGHTS = "learner/weights/"
+WEIGHTS = "weights/"
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
@@ -39,7 +39,7 @@ def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
         CheckpointError: the checkpoint is damaged, or of a run with LoRA, whose adapters are no model.
         ValueError: the start model cannot be loaded.
     """
-    tensors = load_checkpoint(checkpoint).tensors
+    tensors = load_checkpoint(checkpoint).learner_state()
     weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     policy = load_policy(str(_read_run(run)["start_model"]), dtype=config.get("model", {}).get("dtype", "float32"))

@@ -104,3 +104,27 @@ class Learner(Protocol):
             generation: recommended generation settings.
         """
         ...
+
+
+@runtime_checkable
+class WritesShards(Protocol):
+    """A learner whose state lies on several devices and is written and read by them, not gathered."""
+
+    def write_shards(self, folder: Path) -> Mapping[str, Any]:
+        """Write the state's tensors into ``folder``; returns what else is needed to read them, JSON-able.
+
+        ``optimizer_steps`` of it are the updates made, ``files`` each file's name and its SHA-256.
+        """
+        ...
+
+    def read_shards(self, folder: Path, meta: Mapping[str, Any]) -> None:
+        """Inverse of ``write_shards``, whatever the number of devices that wrote.
+
+        Raises:
+            ValueError: a file is missing, damaged, or another model's.
+        """
+        ...
+
+    def shards_kept(self, folder: Path) -> None:
+        """What was written last lies in ``folder`` now, and stays until it is written again."""
+        ...
