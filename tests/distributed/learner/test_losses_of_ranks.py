@@ -1,0 +1,147 @@
+"""A rank that dies, fails or stays silent: who is named, and that a rebuilt learner is where the lost one was."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.distributed.learner import DistributedLearner, LearnerLost, LearnerTimeouts, LocalLauncher
+from magicrl.distributed.learner.local_ranks import LocalRanks
+from magicrl.distributed.learner.ranks import Answer, Fault, answered, settled
+from magicrl.records import TrainBatch, TrainSample
+from magicrl.training.protocols import Controls
+
+CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
+DIED = Fault(died=True, kind="", text="was killed by signal 9")
+ALONE = Fault(
+    died=False, kind="RuntimeError", text="RuntimeError: [gloo/transport/tcp/pair.cc] Connection closed by peer"
+)
+OWN = Fault(died=False, kind="KeyError", text="KeyError: 'x'")
+MISTAKE = Fault(died=False, kind="ValueError", text="rank 3 is too large")
+
+
+@pytest.mark.parametrize(
+    ("faults", "rank", "told"),
+    [
+        ([ALONE, DIED], 1, r"learner rank 1 was killed by signal 9, while the run waited for: update 3"),
+        ([ALONE, OWN], 1, r"learner rank 1 failed: KeyError: 'x', while"),
+        ([None, ALONE], 1, r"learner rank 1 failed: RuntimeError: .gloo"),
+        (["silent", None], 0, r"learner rank 0 gave no answer in 7 s, while the run waited for: update 3"),
+        ([ALONE, MISTAKE], 1, r"learner rank 1 failed: rank 3 is too large"),
+    ],
+    ids=["a death before its echo", "an error of its own before an echo", "one error", "silence", "one mistake"],
+)
+def test_the_rank_that_is_to_blame_is_named(faults: Sequence[Any], rank: int, told: str) -> None:
+    answers = [None if f == "silent" else Answer(value=1) if f is None else Answer(fault=f) for f in faults]
+    with pytest.raises(LearnerLost, match=told) as caught:
+        settled(answers, waiting_for="update 3", seconds=7)
+    assert caught.value.rank == rank
+    assert (caught.value.mistake is None) is (faults[rank] is not MISTAKE)
+
+
+def test_a_mistake_that_all_ranks_tell_is_no_loss() -> None:
+    with pytest.raises(ValueError, match="rank 3 is too large"):
+        settled([Answer(fault=MISTAKE)] * 2, waiting_for="a state", seconds=1)
+    assert settled([Answer(value=3), Answer(value=None)], waiting_for="", seconds=1) == [3, None]
+    assert answered("abc", "upper", ()).value == "ABC"
+    fault = answered("abc", "index", ("z",)).fault
+    assert fault is not None
+    assert (fault.kind, fault.text) == ("ValueError", "substring not found")
+
+
+class Watched:
+    """A ``LocalLauncher`` whose processes a test may reach."""
+
+    def __init__(self) -> None:
+        self._launcher = LocalLauncher(environment={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
+        self.started: list[LocalRanks] = []
+
+    def start(self, ranks: int, *, timeout: float) -> LocalRanks:
+        group = self._launcher.start(ranks, timeout=timeout)
+        assert isinstance(group, LocalRanks)
+        self.started.append(group)
+        return group
+
+
+def learner(loaded: Callable[[], Any], launcher: Any, ranks: int = 2, **more: Any) -> DistributedLearner:
+    return DistributedLearner(
+        loaded(),
+        launcher=launcher,
+        placement=LearnerPlacement(ranks=ranks),
+        optimizer=OptimizerConfig(max_grad_norm=0.5),
+        model_config=ModelConfig(dtype="float32", micro_batch_tokens=70),
+        threads=1,
+        **more,
+    )
+
+
+def same(one: DistributedLearner, other: DistributedLearner) -> bool:
+    ours, theirs = one.state(), other.state()
+    assert ours["meta"] == theirs["meta"]
+    return all(torch.equal(ours[k], theirs[k]) for k in ours if k != "meta")
+
+
+@pytest.mark.slow
+def test_a_killed_rank_is_named_and_the_step_is_repeated(
+    loaded: Callable[[], Any], recorded: list[TrainSample], tmp_path: Path
+) -> None:
+    """Killed at rest, in an update and after shards were written: the bits of a run in which nothing was lost."""
+    batches = [TrainBatch.of(recorded[:7]), TrainBatch.of(recorded[7:]), TrainBatch.of(recorded)]
+    watched, lost = Watched(), list[LearnerLost]()
+    many = learner(loaded, watched, on_loss=lost.append)
+    many.update(batches[0], CONTROLS)
+    watched.started[-1].processes[1].kill()
+    with pytest.raises(LearnerLost, match="learner rank 1 was killed by signal 9, while the run waited for: update 2"):
+        many.update(batches[1], CONTROLS)
+    many.rebuild()
+    assert many.version == 1
+    many.update(batches[1], CONTROLS)
+
+    folder = tmp_path / "kept"
+    many.write_shards(folder)
+    many.shards_kept(folder)
+    many._rebuilds = 1
+    victim = watched.started[-1].processes[0]
+    os.kill(victim.pid, signal.SIGSTOP)  # it is there when the call goes out, and gone in the middle of it
+    timer = _after(0.3, lambda: victim.kill())
+    many.update(batches[2], CONTROLS)
+    timer.join()
+    assert [error.rank for error in lost] == [0]
+    assert many.version == 3
+
+    undisturbed = learner(loaded, watched)
+    for batch in batches:
+        undisturbed.update(batch, CONTROLS)
+    assert same(many, undisturbed)
+    for one in (many, undisturbed):
+        one.close()
+    assert all(process.poll() is not None for group in watched.started for process in group.processes)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_runs_into_the_time_limit(loaded: Callable[[], Any], recorded: list[TrainSample]) -> None:
+    watched = Watched()
+    many = learner(loaded, watched, timeouts=LearnerTimeouts(call=3.0))
+    os.kill(watched.started[-1].processes[1].pid, signal.SIGSTOP)
+    began = time.monotonic()
+    with pytest.raises(LearnerLost, match=r"gave no answer in 3 s, while the run waited for: log-probs of a batch"):
+        many.logprobs(recorded, 1.0)
+    assert time.monotonic() - began < 60
+    assert all(process.poll() is not None for process in watched.started[-1].processes)
+
+
+def _after(seconds: float, act: Callable[[], None]) -> Any:
+    import threading
+
+    timer = threading.Timer(seconds, act)
+    timer.start()
+    return timer
