@@ -13,7 +13,7 @@ setup: $(VENV)/.installed
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt $(TORCH_INDEX) torch
-	$(PIP) install -c constraints.txt -e '.[dev,lora,smollm2,bench,tensorboard,wandb,trackio]'
+	$(PIP) install -c constraints.txt -e '.[dev,lora,smollm2,bench,tensorboard,wandb,trackio,ray]'
 	touch $@
 
 quickstart: setup

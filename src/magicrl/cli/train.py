@@ -5,16 +5,22 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from magicrl.cli.live import LiveDisplay
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
+from magicrl.config.schema import TrainConfig
 from magicrl.reporting.report import write_report
 from magicrl.reporting.summary import print_summary
 from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
 from magicrl.training.observer import Observers
+
+if TYPE_CHECKING:
+    from magicrl.training.assemble import PartsMaker
 
 
 def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *, resume: bool) -> int:
@@ -38,8 +44,9 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
             placed_errors(recipe, overrides),
             LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
             TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
+            _parts(config) as parts,
         ):
-            train(config, recipe.parent, folder, Observers(display, mirror), resume=resume)
+            train(config, recipe.parent, folder, Observers(display, mirror), resume=resume, parts=parts)
     except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
         if (folder / "metrics.jsonl").exists():
             with contextlib.suppress(ValueError):  # a full disk: why the run stopped is what matters
@@ -49,6 +56,18 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
     print_summary(folder, console)
     console.print(f"report: {page}")
     return 0
+
+
+def _parts(config: TrainConfig) -> AbstractContextManager[PartsMaker | None]:
+    """What makes the parts that live elsewhere: None for a recipe without ``[cluster]``."""
+    if config.cluster is None:
+        return nullcontext()
+    from magicrl.distributed.runtime import require_ray
+
+    require_ray()
+    from magicrl.distributed.assemble import cluster_parts
+
+    return cluster_parts(config)
 
 
 def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) -> int:

@@ -23,6 +23,8 @@ class LearnerPlacement(Section):
     """Keep master weights and moments in the host's memory."""
     optimizer_states: Literal["float32", "8bit"] = "float32"
     """Precision of AdamW's moments."""
+    restarts: int = Field(default=2, ge=0)
+    """Losses of a rank that are mended within one call; then the run stops, to be resumed from its checkpoint."""
 
     @model_validator(mode="after")
     def _sequence_parallel_divides(self) -> Self:

@@ -1,0 +1,174 @@
+"""The parts of a run on a cluster: what ``[cluster]`` of a recipe asks for, behind the same protocols."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import TrainConfig
+from magicrl.distributed.engine_pool import EnginePool
+from magicrl.distributed.learner.learner import DistributedLearner
+from magicrl.distributed.learner.ray_ranks import RayLauncher
+from magicrl.distributed.learner.settings import LearnerTimeouts
+from magicrl.distributed.replica import Replica
+from magicrl.distributed.runtime import check_room, connected, nodes
+from magicrl.distributed.verifier_nodes import VerifierNodes
+from magicrl.evaluation.external_engines import described_model
+from magicrl.models.loading import LoadedModel
+from magicrl.models.prompts import PromptEncoder
+from magicrl.rollout.lagged import LaggedEngine
+from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.weight_check import WeightCheck
+from magicrl.training.assemble import Judge, make_engine, make_learner
+from magicrl.training.protocols import Learner
+
+_REPLICA_THREADS = 8  # of its actor: one waits for samples, the others bring work and weights
+
+
+class ClusterParts:
+    """A `magicrl.training.assemble.PartsMaker` on the connected cluster.
+
+    Args:
+        config: a recipe with ``[cluster]``.
+
+    Raises:
+        RecipeError: the cluster has no room for what the recipe asks.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        assert config.cluster is not None, "without [cluster] everything is local"
+        self._config = config
+        self._cluster: ClusterConfig = config.cluster
+        if config.rollout.engine == "replay":
+            raise RecipeError("recorded rollouts need no cluster; leave [cluster] out", key="rollout.engine")
+        self._gpus = config.run.device != "cpu" and any(node.gpus for node in nodes())
+        self._check_room()
+
+    def judge(self) -> Judge:
+        """A verifier pool on every node."""
+        placement = self._cluster.verifier
+        return VerifierNodes(
+            self._config.verifier, workers_per_node=placement.workers_per_node, timeouts=self._cluster.timeouts
+        )
+
+    def learner(self, policy: LoadedModel) -> Learner:
+        """FSDP2 ranks as Ray actors; with one rank and nothing offloaded the learner stays in this process."""
+        config, placement = self._config, self._cluster.learner
+        if placement.ranks == 1 and not self._gpus:
+            return make_learner(config, policy)
+        timeouts = self._cluster.timeouts
+        # a rank on a CPU takes none of Ray's: the ranks work while the replicas wait
+        options = {"num_gpus": 1, "num_cpus": 1} if self._gpus else {"num_cpus": 0}
+        return DistributedLearner(
+            policy,
+            launcher=RayLauncher([{**options, "scheduling_strategy": "SPREAD"}] * placement.ranks),
+            placement=placement,
+            loss=config.algorithm.loss,
+            optimizer=config.optimizer,
+            model_config=config.model,
+            correction=config.algorithm.correction,
+            correction_cap=config.algorithm.correction_cap,
+            kl_coefficient=config.reference.coefficient,
+            max_response_tokens=max(stage.max_tokens for stage in config.stages),
+            device="cuda" if self._gpus else "cpu",
+            threads=config.run.threads,
+            timeouts=LearnerTimeouts(start=timeouts.start, call=timeouts.learner),
+            rebuilds=placement.restarts,
+        )
+
+    def engine(self, start: Path | str, encoder: PromptEncoder, check: WeightCheck) -> RolloutEngine:
+        """Rollout replicas on any nodes, each with the engine that ``rollout.engine`` names."""
+        rollout = self._cluster.rollout
+        pool = EnginePool(
+            partial(start_replica, self._config, str(start), gpus=self._gpus_each),
+            rollout.replicas,
+            timeouts=self._cluster.timeouts,
+            restarts=rollout.restarts,
+            check=check,
+        )
+        lag = self._config.rollout.weight_lag
+        return LaggedEngine(pool, lag=lag) if lag else pool
+
+    @property
+    def _gpus_each(self) -> int:
+        return self._cluster.rollout.tensor_parallel if self._gpus else 0
+
+    def _check_room(self) -> None:
+        rollout, learner, alive = self._cluster.rollout, self._cluster.learner, nodes()
+        if rollout.tensor_parallel > 1 and not (self._gpus and self._config.rollout.engine == "vllm"):
+            raise RecipeError(
+                f'{rollout.tensor_parallel} needs rollout.engine = "vllm" and GPUs; set it to 1',
+                key="cluster.rollout.tensor_parallel",
+            )
+        check_room(
+            "rollout replicas",
+            rollout.replicas,
+            cpus=rollout.cpus,
+            gpus=self._gpus_each,
+            key="cluster.rollout.replicas",
+            alive=alive,
+        )
+        have = sum(node.gpus for node in alive)
+        need = rollout.replicas * self._gpus_each + learner.ranks
+        if self._gpus and need > have:
+            raise RecipeError(
+                f"{rollout.replicas} replicas of {self._gpus_each} GPUs and {learner.ranks} learner ranks need {need} "
+                f"GPUs, the cluster has {have:g}",
+                key="cluster.learner.ranks",
+            )
+
+
+def start_replica(config: TrainConfig, start: str, index: int, *, gpus: int) -> Any:
+    """The actor of a rollout replica, which makes its engine on the node where Ray puts it."""
+    assert config.cluster is not None
+    placement = config.cluster.rollout
+    actor: Any = ray.remote(Replica)
+    options = {
+        "num_cpus": placement.cpus,
+        "num_gpus": gpus,
+        "max_concurrency": _REPLICA_THREADS,
+        "max_restarts": 0,  # its weights would be lost: the pool makes another and gives it the present ones
+        "scheduling_strategy": "SPREAD",
+    }
+    threads = placement.threads or max(1, int(placement.cpus))
+    return actor.options(**options).remote(partial(make_replica_engine, config, start, max(1, gpus)), threads)
+
+
+def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEngine:
+    """The engine of one replica, as the recipe makes it on one machine; lagged weights are the pool's business.
+
+    Raises:
+        ValueError: the model folder is not there, or the engine cannot serve it (names the node).
+    """
+    # replicas of one node would bind their threads to the same cores
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    plain = config.model_copy(update={"rollout": config.rollout.model_copy(update={"weight_lag": 0})})
+    try:
+        encoder = PromptEncoder(described_model(start).tokenizer, config.data.max_prompt_tokens)
+        return make_engine(plain, start, encoder, gpus=gpus)
+    except (ValueError, OSError) as error:
+        raise ValueError(
+            f"{' '.join(str(error).split())} (on node {socket.gethostname()}; the start model must be at the same path "
+            "on every node, or a hub name)"
+        ) from error
+
+
+@contextmanager
+def cluster_parts(config: TrainConfig) -> Generator[ClusterParts]:
+    """The parts of a recipe with ``[cluster]``; within it the process is connected to Ray.
+
+    Raises:
+        RecipeError: there is no such cluster, or it has no room for what the recipe asks.
+    """
+    assert config.cluster is not None
+    with connected(config.cluster):
+        yield ClusterParts(config)

@@ -1,0 +1,314 @@
+"""Many rollout replicas behind the one seam: requests are shared out, what a lost replica owed is asked of others.
+
+A request goes to the replica with the fewest tokens still to come, all requests of one ``submit`` before any of them
+runs: the same submissions give every replica the same work, whoever is faster. A replica that dies, or from which
+nothing is heard for too long, is replaced by a new one with the present weights; meanwhile the others are asked for
+the samples that it had not delivered, and only for those, by their indices: none is lost and none comes twice.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.distributed.payload import pack, size
+from magicrl.distributed.replica import Harvest, ReplicaFacts
+from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
+from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
+from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of
+from magicrl.rollout.weight_check import WeightCheck
+
+
+@dataclass(kw_only=True, eq=False)
+class _Slot:
+    """A replica's place: the actor that fills it now, and what that one owes.
+
+    Attributes:
+        index: names it.
+        actor: Ray's handle.
+        facts: None until it has answered for the first time.
+        pending: the call on whose answer the pool waits: ``load`` while it starts, else ``collect``.
+        starting: it has no weights yet.
+        owed: sample indices by issue order.
+        heard: clock at its last delivered sample, or at the hand-over of work.
+        samples, tokens, busy: delivered so far, and seconds spent generating.
+    """
+
+    index: int
+    actor: Any
+    facts: ReplicaFacts | None = None
+    pending: Any = None
+    starting: bool = True
+    owed: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    heard: float = 0.0
+    samples: int = 0
+    tokens: int = 0
+    busy: float = 0.0
+
+    @property
+    def name(self) -> str:
+        where = "" if self.facts is None else f" ({self.facts.host}, process {self.facts.pid})"
+        return f"rollout replica {self.index}{where}"
+
+
+class EnginePool:
+    """A `magicrl.rollout.protocol.RolloutEngine` over Ray actors.
+
+    Args:
+        make: starts the actor of a place; called again for its successors.
+        replicas: how many there are to be.
+        timeouts: of every wait.
+        restarts: replicas that may be lost before the pool gives up.
+        check: compares every replica's log-probs with the learner's after each weight copy.
+
+    Raises:
+        ClusterError: a replica did not start in time.
+        ValueError: its engine cannot be made.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Any],
+        replicas: int,
+        *,
+        timeouts: ClusterTimeouts,
+        restarts: int = 8,
+        check: WeightCheck | None = None,
+    ) -> None:
+        self._make = make
+        self._timeouts = timeouts
+        self._restarts = restarts
+        self._check = check
+        self._groups = OpenGroups()
+        self._ready: deque[Filed] = deque()  # not yet yielded
+        self._waiting: deque[tuple[int, set[int]]] = deque()  # for want of a replica
+        self._weights: Any = None  # reference to the present payload
+        self._version = -1
+        self.lost: list[str] = []
+        """Names of the replicas that were lost so far, with the reason."""
+        self.weight_bytes = 0
+        """Size of the last weights."""
+        self._slots = [_Slot(index=index, actor=make(index)) for index in range(replicas)]
+        for slot in self._slots:
+            self._await_facts(slot)
+            slot.starting = False
+
+    @property
+    def policy_version(self) -> int:
+        return self._version
+
+    @property
+    def max_context(self) -> int:
+        return min(slot.facts.max_context for slot in self._slots if slot.facts is not None)
+
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Share requests out; all or, on an error, none of them.
+
+        Raises:
+            ValueError: a request that no engine could serve (names the problem).
+        """
+        for request in requests:
+            check_request(request, self.max_context)
+        self._hand_out([(group.order, set(group.request.indices)) for group in self._groups.take_in(requests)])
+
+    def finished(self) -> Iterator[RolloutGroup]:
+        """Wait until nothing is queued, yielding each group as its last member arrives."""
+        for filed in self._run():
+            if filed.last:
+                yield group_of(filed.group)
+
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        """Wait until nothing is queued, yielding each completion as it arrives."""
+        for filed in self._run():
+            yield filed.sample
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """Put the weights into the object store once and have every replica take and show them.
+
+        Raises:
+            ClusterError: no replica is left.
+            RuntimeError: a replica samples with other weights (from the check).
+        """
+        payload = pack(weights)
+        self.weight_bytes = size(payload)
+        self._weights, self._version = ray.put(payload), version
+        calls = [(slot, self._load(slot)) for slot in self._slots if not slot.starting]
+        for slot in (slot for slot in self._slots if slot.starting):
+            slot.pending = self._load(slot)  # what it was starting with is out of date
+        answers: dict[str, list[RolloutGroup]] = {}
+        for slot, call in calls:
+            what = f"{slot.name} to take the weights of version {version}"
+            try:
+                answers[slot.name] = waited_for(call, self._timeouts.load_weights, what)
+            except (RayActorError, ClusterError) as error:
+                self._lose(slot, error)
+        if self._check is not None and answers:
+            self._check.compare(answers, version)
+
+    def interrupt(self) -> list[RolloutRequest]:
+        """Drop all work and return the unfinished requests in issue order."""
+        unseen = {filed.group.order: filed.group.request for filed in self._ready}
+        unseen |= {group.order: group.request for group in self._groups.open.values()}
+        self._groups.drop()
+        self._ready.clear()
+        self._waiting.clear()
+        for slot in self._slots:
+            slot.owed.clear()
+        for slot in [slot for slot in self._slots if not slot.starting]:
+            try:
+                waited_for(slot.actor.interrupt.remote(), self._timeouts.load_weights, f"{slot.name} to stop")
+            except (RayActorError, ClusterError) as error:
+                self._lose(slot, error)
+        return [unseen[order] for order in sorted(unseen)]
+
+    def close(self) -> None:
+        """End every replica. Safe to call twice."""
+        for slot in self._slots:
+            ray.kill(slot.actor)
+        self._slots.clear()
+        self._groups.drop()
+        self._ready.clear()
+
+    def observations(self) -> dict[str, float]:
+        """Metrics since the start: per replica what it delivered, how fast, and how much it owes."""
+        values: dict[str, float] = {"cluster/replicas/lost": len(self.lost)}
+        for slot in self._slots:
+            key = f"cluster/replica_{slot.index}"
+            values[f"{key}/tokens"] = slot.tokens
+            values[f"{key}/busy_seconds"] = slot.busy
+            values[f"{key}/tokens_per_second"] = slot.tokens / slot.busy if slot.busy else 0.0
+            values[f"{key}/queue"] = sum(map(len, slot.owed.values()))
+        return values
+
+    # sharing out
+
+    def _hand_out(self, work: Sequence[tuple[int, set[int]]]) -> None:
+        """Give each request's samples to the replica with the fewest tokens to come, in issue order."""
+        live = [slot for slot in self._slots if not slot.starting]
+        if not live:
+            self._waiting.extend(work)
+            return
+        shares: dict[int, list[tuple[int, RolloutRequest]]] = {slot.index: [] for slot in live}
+        loads = {slot.index: self._tokens_to_come(slot) for slot in live}
+        for order, indices in work:
+            slot = min(live, key=lambda slot: (loads[slot.index], slot.index))
+            group = self._groups.open[order]
+            loads[slot.index] += _tokens(group.request, len(indices))
+            slot.owed.setdefault(order, set()).update(indices)
+            request = group.request
+            part = request if len(indices) == len(request.indices) else replace(request, samples=tuple(sorted(indices)))
+            shares[slot.index].append((order, part))
+        for slot in live:
+            if shares[slot.index]:
+                slot.heard = time.monotonic()
+                slot.actor.submit.remote(shares[slot.index])
+
+    def _tokens_to_come(self, slot: _Slot) -> int:
+        """Upper bound, in tokens, of what a replica owes."""
+        return sum(_tokens(self._groups.open[order].request, len(indices)) for order, indices in slot.owed.items())
+
+    # collecting
+
+    def _run(self) -> Iterator[Filed]:
+        while self._ready or self._groups.open:
+            while self._ready:
+                yield self._ready.popleft()
+            if self._groups.open:
+                self._wait()
+
+    def _wait(self) -> None:
+        """Take in what the next replica tells, and see to those that tell nothing."""
+        for slot in self._slots:
+            if slot.pending is None:
+                slot.pending = slot.actor.collect.remote()
+        calls = {slot.pending: slot for slot in self._slots}
+        done, _ = ray.wait(list(calls), num_returns=1, timeout=1.0)
+        for call in done:
+            slot = calls[call]
+            slot.pending = None
+            try:
+                if slot.starting:
+                    self._begin(slot, ray.get(call))
+                else:
+                    self._take_in(slot, ray.get(call))
+            except RayActorError as error:
+                self._lose(slot, error)
+            except RayTaskError as error:  # the engine's own words, which the loop knows, and not its process's end
+                raise error.cause from error
+        now = time.monotonic()
+        for slot in self._slots:
+            limit = self._timeouts.start if slot.starting else self._timeouts.generate
+            if (slot.starting or slot.owed) and now - slot.heard > limit:
+                what = "its engine to start" if slot.starting else f"a sample; it owes those of {len(slot.owed)} groups"
+                self._lose(slot, ClusterError(f"waited {limit:g} s for {what}"))
+
+    def _take_in(self, slot: _Slot, harvest: Harvest) -> None:
+        slot.busy = harvest.busy
+        for order, index, completion in harvest.samples:
+            group = self._groups.open.get(order)
+            if group is None or index not in slot.owed.get(order, ()):
+                continue  # interrupted meanwhile
+            self._settle(slot, order, index)
+            slot.heard = time.monotonic()
+            slot.samples += 1
+            slot.tokens += len(completion)
+            self._ready.append(self._groups.file(group, index, completion))
+
+    @staticmethod
+    def _settle(slot: _Slot, order: int, index: int) -> None:
+        slot.owed[order].discard(index)
+        if not slot.owed[order]:
+            del slot.owed[order]
+
+    # starting and losing
+
+    def _load(self, slot: _Slot) -> Any:
+        return slot.actor.load.remote(self._weights, self._version, self._check.requests if self._check else ())
+
+    def _await_facts(self, slot: _Slot) -> None:
+        try:
+            slot.facts = waited_for(slot.actor.facts.remote(), self._timeouts.start, f"{slot.name} to start")
+        except RayActorError as error:
+            raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
+
+    def _begin(self, slot: _Slot, answers: list[RolloutGroup]) -> None:
+        """A successor has the weights: it may work."""
+        if self._check is not None and answers:
+            self._check.compare({slot.name: answers}, self._version)
+        self._await_facts(slot)
+        slot.starting, slot.heard = False, time.monotonic()
+        work = list(self._waiting)
+        self._waiting.clear()
+        self._hand_out(work)
+
+    def _lose(self, slot: _Slot, error: Exception) -> None:
+        """Put another in the place of a lost replica and ask the others for what it owed.
+
+        Raises:
+            ClusterError: too many were lost.
+        """
+        reason = str(error).strip().splitlines()[0]
+        self.lost.append(f"{slot.name}: {reason}")
+        ray.kill(slot.actor)
+        owed = sorted(slot.owed.items())
+        if len(self.lost) > self._restarts:
+            raise ClusterError(
+                f"{len(self.lost)} rollout replicas were lost, cluster.rollout.restarts = {self._restarts}; the last: "
+                f"{self.lost[-1]}. Resume from the last checkpoint once the cause is gone"
+            )
+        successor = _Slot(index=slot.index, actor=self._make(slot.index), heard=time.monotonic())
+        successor.samples, successor.tokens = slot.samples, slot.tokens
+        self._slots[self._slots.index(slot)] = successor
+        successor.pending = self._load(successor)
+        self._hand_out(owed)
+
+
+def _tokens(request: RolloutRequest, samples: int) -> int:
+    return len(request.prompt_tokens) + samples * request.sampling.max_tokens

@@ -1,0 +1,188 @@
+"""One rollout replica: an engine in a process of its own, which generates while others talk to it.
+
+A thread runs the engine; calls from outside (new work, new weights, what has ended) come between two of its finished
+samples. Nothing here knows Ray but the pool, which runs this class as an actor with several threads.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+
+from magicrl.distributed.payload import Payload, unpack
+from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
+from magicrl.rollout.protocol import RolloutEngine
+
+_HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReplicaFacts:
+    """What a replica tells of itself once its engine is there.
+
+    Attributes:
+        host: the machine's name.
+        pid: its process.
+        max_context: of its engine.
+    """
+
+    host: str
+    pid: int
+    max_context: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Harvest:
+    """What ended since the last call.
+
+    Attributes:
+        samples: (issue order of the request, sample index, completion).
+        busy: seconds that the engine has generated so far.
+    """
+
+    samples: list[tuple[int, int, Completion]]
+    busy: float
+
+
+class Replica:
+    """
+    Args:
+        make: makes the engine, in this process.
+        threads: torch threads.
+    """
+
+    def __init__(self, make: Callable[[], RolloutEngine], threads: int) -> None:
+        torch.set_num_threads(threads)
+        self._engine = make()
+        self._changed = threading.Condition()
+        self._engine_free = threading.Lock()
+        self._visitors = 0  # calls that want the engine between two samples
+        self._working = False
+        self._closed = False
+        self._orders: dict[int, tuple[RolloutRequest, int]] = {}  # by identity of the request
+        self._ended: deque[tuple[int, int, Completion]] = deque()
+        self._failure: BaseException | None = None
+        self._busy = 0.0
+        threading.Thread(target=self._generate, name="generate", daemon=True).start()
+
+    def facts(self) -> ReplicaFacts:
+        """Who it is; answered once the engine is made."""
+        return ReplicaFacts(host=socket.gethostname(), pid=os.getpid(), max_context=self._engine.max_context)
+
+    def submit(self, work: Sequence[tuple[int, RolloutRequest]]) -> None:
+        """Queue requests with their issue orders; what the engine refuses, `collect` raises."""
+        with self._visit():
+            try:
+                self._engine.submit([request for _, request in work])
+            except ValueError as error:
+                self._failure = error
+                return
+            for order, request in work:
+                self._orders[id(request)] = (request, order)
+            self._working = True
+
+    def collect(self) -> Harvest:
+        """What has ended since the last call; waits for the first, at most ten seconds.
+
+        Raises:
+            ValueError, FloatingPointError, RuntimeError: why the engine stopped.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or self._failure is not None, timeout=_HEARTBEAT)
+            samples = list(self._ended)
+            self._ended.clear()
+            if self._failure is not None and not samples:
+                raise self._failure
+            return Harvest(samples=samples, busy=self._busy)
+
+    def load(self, payload: Payload, version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
+        """Take new weights between two samples, and answer ``probes`` with them."""
+        with self._visit():
+            self._engine.load_weights(unpack(payload), version)
+            return self._answers(probes)
+
+    def interrupt(self) -> None:
+        """Drop all work."""
+        with self._visit():
+            self._engine.interrupt()
+            self._working = False
+            self._orders.clear()
+            with self._changed:
+                self._ended.clear()
+
+    def close(self) -> None:
+        """Stop generating and free the engine."""
+        with self._visit():
+            self._closed = True
+            self._engine.close()
+
+    def _answers(self, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
+        """Groups of ``probes`` in their order; what else ends meanwhile is kept for `collect`."""
+        if not probes:
+            return []
+        done: dict[int, dict[int, Completion]] = {id(probe): {} for probe in probes}
+        self._engine.submit(probes)
+        samples = self._engine.finished_samples()
+        while any(len(done[id(probe)]) < len(probe.indices) for probe in probes):
+            sample = next(samples)
+            if id(sample.request) in done:
+                done[id(sample.request)][sample.index] = sample.completion
+            else:
+                self._file(sample)
+        return [RolloutGroup(request=p, completions=tuple(done[id(p)][i] for i in p.indices)) for p in probes]
+
+    @contextmanager
+    def _visit(self) -> Generator[None]:
+        """The engine, as soon as its next sample has ended."""
+        with self._changed:
+            self._visitors += 1
+        try:
+            with self._engine_free:
+                yield
+        finally:
+            with self._changed:
+                self._visitors -= 1
+                self._changed.notify_all()
+
+    def _generate(self) -> None:
+        samples: Iterator[FinishedSample] = iter(())
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or (self._working and not self._visitors))
+                if self._closed:
+                    return
+            with self._engine_free:
+                if not self._working or self._closed:
+                    continue
+                began = time.perf_counter()
+                try:
+                    sample = next(samples, None)
+                    if sample is None:  # the iterator is used up, or new work came since
+                        samples = self._engine.finished_samples()
+                        sample = next(samples, None)
+                        self._working = sample is not None
+                except Exception as error:  # noqa: BLE001 (the border of a worker: the caller of `collect` gets it)
+                    self._working = False
+                    with self._changed:
+                        self._failure = error
+                        self._changed.notify_all()
+                    continue
+                self._busy += time.perf_counter() - began
+                if sample is not None:
+                    self._file(sample)
+
+    def _file(self, sample: FinishedSample) -> None:
+        """Keep a sample for `collect`; one of a request that was dropped is nobody's."""
+        with self._changed:
+            if id(sample.request) in self._orders:
+                _, order = self._orders[id(sample.request)]
+                self._ended.append((order, sample.index, sample.completion))
+                self._changed.notify_all()

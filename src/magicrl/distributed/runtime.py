@@ -1,0 +1,174 @@
+"""Connecting to Ray, what its nodes have, and waits that end."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import math
+import socket
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.errors import RecipeError
+
+NAMESPACE = "magicrl"
+
+
+class ClusterError(RuntimeError):
+    """Something on the cluster did not answer or cannot go on; the text names it and the remedy."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """One live node.
+
+    Attributes:
+        id: Ray's.
+        address: IP address.
+        cpus: CPUs that Ray may give to actors.
+        gpus: likewise.
+        memory: bytes that Ray may give out.
+        object_store: bytes of its object store.
+        head: whether the cluster's head runs here.
+    """
+
+    id: str
+    address: str
+    cpus: float
+    gpus: float
+    memory: float
+    object_store: float
+    head: bool
+
+    @property
+    def name(self) -> str:
+        """Address and the start of the id: simulated nodes share an address."""
+        return f"{self.address}/{self.id[:6]}"
+
+
+def require_ray() -> None:
+    """Raise ``RecipeError`` where Ray is not installed."""
+    if importlib.util.find_spec("ray") is None:
+        raise RecipeError("needs Ray, which is not installed: pip install 'magicrl[ray]' on every node", key="cluster")
+
+
+@contextmanager
+def connected(config: ClusterConfig) -> Generator[None]:
+    """Within it this process is connected to the cluster; one that was started for it ends with it.
+
+    Raises:
+        RecipeError: Ray is not installed, or nobody answers at ``cluster.address``.
+    """
+    require_ray()
+    import ray
+
+    if ray.is_initialized():  # somebody else's: it stays
+        yield
+        return
+    options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
+    if config.address is None:
+        options["include_dashboard"] = False
+    else:
+        _check_address(config.address, config.timeouts.connect)
+        options["address"] = config.address
+    try:
+        ray.init(**options)
+    except (ConnectionError, RuntimeError, TimeoutError) as error:
+        raise RecipeError(
+            f"no Ray at {config.address or 'this machine'}: {str(error).splitlines()[0]}. On the head node: "
+            "ray start --head --port=6379; on every other: ray start --address=HEAD:6379; or leave cluster.address out "
+            "to start one here",
+            key="cluster.address",
+        ) from error
+    try:
+        yield
+    finally:
+        ray.shutdown()
+
+
+def _check_address(address: str, seconds: float) -> None:
+    """Ray itself tries for minutes and says little."""
+    host, separator, port = address.rpartition(":")
+    if not separator or "//" in address or not port.isdigit():
+        return
+    try:
+        socket.create_connection((host, int(port)), timeout=min(seconds, 30.0)).close()
+    except OSError as error:
+        raise RecipeError(
+            f"nobody answers at {address} ({error}); is `ray start --head --port={port}` running there, and the port "
+            "open?",
+            key="cluster.address",
+        ) from error
+
+
+def nodes() -> list[Node]:
+    """The live nodes, the head first."""
+    import ray
+
+    found = [
+        Node(
+            id=row["NodeID"],
+            address=row["NodeManagerAddress"],
+            cpus=float(row["Resources"].get("CPU", 0)),
+            gpus=float(row["Resources"].get("GPU", 0)),
+            memory=float(row["Resources"].get("memory", 0)),
+            object_store=float(row["Resources"].get("object_store_memory", 0)),
+            head="node:__internal_head__" in row["Resources"],
+        )
+        for row in ray.nodes()
+        if row["Alive"]
+    ]
+    return sorted(found, key=lambda node: (not node.head, node.id))
+
+
+def check_room(what: str, count: int, *, cpus: float, gpus: float, key: str, alive: Sequence[Node]) -> None:
+    """Refuse actors that no node could hold: Ray would wait for room for ever, without a word.
+
+    Raises:
+        RecipeError: names what the nodes have.
+    """
+    room = sum(_fitting(node, cpus, gpus) for node in alive)
+    if room < count:
+        have = ", ".join(f"{node.name}: {node.cpus:g} CPUs, {node.gpus:g} GPUs" for node in alive)
+        each = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+        fit = "none" if not room else f"only {room:.0f}"
+        raise RecipeError(
+            f"{count} {what} of {each} each do not fit, {fit} would ({have}); ask for fewer, give each less "
+            "(cluster.rollout.cpus), or add nodes",
+            key=key,
+        )
+
+
+def _fitting(node: Node, cpus: float, gpus: float) -> float:
+    limits = [have // need for have, need in ((node.cpus, cpus), (node.gpus, gpus)) if need]
+    return min(limits, default=math.inf)
+
+
+def waited_for(reference: Any, seconds: float, what: str) -> Any:
+    """The value of a Ray reference.
+
+    Raises:
+        ClusterError: it did not come within ``seconds``; names what was waited for.
+        ray.exceptions.RayActorError: its actor died.
+    """
+    import ray
+    from ray.exceptions import GetTimeoutError
+
+    try:
+        return ray.get(reference, timeout=seconds)
+    except GetTimeoutError as error:
+        raise ClusterError(
+            f"waited {seconds:g} s for {what}; `ray status` shows what runs, and [cluster.timeouts] how long to wait"
+        ) from error
+
+
+def cause_of(error: BaseException) -> str:
+    """What a remote error says in one line: Ray wraps it in the tracebacks of every process on the way."""
+    inner: BaseException = error
+    while isinstance(getattr(inner, "cause", None), BaseException) and getattr(inner, "cause", None) is not inner:
+        inner = inner.cause  # pyright: ignore[reportAttributeAccessIssue]
+    lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
+    return lines[-1] if lines else type(inner).__name__

@@ -1,0 +1,201 @@
+"""Judging on every node's CPUs: a verifier pool in an actor on each, every item as isolated as on one machine.
+
+A response goes to the node with the fewest waiting for each of its workers. A node's actor that dies is replaced, and
+what it had not judged is judged elsewhere. An item that neither kills nor finishes its worker, so that nothing comes
+for ``timeouts.judge`` seconds, is tried once on another node; then it is not judged and leaves its group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+
+from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.config.schema import VerifierConfig
+from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
+from magicrl.records import Problem, Verdict
+from magicrl.verifiers.base import make_verdict
+from magicrl.verifiers.pool import VerifierPool
+
+_ATTEMPTS = 2
+
+
+class JudgeActor:
+    """A node's verifier pool. Its calls wait in threads of their own, so that a slow item delays no other."""
+
+    def __init__(self, config: VerifierConfig) -> None:
+        self._pool = VerifierPool.from_config(config)
+
+    def judge(self, problem: Problem, response: str) -> Verdict:
+        """The verdict of one response."""
+        (verdict,) = self._pool.judge(problem, [response])
+        return verdict
+
+    def warm_up(self, verifiers: tuple[str, ...]) -> None:
+        """Start the workers. Raises ``RuntimeError`` where one does not start."""
+        self._pool.warm_up(verifiers)
+
+
+@dataclass(kw_only=True, eq=False)
+class _Place:
+    """A node's actor and how many responses it has not judged yet."""
+
+    node: Node
+    actor: Any
+    waiting: int = 0
+    judged: int = 0
+
+
+@dataclass(kw_only=True)
+class _Item:
+    """A response under way."""
+
+    response: str
+    place: _Place
+    call: Any
+    attempts: int = 1
+    verdict: Verdict | None = None
+
+
+@dataclass(kw_only=True)
+class NodeTicket:
+    """One submission: its problem and responses, in their order."""
+
+    problem: Problem
+    items: list[_Item] = field(default_factory=list[_Item])
+
+
+class VerifierNodes:
+    """A `magicrl.verifiers.base.VerifierService` over all nodes of the cluster.
+
+    Args:
+        config: the recipe's ``[verifier]``.
+        workers_per_node: processes that judge on each node; None: ``config.workers``.
+        timeouts: of every wait.
+        threads: responses that a node's actor works on at once; more wait in Ray's queue.
+    """
+
+    def __init__(
+        self,
+        config: VerifierConfig,
+        *,
+        workers_per_node: int | None = None,
+        timeouts: ClusterTimeouts | None = None,
+        threads: int = 64,
+    ) -> None:
+        workers = workers_per_node or config.workers
+        self._config = config.model_copy(update={"workers": workers})
+        self._timeouts = timeouts or ClusterTimeouts()
+        self._threads = threads
+        self._warm: tuple[str, ...] = ()
+        self._places = [self._place(node) for node in nodes()]
+        self.lost: list[str] = []
+        """Names of the nodes whose actor was lost, once a loss."""
+
+    def submit(self, problem: Problem, responses: Sequence[str]) -> NodeTicket:
+        """Hand the responses to nodes and return at once.
+
+        Raises:
+            ValueError: the problem has no gold answer.
+        """
+        if not problem.golds:
+            raise ValueError(f"problem {problem.id!r} has no gold answer; give it at least one")
+        return NodeTicket(problem=problem, items=[self._ask(problem, response) for response in responses])
+
+    def result(self, ticket: NodeTicket) -> tuple[Verdict, ...]:
+        """The verdicts of a ticket in the order of its responses; waits for them."""
+        while waiting := [item for item in ticket.items if item.verdict is None]:
+            calls = [item.call for item in waiting]
+            done, _ = ray.wait(calls, num_returns=1, timeout=self._timeouts.judge)
+            for item in waiting:
+                if item.call in done:
+                    self._settle(ticket.problem, item)
+                elif not done:  # nothing at all came: none of them moves
+                    self._give_up(ticket.problem, item, f"no verdict within {self._timeouts.judge:g} s")
+        return tuple(item.verdict for item in ticket.items if item.verdict is not None)
+
+    def ready(self, ticket: NodeTicket) -> bool:
+        """Whether every verdict is there (or its actor is lost, which `result` sees to)."""
+        calls = [item.call for item in ticket.items if item.verdict is None]
+        return not calls or len(ray.wait(calls, num_returns=len(calls), timeout=0)[0]) == len(calls)
+
+    def warm_up(self, verifiers: Iterable[str] = ("maths",)) -> None:
+        """Start the workers of these verifiers on every node.
+
+        Raises:
+            RuntimeError: a node's workers do not start (names the node).
+        """
+        self._warm = tuple(verifiers)
+        calls = [(place, place.actor.warm_up.remote(self._warm)) for place in self._places]
+        for place, call in calls:
+            what = f"the verifiers of node {place.node.name} to start"
+            try:
+                waited_for(call, self._timeouts.start, what)
+            except (RayActorError, RuntimeError, ValueError) as error:
+                raise RuntimeError(f"{what}: {cause_of(error)}") from error
+
+    def observations(self) -> dict[str, float]:
+        """Metrics since the start: per node what it judged and what waits."""
+        values: dict[str, float] = {"cluster/verifiers/lost": len(self.lost)}
+        for number, place in enumerate(self._places):
+            values[f"cluster/verifier_{number}/judged"] = place.judged
+            values[f"cluster/verifier_{number}/queue"] = place.waiting
+        return values
+
+    def close(self) -> None:
+        """End every node's actor, and with it its workers. Safe to call twice."""
+        for place in self._places:
+            ray.kill(place.actor)
+        self._places.clear()
+
+    def _place(self, node: Node) -> _Place:
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        actor: Any = ray.remote(JudgeActor)
+        # none of Ray's CPUs: it waits most of the time, and more actors than CPUs would hang
+        options = {"num_cpus": 0, "max_concurrency": self._threads, "max_restarts": 0}
+        strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+        return _Place(node=node, actor=actor.options(**options, scheduling_strategy=strategy).remote(self._config))
+
+    def _ask(self, problem: Problem, response: str, *, avoid: _Place | None = None) -> _Item:
+        if not self._places:
+            raise ClusterError("no node is left to judge; see `ray status`")
+        others = [place for place in self._places if place is not avoid] or self._places
+        place = min(others, key=lambda place: place.waiting)
+        place.waiting += 1
+        return _Item(response=response, place=place, call=place.actor.judge.remote(problem, response))
+
+    def _settle(self, problem: Problem, item: _Item) -> None:
+        try:
+            item.verdict = ray.get(item.call)
+            item.place.waiting -= 1
+            item.place.judged += 1
+        except RayActorError as error:
+            self._lose(item.place)
+            self._give_up(problem, item, str(error).strip().splitlines()[0])
+
+    def _give_up(self, problem: Problem, item: _Item, reason: str) -> None:
+        """Try an item once more elsewhere; a second failure is nobody's fault but not the answer's either."""
+        item.place.waiting -= 1
+        if item.attempts == _ATTEMPTS:
+            item.verdict = make_verdict("worker_lost", reason=f"node {item.place.node.name}: {reason}")
+            return
+        again = self._ask(problem, item.response, avoid=item.place)
+        item.place, item.call, item.attempts = again.place, again.call, item.attempts + 1
+
+    def _lose(self, place: _Place) -> None:
+        """Replace a dead actor where its node still lives."""
+        if place not in self._places:
+            return
+        self.lost.append(place.node.name)
+        self._places.remove(place)
+        alive = {node.id for node in nodes()}
+        if place.node.id in alive:
+            successor = self._place(place.node)
+            if self._warm:
+                successor.actor.warm_up.remote(self._warm)
+            self._places.append(successor)
