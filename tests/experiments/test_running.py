@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from magicrl.cli.main import app
 from magicrl.experiments import planning
 from magicrl.experiments.definition import SCALES, Ablation, chosen, load_ablation, shipped_ablations
 from magicrl.experiments.pages import CLAIMS_FILE, write_pages
@@ -197,6 +198,21 @@ def test_no_run_is_begun_that_does_not_fit_the_budget(ablation: Ablation, tmp_pa
     runs = plan_runs([ablation], "tiny", seeds=[0])
     assert run_study(runs, tmp_path / "r.jsonl", tmp_path, workers=1, budget_minutes=0.01) == 3
     assert not (tmp_path / "r.jsonl").exists()
+
+
+def test_several_seeds_behind_one_option(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[int, ...]] = []
+
+    def planned(ablations: Any, scale: str, seeds: tuple[int, ...] | None = None) -> list[PlannedRun]:
+        asked.append(tuple(seeds or ()))
+        return []
+
+    monkeypatch.setattr(planning, "plan_runs", planned)
+    app(
+        ["experiment", "run", "6", "--seeds", "1000", "1001", "--results", str(tmp_path / "r.jsonl")],
+        result_action="return_value",
+    )
+    assert asked == [(1000, 1001)]
 
 
 def test_pages_and_claims_file(ablation: Ablation, tmp_path: Path) -> None:

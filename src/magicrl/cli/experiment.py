@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from cyclopts import App
+from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
@@ -59,7 +59,7 @@ def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = No
 def run(
     *names: str,
     scale: Scale = "tiny",
-    seeds: tuple[int, ...] | None = None,
+    seeds: Annotated[tuple[int, ...] | None, Parameter(consume_multiple=True)] = None,
     workers: int | None = None,
     minutes: float | None = None,
     results: Path | None = None,

@@ -49,21 +49,23 @@ def equal_cost_table(runs: Runs, curve: str, bound: float) -> str:
 
     The common amount of a cost is what every run has spent, rounded down to two digits.
     """
-    amounts = {cost: _common(runs, cost) for cost, _ in COSTS}
+    rows_of_all = [row for rows in runs.values() for row in rows.values()]
+    costs = [(cost, words) for cost, words in COSTS if all(row["curves"].get(cost) for row in rows_of_all)]
+    amounts = {cost: _common(rows_of_all, cost) for cost, _ in costs}
     head = ["arm", "at the last step"]
-    head += [f"at {amounts[cost]:,} {words}" for cost, words in COSTS]
-    head += [f"{words} to {bound:.0%}" for _, words in COSTS]
+    head += [f"at {amounts[cost]:,} {words}" for cost, words in costs]
+    head += [f"{words} to {bound:.0%}" for _, words in costs]
     lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
     for arm, rows in runs.items():
         cells = [mean_text(_measured(rows, f"{curve}@late"))]
-        cells += [mean_text(_measured(rows, f"{curve}@{cost}:{amounts[cost]}")) for cost, _ in COSTS]
-        cells += [_reached(rows, cost, curve, bound) for cost, _ in COSTS]
+        cells += [mean_text(_measured(rows, f"{curve}@{cost}:{amounts[cost]}")) for cost, _ in costs]
+        cells += [_reached(rows, cost, curve, bound) for cost, _ in costs]
         lines.append(f"| {arm} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
 
-def _common(runs: Runs, cost: str) -> int:
-    spent = min(float(row["curves"][cost][-1]) for rows in runs.values() for row in rows.values())
+def _common(rows: Sequence[Result], cost: str) -> int:
+    spent = min(float(row["curves"][cost][-1]) for row in rows)
     unit = 10 ** max(0, int(math.log10(max(spent, 1))) - 1)
     return int(spent // unit * unit)
 
