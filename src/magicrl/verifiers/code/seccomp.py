@@ -59,10 +59,10 @@ _IOCTL, _SENDTO, _SOCKETPAIR, _CLONE, _KILL, _FCNTL = 16, 44, 53, 56, 62, 72
 _PRCTL, _SETRLIMIT, _SET_AFFINITY, _TGKILL, _PRLIMIT, _CLONE3 = 157, 160, 203, 234, 302, 435
 
 _IOCTLS = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
-_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1031, 1032)  # not F_SETOWN: it aims SIGIO at any process
+_FCNTLS = (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)  # not F_SETOWN: it aims SIGIO at any process; no larger pipes
 _PRCTLS = (3, 15, 16, 23, 0x53564D41)  # dumpable?, set and get name, capability?, name a mapping
 _KEPT_LIMITS = (0, 1, 9)  # RLIMIT_CPU, RLIMIT_FSIZE, RLIMIT_AS
-_CLONE_THREAD = 0x00010000
+_CLONE_THREAD = 0x00010F00  # and with the same memory, folder, signals and descriptors, whose number is limited
 _CLONE_NAMESPACES = 0x7E020080
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
 _SIGKILL = 9
@@ -138,8 +138,9 @@ def _rules(allow_exec: bool) -> dict[int, list[_Op]]:
     rules[_CLONE3] = [_ret(_ENOSYS)]  # its flags lie in memory, where a filter cannot look; libc then uses clone
     rules[_CLONE] = [
         _argument(0),
-        (_JSET, 0, 2, _CLONE_THREAD),
-        (_JSET, 1, 0, _CLONE_NAMESPACES),
+        (_JSET, 3, 0, _CLONE_NAMESPACES),
+        (_AND, 0, 0, _CLONE_THREAD),
+        (_JEQ, 0, 1, _CLONE_THREAD),
         _ret(_ALLOW),
         _ret(_EPERM),
     ]
