@@ -43,8 +43,11 @@ _SOAK = {
 }
 
 
-def measure_soak(runs: int) -> dict[str, Any]:
-    """Runs one test each, programs of ten kinds in turn; memory, descriptors, processes and files at start and end."""
+def measure_soak(runs: int, minutes: float) -> dict[str, Any]:
+    """Runs one test each, programs of ten kinds in turn; memory, descriptors, processes and files at start and end.
+
+    Ends after so many minutes with the runs that there were until then.
+    """
     suite = parse_suite(tests_of(1))
     me = psutil.Process()
 
@@ -67,13 +70,17 @@ def measure_soak(runs: int) -> dict[str, Any]:
         for index in range(200):
             judge.judge_program(_SOAK[names[index % len(names)]], suite)
         before, start = state(), time.perf_counter()
+        done = 0
         for index in range(runs):
+            if time.perf_counter() - start > 60 * minutes:
+                break
+            done += 1
             name = names[index % len(names)]
             statuses[name][judge.judge_program(_SOAK[name], suite).status] += 1
         after = state()
     left = len(me.children(recursive=True))
     return {
-        "runs": runs,
+        "runs": done,
         "hours": round((time.perf_counter() - start) / 3600, 2),
         "before": before,
         "after": after,

@@ -303,7 +303,7 @@ def main() -> None:
         "speed": lambda: measure_speed(ARGUMENTS.rounds),
         "attacks": lambda: _each_tier(_attacks, ["B", "A"]),
         "references": lambda: _each_tier(_references, ["auto"]),
-        "soak": lambda: measure_soak(ARGUMENTS.runs),
+        "soak": lambda: measure_soak(ARGUMENTS.runs, ARGUMENTS.minutes),
         "scaling": lambda: measure_scaling(ARGUMENTS.rounds),
     }
     found = parts[ARGUMENTS.what]()
@@ -331,6 +331,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--runs", type=int, default=100_000)
+    parser.add_argument("--minutes", type=float, default=600.0, help="of a soak, at most")
     return parser.parse_args()
 
 
