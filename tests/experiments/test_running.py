@@ -130,6 +130,8 @@ def test_shipped_ablations_resolve_at_every_scale() -> None:
     assert [a.id for a in known] == [str(i) for i in range(13)]
     for scale in SCALES:
         assert all(run.config.stages for run in plan_runs(known, scale))
+    assert all({"tiny", "small"} <= set(a.scales) for a in known)
+    assert [a.id for a in known if "paper" not in a.scales] == ["0"], "the gate is our own"
     runs = plan_runs(known, "tiny")
     assert sum(len(run.arms) for run in runs) > len(runs), "ablations share arms"
     assert all(len({run.seed for run in runs if arm in run.arms}) >= 5 for arm in {a for r in runs for a in r.arms})
