@@ -19,6 +19,7 @@ from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner import DistributedLearner
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs
+from magicrl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from magicrl.training.learner import LocalLearner
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
 
@@ -181,6 +182,16 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     one = single(loaded)
     one.restore(gathered)
     assert dict(one.update(second, CONTROLS).values) == pytest.approx(dict(after), rel=1e-4, abs=1e-6)
+    # as a checkpoint: written by ranks, read by one process under the single learner's names
+    kept = Checkpoint(step=1, tensors={}, state={"learner": {}})
+    written = save_checkpoint(tmp_path / "checkpoints", kept, keep_last=1, write_shards=other.write_shards)
+    found = load_checkpoint(written)
+    assert (written / "learner").is_dir()
+    alone = single(loaded)
+    alone.restore(found.learner_state())
+    expected = other.state()
+    assert alone.version == expected["meta"]["optimizer_steps"]
+    assert all(torch.equal(value, expected[k]) for k, value in alone.state().items() if k != "meta")
     # damage is told, and the ranks may go on
     file = tmp_path / "shards" / sorted(meta["files"])[1]
     file.write_bytes(file.read_bytes()[:-1] + b"?")

@@ -63,6 +63,7 @@ class RankUpdate:
         version: updates made so far.
         tokens: of this rank's samples, prompts included.
         seconds: wall-clock, waits for other ranks included.
+        cpu_seconds: of this rank's process.
         peak_mb: most memory so far: of the GPU, else of the process.
     """
 
@@ -72,6 +73,7 @@ class RankUpdate:
     version: int = 0
     tokens: int = 0
     seconds: float = 0.0
+    cpu_seconds: float = 0.0
     peak_mb: float = 0.0
 
 
@@ -135,7 +137,7 @@ class LearnerRank:
 
     def update(self, share: Share, controls: Controls) -> RankUpdate:
         """This rank's part of one SGD step; the decision whether it is kept is the same everywhere."""
-        began = time.perf_counter()
+        began, cpu_began = time.perf_counter(), time.process_time()
         weights = torch.from_numpy(share.weights)
         metrics = self._accumulate(share.samples, weights, controls)
         values = metrics.values()
@@ -156,6 +158,7 @@ class LearnerRank:
             version=self._optimizer.steps,
             tokens=sum(len(sample) for sample in share.samples),
             seconds=time.perf_counter() - began,
+            cpu_seconds=time.process_time() - cpu_began,
             peak_mb=self._peak_mb(),
         )
 

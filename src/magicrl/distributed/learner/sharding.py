@@ -78,9 +78,15 @@ class ShardedModel:
         device: where it computes.
         meshes: see there.
         lora: adapters, or None.
+
+    Args:
+        settings: the learner's.
+        meshes: see there.
+        device: where it computes.
+        fill: load the start model; without, the parameters have shapes and no data (a dry run).
     """
 
-    def __init__(self, settings: LearnerSettings, meshes: Meshes, device: torch.device) -> None:
+    def __init__(self, settings: LearnerSettings, meshes: Meshes, device: torch.device, *, fill: bool = True) -> None:
         self.device, self.meshes = device, meshes
         self._dtype = resolve_dtype(settings.model.dtype)
         with torch.device("meta"):
@@ -93,9 +99,10 @@ class ShardedModel:
         if not self._layers:
             raise ValueError(f"{type(self.model).__name__} has no decoder layers that transformers marks as such")
         self._root = self._sharded(settings)
-        self._fill(settings)
-        self.run(lambda: None)  # FSDP settles who is the root
-        self._reshard_root()
+        if fill:
+            self._fill(settings)
+            self.run(lambda: None)  # FSDP settles who is the root
+            self._reshard_root()
 
     def _trained(
         self, model: PreTrainedModel, settings: LearnerSettings

@@ -1,0 +1,58 @@
+"""Ranks as Ray actors: the same learner, and what a killed actor does to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from magicrl.config.cluster_schema import LearnerPlacement
+from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.distributed.learner import DistributedLearner, LearnerLost, RayLauncher
+from magicrl.records import TrainBatch, TrainSample
+from magicrl.training.learner import LocalLearner
+from magicrl.training.protocols import Controls
+
+ray = pytest.importorskip("ray")
+CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
+
+
+@pytest.fixture
+def cluster() -> Iterator[None]:
+    variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+    yield
+    ray.shutdown()
+
+
+@pytest.mark.slow
+def test_actors_are_one_learner_and_a_dead_one_is_mended(
+    loaded: Callable[[], Any], recorded: list[TrainSample], cluster: None
+) -> None:
+    model = ModelConfig(dtype="float32", micro_batch_tokens=70)
+    policy = loaded()
+    one = LocalLearner(
+        policy.model, valid_vocab=policy.valid_vocab, model_config=model, optimizer=OptimizerConfig(max_grad_norm=0.5)
+    )
+    lost: list[LearnerLost] = []
+    many = DistributedLearner(
+        loaded(),
+        launcher=RayLauncher([{"num_cpus": 0}] * 2),
+        placement=LearnerPlacement(ranks=2),
+        model_config=model,
+        optimizer=OptimizerConfig(max_grad_norm=0.5),
+        threads=1,
+        rebuilds=1,
+        on_loss=lost.append,
+    )
+    for batch in (TrainBatch.of(recorded[:9]), TrainBatch.of(recorded)):
+        expected = one.update(batch, CONTROLS).values
+        assert dict(many.update(batch, CONTROLS).values) == pytest.approx(dict(expected), rel=1e-4, abs=1e-6)
+        ray.kill(many._ranks.actors[1])  # type: ignore[union-attr]
+    assert list(many.weights()) == list(one.weights())
+    assert [error.rank for error in lost] == [1, 1]
+    assert "died" in lost[0].cause
+    many.close()
+    with pytest.raises(ValueError, match="3 learner ranks need as many placements, got 2"):
+        RayLauncher([{}, {}]).start(3, timeout=1)
