@@ -32,23 +32,33 @@ _PROVE = re.compile(
 _ASKS_FOR_VALUE = re.compile(
     r"\?|\b(?:find|determine|compute|calculate|evaluate|solve|simplify|how\s+(?:many|much|long|far|old))\b", re.I
 )
-_ASKS = re.compile(
-    r"\?|\b(?:find|determine|compute|calculate|evaluate|solve|simplify|what|which|when|where|who|how|express|give|"
-    r"minimum|maximum|prove|show)\b",
+_PART_ASKS = re.compile(
+    r"\?|(?:^|[.;:!,$]\s+|\n\s*|\b(?:and|then|to)\s+)(?:find|determine|compute|calculate|evaluate|solve|simplify|prove|"
+    r"show\s+that|express|sketch|what|how\s+(?:many|much|long|far))\b",
     re.I,
 )
+"""What one part of several asks: a question, or a command at the beginning of a sentence."""
 _LINK = re.compile(r"https?://|\bwww\.|!\[[^\]]{0,300}\]\(|<img\b|\\includegraphics|\[img", re.I)
 _FIGURE = re.compile(
     r"\[/?asy\]|\\begin\{(?:asy|tikzpicture|picture|figure)\}|\\(?:draw|fill)\b"
-    r"|\bas\s+(?:shown|pictured|depicted|illustrated|seen)\b(?!\s+that)"
-    r"|\b(?:shown|pictured|depicted|illustrated|drawn|given)\s+(?:below|above|here|at\s+(?:the\s+)?(?:right|left))\b"
     r"|\b(?:in|on|from|see|using|to)\s+(?:the|this|following|figure)\s*(?:following\s+|adjoining\s+|accompanying\s+)?"
-    r"(?:figure|fig\.|diagram|picture|illustration|drawing|sketch)\b"
-    r"|\bthe\s+(?:figure|diagram|picture|drawing|illustration|graph|grid|chart|map)\s+"
-    r"(?:below|above|shows?|at\s+(?:the\s+)?right|at\s+(?:the\s+)?left|on\s+the\s+right|on\s+the\s+left)\b"
-    r"|\bshown\s+in\s+the\b|\b(?:see|in)\s+fig(?:ure|\.)?\s*\d",
+    r"(?:figure|fig\.|diagram|illustration|sketch)s?\b"
+    r"|\b(?:in|on|from|see)\s+(?:the|this)\s+(?:picture|drawing)\s+(?:below|above|shown|at|on|to)\b"
+    r"|\b(?:the|this)\s+(?:figure|diagram|picture|illustration)\s+(?:below|above|shows?|on\s+the|at\s+(?:the\s+)?"
+    r"(?:right|left))\b|\b(?:see|in)\s+fig(?:ure|\.)?\s*\d",
     re.I,
 )
+_SHOWN = re.compile(
+    r"\bas\s+(?:shown|pictured|depicted|illustrated|seen)\b(?!\s+that)"
+    r"|\b(?:shown|pictured|depicted|illustrated|drawn|given)\s+(?:below|above|here|at\s+(?:the\s+)?(?:right|left))\b"
+    r"|\bthe\s+(?:drawing|graph|grid|chart|map)\s+(?:below|above|at\s+(?:the\s+)?right|at\s+(?:the\s+)?left|on\s+the\s+"
+    r"right|on\s+the\s+left)\b|\bshown\s+in\s+the\b",
+    re.I,
+)
+_TABLE = re.compile(
+    r"\\begin\{(?:tabular|array|\w*matrix|align|aligned|gather|cases)|\n\s*\|.*\||\|\s*:?-{2,}|\\hline|\\\[|\$\$|:\s*\$"
+)
+"""What can be shown below without a picture: a table, an array, a displayed formula."""
 # A pattern is tried only where one of its words stands in the text: most problems break no rule, and looking for a word
 # is many times faster than an alternation without regard to case.
 _PROVE_WORDS = ("prove", "show", "demonstrate", "verify")
@@ -60,8 +70,8 @@ _FIGURE_WORDS = (
 _FOLLOWING_WORDS = ("following", "options", "these", "which")
 _TRANSLATION_WORDS = ("translat", "retaining", "original")
 _OPTION = re.compile(
-    r"(?:^|[\s$~.;,:?]|\\\\|\\qquad|\\quad|\\ |[{(])(?:\\text(?:bf|rm|it)?|\\math(?:bf|rm))?\{?\s*\(?([A-F])\s*[).:}]"
-    r"(?=[\s}\\~$\d(-]|$)",
+    r"(?:^|[\s$~.;,:?]|\\\\|\\qquad|\\quad|\\ |[{(])"
+    r"(?:(?:\\text(?:bf|rm|it)?|\\math(?:bf|rm))\{\s*\(?([A-F])\s*[).:}]|\(?([A-F])\s*[).:])(?=[\s}\\~$\d(-]|$)",
     re.M,
 )
 _OF_THE_FOLLOWING = re.compile(
@@ -126,6 +136,8 @@ def _link(entry: Entry, rules: MathsCleaning) -> Drop | None:
 
 def _figure(entry: Entry, rules: MathsCleaning) -> Drop | None:
     found = _search(_FIGURE, _FIGURE_WORDS, entry.problem)
+    if found is None and not _TABLE.search(entry.problem):
+        found = _search(_SHOWN, _FIGURE_WORDS, entry.problem)
     return Drop("needs a figure", _around(entry.problem, found)) if found else None
 
 
@@ -143,6 +155,12 @@ def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if (
         found
         and "following" in found.group().lower()
+        and all(_LETTER.fullmatch(g.strip().upper()) for g in entry.golds)
+    ):
+        return Drop("multiple choice", f"asks for one of the following; gold {entry.golds[0]!r}")
+    if (
+        found
+        and "following" in found.group().lower()
         and len(entry.problem) < 1500
         and _lists_nothing(entry, found.end())
     ):
@@ -155,7 +173,7 @@ def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
 def _lists_nothing(entry: Entry, start: int) -> bool:
     """Whether no list can stand after ``which of the following``: a short rest in one line, without separators."""
     rest = entry.problem[start:].strip()
-    return len(rest) < 120 and not re.search(r"[,;:\n]|\bor\b", rest)
+    return len(rest) < 120 and not re.search(r"[,;:\n]|\bor\b|\\\[|\\\\|\$\$", rest)
 
 
 def options_of(text: str) -> list[str]:
@@ -169,25 +187,32 @@ def options_of(text: str) -> list[str]:
     """
     seen: list[str] = []
     for found in _OPTION.finditer(text):
-        letter = found.group(1)
+        letter = found.group(1) or found.group(2)
         if letter == "ABCDEF"[len(seen) % 6] and len(seen) < 6:
             seen.append(letter)
     return seen if len(seen) >= 3 else []
 
 
 def _parts(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    """Two numbered parts that ask; a list of conditions before one question has but one, the last."""
     order = {0: "abcde", 1: "abcde", 2: "12345", 3: "12345", 5: "ABC123"}
     roman = ("i", "ii", "iii", "iv", "v")
-    counts: dict[int, int] = {}
+    parts: dict[int, list[re.Match[str]]] = {}
     for found in _ENUMERATION.finditer(entry.problem):
         kind = next(index for index, text in enumerate(found.groups()) if text is not None)
-        mark, count = found.group(kind + 1), counts.get(kind, 0)
-        expected = roman[count % 5] if kind == 4 else order[kind][count % len(order[kind])]
-        asks = bool(_ASKS.search(entry.problem, found.end(), min(len(entry.problem), found.end() + 200)))
-        if mark == expected and (asks or count):
-            counts[kind] = count + 1
-        if counts.get(kind, 0) >= 2:
-            return Drop("multi-part", _around(entry.problem, found))
+        before = parts.setdefault(kind, [])
+        expected = roman[len(before) % 5] if kind == 4 else order[kind][len(before) % len(order[kind])]
+        if found.group(kind + 1) == expected:
+            before.append(found)
+    for marks in filter(None, parts.values()):
+        ends = [mark.start() for mark in marks[1:]] + [len(entry.problem)]
+        asking = [
+            mark
+            for mark, end in zip(marks, ends, strict=True)
+            if _PART_ASKS.search(entry.problem[mark.end() : end].strip())
+        ]
+        if len(asking) >= 2:
+            return Drop("multi-part", _around(entry.problem, asking[1]))
     return None
 
 

@@ -22,7 +22,7 @@ class Clean:
     """Row by row, in several processes, each with verifiers of its own."""
 
     use = "clean"
-    version = 1
+    version = 2
     whole = False
     parallel = True
 
