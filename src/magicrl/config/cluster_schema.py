@@ -5,7 +5,7 @@ The same recipe without the section runs on one machine, with the same loop, met
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -18,11 +18,9 @@ class LearnerPlacement(Section):
     ranks: int = Field(default=1, ge=1)
     """Processes, one a GPU; 1: the learner stays in the run's own process."""
     sequence_parallel: int = Field(default=1, ge=1)
-    """Ranks that share one sequence (Ulysses); divides ``ranks`` and the attention heads."""
+    """Ranks that share one sequence (Ulysses); divides ``ranks``, the query heads and the key/value heads."""
     offload_optimizer: bool = False
-    """Keep master weights and moments in the host's memory."""
-    optimizer_states: Literal["float32", "8bit"] = "float32"
-    """Precision of AdamW's moments."""
+    """Keep master weights, gradients and moments in the host's memory, and step there."""
     restarts: int = Field(default=2, ge=0)
     """Losses of a rank that are mended within one call; then the run stops, to be resumed from its checkpoint."""
 

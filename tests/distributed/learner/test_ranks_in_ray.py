@@ -21,7 +21,7 @@ CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
 @pytest.fixture
 def cluster() -> Iterator[None]:
     variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
     yield
     ray.shutdown()
 
