@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 
 from magicrl.cli import data_labels
+from magicrl.cli.cluster import cluster_app
 from magicrl.cli.data import data_app
 from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
 from magicrl.cli.experiment import experiment_app
@@ -32,6 +33,7 @@ app.command(data_app)
 data_app.command(data_labels.sheet)
 data_app.command(data_labels.calibrate)
 app.command(experiment_app)
+app.command(cluster_app)
 app.command(plan)
 
 Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]

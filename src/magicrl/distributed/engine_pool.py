@@ -38,7 +38,8 @@ class _Slot:
         starting: it has no weights yet.
         owed: sample indices by issue order.
         heard: clock at its last delivered sample, or at the hand-over of work.
-        samples, tokens, busy: delivered so far, and seconds spent generating.
+        tokens: delivered since `observations`.
+        busy, busy_told: seconds spent generating so far, and at the last `observations`.
     """
 
     index: int
@@ -48,9 +49,9 @@ class _Slot:
     starting: bool = True
     owed: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     heard: float = 0.0
-    samples: int = 0
     tokens: int = 0
     busy: float = 0.0
+    busy_told: float = 0.0
 
     @property
     def name(self) -> str:
@@ -99,6 +100,11 @@ class EnginePool:
         for slot in self._slots:
             self._await_facts(slot)
             slot.starting = False
+
+    @property
+    def replicas(self) -> tuple[ReplicaFacts | None, ...]:
+        """What each place's replica told of itself; None where a successor has not started yet."""
+        return tuple(slot.facts for slot in self._slots)
 
     @property
     def policy_version(self) -> int:
@@ -177,14 +183,15 @@ class EnginePool:
         self._ready.clear()
 
     def observations(self) -> dict[str, float]:
-        """Metrics since the start: per replica what it delivered, how fast, and how much it owes."""
+        """Metrics since the last call: per replica what it delivered, how fast, and how much it owes."""
         values: dict[str, float] = {"cluster/replicas/lost": len(self.lost)}
         for slot in self._slots:
-            key = f"cluster/replica_{slot.index}"
+            key, busy = f"cluster/replica_{slot.index}", slot.busy - slot.busy_told
             values[f"{key}/tokens"] = slot.tokens
-            values[f"{key}/busy_seconds"] = slot.busy
-            values[f"{key}/tokens_per_second"] = slot.tokens / slot.busy if slot.busy else 0.0
+            values[f"{key}/busy_seconds"] = busy
+            values[f"{key}/tokens_per_second"] = slot.tokens / busy if busy else 0.0
             values[f"{key}/queue"] = sum(map(len, slot.owed.values()))
+            slot.tokens, slot.busy_told = 0, slot.busy
         return values
 
     # sharing out
@@ -257,7 +264,6 @@ class EnginePool:
                 continue  # interrupted meanwhile
             self._settle(slot, order, index)
             slot.heard = time.monotonic()
-            slot.samples += 1
             slot.tokens += len(completion)
             self._ready.append(self._groups.file(group, index, completion))
 
@@ -304,7 +310,7 @@ class EnginePool:
                 f"{self.lost[-1]}. Resume from the last checkpoint once the cause is gone"
             )
         successor = _Slot(index=slot.index, actor=self._make(slot.index), heard=time.monotonic())
-        successor.samples, successor.tokens = slot.samples, slot.tokens
+        successor.tokens = slot.tokens
         self._slots[self._slots.index(slot)] = successor
         successor.pending = self._load(successor)
         self._hand_out(owed)

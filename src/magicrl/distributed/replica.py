@@ -1,7 +1,7 @@
 """One rollout replica: an engine in a process of its own, which generates while others talk to it.
 
 A thread runs the engine; calls from outside (new work, new weights, what has ended) come between two of its finished
-samples. Nothing here knows Ray but the pool, which runs this class as an actor with several threads.
+samples. The pool runs this class as an actor with several threads.
 """
 
 from __future__ import annotations
@@ -31,11 +31,13 @@ class ReplicaFacts:
     Attributes:
         host: the machine's name.
         pid: its process.
+        node: Ray's id of the node; empty outside Ray.
         max_context: of its engine.
     """
 
     host: str
     pid: int
+    node: str
     max_context: int
 
 
@@ -75,7 +77,10 @@ class Replica:
 
     def facts(self) -> ReplicaFacts:
         """Who it is; answered once the engine is made."""
-        return ReplicaFacts(host=socket.gethostname(), pid=os.getpid(), max_context=self._engine.max_context)
+        import ray
+
+        node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+        return ReplicaFacts(host=socket.gethostname(), pid=os.getpid(), node=node, max_context=self._engine.max_context)
 
     def submit(self, work: Sequence[tuple[int, RolloutRequest]]) -> None:
         """Queue requests with their issue orders; what the engine refuses, `collect` raises."""

@@ -139,11 +139,12 @@ class VerifierNodes:
                 raise RuntimeError(f"{what}: {cause_of(error)}") from error
 
     def observations(self) -> dict[str, float]:
-        """Metrics since the start: per node what it judged and what waits."""
+        """Metrics since the last call: per node what it judged, and what waits."""
         values: dict[str, float] = {"cluster/verifiers/lost": len(self.lost)}
         for number, place in enumerate(self._places):
             values[f"cluster/verifier_{number}/judged"] = place.judged
             values[f"cluster/verifier_{number}/queue"] = place.waiting
+            place.judged = 0
         return values
 
     def close(self) -> None:

@@ -128,3 +128,12 @@ class WritesShards(Protocol):
     def shards_kept(self, folder: Path) -> None:
         """What was written last lies in ``folder`` now, and stays until it is written again."""
         ...
+
+
+@runtime_checkable
+class Observed(Protocol):
+    """A part of a run that has metrics of its own beside the step's: workers, queues."""
+
+    def observations(self) -> Mapping[str, float]:
+        """Metrics by key (``area/name/stat``) since the last call."""
+        ...

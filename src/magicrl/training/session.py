@@ -49,7 +49,7 @@ from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
 from magicrl.training.model_card import recommended_sampling, run_card
 from magicrl.training.observer import RunObserver
-from magicrl.training.protocols import WritesShards
+from magicrl.training.protocols import Observed, WritesShards
 from magicrl.training.recorder import RunFolder
 from magicrl.training.removals import in_words, removals
 from magicrl.training.stages import StageSchedule
@@ -203,6 +203,8 @@ class Session:
             self._visits.observe(group)
         validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
         values = {**result.metrics.values, **self._unfiltered(result.metrics), **validated}
+        for part in (self._engine, self._judge, self._learner):
+            values |= part.observations() if isinstance(part, Observed) else {}
         metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
         self._record(metrics, result)
         self._trainer.check(metrics)

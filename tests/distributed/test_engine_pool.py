@@ -1,0 +1,239 @@
+"""The rollout pool on three simulated nodes: the tokens of one engine, whatever dies on the way."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Generator, Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import TrainConfig
+from magicrl.records import Completion, FinishedSample, Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.training.parity import ParityCheck, StaleEngineError
+
+pytestmark = pytest.mark.slow
+
+Tokens = dict[tuple[int, int], Completion]
+CLUSTER = {"rollout": {"replicas": 2, "cpus": 1.0}, "timeouts": {"start": 300.0}}
+
+
+def requests(draws: Iterable[int], *, limit: int = 48, group: int = 6) -> list[RolloutRequest]:
+    rng = np.random.default_rng(0)
+    prompts = {draw: rng.integers(2, 20, 3 + draw % 5) for draw in range(100)}
+    problem = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
+    return [
+        RolloutRequest(
+            draw=draw,
+            problem=problem,
+            prompt_tokens=frozen_tokens(prompts[draw]),
+            group_size=group,
+            sampling=SamplingParams(temperature=1.0, max_tokens=limit, seed=4),
+        )
+        for draw in draws
+    ]
+
+
+def by_place(samples: Iterable[FinishedSample]) -> Tokens:
+    found: Tokens = {}
+    for sample in samples:
+        place = (sample.request.draw, sample.index)
+        assert place not in found, f"sample {place} came twice"
+        found[place] = sample.completion
+    return found
+
+
+def near_ties(one: Tokens, other: Tokens) -> int:
+    """Samples that part, each at a token where float32 rounding may decide; any other difference fails."""
+    assert set(one) == set(other)
+    parted = 0
+    for place, completion in one.items():
+        theirs = other[place]
+        shared = min(len(completion), len(theirs))
+        unlike = np.flatnonzero(completion.tokens[:shared] != theirs.tokens[:shared])
+        until = int(unlike[0]) if len(unlike) else shared
+        np.testing.assert_allclose(
+            completion.sampler_logprobs[:until], theirs.sampler_logprobs[:until], atol=1e-4, err_msg=str(place)
+        )
+        parted += bool(len(unlike)) or len(completion) != len(theirs)
+    return parted
+
+
+@pytest.fixture(scope="module")
+def recipe(make_recipe: Callable[..., TrainConfig]) -> TrainConfig:
+    return make_recipe(CLUSTER)
+
+
+@pytest.fixture(scope="module")
+def policy(recipe: TrainConfig) -> Any:
+    from magicrl.models.loading import load_policy
+
+    assert recipe.start.model is not None
+    return load_policy(recipe.start.model, dtype="float32", device=torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def weights(policy: Any) -> dict[str, torch.Tensor]:
+    """Other weights than those on disk."""
+    generator = torch.Generator().manual_seed(1)
+    return {
+        name: p.detach() * (1 + 0.1 * torch.rand(p.shape, generator=generator))
+        for name, p in policy.model.named_parameters()
+    }
+
+
+def encoder(policy: Any) -> Any:
+    from magicrl.models.prompts import PromptEncoder
+
+    return PromptEncoder(policy.tokenizer, 64)
+
+
+@pytest.fixture(scope="module")
+def alone(recipe: TrainConfig, policy: Any, weights: dict[str, torch.Tensor]) -> Tokens:
+    """What one engine in this process samples."""
+    from magicrl.training.assemble import make_engine
+
+    engine = make_engine(recipe, recipe.start.model or "", encoder(policy))
+    engine.load_weights(weights, 1)
+    engine.submit(requests(range(12)))
+    return by_place(engine.finished_samples())
+
+
+class Watching:
+    """A weight check that remembers who answered."""
+
+    def __init__(self) -> None:
+        self.requests = requests([90], limit=8, group=2)
+        self.seen: list[tuple[int, tuple[str, ...]]] = []
+
+    def compare(self, answers: Any, version: int) -> None:
+        assert all(len(groups) == 1 and len(groups[0].completions) == 2 for groups in answers.values())
+        self.seen.append((version, tuple(answers)))
+
+
+@pytest.fixture
+def pool(
+    three_nodes: Any, recipe: TrainConfig, policy: Any, weights: dict[str, torch.Tensor]
+) -> Generator[tuple[Any, Watching]]:
+    from magicrl.distributed.assemble import ClusterParts
+
+    watching = Watching()
+    engine: Any = ClusterParts(recipe).engine(recipe.start.model or "", encoder(policy), watching)
+    engine.load_weights(weights, 1)
+    yield engine, watching
+    engine.close()
+
+
+def test_two_replicas_sample_what_one_engine_samples(pool: tuple[Any, Watching], alone: Tokens) -> None:
+    engine, watching = pool
+    assert len({facts.pid for facts in engine.replicas}) == 2
+    assert [(version, len(names)) for version, names in watching.seen] == [(1, 2)]
+    engine.submit(requests(range(12)))
+    groups = {group.request.draw: group for group in engine.finished()}
+    assert sorted(groups) == list(range(12))
+    samples = {(draw, i): c for draw, group in groups.items() for i, c in enumerate(group.completions)}
+    assert near_ties(alone, samples) <= 2
+    assert {c.policy_version for c in samples.values()} == {1}
+    shares = [engine.observations()[f"cluster/replica_{i}/tokens"] for i in range(2)]
+    assert min(shares) > 0
+    assert sum(shares) == sum(map(len, samples.values()))
+
+
+def test_an_interrupt_returns_what_was_unfinished_and_leaves_nothing(pool: tuple[Any, Watching], alone: Tokens) -> None:
+    engine, _ = pool
+    engine.submit(requests(range(12), limit=100))
+    next(engine.finished_samples())
+    unfinished = [request.draw for request in engine.interrupt()]
+    assert unfinished == sorted(unfinished)
+    assert len(unfinished) >= 11
+    engine.submit(requests([3]))
+    samples = by_place(engine.finished_samples())
+    assert near_ties({place: c for place, c in alone.items() if place[0] == 3}, samples) == 0
+
+
+def test_what_no_engine_could_serve_is_refused_before_it_is_sent(pool: tuple[Any, Watching]) -> None:
+    engine, _ = pool
+    with pytest.raises(ValueError, match="exceeds the context of 256"):
+        engine.submit(requests([1], limit=300))
+    assert list(engine.finished()) == []
+
+
+def test_a_killed_replica_costs_no_sample(pool: tuple[Any, Watching], alone: Tokens) -> None:
+    engine, watching = pool
+    engine.submit(requests(range(12)))
+    samples = engine.finished_samples()
+    first = next(samples)
+    os.kill(engine.replicas[0].pid, signal.SIGKILL)
+    found = by_place([first, *samples])
+    assert near_ties(alone, found) <= 2
+    assert len(engine.lost) == 1
+    assert "rollout replica 0" in engine.lost[0]
+    while engine.replicas[0] is None:  # its successor starts beside the work
+        engine.submit(requests([5], limit=4))
+        assert len(by_place(engine.finished_samples())) == 6
+    assert watching.seen[-1][1][0].startswith("rollout replica 0")
+    engine.submit(requests(range(12)))
+    assert near_ties(alone, by_place(engine.finished_samples())) <= 2
+
+
+def test_a_node_that_dies_costs_no_sample_and_no_verdict(
+    three_nodes: Any, pool: tuple[Any, Watching], recipe: TrainConfig, alone: Tokens
+) -> None:
+    from magicrl.distributed.assemble import ClusterParts
+
+    engine, _ = pool
+    judge = ClusterParts(recipe).judge()
+    judge.warm_up(["exact", "maths"])
+    problem = Problem(id="v", prompt="", golds=("7",), verifier="maths", source="test")
+    doomed = engine.replicas[1].node
+    node = next(node for node in three_nodes.list_all_nodes() if node.node_id == doomed)
+    engine.submit(requests(range(12)))
+    samples = engine.finished_samples()
+    first = next(samples)
+    tickets = [judge.submit(problem, [rf"\boxed{{{n}}}" for n in range(10)]) for _ in range(3)]
+    three_nodes.remove_node(node)
+    three_nodes.add_node(num_cpus=2, object_store_memory=80 << 20)  # for the tests after this one
+    assert near_ties(alone, by_place([first, *samples])) <= 2
+    assert engine.lost
+    for ticket in tickets:
+        assert [verdict.correct for verdict in judge.result(ticket)] == [n == 7 for n in range(10)]
+    judge.close()
+
+
+def test_a_replica_with_stale_weights_is_named(
+    three_nodes: Any, recipe: TrainConfig, policy: Any, weights: dict[str, torch.Tensor]
+) -> None:
+    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.training.assemble import make_learner
+
+    parts = ClusterParts(recipe.model_copy(update={"cluster": one_replica(recipe)}))
+    learner = make_learner(recipe, policy)
+    problem = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
+    check = ParityCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    engine = parts.engine(recipe.start.model or "", encoder(policy), check)
+    try:
+        engine.load_weights(learner.weights(), 0)
+        head = {"model.norm.weight": learner.weights()["model.norm.weight"] * 1.05}
+        with pytest.raises(StaleEngineError, match=r"rollout replica 0 .* and the learner differ"):
+            engine.load_weights({**learner.weights(), **head}, 0)
+    finally:
+        engine.close()
+
+
+def one_replica(recipe: TrainConfig) -> Any:
+    assert recipe.cluster is not None
+    rollout = recipe.cluster.rollout.model_copy(update={"replicas": 1})
+    return recipe.cluster.model_copy(update={"rollout": rollout})
+
+
+def test_more_replicas_than_the_nodes_hold_are_refused(
+    three_nodes: Any, make_recipe: Callable[..., TrainConfig]
+) -> None:
+    from magicrl.distributed.assemble import ClusterParts
+
+    with pytest.raises(RecipeError, match=r"9 rollout replicas of 1.5 CPUs each do not fit, only 2 would"):
+        ClusterParts(make_recipe({"rollout": {"replicas": 9, "cpus": 1.5}}))
