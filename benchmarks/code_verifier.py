@@ -5,6 +5,7 @@
     python benchmarks/code_verifier.py references --data ../shared/data/code/sets
     python benchmarks/code_verifier.py soak --runs 100000
     python benchmarks/code_verifier.py scaling
+    python benchmarks/code_verifier.py parts
 
 Each writes its part of docs/figures/code-verifier.json. Speed is CPU time of the process and everything below it, so
 that the machine's load does not change it; each measurement is a process of its own, start-up taken off.
@@ -29,6 +30,9 @@ from pathlib import Path
 from typing import Any
 
 from code_load import PROGRAM, measure_scaling, measure_soak, tests_of
+from code_parts import measure_parts
+
+from magicrl.verifiers.code.zygote import PRELOADED
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "code-verifier.json"
 _FLOOR = """
@@ -146,8 +150,9 @@ def _measured(kind: str, tests: int, samples: int) -> float:
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
-def _floor() -> float:
-    command = [sys.executable, "-I", "-S", "-c", _FLOOR]
+def _floor(*modules: str) -> float:
+    """CPU seconds of fork, exit and wait of an interpreter that has loaded these modules."""
+    command = [sys.executable, "-I", "-S", "-c", "".join(f"import {name}\n" for name in modules) + _FLOOR]
     return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -167,14 +172,17 @@ def measure_speed(rounds: int) -> dict[str, Any]:
                     sys.stderr.write(f"{kind} {tests}: {error.stderr[-400:]}\n")
                     continue
                 found["floor"].append(floor)
+                found["warm_floor"].append(_floor(*PRELOADED))
                 found[f"{kind}_{tests}"].append(seconds)
                 found[f"share_{kind}_{tests}"].append(floor * tests / seconds)
+                found[f"warm_share_{kind}_{tests}"].append(found["warm_floor"][-1] * tests / seconds)
                 loads.append(round(os.getloadavg()[0], 1))
     middle = {name: sorted(values)[len(values) // 2] for name, values in found.items()}
     result: dict[str, Any] = {
         "rounds": rounds,
         "load": [min(loads), max(loads)],
         "fork_exit_floor_ms": round(1000 * middle["floor"], 3),
+        "warm_fork_exit_floor_ms": round(1000 * middle["warm_floor"], 3),
     }
     for kind in kinds:
         for tests in plan:
@@ -184,6 +192,7 @@ def measure_speed(rounds: int) -> dict[str, Any]:
             row = {"ms_per_sample": round(1000 * seconds, 2), "tests_per_second_core": round(tests / seconds, 1)}
             if kind != "lcb":
                 row["share_of_floor"] = round(middle[f"share_{kind}_{tests}"], 3)
+                row["share_of_warm_floor"] = round(middle[f"warm_share_{kind}_{tests}"], 3)
                 row["times_lcb"] = round(middle[f"lcb_{tests}"] / seconds, 2)
             result[f"{kind}, {tests} tests"] = row
     return result
@@ -305,6 +314,7 @@ def main() -> None:
         "references": lambda: _each_tier(_references, ["auto"]),
         "soak": lambda: measure_soak(ARGUMENTS.runs, ARGUMENTS.minutes),
         "scaling": lambda: measure_scaling(ARGUMENTS.rounds),
+        "parts": lambda: measure_parts(PROGRAM, 5 * ARGUMENTS.rounds, _floor),
     }
     found = parts[ARGUMENTS.what]()
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
@@ -326,7 +336,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "scaling", "child"])
+    parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "scaling", "parts", "child"])
     parser.add_argument("rest", nargs="*", help="names of sets: only these references")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)
