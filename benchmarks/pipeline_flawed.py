@@ -129,8 +129,8 @@ def step_of(use: str, options: argparse.Namespace) -> dict[str, Any]:
         sampler = {"model": str(options.model.resolve()), "dtype": "bfloat16", "max_rows": 64, "memory_limit_mb": 1024}
         sampling = {"samples": options.samples, "max_tokens": 80, "extract": "box", "label": "smollm2-start"}
         return {"use": "difficulty", "sampler": sampler, **sampling}
-    judge = {"base_url": options.judge, "model": options.judge_model, "votes": options.votes, "max_tokens": 160}
-    judge |= {"concurrency": 8, "unreadable_attempts": 1}
+    judge = {"base_url": options.judge, "model": options.judge_model, "votes": options.votes, "max_tokens": 120}
+    judge |= {"reasons_characters": 160, "concurrency": 8, "unreadable_attempts": 1}
     return {"use": "judge", "flawed": False, "settings": {"judges": [judge]}}
 
 

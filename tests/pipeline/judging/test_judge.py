@@ -215,6 +215,17 @@ def test_the_form_is_what_the_server_takes(takes: str, forms: list[str], tmp_pat
             ask(judging(server, structured="json_schema", seed=1), tmp_path)
 
 
+def test_reasons_can_be_held_to_a_length(tmp_path: Path) -> None:
+    with serving(lambda body, number: verdict(True)) as server:
+        ask(judging(server, votes=1), tmp_path)
+        free = len(server.asked)
+        ask(judging(server, votes=1, reasons_characters=80), tmp_path)
+        assert len(server.asked) == 2 * free, "another form is another question"
+        schemas = [body["response_format"]["json_schema"]["schema"]["properties"]["reasons"] for body in server.asked]
+    assert schemas[0] == {"type": "string"}
+    assert schemas[-1] == {"type": "string", "maxLength": 80}
+
+
 def test_a_judge_that_is_not_there_is_said_to_be(tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

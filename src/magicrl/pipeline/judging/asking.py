@@ -115,7 +115,7 @@ class Judge:
             "max_tokens": settings.max_tokens,
             "seed": int.from_bytes(hashlib.sha256(drawn.encode()).digest()[:4], "little") >> 1,
         }
-        body |= response_format(current.structure) | settings.extra
+        body |= response_format(current.structure, settings.reasons_characters) | settings.extra
         return {name: value for name, value in body.items() if value is not None}
 
     def _vote(self, current: _Try, answer: dict[str, Any] | ServerError) -> Vote | None:

@@ -32,6 +32,8 @@ def vote_key(problem: JudgedProblem, judge: JudgeSettings, index: int, *, instru
         instructions,
         seed,
     ]
+    if judge.reasons_characters is not None:
+        decides.append({"reasons_characters": judge.reasons_characters})
     text = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=12).digest()
 

@@ -44,14 +44,15 @@ def messages(problem: str, instructions: str) -> list[dict[str, str]]:
     return [{"role": "user", "content": text}]
 
 
-def response_format(structure: Structure) -> dict[str, Any]:
-    """The request's fields that ask for the answer's form."""
+def response_format(structure: Structure, reasons_characters: int | None = None) -> dict[str, Any]:
+    """The request's fields that ask for the answer's form; with a schema the reasons may be held to a length."""
     if structure == "none":
         return {}
     if structure == "json_object":
         return {"response_format": {"type": "json_object"}}
     # the order of properties is the order of writing: reasons before verdicts
-    properties: dict[str, Any] = {"reasons": {"type": "string"}}
+    length = {} if reasons_characters is None else {"maxLength": reasons_characters}
+    properties: dict[str, Any] = {"reasons": {"type": "string", **length}}
     properties |= {name: {"type": "boolean"} for name in CRITERIA}
     properties["verdict"] = {"type": "string", "enum": ["keep", "drop"]}
     schema = {

@@ -27,6 +27,9 @@ class JudgeSettings(BaseModel):
     """Most tokens of an answer."""
     structured: Literal["auto", "json_schema", "json_object", "none"] = "auto"
     """How the answer's form is asked for; ``auto`` tries a JSON schema first and takes what the server takes."""
+    reasons_characters: int | None = Field(default=None, ge=20)
+    """Longest reasons that the JSON schema allows: a small model that rambles never comes to its verdict without. Not
+    every server's schemas know lengths."""
     concurrency: int = Field(default=16, ge=1)
     """Most requests in flight."""
     requests_per_minute: float | None = Field(default=None, gt=0)
