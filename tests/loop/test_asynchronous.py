@@ -1,7 +1,8 @@
-"""Asynchronous mode end to end on the toy: what is issued, when it is used, what a stop or a stage change does to it."""
+"""Asynchronous mode end to end on the toy: what is issued, when it is used, what stops and stage changes do to it."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -41,10 +42,8 @@ def run(
 ) -> list[dict[str, Any]]:
     observer = NullObserver() if kill_after is None else KillAfter(kill_after)
     config = load_train_recipe(recipe, [*QUIET, *overrides])
-    try:
+    with contextlib.suppress(Killed):
         train(config, recipe.parent, output, observer, resume=resume)
-    except Killed:
-        pass
     rows = [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows]
 
