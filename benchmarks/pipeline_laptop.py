@@ -1,0 +1,76 @@
+"""Figures of a finished run of a data pipeline: the funnel, the difficulty table, the judges, the data card.
+
+    magicrl data build recipes/data/laptop.toml --output runs/data/laptop
+    magicrl train recipes/smollm2.toml --output runs/laptop --set stages.0.max_steps=2 --set stages.1.max_steps=1 \
+        --set 'data.train=[{path="../runs/data/laptop/mixture/train.parquet"}]'
+    python benchmarks/pipeline_laptop.py runs/data/laptop --training runs/laptop    # docs/figures/pipeline-laptop.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+from magicrl.evaluation.provenance import environment_facts, write_atomically
+from magicrl.pipeline.judging.flawed import FLAWED
+from magicrl.pipeline.judging.stored import stored_judgements
+from magicrl.pipeline.stats import counts_of, step_folders
+
+FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "pipeline-laptop.json"
+
+
+def of_step(folder: Path, name: str) -> Any:
+    """A report in the step's ``work`` folder, None where the step has none."""
+    path = folder / "work" / name
+    return json.loads(path.read_text()) if path.is_file() else None
+
+
+def votes_on_the_flawed(work: Path, threshold: int) -> dict[str, list[int]]:
+    """By known flawed problem: votes for it, and readable votes."""
+    found = stored_judgements(work, [problem.id for problem in FLAWED], threshold)
+    return {one.problem: [one.keeps, one.valid] for one in found}
+
+
+def trained(folder: Path) -> dict[str, Any]:
+    """What the training run that took the file says of itself."""
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    facts = json.loads((folder / "run.json").read_text())
+    return {"steps": len(lines), "first": lines[0], "last": lines[-1], "data": facts.get("data")}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--training", type=Path)
+    parser.add_argument("--output", type=Path, default=FIGURES)
+    options = parser.parse_args()
+    document: dict[str, Any] = {
+        "command": "magicrl data build recipes/data/laptop.toml; python benchmarks/pipeline_laptop.py",
+        "pipeline": tomllib.loads((options.run / "pipeline.toml").read_text()),
+        "funnel": [
+            {"step": one.step, "in": one.entered, "kept": one.kept, "seconds": one.seconds, "sources": one.sources}
+            for one in counts_of(options.run)
+        ],
+    }
+    for folder in step_folders(options.run):
+        difficulty, judging = of_step(folder.path, "difficulty.json"), of_step(folder.path, "judging.json")
+        if difficulty is not None:
+            document["difficulty"] = difficulty
+        if judging is not None:
+            votes = votes_on_the_flawed(folder.work, judging["threshold"])
+            document["judging"] = judging | {"votes_on_the_flawed": votes}
+    card = options.run / "mixture" / "card.json"
+    if card.is_file():
+        document["card"] = json.loads(card.read_text())
+    if options.training is not None:
+        document["training"] = trained(options.training)
+    document["built"] = json.loads((options.run / "run.json").read_text())
+    document["environment"] = environment_facts()
+    write_atomically(options.output, json.dumps(document, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
