@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.algorithms.rejection import reject_zero_advantage
 from magicrl.algorithms.rewards import score_group
-from magicrl.distributed.learner.local_ranks import LocalLauncher
+from magicrl.distributed.learner.local_ranks import LocalLauncher, LocalRanks
 from magicrl.distributed.learner.ranks import RankGroup
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.tiny import make_tokenizer
@@ -100,28 +100,30 @@ def recorded(tmp_path: Path) -> list[TrainSample]:
 
 
 class SharedRanks:
-    """A launcher that starts each number of ranks once: learners follow each other in the same processes."""
+    """A launcher whose processes serve one learner after the other, and a smaller one by the first of them."""
 
     def __init__(self) -> None:
-        self._groups: dict[int, Any] = {}
+        self._group: LocalRanks | None = None
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
-        if ranks not in self._groups:
+        if self._group is None or len(self._group.processes) < ranks:
+            self.end()
             environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-            self._groups[ranks] = LocalLauncher(environment=environment).start(ranks, timeout=timeout)
-        return _Kept(self._groups[ranks])
+            self._group = cast(LocalRanks, LocalLauncher(environment=environment).start(ranks, timeout=timeout))
+        return _First(self._group, ranks)
 
     def end(self) -> None:
-        for group in self._groups.values():
-            group.stop()
+        if self._group is not None:
+            self._group.stop()
 
 
-class _Kept:
-    def __init__(self, group: RankGroup) -> None:
-        self._group = group
+class _First(LocalRanks):
+    """Some of a group's processes; they outlive it."""
 
-    def call(self, *args: Any, **kwargs: Any) -> list[Any]:
-        return self._group.call(*args, **kwargs)
+    def __init__(self, group: LocalRanks, ranks: int) -> None:
+        self._grace = 3.0
+        self._pipes = group._pipes[:ranks]
+        self.processes = group.processes[:ranks]
 
     def stop(self) -> None:
         pass

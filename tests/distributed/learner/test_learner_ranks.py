@@ -119,16 +119,21 @@ def test_two_ranks_are_one_learner(loaded: Loaded, ranks: Any, recorded: list[Tr
     compare(single(loaded), together, recorded, steps=1)
 
 
+PACKED = {"share_prompts": False, "gradient_checkpointing": True}
+LORA = {"lora": LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_proj"))}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("count", "sequence_parallel"), [(1, 1), (2, 1), (4, 1), (4, 2)])
 @pytest.mark.parametrize(
-    ("loss", "model"),
+    ("count", "sequence_parallel", "loss", "model"),
     [
-        ("magic", {"share_prompts": True}),
-        ("gspo", {"share_prompts": False, "gradient_checkpointing": True}),
-        ("grpo", {"lora": LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_proj"))}),
+        (4, 1, "magic", {}),
+        (4, 2, "gspo", PACKED),
+        (4, 2, "grpo", LORA),
+        (2, 1, "dr_grpo", LORA | PACKED),
+        (2, 1, "magic", {}),
+        (1, 1, "magic", PACKED),
     ],
-    ids=["magic", "gspo packed, checkpointed", "grpo lora"],
 )
 def test_five_steps_of_recorded_rollouts_equal_the_single_learner(
     loaded: Loaded,

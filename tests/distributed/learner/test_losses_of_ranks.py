@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -64,8 +63,11 @@ class Watched:
     def __init__(self) -> None:
         self._launcher = LocalLauncher(environment={"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"})
         self.started: list[LocalRanks] = []
+        self.again: LocalRanks | None = None
 
     def start(self, ranks: int, *, timeout: float) -> LocalRanks:
+        if self.again is not None:
+            return self.again
         group = self._launcher.start(ranks, timeout=timeout)
         assert isinstance(group, LocalRanks)
         self.started.append(group)
@@ -82,12 +84,6 @@ def learner(loaded: Callable[[], Any], launcher: Any, ranks: int = 2, **more: An
         threads=1,
         **more,
     )
-
-
-def same(one: DistributedLearner, other: DistributedLearner) -> bool:
-    ours, theirs = one.state(), other.state()
-    assert ours["meta"] == theirs["meta"]
-    return all(torch.equal(ours[k], theirs[k]) for k in ours if k != "meta")
 
 
 @pytest.mark.slow
@@ -118,25 +114,20 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     assert [error.rank for error in lost] == [0]
     assert many.version == 3
 
-    undisturbed = learner(loaded, watched)
+    disturbed = many.state()
+    watched.again = watched.started[-1]
+    undisturbed = learner(loaded, watched, timeouts=LearnerTimeouts(call=30.0))
     for batch in batches:
         undisturbed.update(batch, CONTROLS)
-    assert same(many, undisturbed)
-    for one in (many, undisturbed):
-        one.close()
+    expected = undisturbed.state()
+    assert disturbed["meta"] == expected["meta"]
+    assert all(torch.equal(disturbed[k], expected[k]) for k in expected if k != "meta")
+
+    # one that hangs runs into the time limit, and nothing is left running
+    os.kill(watched.again.processes[1].pid, signal.SIGSTOP)
+    with pytest.raises(LearnerLost, match=r"gave no answer in 30 s, while the run waited for: log-probs of a batch"):
+        undisturbed.logprobs(recorded, 1.0)
     assert all(process.poll() is not None for group in watched.started for process in group.processes)
-
-
-@pytest.mark.slow
-def test_a_rank_that_hangs_runs_into_the_time_limit(loaded: Callable[[], Any], recorded: list[TrainSample]) -> None:
-    watched = Watched()
-    many = learner(loaded, watched, timeouts=LearnerTimeouts(call=3.0))
-    os.kill(watched.started[-1].processes[1].pid, signal.SIGSTOP)
-    began = time.monotonic()
-    with pytest.raises(LearnerLost, match=r"gave no answer in 3 s, while the run waited for: log-probs of a batch"):
-        many.logprobs(recorded, 1.0)
-    assert time.monotonic() - began < 60
-    assert all(process.poll() is not None for process in watched.started[-1].processes)
 
 
 def _after(seconds: float, act: Callable[[], None]) -> Any:

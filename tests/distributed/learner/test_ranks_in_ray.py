@@ -21,7 +21,9 @@ CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
 @pytest.fixture
 def cluster() -> Iterator[None]:
     variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables})
+    ray.init(
+        address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables}
+    )
     yield
     ray.shutdown()
 
@@ -49,9 +51,10 @@ def test_actors_are_one_learner_and_a_dead_one_is_mended(
     for batch in (TrainBatch.of(recorded[:9]), TrainBatch.of(recorded)):
         expected = one.update(batch, CONTROLS).values
         assert dict(many.update(batch, CONTROLS).values) == pytest.approx(dict(expected), rel=1e-4, abs=1e-6)
-        ray.kill(many._ranks.actors[1])  # type: ignore[union-attr]
+        if not lost:
+            ray.kill(many._ranks.actors[1])  # type: ignore[union-attr]
     assert list(many.weights()) == list(one.weights())
-    assert [error.rank for error in lost] == [1, 1]
+    assert [error.rank for error in lost] == [1]
     assert "died" in lost[0].cause
     many.close()
     with pytest.raises(ValueError, match="3 learner ranks need as many placements, got 2"):

@@ -239,7 +239,7 @@ class DistributedLearner:
         self._ranks = self._launcher.start(self._placement.ranks, timeout=timeouts.start)
         try:
             address = self._call("address", self._nothing(), "learner ranks to tell their address")[0]
-            given = self._same(self._settings, address)
+            given = self._same(self._settings, address, self._placement.ranks)
             self._call("configure", given, "learner ranks to load the model", timeouts.start)
             self._return_to_the_present()
         except BaseException:

@@ -1,4 +1,4 @@
-"""A rank's process on this machine: ``python -m magicrl.distributed.learner.local_process FD RANK RANKS``."""
+"""A rank's process on this machine: ``python -m magicrl.distributed.learner.local_process FD RANK``."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from magicrl.distributed.learner.rank import LearnerRank
 from magicrl.distributed.learner.ranks import answered
 
 
-def main(descriptor: int, rank: int, ranks: int) -> None:
+def main(descriptor: int, rank: int) -> None:
     """Answer calls until the driver closes the pipe or is gone."""
     pipe: Connection[Any, Any] = Connection(descriptor)
-    target = LearnerRank(rank, ranks)
+    target = LearnerRank(rank)
     while True:
         try:
             method, arguments = pipe.recv()
@@ -23,4 +23,4 @@ def main(descriptor: int, rank: int, ranks: int) -> None:
 
 
 if __name__ == "__main__":
-    main(*(int(argument) for argument in sys.argv[1:4]))
+    main(*(int(argument) for argument in sys.argv[1:3]))

@@ -53,7 +53,7 @@ class LocalRanks:
             self._pipes.append(ours)
             self.processes.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", _CHILD, str(theirs.fileno()), str(rank), str(ranks)],
+                    [sys.executable, "-m", _CHILD, str(theirs.fileno()), str(rank)],
                     pass_fds=[theirs.fileno()],
                     env={**os.environ, LOCAL_RANK: str(rank), **environment},
                 )

@@ -82,11 +82,10 @@ class LearnerRank:
 
     Args:
         rank: its number.
-        ranks: how many there are.
     """
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self._rank, self._ranks = rank, ranks
+    def __init__(self, rank: int) -> None:
+        self._rank, self._ranks = rank, 0
 
     def address(self) -> str:
         """Where rank 0 will wait for the others: an address of this node with a port that is free now."""
@@ -95,13 +94,19 @@ class LearnerRank:
             probe.bind((host, 0))
             return f"tcp://{f'[{host}]' if ':' in host else host}:{probe.getsockname()[1]}"
 
-    def configure(self, settings: LearnerSettings, address: str) -> int:
+    def configure(self, settings: LearnerSettings, address: str, ranks: int) -> int:
         """Join the others and take a share of the start model; a former model is dropped. Returns its parameters.
+
+        Args:
+            settings: the same on all ranks.
+            address: where rank 0 waits.
+            ranks: how many there are.
 
         Raises:
             ValueError: the model cannot be loaded or trained like this; the text says why.
         """
         self.close()
+        self._ranks = ranks
         if settings.threads:
             torch.set_num_threads(settings.threads)
         device = _device(settings.device)

@@ -39,10 +39,10 @@ class RayLauncher:
 class _RankActor:
     """A ``LearnerRank`` in an actor; torch is imported there, not by whoever makes the handle."""
 
-    def __init__(self, rank: int, ranks: int) -> None:
+    def __init__(self, rank: int) -> None:
         from magicrl.distributed.learner.rank import LearnerRank
 
-        self._rank = LearnerRank(rank, ranks)
+        self._rank = LearnerRank(rank)
 
     def answer(self, method: str, *arguments: Any) -> Answer:
         return answered(self._rank, method, arguments)
@@ -59,7 +59,7 @@ class RayRanks:
         actor: Any = ray.remote(_RankActor)
         common = {"max_restarts": 0, "max_task_retries": 0}
         self.actors: list[Any] = [
-            actor.options(**{**given, **common}).remote(rank, len(options)) for rank, given in enumerate(options)
+            actor.options(**{**given, **common}).remote(rank) for rank, given in enumerate(options)
         ]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout: float, waiting_for: str) -> list[Any]:
