@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny
 
 STORE = 80 << 20  # bytes: the least that Ray takes is 75 MiB
+# Ray's actors are nice by default and wait for everything else on a busy machine
+os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray spells it like this)
 
 
 @pytest.fixture(scope="session")
