@@ -11,14 +11,15 @@ from typing import Any
 
 from magicrl.experiments.advice import advice_page, check_advice, fill, load_advice
 from magicrl.experiments.claims import Runs, Verdict, decide
-from magicrl.experiments.costs import costs_page
+from magicrl.experiments.costs import costs_page, mean_text
 from magicrl.experiments.definition import Ablation, Arm, Claim, LevelClaim, Scale, shipped_ablations
-from magicrl.experiments.measures import Result
+from magicrl.experiments.measures import Result, parse_measure
 from magicrl.experiments.report_figures import curve_chart, figures_page, write_chart
 from magicrl.experiments.results import by_arm, rounded
 from magicrl.experiments.wording import WORDS, numbers_of, seeds_of
 from magicrl.reporting.charts import Unit
 
+_TEST, _ENTROPY = parse_measure("test@1.0"), parse_measure("entropy@late")
 CLAIMS_FILE = "claims.jsonl"
 FIGURES: tuple[tuple[str, str, Unit], ...] = (
     ("accuracy", "Training accuracy", "percent"),
@@ -108,14 +109,15 @@ def _settings(ablation: Ablation, scale: Scale, runs: Runs) -> str:
     lines = [
         f"Base recipe `{definition.base}`" + _listed(definition.set),
         "",
-        "| arm | settings | seeds | CPU s a run |",
+        "| arm | settings | seeds | CPU s a run | test accuracy | entropy in the end |",
+        "|---|---|---|---|---|---|",
     ]
-    lines.append("|---|---|---|---|")
     for arm in definition.arms:
-        rows = runs.get(arm.name, {}).values()
+        rows = list(runs.get(arm.name, {}).values())
         seconds = [row["cpu_seconds"] for row in rows]
         mean = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
-        lines.append(f"| {arm.name} | {_arm_settings(arm)} | {len(seconds)} | {mean} |")
+        ends = " | ".join(mean_text([measure(row) for row in rows]) for measure in (_TEST, _ENTROPY))
+        lines.append(f"| {arm.name} | {_arm_settings(arm)} | {len(seconds)} | {mean} | {ends} |")
     if "paper" in ablation.scales and scale != "paper":
         theirs = ablation.scales["paper"]
         lines += ["", f"The report's: base recipe `{theirs.base}`" + _listed(theirs.set), ""]

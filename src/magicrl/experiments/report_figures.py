@@ -15,6 +15,8 @@ from magicrl.reporting.svg import draw
 
 LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)
 """Response limits of Fig. 8, tokens."""
+LEAST_ENTROPY = 0.003
+"""Drawn in place of less, nats a token: the axis is logarithmic."""
 ENTROPY_ARMS = ("0", "6", "8", "9")
 """Ablations whose arms make Fig. 13: one task, one start a seed, entropy moved in different ways."""
 
@@ -160,7 +162,7 @@ def _figure_13(found: Found, folder: Path) -> list[str]:
             for row in rows.values()
             if "other data" not in arm
         )
-        finite = tuple((x, y) for x, y in points if math.isfinite(x) and math.isfinite(y))
+        finite = tuple((max(x, LEAST_ENTROPY), y) for x, y in points if math.isfinite(x) and math.isfinite(y))
         if finite:
             series.append(Series(label=f"ablation {ablation}", points=finite, color=len(series), style="marks"))
     if not series:
@@ -173,6 +175,8 @@ def _figure_13(found: Found, folder: Path) -> list[str]:
         y_low=0.0,
         x_name="entropy over the last tenth, nats a token",
         x_word="entropy",
+        x_log=True,
+        x_ticks=(0.03, 0.1, 0.3, 1.0, 3.0),
         x_whole=False,
     )
     text = (
