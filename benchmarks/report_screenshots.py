@@ -1,8 +1,11 @@
-"""Pictures of report pages for the documentation: a run (phone, desktop, dark, paper), a comparison, evaluations.
+"""Pictures of pages for the documentation: a run (phone, desktop, dark, paper), a comparison, evaluations, a plan.
 
 python benchmarks/report_screenshots.py docs/quickstart.html --output docs/figures
-python benchmarks/report_screenshots.py ablation.html --kind comparison --output docs/figures
-python benchmarks/report_screenshots.py evaluations.html --kind evaluation --output docs/figures
+python benchmarks/report_screenshots.py --make runs/pictures --kind comparison --output docs/figures
+python benchmarks/report_screenshots.py --make runs/pictures --kind evaluation --output docs/figures
+python benchmarks/report_screenshots.py --make runs/pictures --kind plan --output docs/figures
+
+``--make`` trains, evaluates or plans what the page shows (``report_examples.py``) into a folder, where it stays.
 
 Needs Chromium (`make browser`), which is driven by playwright. No picture may be larger than 250 kB.
 """
@@ -17,6 +20,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from playwright.sync_api import Page, sync_playwright
+from report_examples import MAKERS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LARGEST = 250_000
@@ -29,10 +33,18 @@ Opened: TypeAlias = Callable[..., Page]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", type=Path)
+    parser.add_argument("page", type=Path, nargs="?", help="a page that exists; or --make")
+    parser.add_argument("--make", type=Path, metavar="FOLDER", help="make the page and all that it shows, there")
     parser.add_argument("--output", type=Path, required=True)
-    parser.add_argument("--kind", choices=("report", "comparison", "evaluation"), default="report")
+    parser.add_argument("--kind", choices=tuple(SHOTS), default="report")
     arguments = parser.parse_args()
+    if (arguments.page is None) == (arguments.make is None):
+        parser.error("give either a page or --make FOLDER")
+    if arguments.make is not None:
+        if arguments.kind not in MAKERS:
+            parser.error(f"--make makes {', '.join(MAKERS)}; a run's page is made by `make page`")
+        arguments.make.mkdir(parents=True, exist_ok=True)
+        arguments.page = MAKERS[arguments.kind](arguments.make.resolve())
     page_file: Path = arguments.page.resolve()
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)
@@ -45,7 +57,7 @@ def main() -> None:
             page.goto(page_file.as_uri())
             return page
 
-        {"report": of_run, "comparison": of_comparison, "evaluation": of_evaluations}[arguments.kind](opened, folder)
+        SHOTS[arguments.kind](opened, folder)
         browser.close()
     for picture in sorted(folder.glob(f"{arguments.kind}-*.png")):
         size = picture.stat().st_size
@@ -92,6 +104,21 @@ def of_comparison(opened: Opened, folder: Path) -> None:
 def of_evaluations(opened: Opened, folder: Path) -> None:
     """Scores and scaling."""
     opened(1280, 1250).screenshot(path=folder / "evaluation-head.png")
+
+
+def of_plan(opened: Opened, folder: Path) -> None:
+    """Memory and times, and the curve over accelerators."""
+    opened(1280, 1150).screenshot(path=folder / "plan-head.png")
+    more = opened(1280, 1000, "dark")
+    at_section(more, "more")
+    chart = more.locator('svg[data-chart="step_over_gpus"]')
+    chart.focus()
+    for key in ("Home", "ArrowRight", "ArrowRight"):
+        more.keyboard.press(key)
+    more.screenshot(path=folder / "plan-more.png")
+
+
+SHOTS = {"report": of_run, "comparison": of_comparison, "evaluation": of_evaluations, "plan": of_plan}
 
 
 def at_section(page: Page, key: str) -> None:
