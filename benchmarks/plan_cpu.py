@@ -1,9 +1,12 @@
 """The planner against measured CPU runs: python benchmarks/plan_cpu.py RUN_FOLDER RUN_FOLDER [--write]
 
 Of each run two efficiencies are found on its first stage (one of the rollout, one of the learner) and its later
-stages are predicted, step by step, from the lengths that were sampled and the groups that were kept. Then each run is
-predicted with the other's efficiencies, which shows what does not carry from one width of model to another. Writes
-``docs/figures/plan-cpu.json``; ``--write`` also the tables of ``cpu-2core`` in ``calibration.toml``.
+stages are predicted, step by step, from the lengths that were sampled and the groups that were kept. For a model so
+small that a decode step is the host's time the shape of that time (seconds a step, seconds a row) comes from
+``plan_decode.py`` and the first stage gives its scale alone. A run of one thread is measured in CPU seconds where it
+recorded them, since a busy machine stretches the wall clock. Then each run is predicted with the other's efficiencies,
+which shows what does not carry from one width of model to another. Writes ``docs/figures/plan-cpu.json``; ``--write``
+also the tables of ``cpu-2core`` in ``calibration.toml``.
 """
 
 from __future__ import annotations
@@ -69,6 +72,7 @@ class Run:
     rows: int
     micro_batch_tokens: int
     group_size: int
+    clock: str
     steps: list[Step]
 
 
@@ -76,8 +80,10 @@ def load_run(folder: Path) -> Run:
     config = load_train_recipe(folder / "config.toml")
     size = config.stages[0].group_size
     steps: list[Step] = []
-    for line in (folder / "metrics.jsonl").read_text().splitlines():
-        record = json.loads(line)
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    alone = config.run.threads == 1 and all("time/rollout_cpu" in record["values"] for record in records)
+    suffix = "_cpu" if alone else ""
+    for record in records:
         values = record["values"]
         table = pq.read_table(
             folder / "rollouts" / f"step-{record['step']:06d}.parquet", columns=["prompt_tokens", "tokens"]
@@ -90,8 +96,8 @@ def load_run(folder: Path) -> Run:
                 prompt=float(np.mean([len(tokens) for tokens in table["prompt_tokens"].to_pylist()])),
                 groups=int(values["groups/trained"]),
                 trained=int(values["tokens/trained"]),
-                rollout=values["time/rollout"],
-                train=values["time/train"],
+                rollout=values[f"time/rollout{suffix}"],
+                train=values[f"time/train{suffix}"],
                 other=values["time/other"],
             )
         )
@@ -101,6 +107,7 @@ def load_run(folder: Path) -> Run:
         rows=config.rollout.max_rows,
         micro_batch_tokens=config.model.micro_batch_tokens,
         group_size=size,
+        clock="CPU seconds" if alone else "wall clock",
         steps=steps,
     )
 
@@ -123,17 +130,22 @@ def train_seconds(run: Run, step: Step, efficiency: Efficiency) -> float:
     return learner_seconds(run.shape, HARDWARE, efficiency, work, 1)
 
 
-def fitted(run: Run, steps: Sequence[Step]) -> Efficiency:
-    """The two efficiencies that give these steps' mean rollout and training times."""
-    knob = "step_overhead" if run.shape.parameters < TINY else "matmul"
-    low, high = (1e-5, 0.1) if knob == "step_overhead" else (0.01, 1.0)
+def fitted(run: Run, steps: Sequence[Step], decode: Efficiency) -> Efficiency:
+    """The efficiencies that give these steps' mean rollout and training times; ``decode`` has the shape of a decode
+    step of a tiny model, whose scale is found."""
+    tiny = run.shape.parameters < TINY
     measured, trained = np.mean([s.rollout for s in steps]), np.mean([s.train for s in steps])
 
-    def gap(value: float) -> float:
-        e = replace(START, **{knob: value})
-        return float(np.mean([rollout_seconds(run, s, e) for s in steps]) - measured)
+    def at(value: float) -> Efficiency:
+        if tiny:
+            return replace(START, step_overhead=value * decode.step_overhead, row=value * decode.row)
+        return replace(START, matmul=value)
 
-    found = replace(START, **{knob: float(brentq(gap, low, high, rtol=1e-4))})
+    def gap(value: float) -> float:
+        return float(np.mean([rollout_seconds(run, s, at(value)) for s in steps]) - measured)
+
+    low, high = (0.05, 20.0) if tiny else (0.01, 1.0)
+    found = at(float(brentq(gap, low, high, rtol=1e-4)))
 
     def learning(value: float) -> float:
         return float(np.mean([train_seconds(run, s, replace(found, learner=value)) for s in steps]) - trained)
@@ -166,14 +178,17 @@ def compared(run: Run, steps: Sequence[Step], efficiency: Efficiency) -> dict[st
 def write_calibration(found: dict[str, tuple[Run, Efficiency, float]]) -> None:
     tables = tomllib.loads(CALIBRATION.read_text())
     for name, (run, efficiency, deviation) in found.items():
-        knob = "step_overhead" if run.shape.parameters < TINY else "matmul"
+        knobs = ["step_overhead", "row"] if run.shape.parameters < TINY else ["matmul"]
+        variance = rounded(deviation**2)
+        size = len(knobs)  # one scale for the knobs of a decode step: they are wrong together
+        covariance = [[variance if (i < size) == (j < size) else 0.0 for j in range(size + 1)] for i in range(size + 1)]
         tables[f"cpu-2core-{name}"] = {
             "hardware": "cpu-2core",
             "hidden": run.shape.hidden,
             **{key: rounded(value) for key, value in asdict(efficiency).items()},
-            "unknowns": [knob, "learner"],
-            "covariance": [[rounded(deviation**2), 0.0], [0.0, rounded(deviation**2)]],
-            "source": f"the first stage of {name} on two shared EPYC cores",
+            "unknowns": [*knobs, "learner"],
+            "covariance": covariance,
+            "source": f"the first stage of {name} on shared EPYC cores, {run.clock}",
         }
     head = "# Written by benchmarks/plan_published.py --write and benchmarks/plan_cpu.py --write.\n"
     CALIBRATION.write_text(head + tomli_w.dumps(tables))
@@ -182,25 +197,29 @@ def write_calibration(found: dict[str, tuple[Run, Efficiency, float]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("runs", nargs=2, type=Path)
+    parser.add_argument("--decode", type=Path, default=ROOT / "docs" / "figures" / "plan-decode.json")
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "plan-cpu.json")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     runs = [load_run(folder) for folder in options.runs]
+    told = json.loads(options.decode.read_text())
+    decode = replace(START, step_overhead=told["seconds_a_step"], row=told["seconds_a_row"])
     result: dict[str, Any] = {
         "date": datetime.now(UTC).date().isoformat(),
         "commit": subprocess.run(
             ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip(),
-        "hardware": "two shared EPYC cores; the runs' wall clock, under whatever load there was",
+        "hardware": "two shared EPYC cores, under whatever load there was",
     }
     found: dict[str, tuple[Run, Efficiency, float]] = {}
     for run, other in zip(runs, reversed(runs), strict=True):
         first = [s for s in run.steps if s.stage == 0]
         later = [s for s in run.steps if s.stage > 0]
-        efficiency = fitted(run, first)
-        foreign = fitted(other, [s for s in other.steps if s.stage == 0])
+        efficiency = fitted(run, first, decode)
+        foreign = fitted(other, [s for s in other.steps if s.stage == 0], decode)
         ahead = compared(run, later, efficiency)
         result[run.name] = {
+            "clock": run.clock,
             "efficiency": {key: rounded(value) for key, value in asdict(efficiency).items()},
             "first_stage_fitted": compared(run, first, efficiency),
             "later_stages_predicted": ahead,

@@ -71,6 +71,15 @@ def test_a_step_of_decoding_by_hand() -> None:
     assert cost.step(20, 10) == pytest.approx(1 + 20 * 0.768 + 3.2)
 
 
+def test_a_rows_own_time_hides_behind_nothing_and_adds_to_every_row() -> None:
+    """A narrow model's step gets dearer with its batch though weights and arithmetic are nothing."""
+    plain, rows = (decode_cost(TOY, MACHINE, replace(HALF, row=row)) for row in (0.0, 0.25))
+    for sequences in (1, 3, 20):
+        assert rows.step(sequences, 10) == pytest.approx(plain.step(sequences, 10) + 0.25 * sequences)
+    assert rows.steps(5, 3, 10) == pytest.approx(plain.steps(5, 3, 10) + 5 * 0.75)
+    assert rows.prefill == plain.prefill
+
+
 def test_tensor_parallel_divides_weights_and_pays_for_reductions() -> None:
     one, two = decode_cost(TOY, MACHINE, HALF), decode_cost(TOY, MACHINE, HALF, 2)
     assert two.weights == one.weights / 2

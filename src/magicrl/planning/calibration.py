@@ -37,6 +37,7 @@ class CalibrationEntry(BaseModel):
     weights: float = Field(gt=0)
     matmul: float = Field(gt=0)
     network: float = Field(gt=0)
+    row: float = Field(ge=0, default=0.0)
     unknowns: tuple[str, ...]
     """Those that were fitted."""
     covariance: tuple[tuple[float, ...], ...]

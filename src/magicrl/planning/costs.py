@@ -33,6 +33,8 @@ class Efficiency:
         weights: share of the memory bandwidth reached on reading weights.
         matmul: share of the peak arithmetic reached by decode and prefill products.
         network: share of a link's bandwidth reached by collectives.
+        row: seconds of a sequence's token in a decode step beside arithmetic and memory (sampling, bookkeeping, small
+            products): what makes a narrow model's step dearer with its batch.
     """
 
     kv: float
@@ -42,6 +44,7 @@ class Efficiency:
     weights: float = 0.7
     matmul: float = 0.6
     network: float = 0.7
+    row: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,6 +57,7 @@ class DecodeCost:
         sequence: arithmetic of one sequence's token; hidden behind ``weights`` while the batch is small.
         context: reading one token's keys and values.
         prefill: seconds of one token that is prefilled.
+        row: of one sequence's token, hidden behind nothing.
     """
 
     overhead: float
@@ -61,13 +65,14 @@ class DecodeCost:
     sequence: float
     context: float
     prefill: float
+    row: float = 0.0
 
     def base(self, sequences: int) -> float:
         """Seconds of a step of so many sequences, without their context."""
-        return self.overhead + max(self.weights, self.sequence * sequences)
+        return self.overhead + self.row * sequences + max(self.weights, self.sequence * sequences)
 
     def step(self, sequences: int, context_tokens: float) -> float:
-        """Seconds of one step: overhead + max(weights, arithmetic) + context."""
+        """Seconds of one step: overhead + rows + max(weights, arithmetic) + context."""
         return self.base(sequences) + self.context * context_tokens
 
     def steps(self, count: int, sequences: int, context_tokens: float) -> float:
@@ -98,6 +103,7 @@ def decode_cost(shape: ModelShape, hardware: Hardware, efficiency: Efficiency, t
         sequence=compute + moved,
         context=kv_read,
         prefill=compute + moved,
+        row=efficiency.row,
     )
 
 
