@@ -158,6 +158,11 @@ def test_noise_is_undecided_and_says_how_many_seeds_would_decide() -> None:
     assert verdict.seeds_needed > 4
 
 
+def test_two_seeds_decide_nothing() -> None:
+    assert decide([DIFFERENCE], runs([0.6, 0.6], [0.6, 0.6]))[0].decision == "undecided"
+    assert decide([DIFFERENCE], runs([0.6, 0.6, 0.6], [0.6, 0.6, 0.6]))[0].decision == "does not hold"
+
+
 def test_holms_correction_can_take_a_verdict_away() -> None:
     others = [DIFFERENCE.model_copy(update={"id": f"6.{i}"}) for i in range(40)]
     pair = runs([0.8, 0.7, 0.9, 0.75], [0.6, 0.65, 0.7, 0.6])

@@ -218,6 +218,8 @@ def test_several_seeds_behind_one_option(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
 
 def test_pages_and_claims_file(ablation: Ablation, tmp_path: Path) -> None:
+    tiny = ablation.scales["tiny"].model_copy(update={"seeds": 3})
+    ablation = ablation.model_copy(update={"scales": {"tiny": tiny}})
     accuracy: Mapping[str, float] = {"one": 0.9, "two": 0.5, "longer": 0.9}
     file = tmp_path / "results.jsonl"
     for run in plan_runs([ablation], "tiny"):
@@ -230,7 +232,7 @@ def test_pages_and_claims_file(ablation: Ablation, tmp_path: Path) -> None:
     assert (index.parent / "6-accuracy.svg").read_text().startswith("<svg")
     assert "6-kl.svg" not in page, "nothing measured it"
     (row,) = [json.loads(line) for line in (index.parent / CLAIMS_FILE).read_text().splitlines()]
-    assert (row["ablation"], row["claim"], row["verdict"], row["seeds"]) == ("6", "6.end", "holds", 2)
+    assert (row["ablation"], row["claim"], row["verdict"], row["seeds"]) == ("6", "6.end", "holds", 3)
     assert row["effect"] == pytest.approx(0.4)
 
 

@@ -4,7 +4,7 @@ Seeds are the unit. A claim that compares two arms pairs their runs by seed (the
 random numbers), and its test is Student's on the paired differences. ``holds`` needs an effect of at least the stated
 size and a one-sided p-value that Holm's correction over the suite leaves below 0.05. ``does not hold`` needs the
 opposite: the 95 % interval excludes an effect of the stated size. Everything else is undecided, with the number of
-seeds at which an effect like the measured one would be decided.
+seeds at which an effect like the measured one would be decided. Fewer than three seeds decide nothing.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ Decision: TypeAlias = Literal["holds", "does not hold", "undecided", "not run"]
 Runs: TypeAlias = Mapping[str, Mapping[int, Result]]
 """Results by arm and seed."""
 LEVEL = 0.05
+LEAST_SEEDS = 3
+"""Fewer decide nothing: two runs that agree by chance, to the last digit of a coarse measure, have no spread."""
 MOST_SEEDS = 1000
 
 
@@ -179,7 +181,7 @@ def _verdict(claim: str, values: NDArray[np.float64], *, bar: float, null: float
 
 
 def _decided(verdict: Verdict, corrected: float | None) -> Verdict:
-    if corrected is None:
+    if corrected is None or verdict.seeds < LEAST_SEEDS:
         return verdict
     if corrected < LEVEL and verdict.effect >= verdict.bar:
         return replace(verdict, decision="holds", seeds_needed=None)
@@ -196,7 +198,7 @@ def seeds_needed(mean: float, spread: float, *, bar: float, null: float) -> int 
     gap = mean - null if mean >= bar else bar - mean
     if gap <= 0:
         return None
-    for n in range(2, MOST_SEEDS + 1):
+    for n in range(LEAST_SEEDS, MOST_SEEDS + 1):
         if float(stdtrit(n - 1, 0.975)) * spread / math.sqrt(n) < gap:
             return n
     return None
