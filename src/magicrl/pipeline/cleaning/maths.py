@@ -75,8 +75,8 @@ class MathsCleaner:
     def _questions(self, entry: Entry) -> dict[str, str]:
         """What must be asked of the verifier, by name: responses to judge against the golds."""
         questions: dict[str, str] = {}
-        golds = [canonical(close_braces(gold)) for gold in entry.golds if len(gold) <= _SHORT]
-        plain = len(golds) == len(entry.golds) and all(plain_number(gold) is not None for gold in golds)
+        golds = [_canonical(gold) for gold in entry.golds if len(gold) <= _SHORT]
+        plain = len(golds) == len(entry.golds) and all(_is_digits(g) or plain_number(g) is not None for g in golds)
         if not plain:
             questions["itself"] = rf"\boxed{{{entry.golds[0]}}}"
             if self._rules.unreadable_golds == "drop":
@@ -84,7 +84,7 @@ class MathsCleaner:
         if self._rules.agreement and entry.solutions:
             solution = entry.solutions[0]
             stated = stated_answer(solution)
-            same = stated is not None and len(stated) <= _SHORT and canonical(close_braces(stated)) in golds
+            same = stated is not None and len(stated) <= _SHORT and _canonical(stated) in golds
             if not same:
                 questions["solution"] = solution if stated is None else rf"\boxed{{{stated}}}"
         return questions
@@ -110,6 +110,15 @@ class MathsCleaner:
             reason = "solution disagrees" if stated else "solution does not state the answer"
             return Drop(reason, f"gold {entry.golds[0]!r}, the solution gives {found} ({solution.status})")
         return self._without_questions(entry)
+
+
+def _is_digits(text: str) -> bool:
+    """Whether a text is a number without sign or leading zero: the most frequent gold, and its own canonical form."""
+    return text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0")
+
+
+def _canonical(text: str) -> str:
+    return text if _is_digits(text) else canonical(close_braces(text))
 
 
 def stated_answer(solution: str) -> str | None:

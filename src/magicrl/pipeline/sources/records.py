@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 from magicrl.data.readers import Row
@@ -28,10 +28,13 @@ class RecordReader:
     Attributes:
         source: its settings.
         most_characters: a longer field sets its record aside.
+        forms: filled while it reads.
     """
 
     source: PipelineSource
     most_characters: int
+    forms: dict[tuple[str, ...], EntryForm] = field(default_factory=dict[tuple[str, ...], EntryForm])
+    """The form of records with these columns, once found: it depends on nothing else."""
 
     def entry(self, row: Row) -> Entry:
         """The entry of a record.
@@ -92,21 +95,22 @@ class RecordReader:
         )
 
     def _in_its_form(self, row: Row) -> tuple[Row, EntryForm]:
-        for form in self.source.forms():
-            if not form.fits(row.record):
-                continue
-            if form.convert is None:
-                return row, form
-            try:
-                done = replace(row, record=converted(row.record, form.convert))
-                return done, form.model_copy(update={"convert": None, "needs": ()})
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(f"{row.where}: {error}") from None
-        known = ", ".join(map(str, row.record)) or "none"
-        raise ValueError(
-            f"{row.where}: no known form; it has the columns {known}. Name them with columns = {{ problem = ..., "
-            "answer = ... }"
-        )
+        columns = tuple(row.record)
+        form = self.forms.get(columns) or next((one for one in self.source.forms() if one.fits(row.record)), None)
+        if form is None:
+            known = ", ".join(map(str, row.record)) or "none"
+            raise ValueError(
+                f"{row.where}: no known form; it has the columns {known}. Name them with columns = {{ problem = ..., "
+                "answer = ... }"
+            )
+        self.forms[columns] = form
+        if form.convert is None:
+            return row, form
+        try:
+            done = replace(row, record=converted(row.record, form.convert))
+            return done, form.model_copy(update={"convert": None, "needs": ()})
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{row.where}: {error}") from None
 
     def _check_size(self, row: Row) -> None:
         for name, value in row.record.items():
