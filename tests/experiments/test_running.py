@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from magicrl.cli.main import app
@@ -194,6 +197,29 @@ def test_a_study_is_done_in_processes_and_goes_on_where_it_stopped(ablation: Abl
     assert [json.loads(line)["key"] for line in file.read_text().splitlines()].count(runs[0].key) == 1
     assert len(read_results(file)) == 3
     assert run_study(runs, file, work, workers=2, tell=lambda text: pytest.fail(text)) == 0
+
+
+ORPHAN = """
+import multiprocessing, os, time
+from concurrent.futures import ProcessPoolExecutor
+from magicrl.experiments.runner import end_with_parent
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context, initializer=end_with_parent) as pool:
+        print(pool.submit(os.getpid).result(), flush=True)
+        pool.submit(time.sleep, 600).result()
+"""
+
+
+def test_a_worker_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
+    (tmp_path / "study.py").write_text(ORPHAN)
+    parent = subprocess.Popen([sys.executable, tmp_path / "study.py"], stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    worker = psutil.Process(int(parent.stdout.readline()))
+    parent.kill()
+    parent.wait()
+    assert psutil.wait_procs([worker], timeout=60)[1] == [] or worker.status() == psutil.STATUS_ZOMBIE
 
 
 def test_no_run_is_begun_that_does_not_fit_the_budget(ablation: Ablation, tmp_path: Path) -> None:

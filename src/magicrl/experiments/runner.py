@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
@@ -83,7 +85,7 @@ def run_study(
     missing = _with_predecessors(outlook(planned, results).missing, planned, work)
     deadline = None if budget_minutes is None else time.monotonic() + 60 * budget_minutes
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-    with ProcessPoolExecutor(max_workers=workers, mp_context=context) as pool:
+    with ProcessPoolExecutor(max_workers=workers, mp_context=context, initializer=end_with_parent) as pool:
         waiting, running = list(missing), dict[Future[dict[str, Any]], PlannedRun]()
         try:
             while waiting or running:
@@ -109,6 +111,22 @@ def run_study(
     if not keep_folders:
         _tidy(planned, results, work)
     return len(waiting)
+
+
+def end_with_parent() -> None:
+    """End this worker as soon as its parent is gone.
+
+    A pool's worker outlives a parent that was killed: it would finish its run beside the study that goes on, in the
+    same folder, and then wait for ever. What it had done is in its checkpoint.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "called in a process of a pool"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
 
 
 def _with_predecessors(missing: Sequence[PlannedRun], planned: Sequence[PlannedRun], work: Path) -> list[PlannedRun]:
