@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
+from scipy.optimize import brentq
 
-from magicrl.planning.costs import Efficiency, forward_flops
+from magicrl.planning.calibration import load_calibration
+from magicrl.planning.costs import Efficiency
 from magicrl.planning.fit import UNKNOWNS, Fitted, curve, fit, part_seconds, predict
 from magicrl.planning.lengths import lengths_of_mean
 from magicrl.planning.published import (
@@ -128,20 +130,50 @@ def areal(efficiency: Efficiency) -> list[dict[str, Any]]:
     return found
 
 
+VERL_STEPS = ((32, 790.0), (64, 365.0), (128, 356.0))
+VERL_UPDATE = 114.0
+"""Seconds of the update on 128 GPUs."""
+
+
 def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
-    """verl's synchronous steps on H20: with R1-Distill's lengths, and with the mean that its log-prob pass implies."""
+    """verl's synchronous steps on H20: with R1-Distill's lengths, and with the mean length that its update on 128 GPUs
+    implies (the model's lengths are not published), beside the plain curve through the rows at 32 and 128 GPUs.
+
+    From the public script of these runs: tensor parallel 4, sequence parallel 4, 32 prompts an update.
+    """
     bare = replace(efficiency, other=0.0)
-    found: list[dict[str, Any]] = []
-    for gpus, step in ((32, 790.0), (64, 365.0), (128, 356.0)):
-        setting = Setting(
-            model="Qwen2.5-Math-7B", hardware="H20", gpus=gpus, limit=28672, rollout_batch=512, group_size=16
+    a, b = curve([VERL_STEPS[0], VERL_STEPS[-1]])
+
+    def setting(gpus: int) -> Setting:
+        return Setting(
+            model="Qwen2.5-Math-7B",
+            hardware="H20",
+            gpus=gpus,
+            limit=28672,
+            rollout_batch=512,
+            group_size=16,
+            sgd_steps=16,
+            tensor_parallel=4,
+            sequence_parallel=4,
         )
-        blind = resolve(setting, kept=1.0)
-        flops = 54.0 * 128 * blind.hardware.flops * bare.learner
-        per_token = forward_flops(blind.shape, 1.0, 3000.0)
-        implied = lengths_of_mean(flops / per_token / blind.work.responses - PROMPT, SIGMA, setting.limit, SHARED)
-        line: dict[str, Any] = {"gpus": gpus, "published_step": step}
-        for name, r in (("blind", blind), ("implied", resolve(setting, implied, kept=1.0))):
+
+    def implied(gpus: int, mean: float) -> Resolved:
+        return resolve(setting(gpus), lengths_of_mean(mean, SIGMA, 28672, SHARED), kept=1.0)
+
+    def gap(mean: float) -> float:
+        r = implied(128, mean)
+        return step_parts(r.shape, r.hardware, bare, r.work, r.layout).learn - VERL_UPDATE
+
+    mean = float(brentq(gap, 300.0, 12000.0, rtol=1e-4))
+    found: list[dict[str, Any]] = []
+    for gpus, step in VERL_STEPS:
+        line: dict[str, Any] = {
+            "gpus": gpus,
+            "published_step": step,
+            "curve_step": rounded(a + b / gpus),
+            "curve_error": error(a + b / gpus, step),
+        }
+        for name, r in (("blind", resolve(setting(gpus), kept=1.0)), ("implied", implied(gpus, mean))):
             time = step_time(r.shape, r.hardware, bare, r.work, r.layout)
             line[name] = {
                 "mean_length": rounded(r.work.lengths.mean),
@@ -152,7 +184,7 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
                 "update": rounded(time.learn),
             }
         if gpus == 128:
-            line["published_parts"] = {"generation": 178.0, "logprobs": 54.0, "update": 114.0}
+            line["published_parts"] = {"generation": 178.0, "logprobs": 54.0, "update": VERL_UPDATE}
         found.append(line)
     return found
 
@@ -205,11 +237,28 @@ def write_calibration(fitted: Fitted, uncertainty: float) -> None:
     CALIBRATION.write_text(head + tomli_w.dumps(tables))
 
 
+SECTIONS: dict[str, Callable[[Efficiency], Any]] = {
+    "rows": row_by_row,
+    "table_7": table_seven,
+    "areal": areal,
+    "verl": verl,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "plan-published.json")
     parser.add_argument("--write", action="store_true")
+    parser.add_argument(
+        "--only", choices=tuple(SECTIONS), nargs="+", help="these sections anew, with the shipped efficiencies; no fit"
+    )
     options = parser.parse_args()
+    if options.only:
+        result = json.loads(options.output.read_text())
+        shipped = load_calibration("H800-80G", 3584).efficiency
+        result |= {name: SECTIONS[name](shipped) for name in options.only}
+        options.output.write_text(json.dumps(result, indent=1) + "\n")
+        return
     began = time.process_time()
     fitted = fit(rows(), 1.0)
     uncertainty = unfitted_error(fitted.efficiency)
@@ -230,10 +279,7 @@ def main() -> None:
         "fixed": {key: getattr(fitted.efficiency, key) for key in ("weights", "matmul", "network")},
         "assumed": {"mean_at_32k": MEAN_AT_32K, "sigma": SIGMA, "shared": SHARED, "prompt": PROMPT, "kept": KEPT},
         "rms_error_of_unfitted_parts": rounded(uncertainty),
-        "rows": row_by_row(fitted.efficiency),
-        "table_7": table_seven(fitted.efficiency),
-        "areal": areal(fitted.efficiency),
-        "verl": verl(fitted.efficiency),
+        **{name: section(fitted.efficiency) for name, section in SECTIONS.items()},
         "sensitivity": sensitivity(),
         "cpu_seconds": rounded(time.process_time() - began),
     }
