@@ -171,6 +171,14 @@ def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> Non
     assert {path.stem for path in small.parent.glob("[0-9]*.md")} == {a.id for a in shipped if "quick" in a.scales}
 
 
+def test_committed_verdicts_are_those_of_the_committed_results(tmp_path: Path) -> None:
+    """Pages are generated: whoever changes a definition or adds results runs `magicrl experiment report`."""
+    study = Path(__file__).parents[2] / "docs" / "study"
+    write_pages(shipped_ablations(), "tiny", read_results(study / "results-tiny.jsonl"), tmp_path)
+    for name in ("claims.jsonl", "index.md"):
+        assert (tmp_path / name).read_text() == (study / name).read_text(), f"{name}: magicrl experiment report"
+
+
 @pytest.mark.slow
 def test_the_quick_study_runs_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, work, pages = tmp_path / "results.jsonl", tmp_path / "work", tmp_path / "pages"
