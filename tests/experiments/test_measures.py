@@ -49,6 +49,11 @@ def test_of_a_curve_that_rises_evenly(text: str, expected: float) -> None:
 def test_what_a_curve_lost_and_how_it_varies() -> None:
     peak: list[float | None] = [0.1] * 5 + [0.9] * 5 + [0.5] * 10
     assert parse_measure("drop:validation")(result(validation=peak)) == pytest.approx(0.4)
+    climbing: list[float | None] = [0.1 * i for i in range(10)]
+    assert parse_measure("drop:validation")(result(validation=climbing)) == 0, (
+        "its best five in a row lie before the end"
+    )
+    assert math.isnan(parse_measure("drop:validation")(result(validation=[0.1])))
     zigzag: list[float | None] = [0.0] * 20 + [0.3 + (0.1 if i % 2 else -0.1) for i in range(20)]
     assert parse_measure("spread:entropy")(result(entropy=zigzag)) == pytest.approx(0.1, rel=0.02)
     assert math.isnan(parse_measure("spread:entropy")(result(entropy=[0.1, 0.2])))

@@ -10,7 +10,7 @@ A measure is written ``NAME@PLACE``:
 ``fall:CURVE@20``      its start minus its value there, so that runs that start elsewhere can be compared
 ``test@1.0``           accuracy on the test set after training, at this temperature; ``start@1.0`` before it
 ``rise@1.0``           the one minus the other
-``drop:CURVE``         its ``max`` minus its ``late``: how far it fell back from its best
+``drop:CURVE``         its ``max`` minus its ``late``: how far it fell back from its best; 0 if it still rises
 ``spread:CURVE``       the standard deviation of its second half, a straight line taken off
 ``CURVE@tokens:20000`` the mean of five steps around the one at which so many tokens had been sampled; also of
                        ``updates:``, ``seconds:``. A run that ended before has no such number.
@@ -152,7 +152,8 @@ def _at_cost(curves: Curves, name: str, cost: str, amount: float) -> float:
 
 
 def _drop(curves: Curves, name: str) -> float:
-    return _at(curves, name, "max") - _at(curves, name, "late")
+    fallen = _at(curves, name, "max") - _at(curves, name, "late")
+    return math.nan if math.isnan(fallen) else max(0.0, fallen)
 
 
 def _spread(curves: Curves, name: str) -> float:
