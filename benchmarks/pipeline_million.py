@@ -202,7 +202,7 @@ def figures(options: argparse.Namespace, path: Path, state: dict[str, Any]) -> d
         "cpu_seconds": round(used, 1),
         "problems_per_cpu_second": round(options.count / used, 1),
         "peak_gib": round(max(one["peak_gib"] for one in slices), 2),
-        "slices": [{name: round(v, 2) for name, v in one.items()} for one in slices],
+        "slices": [{**one, "cpu_seconds": round(one["cpu_seconds"], 1)} for one in slices],
         "unchanged_rerun_cpu_seconds": round(again, 1),
         "disk_gib": round(sum(file.stat().st_size for file in run.rglob("*") if file.is_file()) / 2**30, 2),
         "planted": state["planted"],
