@@ -260,7 +260,11 @@ class DistributedLearner:
 
     def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> UpdateMetrics:
         given = [(share, controls) for share in self._shares(batch, weights)]
-        answers: list[RankUpdate] = self._call("update", given, f"update {self._version + 1}")
+        try:
+            answers: list[RankUpdate] = self._call("update", given, f"update {self._version + 1}")
+        except ValueError:
+            self.close()  # the ranks stopped in the middle of a pass
+            raise
         first = answers[0]
         self._version = first.version
         self.last = tuple(answers)

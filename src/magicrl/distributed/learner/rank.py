@@ -295,6 +295,7 @@ _NOTHING = TrainSample(
     loss_mask=np.zeros(1, dtype=np.bool_),
     old_logprobs=frozen_floats([0.0]),
     ref_logprobs=frozen_floats([0.0]),
+    policy_mask=np.ones(1, dtype=np.bool_),
 )
 """A sample without loss: what a rank passes through the model while others still have work."""
 
