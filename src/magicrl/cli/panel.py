@@ -158,7 +158,7 @@ def facts(metrics: StepMetrics) -> list[tuple[str, str]]:
         shown.append(("accuracy", f"{accuracy:.3f}"))
     if entropy is not None:
         shown.append(("entropy", f"{entropy:.3f}" + (f" (target {target:g})" if target is not None else "")))
-    for label, key in (("alpha", "entropy/alpha"), ("length", "length/mean")):
+    for label, key in (("alpha", "entropy/alpha"), ("length", "length/mean"), ("staleness", "staleness/mean")):
         value = figure(metrics, key)
         if value is not None:
             shown.append((label, number(value)))

@@ -194,6 +194,27 @@ LARGEST_GAP = Figure(
     note="Of any token of the step.",
     lines=(Line(key="learner/sampler_gap_max", label="largest", color=1, look="smooth"),),
 )
+STALENESS = Figure(
+    key="staleness",
+    title="Staleness",
+    note="Asynchronous runs: training steps between the policy that sampled and the learner, mean over tokens, and the "
+    "most of any group since it began.",
+    lines=(
+        Line(key="staleness/mean", label="tokens", look="smooth"),
+        Line(key="staleness/max", label="oldest group", color=1, look="smooth"),
+    ),
+)
+CORRECTED = Figure(
+    key="corrected",
+    title="Stale and corrected tokens",
+    unit="percent",
+    compact=True,
+    note="Share of the tokens that older policies sampled, and of those whose weight the correction capped or masked.",
+    lines=(
+        Line(key="staleness/older/ratio", label="older policies", look="smooth"),
+        Line(key="learner/corrected_ratio", label="corrected", color=1, look="smooth", hide_zeros=True),
+    ),
+)
 GRADIENT = Figure(
     key="gradient_norm",
     title="Gradient norm",
@@ -247,6 +268,17 @@ JUDGING = Figure(
         Line(key="time/verify_waited", label="waited for", color=1, look="smooth"),
     ),
 )
+IDLE = Figure(
+    key="idle",
+    title="Waiting",
+    unit="seconds",
+    note="Asynchronous runs: seconds of the step in which the learner waited for rollouts and verdicts, and in which "
+    "the engine generated nothing.",
+    lines=(
+        Line(key="idle/learner/seconds", label="learner", color=0, look="smooth"),
+        Line(key="idle/engine/seconds", label="engine", color=1, look="smooth"),
+    ),
+)
 
 GROUPS = (
     Group(
@@ -257,9 +289,9 @@ GROUPS = (
     Group(
         key="policy",
         title="Policy and sampler",
-        panels=((RATIO,), (CLIP,), (SAMPLER_GAP, LARGEST_GAP), (GRADIENT,), (KL,)),
+        panels=((RATIO,), (CLIP,), (SAMPLER_GAP, LARGEST_GAP), (STALENESS, CORRECTED), (GRADIENT,), (KL,)),
     ),
-    Group(key="time", title="Time", panels=((STEP_TIME, LONGEST), (THROUGHPUT, JUDGING))),
+    Group(key="time", title="Time", panels=((STEP_TIME, LONGEST), (THROUGHPUT, JUDGING), (IDLE,))),
 )
 
 

@@ -204,7 +204,7 @@ def clip_share_high(series: Series) -> str | None:
     severity="warning",
     keys=("learner/sampler_gap_mean",),
     remedy="Sample in the learner's precision (rollout.dtype = model.dtype), or correct for the gap "
-    "(algorithm.correction = 'tis'); lagged weights (rollout.weight_lag) widen it too.",
+    "(algorithm.correction = 'tis'); older weights (rollout.max_staleness, rollout.weight_lag) widen it too.",
 )
 def sampler_gap(series: Series) -> str | None:
     """Sampler and learner disagree by more than 0.07 nats a token; bf16 alone explains about 0.05."""
