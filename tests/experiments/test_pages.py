@@ -189,7 +189,7 @@ def test_the_quick_study_runs_and_is_told(tmp_path: Path, capsys: pytest.Capture
     told = {line["claim"]: line for line in map(json.loads, (pages / "claims.jsonl").read_text().splitlines())}
     assert told["3.truncation"]["seeds"] == told["6.entropy"]["seeds"] == 2
     assert not any(claim.startswith("7.") for claim in told), "ablation 7 has no quick form"
-    assert all(-1 <= told[claim]["low"] <= told[claim]["high"] <= 1 for claim in ("3.truncation", "3.accuracy"))
+    assert all(-1 <= told[claim]["effect"] <= 1 for claim in ("3.truncation", "3.accuracy"))
     assert told["3.truncation"]["verdict"] == "undecided", "two seeds decide nothing"
     assert "figure-6-truncation.svg" in (pages / "figures.md").read_text()
     assert app(run, result_action="return_value") == 0
