@@ -1,6 +1,7 @@
 """Answers in every notation that one meets: each gold with right spellings and with wrong neighbours.
 
-The tables are text files beside this one: ``=`` a gold, ``+`` what says the same, ``-`` what does not.
+The tables are text files beside this one: ``=`` a gold, ``+`` what says the same, ``-`` what does not; ``~`` what says
+the same and is known to be missed. The "unmet" ones were written whole before any of them was run.
 """
 
 from __future__ import annotations
@@ -31,18 +32,22 @@ def table(name: str) -> list[Row]:
             rows.append(Row(rest))
         elif mark in ("+", "-"):
             (rows[-1].right if mark == "+" else rows[-1].wrong).extend(rest.split(" || "))
-    assert all(row.right and row.wrong for row in rows)
+    assert all(row.wrong for row in rows)
     return rows
 
 
-@pytest.mark.parametrize("row", table("spellings.txt"), ids=lambda row: row.gold)
+BOXED = [row for name in ("spellings.txt", "unmet_first.txt", "unmet_second.txt") for row in table(name)]
+RUNNING = [row for name in ("running_text.txt", "running_first.txt", "running_second.txt") for row in table(name)]
+
+
+@pytest.mark.parametrize("row", BOXED, ids=lambda row: row.gold)
 def test_in_a_box(row: Row) -> None:
     boxed = {one: VERIFIER.judge([row.gold], f"\\boxed{{{one}}}").correct for one in (row.gold, *row.right, *row.wrong)}
     assert [one for one in (row.gold, *row.right) if not boxed[one]] == []
     assert [one for one in row.wrong if boxed[one]] == []
 
 
-@pytest.mark.parametrize("row", table("running_text.txt"), ids=lambda row: row.gold)
+@pytest.mark.parametrize("row", RUNNING, ids=lambda row: row.gold)
 def test_in_running_text(row: Row) -> None:
     assert [one for one in row.right if not VERIFIER.judge([row.gold], one).correct] == []
     assert [one for one in row.wrong if VERIFIER.judge([row.gold], one).correct] == []
@@ -54,6 +59,7 @@ def test_in_running_text(row: Row) -> None:
         ("So answer = 48, no: one more.\n#### 66", "66", True),
         ("So answer = 48, no: one more.\n#### 66", "48", False),
         ("The answer is 48.\n#### 1,066\n", "1066", True),
+        ("### Final answer\n18", "18", True),  # a heading, and the answer under it
         ("#### 66\nThe answer is 48.", "48", True),  # the line is not the last one
         ("The answer is 48.\n#### Conclusion", "48", True),  # a heading
     ],

@@ -177,6 +177,13 @@ class Dotted:
     last: Expr | None
 
 
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """Words, without those that say nothing, and the formulas between them."""
+
+    parts: tuple[str | Answer, ...]
+
+
 Answer = (
     Text
     | Quantity
@@ -196,4 +203,5 @@ Answer = (
     | Piecewise
     | Cycles
     | Dotted
+    | Sentence
 )

@@ -26,6 +26,11 @@ _INVERSES = {name: "arc" + name for name in ("sin", "cos", "tan", "cot", "sec", 
 MARKS = word_set("angle triangle odot")
 
 
+def _turned(angle: Expr) -> Expr:
+    """The complex number of size one at an angle."""
+    return Expr("add", (function("cos", angle), Expr("mul", (symbol("i"), function("sin", angle)))))
+
+
 class Applications(Cursor, ABC):
     """The part of the grammar that stands between names of functions and the formulas that they are applied to."""
 
@@ -74,6 +79,8 @@ class Applications(Cursor, ABC):
             if rest:
                 raise NoFormulaError
             return function("factorial", Expr("add", (arg, number(-1))))
+        if not primes and token.text == "zeta" and self.peek("open", "("):
+            return function("zeta", *self.listed(depth))
         if not primes and token.text in ("C", "P") and self.peek("open", "("):
             chosen_of = self._arguments(depth)
             if chosen_of is not None and len(chosen_of) == 2:
@@ -113,10 +120,20 @@ class Applications(Cursor, ABC):
             return function("root", arg, root)
         if name in EXTREMES:
             return function(name, *self.listed(depth))
+        if name == "angle" and self._phasor():
+            degrees = Expr("div", (Expr("mul", (self.number(self.next().text), symbol("pi"))), number(180)))
+            self.need("unit", "degree")
+            return _turned(degrees)
         if name in ACCENTS or name in MARKS:
             content = self.script_text() if self.peek("lbrace") else self.next().text
             return symbol(f"{_SAME_ACCENT.get(name, name)}:{content}")
         raise NoFormulaError
+
+    def _phasor(self) -> bool:
+        r"""Whether ``2 \\angle 60^\\circ`` is meant: a size before, degrees after."""
+        ahead = self.tokens[self.at : self.at + 2]
+        sized = self.at > 1 and self.tokens[self.at - 2].kind in ("num", "rbrace")
+        return sized and [token.kind for token in ahead] == ["num", "unit"]
 
     def _series(self, name: str, depth: int) -> Expr:
         r"""``\\sum_{k=1}^{n} k^2``, with whole bounds; the letter becomes one that nothing else can be called."""
@@ -167,8 +184,7 @@ class Applications(Cursor, ABC):
                 base = self._argument_of_log(depth)
         arg = self._function_argument(depth)
         if name == "cis":
-            turned = Expr("mul", (symbol("i"), function("sin", arg)))
-            return Expr("add", (function("cos", arg), turned)) if power is None and base is None else self.fail()
+            return _turned(arg) if power is None and base is None else self.fail()
         if name in ("log", "lg") and base is not None:
             applied = function("logb", arg, base)
         elif base is not None:

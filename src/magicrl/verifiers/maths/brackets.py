@@ -102,6 +102,7 @@ def set_builder(inside: Sequence[Token], reader: Reader, depth: int) -> Answer |
          if at and level == 0 and token.kind in ("bar", "colon")),
         None,
     )  # fmt: skip
+    bar = _after_domain(inside, levels) if bar is None else bar
     if bar is None:
         return None
     head, condition = inside[:bar], inside[bar + 1 :]
@@ -119,6 +120,14 @@ def set_builder(inside: Sequence[Token], reader: Reader, depth: int) -> Answer |
     if domain is None:
         return None
     return _within(domain, name[0].text, found)
+
+
+def _after_domain(inside: Sequence[Token], levels: Sequence[int]) -> int | None:
+    r"""The separator in ``\{x \in R; x > 2\}``: it follows a name and the set that it is taken from."""
+    at = next((at for at, token in enumerate(inside) if token.kind == "sep" and levels[at] == 0), None)
+    if at is None or len(inside) < 4 or inside[0].kind != "sym" or inside[1].text != "in":
+        return None
+    return at if number_domain(inside[2:at]) is not None else None
 
 
 def _domain(head: Sequence[Token]) -> Answer | None:
@@ -157,11 +166,7 @@ def _piecewise(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | 
             cells = _without_column(cells[0])
         if len(cells) != 2:
             return None
-        value, condition = cells
-        if value and value[-1].kind == "sep":
-            value = value[:-1]
-        if condition and condition[-1].kind == "sep":
-            condition = condition[:-1]
+        value, condition = (_without_stop(cell) for cell in cells)
         words = [token.text.casefold() for token in condition]
         while condition and condition[0].kind == "word" and condition[0].text.casefold() in _CONDITION_WORDS:
             condition = condition[1:]
@@ -177,6 +182,12 @@ def _piecewise(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | 
         pieces.append((read, asked))
     conditions = [condition for _, condition in pieces]
     return Piecewise(tuple(pieces)) if len(pieces) > 1 and None not in conditions[:-1] else None
+
+
+def _without_stop(cell: list[Token]) -> list[Token]:
+    """A cell without the comma or full stop that ends it."""
+    ended = bool(cell) and (cell[-1].kind == "sep" or (cell[-1].kind, cell[-1].text) == ("cmd", "."))
+    return cell[:-1] if ended else cell
 
 
 def _without_column(cell: list[Token]) -> list[list[Token]]:

@@ -21,26 +21,38 @@ from magicrl.verifiers.maths.answers import (
     Quantity,
     Ratio,
     RealSet,
+    Sentence,
     Several,
     Span,
     Text,
     Within,
 )
 from magicrl.verifiers.maths.cases import same_cases
-from magicrl.verifiers.maths.dotted import same_dotted
+from magicrl.verifiers.maths.dotted import counting, same_dotted
 from magicrl.verifiers.maths.equations import same_equation, same_order, solves
 from magicrl.verifiers.maths.expression import Expr, function, number, rename, symbol
-from magicrl.verifiers.maths.families import same_family
+from magicrl.verifiers.maths.families import names_of, same_family
+from magicrl.verifiers.maths.lists import (
+    by_letter,
+    floored,
+    numbered_names,
+    one_value,
+    ordered_names,
+    paired,
+    rows,
+    told_apart,
+    values_of,
+)
 from magicrl.verifiers.maths.magnitudes import all_of, numbered, same_quantity, same_ratio
 from magicrl.verifiers.maths.numerals import word_number
-from magicrl.verifiers.maths.probing import same_value
 from magicrl.verifiers.maths.realsets import same_set
+from magicrl.verifiers.maths.sentences import same_sentence
 from magicrl.verifiers.maths.spans import alternatives, as_spans, unbounded
 from magicrl.verifiers.maths.vectors import components
 from magicrl.verifiers.maths.words import DENIALS, endless, same_words
 
 _ALL_REALS = RealSet((Span(Expr("neg", (symbol("inf"),)), False, symbol("inf"), False),))
-_CLOSED = (Cycles, Domain, Within, Piecewise, Dotted)
+_CLOSED = (Cycles, Domain, Within, Piecewise, Dotted, Sentence)
 """Shapes that equal nothing but their own kind (and a name's value)."""
 
 
@@ -65,6 +77,8 @@ def same(gold: Answer, answer: Answer) -> bool | None:
             return False  # c_1 = 0 is not "c_1 = 0 or c_2 = 0"
         return same(gold.value, answer)
     if isinstance(answer, Named):
+        if isinstance(gold, Several) and len({item.name for item in gold.items if isinstance(item, Named)}) > 1:
+            return isinstance(answer.value, Several | Group | Matrix) and same(gold, answer.value)
         return same(gold, answer.value)
     if isinstance(gold, RealSet) or isinstance(answer, RealSet):
         return _sets(gold, answer)
@@ -85,14 +99,23 @@ def _closed(gold: Answer, answer: Answer) -> bool | None:
         return same(gold, answer.value)
     if isinstance(gold, Domain) and isinstance(answer, Quantity):
         return answer == Quantity(symbol(gold.name)) if len(gold.name) == 1 else False
+    for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Domain) and (listed := counting(other)):
+            return one.name in listed
     if isinstance(gold, Domain) and isinstance(answer, Domain):
         return {gold.name, answer.name} <= {"N", "Z+"} or {gold.name, answer.name} <= {"N0", "Z+0"}
+    for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Within) and isinstance(other, RealSet) and one.domain == "Z":
+            counts = other.subject in ("n", "m", "k")  # letters of whole numbers: n > 2 says all
+            return counts and same(one.condition, other) is True
     if isinstance(gold, Within) and isinstance(answer, Within):
         return same(gold.condition, answer.condition) if gold.domain == answer.domain else False
     if isinstance(gold, Piecewise) and isinstance(answer, Piecewise):
         return same_cases(gold, answer, same)
     if isinstance(gold, Dotted) and isinstance(answer, Dotted):
         return same_dotted(gold, answer)
+    if isinstance(gold, Sentence) and isinstance(answer, Sentence):
+        return same_sentence(gold, answer, same)
     for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Dotted) and isinstance(other, Group) and other.opening == "{" and len(other.items) == 1:
             return same(one, other.items[0])
@@ -118,7 +141,10 @@ def _single(gold: Answer, answer: Answer) -> bool | None:
             if numbered(one, other):
                 return True
             value = word_number(one.words)
-            return False if value is None else same_value(number(value), other.expr)
+            if value is None:
+                return False
+            said = Quantity(number(value))
+            return same_quantity(said, other) if one is gold else same_quantity(other, said)
     return None
 
 
@@ -128,6 +154,8 @@ def _both_named(gold: Named, answer: Named) -> bool | None:
     if gold.name == answer.name and len(gold.arguments) == len(answer.arguments):
         if gold.arguments == answer.arguments:
             return same(gold.value, answer.value)
+        if names_of(answer.value) & (set(gold.arguments) - set(answer.arguments)):
+            return False  # f(t) = x^2 is a constant
         return same(gold.value, _renamed(answer.value, dict(zip(answer.arguments, gold.arguments, strict=True))))
     one, other = _member(gold), _member(answer)
     if one is not None and other is not None and one[0] == other[0] and one[1] != other[1]:
@@ -166,8 +194,11 @@ def _member(named: Named) -> tuple[str, str] | None:
 
 def _squeezed(name: str) -> str:
     """A name without what spelling leaves free: accents, the sign of an angle, braces."""
+    vector = name.startswith("vec:")
     name = name.removeprefix("angle:").removeprefix("vec:").removeprefix("bar:").removeprefix("hat:")
-    return "".join(char for char in name if not char.isspace() and char not in "_{}\\")
+    plain = "".join(char for char in name if not char.isspace() and char not in "_{}\\")
+    points = len(plain) in (2, 3) and plain.isalpha() and plain.isupper() and not vector
+    return min(plain, plain[::-1]) if points else plain  # AB is BA, angle ABC is CBA
 
 
 def _renamed(answer: Answer, names: dict[str, str]) -> Answer:
@@ -226,6 +257,8 @@ def _sets(gold: Answer, answer: Answer) -> bool | None:
     for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, RealSet) and not one.spans and isinstance(other, Text):
             return other.words in (("none",), ("does", "not", "exist"))
+        if isinstance(one, RealSet) and not one.spans and other == Quantity(symbol("phi")):
+            return True  # a phi for the empty set's sign
     if left is None or right is None:
         if isinstance(gold, Several) or isinstance(answer, Several):
             return _several(gold, answer)
@@ -238,39 +271,35 @@ def _sets(gold: Answer, answer: Answer) -> bool | None:
 def _several(gold: Answer, answer: Answer) -> bool | None:
     """Lists without order, unless names or brackets give one."""
     if isinstance(gold, Several) and isinstance(answer, Several):
-        if _ordered_names(gold.items) and not any(isinstance(item, Named) for item in answer.items):
+        if ordered_names(gold.items) and not any(isinstance(item, Named) for item in answer.items):
             return in_order(gold.items, answer.items)
-        left, right = _values(gold.items), _values(answer.items)
-        if all(isinstance(item, Named) for item in (*gold.items, *answer.items)):
+        left, right = values_of(gold.items), values_of(answer.items)
+        named = all(isinstance(item, Named) for item in (*gold.items, *answer.items))
+        if named and not (numbered_names(gold.items, answer.items) or numbered_names(answer.items, gold.items)):
             left, right = gold.items, answer.items
+        if told_apart(gold.items):
+            order = paired(left, right)
+            return False if order is None else in_order(left, order)
         return matched(left, right)
     several, group = (gold, answer) if isinstance(gold, Several) else (answer, gold)
     assert isinstance(several, Several)
+    if several is answer and several.either and one_value(several.items):
+        return all_of([same(gold, item) for item in several.items])
     if isinstance(group, Quantity) and all(isinstance(item, Named) for item in several.items):
-        shared = set(_values(several.items))  # p = q = 2
+        shared = set(values_of(several.items))  # p = q = 2
         return same(group, shared.pop()) if len(shared) == 1 else False
     if isinstance(gold, Text) and (said := [item.words for item in several.items if isinstance(item, Text)]):
         # "yes, it is": the comma stood between words
         return len(said) == len(several.items) and same_words(gold.words, tuple(word for part in said for word in part))
     if isinstance(group, Group) and group.opening == group.closing:
         if group.opening == "{":
-            return matched(_values(several.items), group.items)
+            return matched(values_of(several.items), group.items)
         if group.opening in "(<" or len(group.items) != 2:
-            return in_order(several.items, group.items) if not (several.signs or several.either) else False
+            listed = by_letter(several.items)
+            return in_order(listed, group.items) if not (several.signs or several.either) else False
     if isinstance(group, Matrix):
         return False
     return False if isinstance(group, Quantity | Text | Ratio | Clock | Based | Group) else None
-
-
-def _ordered_names(items: Sequence[Answer]) -> bool:
-    """``a = 1, b = 2`` has an order; ``x_1 = 1, x_2 = 2`` has none."""
-    names = [item.name for item in items if isinstance(item, Named)]
-    stems = {name.split("_")[0] for name in names}
-    return len(names) == len(items) and len(stems) == len(names)
-
-
-def _values(items: Sequence[Answer]) -> tuple[Answer, ...]:
-    return tuple(item.value if isinstance(item, Named) else item for item in items)
 
 
 def in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
@@ -317,8 +346,8 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
     for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Quantity) and (vector := components(one.expr, ("",))) is not None and one.unit is None:
             return same(vector, other) if one is gold else same(other, vector)  # 3i - 4j in italics
-        if isinstance(one, Matrix) and isinstance(other, Group) and _rows(other) is not None:
-            return _groups(one, Matrix(_rows(other) or ()))
+        if isinstance(one, Matrix) and isinstance(other, Group) and rows(other) is not None:
+            return _groups(one, Matrix(rows(other) or ()))
         listed = isinstance(other, Group) and other.opening == other.closing == "[" and len(other.items) > 2
         if (
             isinstance(one, Matrix)
@@ -329,13 +358,9 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
             return in_order(vector, other.items) if 1 in (len(one.rows), len(one.rows[0])) else False
         if isinstance(one, Group) and one.opening == "{" and len(one.items) == 1:
             return same(one.items[0], other) if one is gold else same(other, one.items[0])
+        if isinstance(one, Group) and (floor := floored(one)) is not None and isinstance(other, Quantity):
+            return other.expr.holds("fn", "floor") and same(floor, other) is True
     return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
-
-
-def _rows(group: Group) -> tuple[tuple[Answer, ...], ...] | None:
-    """The rows of a matrix written as a list of lists."""
-    rows = tuple(item.items for item in group.items if isinstance(item, Group) and item.opening == group.opening == "[")
-    return rows if rows and len(rows) == len(group.items) and len({len(row) for row in rows}) == 1 else None
 
 
 def _brackets_aside(gold: Group, answer: Group) -> bool | None:

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from magicrl.verifiers.maths.answers import Answer, Dotted, Quantity
+from magicrl.verifiers.maths.answers import Answer, Dotted, Group, Named, Quantity, RealSet
 from magicrl.verifiers.maths.equations import difference
-from magicrl.verifiers.maths.expression import Expr, number, put, substitute
+from magicrl.verifiers.maths.expression import Expr, number, put, substitute, symbol
 from magicrl.verifiers.maths.probing import number_value, same_value
 
 PLACE = "#j"
@@ -138,6 +138,24 @@ def _place(item: Expr, last: Expr) -> Expr | None:
         if PLACE in part.symbols:
             return _place(part, shown)
     return None
+
+
+def counting(answer: Answer) -> tuple[str, ...]:
+    r"""The names of the whole numbers that ``1, 2, 3, \\ldots`` or ``n \\ge 1`` are; none for anything else."""
+    if isinstance(answer, Named) or (isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1):
+        answer = answer.value if isinstance(answer, Named) else answer.items[0]
+    if isinstance(answer, Dotted) and answer.last is None:
+        for first, names in _COUNTED.items():
+            if same_value(answer.item, _linear(number(first), number(1))) is True:
+                return names
+    if isinstance(answer, RealSet) and answer.subject in ("n", "m", "k") and len(answer.spans) == 1:
+        (span,) = answer.spans
+        low = number_value(span.low) if span.low_closed and span.high == symbol("inf") else None
+        return _COUNTED.get(int(low), ()) if low in (0, 1) else ()
+    return ()
+
+
+_COUNTED = {0: ("N0", "Z+0"), 1: ("N", "Z+")}
 
 
 def same_dotted(gold: Dotted, answer: Dotted) -> bool | None:

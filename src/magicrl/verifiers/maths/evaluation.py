@@ -22,6 +22,7 @@ _EXACT_BITS = 6000
 _MOST_EXPONENT_DIGITS = 30
 _MOST_ARGUMENT = 10**12
 _MOST_TERMS = 500
+_MOST_ZETA = 100
 
 
 class UndefinedError(Exception):
@@ -201,6 +202,12 @@ class Evaluator:
             return abs(first)
         if name in ("max", "min", "gcd", "lcm"):
             return self._of_several(name, args)
+        if name == "mod":
+            return self._sum([first, -self._product([args[1], self._rounded("floor", self._quotient(first, args[1]))])])
+        if name == "zeta":
+            if len(args) != 1 or first == 1 or abs(first) > _MOST_ZETA:
+                raise UndefinedError
+            return self.context.zeta(self.number(first))
         if name in ("floor", "ceil"):
             return self._rounded(name, first)
         if name in ("factorial", "factorial2", "binomial"):

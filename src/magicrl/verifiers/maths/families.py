@@ -41,6 +41,8 @@ def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
     left = left or (gold_names - answer_names if len(gold_names - answer_names) == 1 else frozenset())
     right = right or (answer_names - gold_names if len(answer_names - gold_names) == 1 else frozenset())
     left, right = left & gold_names, right & answer_names
+    bound = arguments_of(plain_gold) | arguments_of(plain_answer)
+    left, right = left - bound, right - bound  # f(n) = n for all n: the n is f's, no parameter
     if len(left) != 1 or len(right) != 1 or gold_names - left != answer_names - right:
         return False
     (one,), (other,) = left, right
@@ -74,24 +76,41 @@ def _everything(domain: Domain, family: Family) -> bool:
     return value.expr.name in family.parameters and family.domain == domain.name
 
 
+def arguments_of(answer: Answer) -> frozenset[str]:
+    """The letters that a function is given as a function of."""
+    return frozenset(answer.arguments) if isinstance(answer, Named) else frozenset()
+
+
 def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
     """``f(x) = cx`` and ``f(x) = kx``: letters that are no argument of a named function are constants of any name.
 
     Only letters that one side alone has are renamed, and all on both sides must pair off.
     """
-    arguments = gold.arguments if isinstance(gold, Named) else ()
-    if isinstance(answer, Named) and answer.arguments != arguments:
+    arguments, given = arguments_of(gold), arguments_of(answer)
+    if isinstance(answer, Named) and arguments and arguments != given:
         return False
+    # y(x) = C e^x for y = C e^x: only what looks like a constant is one
     left, right = names_of(gold), names_of(answer)
     ours, theirs = sorted(left - right), sorted(right - left)
-    if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & set(arguments):
+    if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & (arguments | given):
         return False
+    if _parametric(gold) and _parametric(answer) and len(ours) == 1:
+        return same(gold, renamed(answer, {theirs[0]: ours[0]})) is True
     variables = any(name.islower() for name in left & right)
     variables = variables and not any(_CONSTANT.fullmatch(name) for name in left & right)
     if not arguments and not (variables and all(_CONSTANT.fullmatch(name) for name in ours)):
         return False  # x + C: a C that only one side has, beside a variable, is a constant of integration
     return any(
         same(gold, renamed(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
+    )
+
+
+def _parametric(answer: Answer) -> bool:
+    """``x = 1 + 2t, y = 3 - t``: coordinates, each a formula of one letter."""
+    names = [item.name for item in answer.items if isinstance(item, Named)] if isinstance(answer, Several) else []
+    coordinates = len(names) > 1 and (names == list("xyz"[: len(names)]))
+    return (
+        isinstance(answer, Several) and coordinates and len(names) == len(answer.items) and len(names_of(answer)) == 1
     )
 
 

@@ -106,6 +106,9 @@ class _Reader(Applications):
                 total = times(total, right) if op == "*" else Expr("div", (total, right))
             elif self._dots_ahead() and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].kind != "op":
                 total = self._going_on("prod", total, depth)
+            elif depth > 1 and self.peek("cmd", "pmod"):  # inside a formula it is a remainder, else a class of numbers
+                self.next()
+                total = function("mod", total, self.base(depth + 1))
             elif self.starts_factor():
                 if self.peek("num") and self.tokens[self.at - 1].kind == "num":
                     total = self._mixed(total)

@@ -59,6 +59,9 @@ _SYMBOLS = {
     "‘": "'",
     "’": "'",
     "…": r"\ldots ",
+    "\u00c5": r"\AA ",
+    "\u212b": r"\AA ",
+    "∀": r"\forall ",
     "ℝ": r"\mathbb{R}",
     "ℤ": r"\mathbb{Z}",
     "ℕ": r"\mathbb{N}",
@@ -97,6 +100,7 @@ def plain_mathematics(text: str) -> str:
     """Running text with the glyphs of formulas as LaTeX; its punctuation stays."""
     if text.isascii():
         return text
+    text = _VULGAR.sub(_fraction, text)
     text = _ROOT.sub(lambda match: f"{_SYMBOLS[match[1]].strip()}{{{match[2]}}}", text)
     text = _RAISED.sub(lambda match: f"^{{{_level(match[0])}}}", text)
     return "".join(_SYMBOLS[char] if char in _PROSE else char for char in text)

@@ -42,7 +42,8 @@ _GREEK = word_set(
 _SPELLED = {"infty": "inf", "imath": "i", "jmath": "j"}
 _GREEK_WORDS = word_set("alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau")
 _RELATIONS = {
-    "=": "=", "<": "<", ">": ">", "<=": "<=", ">=": ">=", "!=": "!=", "lt": "<", "gt": ">", "le": "<=", "ge": ">=",
+    "=": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!=", "lt": "<", "gt": ">",
+    "le": "<=", "ge": ">=",
     "ne": "!=", "neq": "!=", "approx": "~", "simeq": "~", "in": "in", "equiv": "==",
 }  # fmt: skip
 _OPENING = {"(": "(", "[": "[", r"\{": "{", "lbrace": "{", "lbrack": "[", "lfloor": "floor", "lceil": "ceil",
@@ -50,6 +51,10 @@ _OPENING = {"(": "(", "[": "[", r"\{": "{", "lbrace": "{", "lbrack": "[", "lfloo
 _CLOSING = {")": "(", "]": "[", r"\}": "{", "rbrace": "{", "rbrack": "[", "rfloor": "floor", "rceil": "ceil",
             "rangle": "<", "rvert": "|"}  # fmt: skip
 _OPERATORS = {"cdot": "*", "times": "*", "ast": "*", "div": "/", "pm": "pm", "mp": "mp", "bullet": "*"}
+_MONEY = {
+    "euro": "€", "EUR": "€", "cent": "¢", "cents": "¢", "pounds": "£", "GBP": "£", "yen": "¥", "JPY": "¥", "RMB": "¥",
+    "CNY": "¥", "USD": "$", "INR": "₹", "Rs": "₹",
+}  # fmt: skip
 _SETS = {"cup": "cup", "cap": "cap", "setminus": "setminus", "bigcup": "cup", "backslash": "setminus"}
 _COMMANDS: tuple[tuple[Kind, dict[str, str]], ...] = (
     ("rel", _RELATIONS),
@@ -62,6 +67,8 @@ _TEXT = r"text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|
 
 _PATTERN = re.compile(
     rf"(?P<space>[ \t\n]+|\$|\\(?:\(|\)|hspace\{{[^{{}}]*\}}))"
+    r"|(?P<money>\\(?:euro|cents?|pounds|yen)(?![A-Za-z])|(?<![A-Za-z])(?:USD|EUR|GBP|INR|RMB|CNY|JPY|Rs)(?![A-Za-z])\.?)"
+    r"|(?P<short>(?<![A-Za-z])(?:sq|cu|ft|in|hrs?|lbs?|oz|mins?|secs?|yds?|gal|approx)\.(?![\d.]))"
     r"|(?P<degree>\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\})|\\(?:degrees?|textdegree)(?![A-Za-z]))"
     rf"|\\(?P<texttype>{_TEXT})\*? ?\{{(?P<text>[^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*){{0,8}})\}}"
     r"|\\begin ?\{(?P<begin>[a-z*]+)\}(?:\{[clr| ]*\})?"
@@ -71,7 +78,7 @@ _PATTERN = re.compile(
     r"|(?P<dots>\.\.\.)"
     r"|(?P<number>\d+(?:\.\d+)?(?!\d)|\.\d+)"
     r"|(?P<letters>[A-Za-z]+)"
-    r"|(?P<relation><=|>=|!=|[=<>])"
+    r"|(?P<relation><=|>=|!=|=<|[=<>])"
     r"|(?P<bracket>\\[{}]|[()\[\]])"
     r"|(?P<power>\*\*)"
     r"|(?P<percent>\\?%)"
@@ -143,6 +150,10 @@ def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) 
         token = _command(value, spaced)
     elif group == "letters":
         return _letters(found, value, spaced)
+    elif group == "short":
+        token = Token("word", value[:-1], spaced, roman=True)
+    elif group == "money":
+        token = Token("unit", _MONEY[value.strip("\\.")], spaced)
     elif group == "text":
         _words(found, value, match["texttype"], spaced)
         return True
@@ -210,6 +221,10 @@ def _command(name: str, spaced: bool) -> Token:
         return Token("sep", "and", spaced)
     if name == "colon":
         return Token("colon", ":", spaced)
+    if name == "forall":
+        return Token("word", "for", spaced, roman=True)
+    if name == "AA":
+        return Token("word", "angstrom", spaced, roman=True)
     return Token("cmd", name, spaced)
 
 
@@ -221,14 +236,20 @@ def _letters(found: list[Token], run: str, spaced: bool) -> bool:
         found.append(Token("word", run, spaced))  # two hundred and five
     elif low in ("and", "or"):
         found.append(Token("sep", low, spaced))
+    elif run == "sec" and found and found[-1].text == "/" and len(found) > 1 and found[-2].kind in ("sym", "word"):
+        found.append(Token("word", run, spaced, roman=True))  # m/sec
     elif run in FUNCTIONS:
         found.append(Token("cmd" if run == "sqrt" else "fn", run, spaced))
     elif run in _WRITTEN_ALIASES:
         found.append(Token("fn", _ALIASES[run], spaced))
     elif run in _COMMANDS_IN_WORDS:
         found.append(Token("cmd", run, spaced))
-    elif run == "pi" or run in _GREEK_WORDS:
-        found.append(Token("sym", run, spaced))
+    elif low == "pi" or run in _GREEK_WORDS:
+        found.append(Token("sym", "pi" if low == "pi" else run, spaced))
+    elif low in FUNCTIONS and run.istitle():
+        found.append(Token("fn", low, spaced) if low != "sqrt" else Token("cmd", low, spaced))
+    elif _NAME.fullmatch(run):
+        found.append(Token("word", run, spaced, roman=True))  # Bob
     elif low == "to":
         found.append(Token("colon", ":", spaced))
     elif low in ("infinity", "inf", "oo"):
@@ -249,6 +270,9 @@ def _words(found: list[Token], content: str, command: str, spaced: bool) -> None
     if math and (inner in _COMMANDS_IN_WORDS or (len(inner) == 1 and inner.isalpha())):
         found.append(Token("sym" if len(inner) == 1 else "cmd", inner, spaced, roman=True))
         return
+    if inner.casefold().rstrip(".") in ("const", "constant") and found and found[-1].text == "+":
+        found.append(Token("sym", "C", spaced))
+        return
     start = 0
     for match in _PARTS.finditer(inner):
         _phrase(found, inner[start : match.start()])
@@ -257,6 +281,8 @@ def _words(found: list[Token], content: str, command: str, spaced: bool) -> None
     _phrase(found, inner[start:])
 
 
+_NAME = re.compile(r"[A-Z][a-z]{2}")
+"""A name of three letters; longer runs are words anyway."""
 _PIECES = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+(?:['’.-][^\W\d_]+)*\.?|\S")
 
 
@@ -273,5 +299,9 @@ def _phrase(found: list[Token], words: str) -> None:
             found.append(Token("unit", "percent", True, roman=True))
         elif piece in "+-*/^_!'()[]{}:|=<>":
             found.extend(tokens_of(piece) or ())
+        elif piece in "$€£¥₹¢":
+            found.append(Token("unit", piece, True, roman=True))
+        elif piece[0].isupper() and piece.rstrip(".") in _MONEY:
+            found.append(Token("unit", _MONEY[piece.rstrip(".")], True, roman=True))
         elif piece != "\\":
             found.append(Token("word", piece.rstrip("."), True, roman=True))

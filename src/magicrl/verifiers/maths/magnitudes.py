@@ -25,6 +25,13 @@ def all_of(verdicts: Sequence[bool | None]) -> bool | None:
     return False if False in verdicts else None if None in verdicts else True
 
 
+def as_value(value: Quantity) -> Expr | None:
+    """The value of a quantity without a unit, or of a percentage."""
+    if value.unit is not None and value.unit.kind == "percent":
+        return Expr("div", (value.expr, number(100)))
+    return value.expr if value.unit is None else None
+
+
 def numbered(text: Text, other: Quantity) -> bool:
     """``Day 15`` is the 15th day."""
     if len(text.words) != 2 or not text.words[1].isdigit() or is_month(text.words[0]):
@@ -66,13 +73,16 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
         based = in_base_units(without.expr, None)
         if based is not None and not with_unit.expr.symbols:
             return same_value(in_base_units(with_unit.expr, unit) or with_unit.expr, based)
-        if unit.noun and unit.noun in without.expr.symbols:
-            return same_value(Expr("mul", (with_unit.expr, symbol(unit.noun))), without.expr)
+        if unit.noun and without.expr.symbols.issuperset(unit.noun):
+            letters = [symbol(letter) for letter in unit.noun]  # "2 pi hr" is no hours
+            return same_value(Expr("mul", (with_unit.expr, *letters)), without.expr)
     return same_number(gold.expr, answer.expr)
 
 
 def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
     if left.kind == right.kind == "unit":
+        if any((left.dimension, right.dimension) == ((("L", n),), (("any", n),)) for n in (1, 2, 3)):
+            return same_number(gold, answer)  # "square units" says no more than no unit
         if left.dimension != right.dimension:
             return False
         if left.factor == right.factor:

@@ -12,6 +12,7 @@ from magicrl.verifiers.maths.words import word_set
 
 _NAMING = word_set("abs sin cos tan cot sec csc")
 _APPLIED = word_set("f g h P E D S V")
+_MEASURED = frozenset("EPDV")
 _MEASURES = word_set("Var Cov Pr Corr")
 
 
@@ -31,7 +32,7 @@ def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]
         known = [side[0] for side in sides if side is not None]
         return (":".join(known), (), None) if len(known) == 2 else None
     if _measured(tokens):
-        return "".join(token.text for token in tokens), (), None
+        return _measure(tokens)
     tree = parse(tokens)
     if tree is not None and tree.op == "sym":
         return tree.name, (), tree
@@ -41,9 +42,11 @@ def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]
         return "".join(token.text for token in tokens), (), None  # f(0)
     if tree is not None and _point_pair(tree):
         return "".join(part.name for part in tree.args), (), None
+    if tree is not None and tree.op == "fn" and tree.name == "abs" and _point_pair(tree.args[0]):
+        return "".join(part.name for part in tree.args[0].args), (), None  # |AB|
     if tree is not None and tree.op == "fn" and tree.name in _NAMING and tree.symbols:
         return spelled, (), None  # |AB|, cos A
-    return _function_name(tokens) or _tuple_name(tokens)
+    return _function_name(tokens) or _tuple_name(tokens) or _column_name(tokens)
 
 
 def _measured(tokens: Sequence[Token]) -> bool:
@@ -56,6 +59,14 @@ def _measured(tokens: Sequence[Token]) -> bool:
         return False
     head = [token.text for token in tokens[:opening] if token.kind not in ("lbrace", "rbrace")]
     return head in (["mathbb", "E"], ["mathbb", "P"], ["E"]) or (len(head) == 1 and head[0] in _MEASURES)
+
+
+def _measure(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]:
+    r"""``\mathbb{E}[X]`` by the name of ``E(X)``."""
+    opening = next(at for at, token in enumerate(tokens) if token.kind == "open")
+    letter = [token.text for token in tokens[:opening] if token.kind not in ("lbrace", "rbrace")][-1]
+    inner = tokens[opening + 1 : -1]
+    return letter + "(" + "".join(token.text for token in inner) + "(", (), None
 
 
 def _derivative(tree: Expr) -> bool:
@@ -84,6 +95,8 @@ def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr 
     if head is None or head.op != "sym" or not inner:
         return None
     plain = all(token.kind == "sym" for token in inner[::2]) and all(token.text == "," for token in inner[1::2])
+    if plain and head.name in _MEASURED and all(name.isupper() for name in names):
+        return head.name + "(" + "".join(token.text for token in inner) + "(", (), None  # of a random variable
     if plain:
         return head.name, tuple(names), None
     # P(X > 1): what is in the brackets is part of the name
@@ -104,6 +117,17 @@ def _tuple_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | N
     if all(tree is not None and tree.op == "sym" for tree in trees):
         return "(" + ",".join(tree.name for tree in trees if tree is not None) + ")", (), None
     return None
+
+
+def _column_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    r"""``\begin{pmatrix} x \\\\ y \end{pmatrix}``, a column of letters, as the name ``(x,y)``."""
+    inner = tokens[1:-1]
+    if len(inner) < 3 or tokens[0].kind != "env" or tokens[-1].kind != "env":
+        return None
+    rows = all((token.kind, token.text) == ("cell", "row") for token in inner[1::2])
+    if not rows or any(token.kind != "sym" for token in inner[::2]):
+        return None
+    return "(" + ",".join(token.text for token in inner[::2]) + ")", (), None
 
 
 def point_label(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[str, int] | None:

@@ -9,22 +9,24 @@ from __future__ import annotations
 import re
 
 from magicrl.verifiers.maths.glyphs import plain_characters
-from magicrl.verifiers.maths.wrappers import unwrapped, without_layout
+from magicrl.verifiers.maths.wrappers import unwrapped, without_entities, without_layout
 
 _TOKENS = re.compile(
-    r"(?P<newline>\\\\)"
-    r"|(?P<sized>\\(?:left|right)\s*\.|\\(?:left|right|[bB]igg?[lr]?)(?![A-Za-z]))"
-    r"|(?P<frac>\\[dtc]frac(?![A-Za-z]))"
+    r"(?P<newline>\\\\\*?(?:\s*\[-?[\d.]{1,6} ?(?:pt|em|ex|mm|cm|in)\])?)"
+    r"|(?P<angle>\\(?:left\s*<|right\s*>))"
+    r"|(?P<sized>\\(?:left|right)\s*\.|\\(?:left|right|middle|[bB]igg?[lr]?)(?![A-Za-z]))"
+    r"|(?P<frac>\\(?:[dtcsx]|nice)frac(?![A-Za-z]))"
     r"|(?P<binom>\\[dt]binom(?![A-Za-z]))"
     r"|(?P<style>\\(?:display|text)style(?![A-Za-z]))"
     r"|(?P<nothing>\\! *)"
     r"|(?P<space>\\[,;:> ]|~|\\q?quad(?![A-Za-z]))"
-    r"|(?P<comma>\{,\})"
-    r"|(?P<le>\\(?:leqslant|leq)(?![A-Za-z]))"
-    r"|(?P<ge>\\(?:geqslant|geq)(?![A-Za-z]))"
+    r"|(?P<comma>\{,\}|\\text\{,\})"
+    r"|(?P<le>\\(?:leqslant|leqq|leq)(?![A-Za-z]))"
+    r"|(?P<ge>\\(?:geqslant|geqq|geq)(?![A-Za-z]))"
+    r"|(?P<ne>\\not\s*=)"
     r"|(?P<empty>\\varnothing(?![A-Za-z]))"
     r"|\\var(?P<letter>phi|epsilon|theta|rho)(?![A-Za-z])"
-    r"|\{(?P<mark>[:=])\}"
+    r"|\{(?P<mark>[:=]|(?<=\d\{)\.(?=\}\d))\}"
     r"|\\."
 )
 _REPLACEMENT = {
@@ -38,16 +40,19 @@ _REPLACEMENT = {
     "comma": ",",
     "le": r"\le",
     "ge": r"\ge",
+    "ne": r"\ne ",
     "empty": r"\emptyset",
 }
 _CIRCLED_PAIR = re.compile(r"(?<=[\u2460-\u2473])\s*(?=[\u2460-\u2473])")
 _DOUBLED = re.compile(r"\\(?=\\[A-Za-z])")
 _SPACES = re.compile(r"\s+")
 _LOOSE = re.compile(r"((?<=\d), (?=\d{3}(?!\d)))| ?([^\w\s.\\]) ?| (?=\\)|(?<=\d) (?=[A-DF-Za-df-z](?![A-Za-z]))")
-_SINGLE = re.compile(r"([\^_])\{(\w|\\[A-Za-z]+(?=\}(?![A-Za-z])))\}")
+_TWO_NUMBERS = re.compile(r"-?\d+, \d+")
+_SINGLE = re.compile(r"([\^_])\{(\d(?=\}(?!\d))|[A-Za-z](?=\}(?![A-Za-z]))|\\[A-Za-z]+(?=\}(?![A-Za-z])))\}")
 _MODULO = re.compile(
     r"\(\s*(?:\\b?mod(?![a-z])|\\(?:text|mathrm)\s*\{\s*mod\s*\}|mod\b)\s*(?P<a>[^()]{1,20}?)\s*\)"
-    r"|\\(?:b?mod|pmod)(?![a-z])\s*(?:\{(?P<b>[^{}]{1,20})\}|(?P<c>\d+|[a-z]))"
+    r"|(?:\\(?:b?mod|pmod)(?![a-z])|\\(?:text|mathrm)\s*\{\s*mod\s*\}|(?<![A-Za-z\\])mod(?:ulo)?(?![A-Za-z]))"
+    r"\s*(?:\{(?P<b>[^{}]{1,20})\}|(?P<c>\d+|[a-z](?![A-Za-z])))"
 )
 _FONT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname)"
@@ -76,7 +81,7 @@ def canonical(text: str) -> str:
         >>> canonical(r"$\left( -\infty ,\, 5 \right]$.")
         '(-\\infty,5]'
     """
-    text = plain_characters(_CIRCLED_PAIR.sub(",", text))
+    text = plain_characters(_CIRCLED_PAIR.sub(",", without_entities(text)))
     if "begin" not in text:
         text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
     text = _TOKENS.sub(_token, without_layout(text))
@@ -90,6 +95,8 @@ def canonical(text: str) -> str:
         if bare == text:
             break
         text = bare
+    if _TWO_NUMBERS.fullmatch(text):
+        return text  # without the space it could be a decimal comma
     text = _LOOSE.sub(lambda m: m[1] or m[2] or "", text)
     return _SINGLE.sub(r"\1\2", text)
 
@@ -134,6 +141,8 @@ def close_braces(text: str) -> str:
 def _token(match: re.Match[str]) -> str:
     if match.lastgroup == "letter":  # two shapes of one letter
         return "\\" + match["letter"]
+    if match.lastgroup == "angle":
+        return r"\langle " if match[0][-1] == "<" else r"\rangle "
     if match.lastgroup == "mark":
         return match["mark"]
     return match[0] if match.lastgroup is None else _REPLACEMENT[match.lastgroup]

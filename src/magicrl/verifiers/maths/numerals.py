@@ -40,6 +40,9 @@ def counts_one(following: str) -> bool:
 def word_number(words: Sequence[str]) -> Fraction | None:
     """The number that words say; of a single word also an ordinal (``third``) and ``none``."""
     parts = [part for word in words for part in word.split("-") if part]
+    if parts[:1] in (["negative"], ["minus"]):
+        value = word_number(parts[1:])
+        return None if value is None else -value
     if not 1 <= len(parts) <= _MOST_WORDS:
         return None
     if len(parts) == 1:

@@ -15,6 +15,7 @@ _HALVES = {
     "^+": (1, False), "_+": (1, False), "_>0": (1, False), "^+_0": (1, True), "_0^+": (1, True), "_>=0": (1, True),
     "^-": (-1, False), "_-": (-1, False), "_<0": (-1, False), "_<=0": (-1, True), "^*": (0, False),
     "_+^*": (1, False), "^*_+": (1, False),
+    "nonzero": (0, False),
     "positive": (1, False), "negative": (-1, False), "nonnegative": (1, True), "nonpositive": (-1, True),
 }  # fmt: skip
 """Parts of the reals or the integers: their sign, and whether nought is in them."""
@@ -30,17 +31,23 @@ _EMPTY = re.compile(
     r"(?:(?:there (?:is|are|exists?|exist) |(?:the |this )?(?:equation |system |problem |inequality )?(?:has |have ))?"
     r"(?:no|zero) (?:real |such |valid |possible )*"
     r"(?:solutions?|roots?|answers?|values?|numbers?|functions?|intersections?)"
-    r"(?: (?:exists?|possible))?(?: of [a-z])?|(?:the )?empty set|(?:the )?null set)"
+    r"(?: (?:exists?|possible))?(?: of [a-z])?|(?:the )?empty set|(?:the )?null set|none exists?)"
 )
 _NO_SUCH = re.compile(r"(?:there (?:is|are|exists?) )?no such [a-z]+(?: [a-z])?(?: exists?)?")
 _MISSING = re.compile(
-    r"(?:(?:the )?[a-z]+ )?(?:does not|do not|doesn't|doesnt|don't) exist|dne|nonexistent|non-existent"
+    r"(?:(?:the )?[a-z]+ )?(?:does not|do not|doesn't|doesnt|don't) exist|dne|nonexistent|non-existent|"
+    r"(?:(?:it|the [a-z]+) is )?(?:undefined|not defined)"
 )
 _LIMIT = r"(?:(?:the|this) )?(?:(?:series|integral|sequence|limit|sum|it) )?"
 _STATES = (
     (re.compile(rf"{_LIMIT}(?:diverges|is divergent|divergent)"), "diverges"),
     (re.compile(rf"{_LIMIT}(?:converges|is convergent|convergent)"), "converges"),
     (re.compile(r"(?:the |this )?(?:(?:statement|claim|assertion|proposition) is |it is )?(true|false)"), r"\1"),
+)
+_ENDLESS = re.compile(
+    r"(?:there (?:are|exist) |(?:it |the (?:equation|system) )?has )?"
+    r"(?:infinitely many|an infinite number(?: of)?|infinite)"
+    r"(?: (?:solutions?|values?|answers?|points|numbers|pairs|triples|roots))?"
 )
 _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
@@ -131,6 +138,8 @@ def closed_phrase(tokens: Sequence[Token]) -> Answer | None:
     said = " ".join(token.text.casefold().strip(".,") for token in tokens).strip()
     if _EMPTY.fullmatch(said):
         return RealSet(())
+    if _ENDLESS.fullmatch(said):
+        return Text(("infinitely", "many"))
     if _NO_SUCH.fullmatch(said) or _MISSING.fullmatch(said):
         return Text(("does", "not", "exist"))
     for pattern, meaning in _STATES:
@@ -191,11 +200,72 @@ def stated(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[Sequence[Tok
     return None if all(token.kind == "word" for token in value) else (name, value)
 
 
+_COMPARED = (
+    (("greater", "than", "or", "equal", "to"), ">="), (("less", "than", "or", "equal", "to"), "<="),
+    (("strictly", "greater", "than"), ">"), (("strictly", "less", "than"), "<"), (("at", "least"), ">="),
+    (("at", "most"), "<="), (("greater", "than"), ">"), (("less", "than"), "<"), (("congruent", "to"), "=="),
+)  # fmt: skip
+_REAL_NUMBERS = (["all", "real", "numbers"], ["real", "numbers"], ["all", "reals"])
+
+
+def in_symbols(tokens: Sequence[Token]) -> list[Token]:
+    """Words for relations and signs as symbols: ``x is at least 2``, ``negative infinity``."""
+    found: list[Token] = []
+    at = 0
+    while at < len(tokens):
+        low = tuple(token.text.casefold() for token in tokens[at : at + 5])
+        words, relation = next((pair for pair in _COMPARED if low[: len(pair[0])] == pair[0]), ((), ""))
+        if relation and found:
+            if found[-1].text.casefold() in ("is", "are"):
+                found.pop()
+            if [token.text.casefold() for token in found] in _REAL_NUMBERS:
+                found = [Token("sym", "x")]
+            found.append(Token("rel", relation, True))
+            at += len(words)
+        elif low[:1] in (("negative",), ("minus",)) and at + 1 < len(tokens) and _signed(tokens[at + 1]):
+            found.append(Token("op", "-", True))
+            at += 1
+        elif low[0] == "infinity" and found and found[-1].text == "-":
+            found.append(Token("sym", "inf", True))
+            at += 1
+        else:
+            found.append(tokens[at])
+            at += 1
+    return found
+
+
+def _signed(token: Token) -> bool:
+    return token.kind == "num" or token.text.casefold() in ("inf", "infinity")
+
+
+def described(tokens: Sequence[Token]) -> Sequence[Token]:
+    """``the line x = 3``, ``the point (3, -4)``: without the words that only say what kind of thing it is."""
+    at = 0
+    if len(tokens) > 2 and [token.text.casefold() for token in tokens[:2]] in (["for", "all"], ["for", "every"]):
+        return tokens[1:]  # for all real x
+    while at < len(tokens) and tokens[at].kind == "word" and tokens[at].text.casefold() in ("the", "a", "an"):
+        at += 1
+    if at + 1 >= len(tokens) or tokens[at].kind != "word" or tokens[at].text.casefold() not in _THINGS:
+        return tokens
+    at += 1
+    while at < len(tokens) and tokens[at].kind == "word" and tokens[at].text.casefold() in ("with", "equation", "at"):
+        at += 1
+    rest = tokens[at:]
+    single = len(rest) == 1 and rest[0].kind == "num"  # line 3
+    return rest if rest and not single and rest[0].kind not in ("word", "colon", "rel", "unit") else tokens
+
+
+_THINGS = word_set(
+    "line lines plane point points circle curve parabola ellipse hyperbola interval intervals vector matrix pair pairs "
+    "function functions polynomial expression tuple triple root roots solution solutions"
+)
+
+
 def counted(tokens: Sequence[Token]) -> Sequence[Token]:
     """What "there are 5 solutions" counts, without the words before it."""
     low = [token.text.casefold() for token in tokens]
-    if len(tokens) > 1 and low[0] == "the" and tokens[1].kind == "num":
-        return tokens[1:]  # the 12th
+    if len(tokens) > 1 and low[0] in ("the", "a", "an") and tokens[1].kind == "num":
+        return tokens[1:]  # the 12th, a 30% chance
     if (
         len(tokens) > 2
         and low[:2] in (["there", "is"], ["there", "are"], ["there", "exist"])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from magicrl.verifiers.maths.answers import Based, Clock, Ratio
 from magicrl.verifiers.maths.expression import number
-from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.lexer import ELLIPSES, Token
 from magicrl.verifiers.maths.numerals import counts_one, word_number
 from magicrl.verifiers.maths.units import UNITS
 from magicrl.verifiers.maths.words import word_set
@@ -25,8 +25,16 @@ _DOMAIN_WORDS = {
     "constants": "R",
 }  # fmt: skip
 _SHORT_UNITS = word_set(
-    "cm mm km kg ft lb lbs oz min sec hr hrs mph mol per day mL ml yd gal deg pct mi mg kW kJ kN Hz kPa nm dm"
+    "cm mm km kg ft lb lbs oz min sec hr hrs mph mol per day mL ml yd gal deg pct mi mg kW kJ kN Hz kPa nm dm in sq cu "
+    "cc kgs eV keV MeV GeV atm cal kph kmh kHz MHz GHz MPa GPa"
 )
+
+
+_POSITIVE = ("^*", "^+", "_+", "_>0")
+_COUNTING = {
+    "0,1": "N0", "0,1,2": "N0", "0,1,2,3": "N0", "1,2": "N", "1,2,3": "N", "1,2,3,4": "N",
+    "0,pm1": "Z", "0,pm1,pm2": "Z", "0,pm1,pm2,pm3": "Z",
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +126,11 @@ def declaration(tokens: Sequence[Token]) -> Declared:
         return Declared(frozenset(texts[:1]), texts[3])
     if len(texts) == 3 and texts[1] == "in" and texts[2] in ("Z", "N", "R"):
         return Declared(frozenset(texts[:1]), texts[2])
+    if len(texts) > 4 and texts[1:3] == ["in", "mathbb"] and "".join(texts[4:]) in _POSITIVE:
+        return Declared(frozenset(texts[:1]), {"Z": "N", "N": "N", "R": "R+", "Q": "Q+"}.get(texts[3], ""))
+    if texts[-1:] and texts[-1] in ELLIPSES and texts[1:2] == ["="] and tokens[0].kind == "sym":
+        domain = _COUNTING.get("".join(texts[2:-1]).rstrip(","))
+        return Declared(frozenset(texts[:1]), domain) if domain else Declared()
     low = [text.casefold() for text in texts]
     if len(texts) in (3, 4) and low[1] == "is" and low[-1] == "integer" and tokens[0].kind == "sym":
         return Declared(frozenset(texts[:1]), "Z")
@@ -187,9 +200,22 @@ def clock_time(tokens: Sequence[Token]) -> Clock | None:
     return Clock(seconds, half, ratio)
 
 
+def midday(tokens: Sequence[Token]) -> Clock | None:
+    """``noon`` and ``midnight``."""
+    said = tokens[0].text.casefold() if len(tokens) == 1 and tokens[0].kind == "word" else ""
+    return Clock(12 * 3600, {"noon": "pm", "midnight": "am"}[said], None) if said in ("noon", "midnight") else None
+
+
+_HALVES = {
+    "inthemorning": "am", "intheafternoon": "pm", "intheevening": "pm", "atnight": "pm", "noon": "pm", "midnight": "am",
+    "hours": "", "hrs": "", "oclock": "", "o'clock": "",
+}  # fmt: skip
+
+
 def half_of(tokens: Sequence[Token]) -> str:
     """``am``, ``pm`` or what else the tokens say."""
-    return "".join(token.text for token in tokens).casefold().replace(".", "").replace(" ", "")
+    said = "".join(token.text for token in tokens).casefold().replace(".", "").replace(" ", "")
+    return _HALVES.get(said, said)
 
 
 def unit_start(tokens: Sequence[Token], levels: list[int]) -> int | None:
@@ -224,12 +250,27 @@ def _greek_unit(tokens: Sequence[Token], position: int) -> bool:
 
 
 def out_of(tokens: Sequence[Token]) -> Sequence[Token]:
-    """``3 out of 10`` as a fraction."""
+    """``3 out of 10`` and ``3 in 10`` as a fraction."""
+    if [token.kind for token in tokens] == ["num", "word", "num"] and tokens[1].text.casefold() == "in":
+        return [tokens[0], Token("op", "/"), tokens[2]]
     for at in range(1, len(tokens) - 2):
         words = [token.text.casefold() for token in tokens[at : at + 2]]
         if words == ["out", "of"] and tokens[at - 1].kind == tokens[at + 2].kind == "num":
             return [*tokens[:at], Token("op", "/"), *tokens[at + 2 :]]
     return tokens
+
+
+def conditions_apart(tokens: Sequence[Token]) -> Sequence[Token]:
+    r"""``2^n where n \ge 0`` as ``2^n, n \ge 0``."""
+    found: list[Token] = []
+    for at, token in enumerate(tokens):
+        ahead = tokens[at + 1 : at + 3]
+        bounded = [one.kind for one in ahead] == ["sym", "rel"] and ahead[1].text in ("<", "<=", ">", ">=", "!=")
+        if found and bounded and token.kind == "word" and token.text.casefold() in ("where", "with"):
+            found += [] if found[-1].kind == "sep" else [Token("sep", ",")]
+        else:
+            found.append(token)
+    return found
 
 
 def ordinal(tokens: Sequence[Token]) -> bool:
@@ -240,32 +281,39 @@ def ordinal(tokens: Sequence[Token]) -> bool:
 def degree_inside(tokens: Sequence[Token], levels: list[int], position: int) -> bool:
     """Whether more of a formula follows: then the degree sign is a factor, not the unit of the whole."""
     rest = tokens[position + 1 :]
+    if position > 2 and (tokens[position - 2].kind, tokens[position - 2].text) == ("cmd", "angle"):
+        return True  # a size at an angle
     degrees = [t for t in tokens[:position] if t.kind == "unit"]
     functions = [t for t, level in zip(tokens[:position], levels, strict=False) if t.kind == "fn" and level == 0]
     return bool(degrees or functions) or any(token.kind in ("op", "num", "fn") for token in rest)
 
 
-_LABELS = ("abcdefgh", ("i", "ii", "iii", "iv", "v", "vi"))
+_LABELS = ("abcdefgh", "12345678", ("i", "ii", "iii", "iv", "v", "vi"))
 
 
 def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[tuple[str, Sequence[Token]]]:
-    """The parts of ``(a) 5, (b) 7`` with their labels; empty where there are no such labels in order."""
+    """The parts of ``(a) 5, (b) 7`` with their numbers; empty where there are no such labels in order."""
     marks = [
         at
         for at in range(len(tokens) - 2)
         if levels[at] == 0 and tokens[at].text == tokens[at + 2].text == "("
-        and (tokens[at].kind, tokens[at + 2].kind) == ("open", "close") and tokens[at + 1].kind in ("sym", "word")
+        and (tokens[at].kind, tokens[at + 2].kind) == ("open", "close")
+        and tokens[at + 1].kind in ("sym", "word", "num") and (not at or tokens[at - 1].kind != "op")
     ]  # fmt: skip
     labels = [tokens[at + 1].text for at in marks]
     if len(marks) < 2 or marks[0] or not any(labels == list(order[: len(labels)]) for order in _LABELS):
         return []
     found: list[tuple[str, Sequence[Token]]] = []
-    for label, start, end in zip(labels, marks, [*marks[1:], len(tokens)], strict=True):
+    for start, end in zip(marks, [*marks[1:], len(tokens)], strict=True):
         part = tokens[start + 3 : end]
         while part and part[-1].kind == "sep":
             part = part[:-1]
-        found.append((label, part))
-    return found if all(part for _, part in found) else []
+        found.append((str(len(found)), part))
+    apart = all(
+        part and (label not in "12345678" or part[0].kind != "op")
+        for label, (_, part) in zip(labels, found, strict=True)
+    )
+    return found if apart else []
 
 
 def without_fraction(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int]]:

@@ -181,9 +181,11 @@ def _domains(names: list[str], gold: Expr, answer: Expr) -> Iterator[tuple[list[
     if imaginary:
         yield points(6, 1, 40, 13), False
         return
-    steps = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("floor", "ceil"))
-    if steps and _COUNTERS.issuperset(names):  # between whole numbers nobody asks
-        yield [{name: Fraction(numbers.randint(1, 30)) for name in names} for _ in range(12)], True
+    steps = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("floor", "ceil", "mod"))
+    if steps and _COUNTERS.issuperset(names):  # between whole numbers nobody asks; each counts, a floor rises rarely
+        every = [{names[0]: Fraction(value)} for value in range(1, 61)]
+        some = [{name: Fraction(numbers.randint(1, 30)) for name in names} for _ in range(60)]
+        yield every if len(names) == 1 else some, True
         return
     yield points(3, 1, 40, 13), True
     yield points(4, -40, 40, 13), True

@@ -50,17 +50,22 @@ _UNIT_NAMES = (
 )
 _RAISED = r"(?:\^\{?[23]\}?|[²³])"
 _UNIT_AFTER = re.compile(
-    rf"\s?(?P<unit>{_UNIT_NAMES}|m(?={_RAISED}))(?P<power>{_RAISED})?"
+    rf"\s?(?P<unit>{_UNIT_NAMES}|m(?={_RAISED})|[msgLNJWVKh](?=\s*(?:[.,;)]|$)))(?P<power>{_RAISED})?"
     r"(?P<per>\s?(?:/|per )\s?(?:s|h|hr|min|second|minute|hour|day)\b)?(?![A-Za-z\d^])"
 )
 _ASSIGNED = re.compile(
     r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
 )
+_SAID = re.compile(r"\b(?:is|equals)\s+(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$")
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
 _NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
 _WORDS_OF_FORMULAS = frozenset(("sqrt", "sin", "cos", "tan", "log", "ln", "exp", "pi", "or", "and"))
 _SENTENCE = re.compile(r"(?<=[.!?])\s+|[。！？\n]+")
+_REASON = re.compile(r",? \b(?:since|because|as|whereas|while|given that)\b.*", re.DOTALL)
+_LISTED = re.compile(
+    r"\b(?:roots|solutions|zeros|zeroes|answers|values|numbers|possibilities)\b.*\bare\b", re.IGNORECASE
+)
 _CONNECTED = re.compile(r"\s*(?:,|and|or|,\s*and|,\s*or)\s*", re.IGNORECASE)
 _DENIED = re.compile(r"\s*(?:\*\*)?(?:not|never|neither)\b|n[o'’]t\b", re.IGNORECASE)
 _EITHER = re.compile(r"\s*,?\s*(?:or|ou|oder|o|或|または)\s*", re.IGNORECASE)
@@ -196,6 +201,9 @@ def _with_unit(part: str, value: re.Match[str]) -> str:
 
 def _assigned(sentence: str) -> str | None:
     """The formula that a sentence ends in: ``so f(x) = 2x + 1``; a mere number is left to the general rule."""
+    said = _SAID.search(sentence)
+    if said is not None and re.search(r"\\[a-z]", said["value"]) and _bare_formula(said["value"]):
+        return said["value"]
     match = _ASSIGNED.search(sentence)
     if match is None or not _bare_formula(match["value"]) or not re.search(r"[A-Za-z]", match["value"]):
         return None
@@ -229,7 +237,8 @@ def _plain_run(part: str, values: list[re.Match[str]]) -> str:
     if not re.search(r"[^\W\d_]", part) and "=" not in part and len(values) > 1:
         return part.strip(" .")
     first = len(values) - 1
-    while first and _EITHER.fullmatch(part, values[first - 1].end(), values[first].start()):
+    between = _CONNECTED if _LISTED.search(part) else _EITHER
+    while first and between.fullmatch(part, values[first - 1].end(), values[first].start()):
         first -= 1
     if first == len(values) - 1:
         return _with_unit(part, values[first])
@@ -239,7 +248,8 @@ def _plain_run(part: str, values: list[re.Match[str]]) -> str:
 def _choice(text: str) -> str | None:
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         segment = _SENTENCE.split(text[anchor.end() : anchor.end() + _MAX_SEGMENT], maxsplit=1)[0]
-        letters = _letters(_FORMULA_LETTER.sub(r"\1", segment))
+        segment = _FORMULA_LETTER.sub(r"\1", segment)
+        letters = _letters(_REASON.sub("", segment)) or _letters(segment)
         if letters:
             return _one_of(letters)
     called = [match["letter"] for match in _CALLED_RIGHT.finditer(text) if not _NEGATED.search(text[: match.start()])]

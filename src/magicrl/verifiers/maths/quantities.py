@@ -35,6 +35,7 @@ def quantity(tokens: Sequence[Token], levels: list[int], *, trusted: bool) -> An
         return scaled
     at = unit_start(tokens, levels)
     if at is not None:
+        at = _first_letter(tokens, at)
         tree = parse(tokens[:at])
         tail = _unit(tokens[at:], trusted)
         if tree is not None and tail is not None:
@@ -43,12 +44,30 @@ def quantity(tokens: Sequence[Token], levels: list[int], *, trusted: bool) -> An
     return None if tree is None else free_signs(tree, unit)
 
 
+def _first_letter(tokens: Sequence[Token], at: int) -> int:
+    """Where a unit begins whose first parts are single letters: ``8.31 J mol^{-1}``, ``4 m/sec``.
+
+    Only right behind a number and only letters of units, so that ``2x cm`` keeps its x.
+    """
+    start = at
+    while start > 1 and (
+        (tokens[start - 1].kind == "sym" and tokens[start - 1].text in UNITS)
+        or (tokens[start - 1].kind == "op" and tokens[start - 1].text in "*/")
+    ):
+        start -= 1
+    return start if tokens[start - 1].kind in ("num", "rbrace") and tokens[start].kind == "sym" else at
+
+
 def _annotated(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int]]:
     """``5 (cm)``: a unit or a noun in brackets as if there were none."""
     opening = max((at for at, level in enumerate(levels[:-1]) if level == 0), default=0)
     inside = tokens[opening + 1 : -1]
     if not opening or (tokens[opening].kind, tokens[-1].kind, tokens[-1].text) != ("open", "close", "("):
         return tokens, levels
+    said = word_number([token.text.casefold() for token in inside if token.kind == "word"])
+    number_before = opening == 1 and tokens[0].kind == "num" and parse(tokens[:1])
+    if said is not None and number_before and number_before.value == said:
+        return tokens[:opening], levels[:opening]  # 64 (sixty-four)
     if not inside or any(token.kind != "word" for token in inside):
         return tokens, levels
     return [*tokens[:opening], *inside], [*levels[:opening], *(0 for _ in inside)]
@@ -70,6 +89,9 @@ def counted_in_words(tokens: Sequence[Token], *, trusted: bool) -> Quantity | No
 
 def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer | None:
     """``1 hour 30 minutes``: a sum of quantities of one kind, the larger unit first."""
+    abbreviated = _abbreviated(tokens)
+    if abbreviated is not None:
+        return abbreviated
     starts = [0]
     for position in range(1, len(tokens)):
         if tokens[position].kind == "num" and tokens[position - 1].kind == "word" and levels[position] == 0:
@@ -79,6 +101,36 @@ def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answ
     pieces = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
     parts = [quantity(piece, depths(piece) or [0] * len(piece), trusted=trusted) for piece in pieces]
     return added([part for part in parts if part is not None]) if None not in parts else None
+
+
+_SHORT_COMPOUNDS = (
+    (("h", "hr", "hrs", "hour", "hours"), 3600), (("m", "min", "mins", "minute", "minutes"), 60),
+    (("s", "sec", "secs", "second", "seconds"), 1),
+)  # fmt: skip
+
+
+def _abbreviated(tokens: Sequence[Token]) -> Quantity | None:
+    """``2 h 30 min``, ``2h30m``, and feet and inches as ``5'6"``: a letter or mark after each of several numbers."""
+    kinds = [token.kind for token in tokens]
+    if len(tokens) not in (4, 5, 6) or kinds[0] != "num" or kinds[2] != "num":
+        return None
+    marks = [token.text for token in tokens]
+    if marks[1] == "'" and (marks[3:] in (["'", "'"], ['"'])):
+        inches = Expr("add", (Expr("mul", (number(12), _single(marks[0]))), _single(marks[2])))
+        return Quantity(Expr("mul", (inches, number(UNITS["inch"][1]))), Unit("unit", (("L", 1),)))
+    if len(tokens) not in (4, 6) or any(
+        kinds[at] != "num" or kinds[at + 1] == "num" for at in range(0, len(tokens), 2)
+    ):
+        return None
+    found = [next((size for names, size in _SHORT_COMPOUNDS if mark in names), 0) for mark in marks[1::2]]
+    if 0 in found or any(small >= large for large, small in pairwise(found)) or found[0] == 1:
+        return None
+    parts = [Expr("mul", (number(size), tree)) for size, tree in zip(found, map(_single, marks[::2]), strict=True)]
+    return Quantity(Expr("add", tuple(parts)), Unit("unit", (("T", 1),)))
+
+
+def _single(digits: str) -> Expr:
+    return parse([Token("num", digits)]) or number(0)
 
 
 def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer | None:

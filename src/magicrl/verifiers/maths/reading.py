@@ -8,7 +8,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from magicrl.verifiers.maths.answers import Answer, Family, Group, Named, Quantity, Ratio, Several, Text
+from magicrl.verifiers.maths.answers import (
+    Answer,
+    Domain,
+    Family,
+    Group,
+    Named,
+    Quantity,
+    Ratio,
+    RealSet,
+    Several,
+    Span,
+    Text,
+    Within,
+)
 from magicrl.verifiers.maths.brackets import (
     MAX_ITEMS,
     bracketed,
@@ -17,20 +30,31 @@ from magicrl.verifiers.maths.brackets import (
     set_builder,
     transposed,
 )
+from magicrl.verifiers.maths.conditions import inline_cases, of_a_kind
 from magicrl.verifiers.maths.congruences import congruent
 from magicrl.verifiers.maths.ellipses import dotted_list, goes_on
 from magicrl.verifiers.maths.expression import substitute
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token, tokens_of
 from magicrl.verifiers.maths.names import name_of, point_label
-from magicrl.verifiers.maths.phrases import closed_phrase, counted, date_of, number_domain, stated
+from magicrl.verifiers.maths.phrases import (
+    closed_phrase,
+    counted,
+    date_of,
+    described,
+    in_symbols,
+    number_domain,
+    stated,
+)
 from magicrl.verifiers.maths.pieces import (
     Declared,
     based,
     clock_time,
+    conditions_apart,
     declaration,
     depths,
     labelled_parts,
+    midday,
     out_of,
     split,
     without_clause,
@@ -38,7 +62,8 @@ from magicrl.verifiers.maths.pieces import (
 )
 from magicrl.verifiers.maths.quantities import counted_in_words, free_signs, quantity
 from magicrl.verifiers.maths.relations import joined, related
-from magicrl.verifiers.maths.spans import united
+from magicrl.verifiers.maths.sentences import sentence
+from magicrl.verifiers.maths.spans import MINUS_INFINITY, PLUS_INFINITY, united
 from magicrl.verifiers.maths.vectors import vector
 from magicrl.verifiers.maths.words import plain_word
 
@@ -53,6 +78,17 @@ def read(text: str, trusted: bool) -> Answer | None:
     tokens = tokens_of(text)
     if not tokens:
         return None
+    tokens = in_symbols(tokens)
+    found = _shape_of(tokens, trusted)
+    if found is None and any(token.kind == "word" for token in tokens):
+        return sentence(tokens, lambda part: _shape_of(part, trusted))
+    return found
+
+
+def _shape_of(tokens: Sequence[Token], trusted: bool) -> Answer | None:
+    tokens = list(tokens)
+    if not any(token.kind == "env" for token in tokens):  # lines that are no table's rows are a list
+        tokens = [Token("sep", ",") if (token.kind, token.text) == ("cell", "row") else token for token in tokens]
     return _Reader(trusted).answer(tokens, 0)
 
 
@@ -68,9 +104,10 @@ class _Reader:
         if tokens[0].text.casefold() in _ABOUT and len(tokens) > 1:
             tokens, levels = tokens[1:], levels[1:]
         whole = date_of(tokens) or self._labelled(tokens, levels, depth) or self._congruent(tokens, levels, depth)
+        whole = whole or inline_cases(tokens, levels, lambda part: self.part(part, depth))
         if whole is not None:
             return whole
-        tokens = out_of(counted(tokens))
+        tokens = conditions_apart(out_of(counted(described(tokens))))
         levels = depths(tokens) or levels
         without = self._except(tokens, depth)
         if without is not None:
@@ -149,6 +186,7 @@ class _Reader:
                 return None, Declared()
             items.append(item)
             kept.append(separators[position] if position < len(separators) else "")
+        items = _given_names(items)
         return (joined(items, kept[:-1]) if items else None), Declared(names, domain)
 
     def part(self, tokens: Sequence[Token], depth: int) -> Answer | None:
@@ -160,7 +198,8 @@ class _Reader:
         """One item: a relation, a set, a group, a ratio, words, or a quantity."""
         if depth > _MAX_DEPTH:
             return None
-        phrase = closed_phrase(tokens) or number_domain(tokens) or self._phrase(tokens, levels, depth)
+        phrase = closed_phrase(tokens) or number_domain(tokens) or of_a_kind(tokens)
+        phrase = phrase or self._phrase(tokens, levels, depth)
         if phrase is not None:
             return phrase
         parts, operations = split(tokens, levels, "cup")
@@ -192,6 +231,9 @@ class _Reader:
             at = next(at for at, token in enumerate(tokens) if token.kind == "sym" or at == len(tokens) - 1)
             if set(words[1:at]) <= {"real", "reals", "number", "numbers", "values", "value", "of"}:
                 return self.part(tokens[at:], depth)  # all real x > 2
+            domain, bound = number_domain(tokens[:at]), self.part(tokens[at:], depth)
+            if isinstance(domain, Domain) and isinstance(bound, RealSet):
+                return Within(domain.name, bound)  # all integers n > 2
         return None
 
     def _defined(self, formula: Sequence[Token], clause: Sequence[Token], depth: int) -> Answer | None:
@@ -211,12 +253,16 @@ class _Reader:
         for mark in _EXCEPT if tokens and tokens[0].kind in ("word", "cmd") else ():
             at = next((at for at in range(1, len(words) - 1) if words[at : at + len(mark)] == mark), None)
             whole = number_domain(tokens[:at]) if at is not None else None
+            subject = tokens[at - 1].text if at and tokens[at - 1].kind == "sym" else ""
+            if at == 2 and subject and words[0] in ("all", "any", "every"):
+                whole = RealSet((Span(MINUS_INFINITY, False, PLUS_INFINITY, False),))  # all n except 2
             if at is not None and whole is not None:
                 points = self.answer(tokens[at + len(mark) :], depth + 1)
                 listed = points.items if isinstance(points, Several) else (points,)
                 plain = tuple(point for point in listed if isinstance(point, Quantity))
+                left = united([whole, Group("{", "{", plain)], ["setminus"])
                 if len(plain) == len(listed):
-                    return united([whole, Group("{", "{", plain)], ["setminus"])
+                    return RealSet(left.spans, subject) if isinstance(left, RealSet) else left
         return None
 
     def _enclosed(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
@@ -232,6 +278,8 @@ class _Reader:
         return found or vector(tokens)
 
     def _words_or_formula(self, tokens: Sequence[Token], levels: list[int]) -> Answer | None:
+        if (clock := midday(tokens)) is not None:
+            return clock
         if all(token.kind == "word" or (token.kind == "op" and token.text == "-") for token in tokens):
             named = self._expression(tokens) if not plain_word(words_of(tokens)) else None
             return named or counted_in_words(tokens, trusted=self._trusted) or Text(words_of(tokens))
@@ -271,6 +319,15 @@ class _Reader:
     def _expression(self, tokens: Sequence[Token]) -> Answer | None:
         tree = parse(tokens)
         return None if tree is None else free_signs(tree, None)
+
+
+def _given_names(items: list[Answer]) -> list[Answer]:
+    """``a: 3, b: 5``: ratios of different letters to numbers are letters and their values."""
+    pairs = [item.parts for item in items if isinstance(item, Ratio) and len(item.parts) == 2]
+    names = {name.name for name, value in pairs if name.op == "sym" and not value.symbols}
+    if len(items) < 2 or len(names) != len(items):
+        return items
+    return [Named(name.name, (), Quantity(value), name) for name, value in pairs]
 
 
 def _taken_away(tokens: Sequence[Token], levels: list[int]) -> Sequence[Token]:

@@ -9,6 +9,8 @@ from magicrl.verifiers.maths import expression
 from magicrl.verifiers.maths.answers import (
     Answer,
     Equation,
+    Group,
+    Matrix,
     Named,
     Order,
     Quantity,
@@ -19,6 +21,7 @@ from magicrl.verifiers.maths.answers import (
 from magicrl.verifiers.maths.expression import Expr
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
+from magicrl.verifiers.maths.magnitudes import as_value
 from magicrl.verifiers.maths.names import name_of
 from magicrl.verifiers.maths.probing import number_value, real_number, same_value
 from magicrl.verifiers.maths.quantities import added
@@ -77,6 +80,8 @@ def _equality(
         last = values[-1]
         if last is None or not _agree(values):
             return _contradiction(values)
+        if isinstance(last, Matrix) and name[0].startswith("(") and {len(row) for row in last.rows} == {1}:
+            last = Group("(", "(", tuple(row[0] for row in last.rows))  # a column of letters
         if isinstance(last, Several) and last.signs:
             return Several(tuple(Named(name[0], name[1], one, name[2]) for one in last.items), signs=True)
         return Named(name[0], name[1], last, name[2])
@@ -90,6 +95,9 @@ def _equality(
     if first is None or any(value is None for value in values):
         return None
     every = [first, *values]
+    if isinstance(first, Quantity) and first.expr.symbols and len(values) > 1 and _agree(values):
+        every = [first, values[-1]]  # a + b = 3 + 4 = 7
+        last = values[-1]
     if all(isinstance(value, Quantity) and not value.expr.symbols for value in every):
         return every[-1] if _agree(every) else Several(())  # 5 = 6 is no answer, and equal to none
     if len(every) == 2 and isinstance(first, Several) and first.signs and isinstance(last, Quantity):
@@ -116,7 +124,7 @@ def _agree(values: Sequence[Answer | None]) -> bool:
     """Whether a chain of equal formulas is one: ``5 = 6`` gives no answer."""
     if len(values) < 2:
         return True
-    formulas = [_plain(value) for value in values if isinstance(value, Quantity)]
+    formulas = [as_value(value) for value in values if isinstance(value, Quantity)]
     if len(formulas) != len(values):
         return False
     return all(
@@ -137,13 +145,6 @@ def _near(exact: Answer | None, about: Answer | None) -> bool:
         return True
     decimals = about.expr.args[0].decimals if about.expr.op == "neg" else about.expr.decimals
     return bool(abs(numbers[0] - numbers[1]) < 10 ** (-decimals))
-
-
-def _plain(value: Quantity) -> Expr | None:
-    """The value of a quantity without a unit, or of a percentage."""
-    if value.unit is not None and value.unit.kind == "percent":
-        return Expr("div", (value.expr, expression.number(100)))
-    return value.expr if value.unit is None else None
 
 
 def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None:
@@ -253,7 +254,8 @@ def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
         return Several(tuple(items))
     flat: list[Answer] = []
     for item in items:
-        flat.extend(item.items if isinstance(item, Several) and item.signs else (item,))
+        chain_of_names = isinstance(item, Several) and item.items and all(isinstance(one, Named) for one in item.items)
+        flat.extend(item.items if isinstance(item, Several) and (item.signs or chain_of_names) else (item,))
     if (whole := added(items)) is not None and set(separators) <= {"and", ","}:
         return whole
     if set(separators) <= {"and", ","} and (chain := chained(items)) is not None:

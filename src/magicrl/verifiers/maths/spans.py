@@ -9,6 +9,7 @@ from magicrl.verifiers.maths.answers import Answer, Group, Named, Quantity, Real
 from magicrl.verifiers.maths.expression import Expr, symbol
 from magicrl.verifiers.maths.probing import number_value, real_number
 
+_MOST_SPANS = 100
 PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), Expr("neg", (symbol("inf"),))
 
 
@@ -45,7 +46,7 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
         found = joined_sets([RealSet(group, "x") for group in spans], ["and"] * len(operations))
         return RealSet(found.spans) if isinstance(found, RealSet) and _meet(spans) else None
     if list(operations) == ["setminus"]:
-        return _without_points(spans[0], spans[1])
+        return _without_points(spans[0], spans[1]) or _without_spans(spans[0], spans[1])
     return None
 
 
@@ -67,6 +68,22 @@ def _without_points(spans: Sequence[Span], points: Sequence[Span]) -> RealSet | 
         pieces.append(Span(rest.low, rest.low_closed, point.low, False))
         rest = Span(point.low, False, rest.high, rest.high_closed)
     return RealSet((*pieces, rest))
+
+
+def _without_spans(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
+    """What is left of some spans without others; None where a bound has no value."""
+    bounds = [bound for span in (*spans, *taken) for bound in (span.low, span.high)]
+    if any(bound.symbols for bound in bounds) or len(spans) * len(taken) > _MOST_SPANS:
+        return None
+    left = list(spans)
+    for hole in taken:
+        if _position(hole.low) > _position(hole.high):
+            return None
+        below = Span(MINUS_INFINITY, False, hole.low, not hole.low_closed)
+        above = Span(hole.high, not hole.high_closed, PLUS_INFINITY, False)
+        pieces = [_both(span, side, points=True) for span in left for side in (below, above)]
+        left = [piece for piece in pieces if piece is not None]
+    return RealSet(tuple(left))
 
 
 def _position(bound: Expr) -> float:
@@ -149,12 +166,15 @@ def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
     return RealSet(tuple(span for one in sets for span in one.spans), subject)
 
 
-def _both(one: Span, other: Span) -> Span | None:
-    """What two half-lines have in common, None when that is nothing."""
+def _both(one: Span, other: Span, *, points: bool = False) -> Span | None:
+    """What two half-lines have in common, None when that is nothing, or (without ``points``) one point."""
     low, low_closed = max(
-        ((one.low, one.low_closed), (other.low, other.low_closed)), key=lambda bound: _position(bound[0])
+        ((one.low, one.low_closed), (other.low, other.low_closed)),
+        key=lambda bound: (_position(bound[0]), not bound[1]),
     )
     high, high_closed = min(
-        ((one.high, one.high_closed), (other.high, other.high_closed)), key=lambda bound: _position(bound[0])
+        ((one.high, one.high_closed), (other.high, other.high_closed)),
+        key=lambda bound: (_position(bound[0]), bound[1]),
     )
-    return Span(low, low_closed, high, high_closed) if _position(low) < _position(high) else None
+    single = points and low_closed and high_closed and _position(low) == _position(high)
+    return Span(low, low_closed, high, high_closed) if single or _position(low) < _position(high) else None

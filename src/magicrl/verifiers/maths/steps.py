@@ -11,15 +11,20 @@ from collections.abc import Callable
 from magicrl.verifiers.maths.notation import letters_of, same_substance
 from magicrl.verifiers.maths.rational import approximates, plain_number
 from magicrl.verifiers.maths.structure import same_structure
+from magicrl.verifiers.maths.units import singular
 from magicrl.verifiers.maths.words import choice_letter, choice_letters, choice_text, polar
 
 Step = Callable[[str, str], bool | None]
 """(gold, answer), both in canonical notation -> equal (True), surely different (False), cannot tell (None)."""
 
 _MARKED_CHOICE = re.compile(r"\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\((?P<letter>[A-J])\)\s*\}(?=.)")
+_SMALL_CHOICE = re.compile(r"\(?(?P<letter>[a-j])\)?\.?")
+_CAPITALS = re.compile(r"(?<![A-Za-z\\])[A-J]|(?<=[A-J])[A-J]")
 _WRAPPED_CHOICE = re.compile(r"\(?\\(?:text|textbf|mathrm|mathbf)\s*\{\s*\(?[A-J]\)?\s*\}\)?")
 _PHRASES = frozenset(("diverges", "divergent", "converges", "convergent", "dne", "none"))
 """Words that another word or phrase may stand for, see `phrases`."""
+_WEEKDAYS = frozenset(("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"))
+_POLAR = {"T": "true", "F": "false", "Y": "yes", "N": "no"}
 _LETTERS = re.compile(r"[A-Za-z]+")
 
 
@@ -54,18 +59,34 @@ def same_word(gold: str, answer: str) -> bool | None:
         return None
     if len(gold) >= 3 and gold.casefold() == answer.casefold():
         return True
+    if _POLAR.get(answer.upper()) == gold.casefold():
+        return True
+    if _one_thing(gold.casefold(), answer.casefold()):
+        return True
     return None if sorted(gold.casefold()) == sorted(answer.casefold()) else False
+
+
+def _one_thing(gold: str, answer: str) -> bool:
+    """``ellipse`` and ``ellipses``, ``Friday`` and ``Fri``; a product of letters in their order is no word."""
+    short, long = sorted((gold, answer), key=len)
+    if long in _WEEKDAYS:
+        return 3 <= len(short) <= 5 and long.startswith(short)
+    plural = long in (short + "s", short + "es") or singular(long) == singular(short)
+    return plural and len(short) > 3 and sorted(short) != list(short)
 
 
 def same_choice(gold: str, answer: str) -> bool | None:
     """A multiple-choice letter against whatever the answer makes of one: ``B`` and ``(B) 15``."""
     several = choice_letters(gold)
     if several is not None:
-        return True if several == choice_letters(answer) and sorted(gold) == list(gold) else None
+        written = _CAPITALS.findall(gold)
+        return True if several == choice_letters(answer) and sorted(written) == written else None
     if len(gold) > 3 and not _WRAPPED_CHOICE.fullmatch(gold):
         marked = _MARKED_CHOICE.match(gold)  # a letter with what it stands for
         return _same_marked(marked["letter"], gold[marked.end() :].strip(), answer) if marked else None
     asked, given = choice_letter(gold), choice_letter(answer)
+    if asked is not None and (small := _SMALL_CHOICE.fullmatch(answer)) and len(gold) > 1:
+        given = small["letter"].upper()  # (c) for (C)
     return None if asked is None or given is None else asked == given
 
 

@@ -8,16 +8,23 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from magicrl.verifiers.maths.answers import Answer, Group, Quantity, Several
+from magicrl.verifiers.maths.answers import Answer, Family, Group, Quantity, Several
 from magicrl.verifiers.maths.comparison import same
-from magicrl.verifiers.maths.families import names_of, periodic_parameters, same_constants, same_family
+from magicrl.verifiers.maths.conditions import same_under_condition
+from magicrl.verifiers.maths.families import arguments_of, names_of, periodic_parameters, same_constants, same_family
 from magicrl.verifiers.maths.lexer import ELLIPSES, Token, tokens_of
 from magicrl.verifiers.maths.reading import read
 
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])")
 _POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
-_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)[eE]([+-]?\d{1,4})(?![\w.])")
+_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
+_EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
+_LEADING_NOUGHT = re.compile(r"(?<!\d),0\d|\d,0\d")
+_CHOSEN = re.compile(r"(?<![\w\\])(?P<n>\d{1,4}|n)C(?P<k>\d{1,4}|[rk])(?!\w)")
+_PREFIXED = re.compile(
+    r"0(?:(?P<two>[bB])(?P<b>[01]{1,200})|(?P<eight>[oO])(?P<o>[0-7]{1,200})|[xX](?P<x>[\dA-Fa-f]{1,200}))"
+)
 _REPEATING = re.compile(
     r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"
     r"(?:\\(?:overline|bar) ?\{(?P<over>\d{1,30})\}"
@@ -25,7 +32,8 @@ _REPEATING = re.compile(
     r"|\\dot ?\{?(?P<first>\d)\}?(?:(?P<middle>\d{0,30})\\dot ?\{?(?P<last>\d)\}?)?)(?!\d)"
 )
 _GOING_ON = re.compile(
-    r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?P<again>\d{1,3})(?P=again){2,9}(?:\\[lc]?dots|\.\.\.)(?!\w)"
+    r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?:(?P<again>\d{1,3})(?P=again){2,9}|(?P<twice>\d{2,6})(?P=twice))"
+    r"(?:\\[lc]?dots|\.\.\.)(?!\w)"
 )
 _MINUTES = re.compile(
     r"(?<![\d.])(?P<degrees>\d{1,4})\^\\circ ?(?P<minutes>\d{1,2})(?:\^\\prime|')"
@@ -58,18 +66,31 @@ def same_structure(gold: str, answer: str) -> bool | None:
 
 def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
     """The shapes that a text can have: commas between groups of three digits may be no list."""
+    if text[:1] == "0" and (prefixed := _PREFIXED.fullmatch(text)) is not None:
+        base = 2 if prefixed["two"] else 8 if prefixed["eight"] else 16
+        text = f"{prefixed['b'] or prefixed['o'] or prefixed['x']}_{{{base}}}"
+    if "C" in text:
+        text = _CHOSEN.sub(r"\\binom{\g<n>}{\g<k>}", text)  # 10C3
     text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
     text = _POINTS.sub(lambda match: match[0].replace(".", ""), text)
-    text = _REPEATING.sub(_repeating, _GOING_ON.sub(r"\g<head>\\overline{\g<again>}", text))
+    text = _REPEATING.sub(_repeating, _GOING_ON.sub(_going_on, text))
     text = _MINUTES.sub(_in_degrees, text)
-    plain = text if trusted else ""
+    plain = text if trusted or _EXPONENT_BEFORE_LETTER.search(text) else ""
     text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
     # 6e-10 may be a gold's 6e - 10, its spaces lost
-    for spelling in dict.fromkeys((joined, text, plain) if plain else (joined, text)):
+    spellings = (joined, text, plain) if plain else (joined, text)
+    if joined != text and _LEADING_NOUGHT.search(text):
+        spellings = (joined,)  # 10,000 is no list: no item is written 000
+    for spelling in dict.fromkeys(spellings):
         found = read(spelling, trusted)
         if found is not None:
             yield found
+
+
+def _going_on(match: re.Match[str]) -> str:
+    """``0.2727...`` with a line over what repeats."""
+    return rf"{match['head']}\overline{{{match['again'] or match['twice']}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -101,7 +122,17 @@ def compare(gold: Answer, answer: Answer) -> bool | None:
         return True
     if names_of(gold) == names_of(answer):
         return verdict
+    if same_under_condition(gold, answer, same):
+        return True
+    gold, answer = _without_constants(gold), _without_constants(answer)
     return True if same_constants(gold, answer, same) else verdict
+
+
+def _without_constants(answer: Answer) -> Answer:
+    """A function whose letters are declared to be any numbers: ``f(x) = cx for some constant c``."""
+    if not isinstance(answer, Family) or answer.domain not in ("", "R", "C"):
+        return answer
+    return answer.answer if arguments_of(answer.answer) else answer
 
 
 def same_list(gold: str, boxes: str, count: int) -> bool:

@@ -29,7 +29,7 @@ class Unit:
             ``none`` (an ordinal's ending).
         dimension: of a unit.
         factor: size in base units; exact.
-        noun: the last word of a noun, singular; of a unit of one letter that letter.
+        noun: the last word of a noun, singular; of a unit of up to three letters those letters.
         words: all words of a noun, as written.
     """
 
@@ -43,8 +43,13 @@ class Unit:
 PERCENT = Unit("percent", factor=Fraction(1, 100))
 DEGREE = Unit("degree")
 
-_PREFIXES = {"k": 3, "c": -2, "m": -3, "d": -1, "M": 6, "G": 9, "n": -9, "h": 2, "mu": -6}
-_PREFIX_WORDS = {"kilo": 3, "centi": -2, "milli": -3, "deci": -1, "mega": 6, "giga": 9, "nano": -9, "micro": -6}
+_PREFIXES = {
+    "k": 3, "c": -2, "m": -3, "d": -1, "M": 6, "G": 9, "T": 12, "h": 2, "mu": -6, "n": -9, "p": -12, "f": -15
+}  # fmt: skip
+_PREFIX_WORDS = {
+    "kilo": 3, "centi": -2, "milli": -3, "deci": -1, "deca": 1, "hecto": 2, "mega": 6, "giga": 9, "tera": 12,
+    "micro": -6, "nano": -9, "pico": -12, "femto": -15,
+}  # fmt: skip
 
 
 def _table() -> dict[str, tuple[dict[str, int], Fraction]]:
@@ -74,6 +79,8 @@ def _table() -> dict[str, tuple[dict[str, int], Fraction]]:
     add("month months", {"Y": 1}, Fraction(1, 12))
     metric("m", "meter meters metre metres", length, 1)
     metric("g", "gram grams gm gms", mass, Fraction(1, 1000))
+    add("kilo kilos kgs", mass, 1)
+    add("angstrom angstroms AA", length, Fraction(1, 10**10))
     metric("s", "second seconds sec secs", time, 1)
     add("h", time, 3600)
     add("inch inches in", length, "0.0254")
@@ -108,6 +115,12 @@ def _table() -> dict[str, tuple[dict[str, int], Fraction]]:
         add(f"{prefix}Wh", {"M": 1, "L": 2, "T": -2}, 3600 * watts)
     add("K kelvin kelvins", {"K": 1}, 1)
     metric("mol", "mole moles", {"mol": 1}, 1)
+    add("M molar", {"mol": 1, "L": -3}, 1000)
+    add("mM", {"mol": 1, "L": -3}, 1)
+    add("cc ccs", {"L": 3}, Fraction(1, 10**6))
+    add("atm atms", {"atm": 1}, 1)
+    add("cal cals calorie calories", {"cal": 1}, 1)
+    add("kcal kcals", {"cal": 1}, 1000)
     add("$ dollar dollars usd bucks", {"dollar": 1}, 1)
     add("¢ cent cents", {"dollar": 1}, Fraction(1, 100))
     add("€ euro euros eur", {"euro": 1}, 1)
@@ -135,6 +148,7 @@ _DOUBTS = word_set(
 _AFTER_NOUNS = word_set("old long tall high wide deep away apart left remaining total altogether each")
 _SQUARE = {"square": 2, "squared": 2, "sq": 2, "cubic": 3, "cubed": 3, "cu": 3}
 _MAX_WORDS = 6
+_IN_PHRASES = frozenset(("word", "sym", "op", "num", "unit", "lbrace", "rbrace", "open", "close"))
 
 
 def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
@@ -143,12 +157,17 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
     Args:
         trusted: the text is a gold's: any words count as a noun.
     """
-    if any(token.kind not in ("word", "sym", "op", "num", "unit", "lbrace", "rbrace") for token in tokens):
+    if any(token.kind not in _IN_PHRASES for token in tokens):
         return None
-    words = [token.text.strip(".,") for token in tokens if token.kind not in ("lbrace", "rbrace")]
+    words = [token.text.strip(".,") for token in tokens if token.kind not in ("lbrace", "rbrace", "close")]
     words = [word for word in words if word and word != "'"]
+    if "(" in words and not _last_quotient(tokens):
+        return None
+    words = [word for word in words if word != "("]
     if not words:
         return None
+    while len(words) > 1 and words[-1].casefold() in _AFTER_NOUNS:
+        words.pop()  # 12 years old
     low = [word.casefold() for word in words]
     if low[0] in _ORDINALS and len(low) > 1:
         return unit_phrase([t for t in tokens if t.kind == "word"][1:], trusted=trusted)
@@ -163,9 +182,19 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
         return Unit("noun", noun="degree" + low[1][0].upper())
     if low[0] in _DEGREES:
         return DEGREE if len(low) == 1 else _noun(tokens, words, trusted)
-    while len(words) > 1 and words[-1].casefold() in _AFTER_NOUNS:
-        words.pop()  # 12 years old
     return _known(words) or _noun(tokens, words, trusted)
+
+
+def _last_quotient(tokens: Sequence[Token]) -> bool:
+    """``J/(mol K)``: one pair of brackets, at the end, right after the stroke, so that they part nothing else."""
+    marks = [at for at, token in enumerate(tokens) if token.kind in ("open", "close")]
+    return (
+        len(marks) == 2
+        and marks[1] == len(tokens) - 1
+        and tokens[marks[0]].text == "("
+        and (tokens[marks[0] - 1].kind, tokens[marks[0] - 1].text) == ("op", "/")
+        and not any(token.text in ("/", "per") for token in tokens[marks[0] :])
+    )
 
 
 def _known(words: list[str]) -> Unit | None:
@@ -178,9 +207,9 @@ def _known(words: list[str]) -> Unit | None:
         word = words[at]
         at += 1
         if word in ("/", "per", "an") or (word == "a" and found):
-            sign = -1 if word in ("/", "per") else sign
+            sign = -1 if word in ("/", "per") or found else sign
             continue
-        if word in ("*", "of"):
+        if word in ("*", "of") or (word == "-" and found and at < len(words) and words[at] in UNITS):
             continue
         if word.casefold() in _SQUARE and not word.casefold().endswith("ed"):
             power = _SQUARE[word.casefold()]
@@ -193,7 +222,7 @@ def _known(words: list[str]) -> Unit | None:
         for name, count in entry[0].items():
             dimension[name] = dimension.get(name, 0) + count * exponent
         factor *= entry[1] ** exponent
-        if len(words) == 1 and len(word) == 1:
+        if len(words) == 1 and len(word) <= 3:
             letter = word
         power, found = 1, True
     return Unit("unit", tuple(sorted(item for item in dimension.items() if item[1])), factor, letter) if found else None
@@ -204,8 +233,10 @@ def _whole_names(words: list[str]) -> list[str]:
     found: list[str] = []
     for word in words:
         parts = word.split("-")
-        if len(parts) > 1 and all(part.casefold() in UNITS for part in parts):
+        if len(parts) > 1 and all(part in UNITS or part.casefold() in UNITS for part in parts):
             found += parts
+        elif found and found[-1] == "electron" and word.casefold() in ("volt", "volts"):
+            found[-1] = "electronvolt"
         elif found and found[-1] in ("mu", "k", "M", "m", "G") and (word == "Omega" or found[-1] == "mu"):
             found[-1] += word
         else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from html import unescape
 
 _MOST_CHARS = 6000
 _MOST_OF_SET = 300
@@ -27,10 +28,15 @@ _LETTER_UNION = re.compile(r"(?P<left>[(\[][^()\[\]]*,[^()\[\]]*[)\]])\s*U\s*(?=
 _TIMES = re.compile(r"(?<=\d) ?x ?(?=10\s*\^)")
 _LOG = re.compile(r"(?<![A-Za-z\\])log(?P<base>2|10)\(")
 _STATES_DOLLAR = re.compile(r"(?<![A-Za-z])U\.?S\.? ?(?=\\\$)")
-_RAISED_O = re.compile(r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})")
+_RAISED_O = re.compile(
+    r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\}|\\(?:text|mathrm)\s*\{\s*o\s*\}|\{\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\})"
+    r"|(?<=\d)\s*\\deg(?![A-Za-z])"
+)
+_SLANTED = re.compile(r"(?:\{\})?\^\{?(?P<top>\d{1,9})\}?\s*/\s*_\{?(?P<bottom>\d{1,9})\}?(?!\d)")
+_ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}|#\d{2,5});")
 
 _ENCLOSING = re.compile(
-    r"\\(?:text|textbf|textit|textrm|texttt|textsf|emph|underline|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|mbox|hbox|"
+    r"\\(?:text|textbf|textit|textrm|texttt|textsf|emph|underline|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|mbox|hbox|ce|"
     r"operatorname)\s*(?P<rest>\{.*\})",
     re.DOTALL,
 )
@@ -40,8 +46,18 @@ _ANNOUNCED = re.compile(
     r"(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}\s*[:=]?\s*(?=.)",
     re.IGNORECASE,
 )
-_AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare)(?![A-Za-z])|\\text\s*\{\s*\.\s*\})")
+_AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|\\text\s*\{\s*\.\s*\})")
 _QUOTES = ("**", "`", '"')
+
+
+def without_entities(text: str) -> str:
+    """``text`` with the characters that HTML's names stand for.
+
+    Example:
+        >>> without_entities("x &le; 5")
+        'x ≤ 5'
+    """
+    return _ENTITY.sub(lambda match: unescape(match[0]), text) if "&" in text else text
 
 
 def without_layout(text: str) -> str:
@@ -53,6 +69,9 @@ def without_layout(text: str) -> str:
     """
     if len(text) > _MOST_CHARS:
         return text
+    text = text.replace(r"\&", " and ")
+    if "/" in text:
+        text = _SLANTED.sub(r"\\frac{\g<top>}{\g<bottom>}", text)
     if "\\" in text:
         text = _OLD_FONT.sub(r"{\\math\g<font>{\g<inside>}}", text)
         text = _OLD_COMMAND.sub(r"\\math\g<font>", text)
