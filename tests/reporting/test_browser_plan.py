@@ -1,0 +1,51 @@
+"""The page of a plan in a real browser: widths, colours, the crosshair over accelerators, exports, no request."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from magicrl.cli.main import app
+
+from .browsing import CONTRASTS, Watched, saved
+
+pytestmark = pytest.mark.slow
+
+PAPER = str(Path(__file__).resolve().parents[2] / "src/magicrl/experiments/bases/paper-7b.toml")
+
+
+@pytest.fixture(scope="module")
+def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    page = tmp_path_factory.mktemp("plan") / "plan.html"
+    words = [PAPER, "--gpus", "8", "--gpu", "H800-80G", "--compare", "gpus=1", "--page", str(page)]
+    assert app(["plan", *words], result_action="return_value") == 0
+    return page
+
+
+@pytest.mark.parametrize("width", [320, 375, 1280])
+def test_it_fits_is_readable_and_keeps_to_itself(browser: Browser, page_file: Path, width: int) -> None:
+    watched = Watched(browser, page_file, viewport={"width": width, "height": 800})
+    page = watched.page
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "no horizontal scroll"
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(CONTRASTS) == [], scheme
+    assert watched.asked == [page_file.as_uri()]
+    assert watched.said == []
+
+
+def test_the_arrow_keys_read_the_curve_and_its_export_holds_the_interval(browser: Browser, page_file: Path) -> None:
+    page = Watched(browser, page_file).page
+    page.locator('svg[data-chart="step_over_gpus"]').focus()
+    for key in ("Home", "ArrowRight"):
+        page.keyboard.press(key)
+    assert page.locator("#tip").inner_text().startswith("accelerators 8")
+    with saved(page, "step_over_gpus.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    step = "step, with its 80 % interval"
+    assert [row["accelerators"] for row in rows] == ["4", "8", "16", "32", "64"]
+    assert all(float(row[f"{step}, low"]) <= float(row[step]) <= float(row[f"{step}, high"]) for row in rows)
