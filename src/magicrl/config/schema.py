@@ -197,7 +197,8 @@ class RolloutConfig(Section):
     """Folder of recorded rollouts, for ``engine = "replay"``."""
     max_sampler_gap: float = Field(default=0.25, gt=0)
     """Mean absolute gap of the learner's and the sampler's log-probs above which the run stops: such an engine
-    serves other weights than the learner's. Not checked when ``weight_lag`` > 0."""
+    serves other weights than the learner's. Not checked when ``weight_lag`` > 0; when
+    ``max_staleness`` > 0, over the responses of the newest weights alone."""
     weight_lag: int = Field(default=0, ge=0)
     """Updates of the loop that the engine's weights are behind (off-policy studies without a cluster)."""
     max_staleness: int = Field(default=0, ge=0)

@@ -137,7 +137,8 @@ class Trainer:
         times = clock.times()
         values |= {f"time/{part}": seconds for part, seconds in times.items()}
         values |= {f"time/{part}_cpu": clock.cpu.get(part, 0.0) for part in ("rollout", "train")}
-        values["time/longest_response"] = max(c.seconds for g in groups for c in g.group.completions)
+        if scores is None:  # asynchronous, a response also waits while the learner works
+            values["time/longest_response"] = max(c.seconds for g in groups for c in g.group.completions)
         values["time/verify_waited"] = sum(end - begin for name, begin, end in clock.spans if name == "other/verify")
         values |= self._asynchronous_metrics(groups, scores, clock)
         values["tokens/per_second"] = int(values["tokens/sampled"] or 0) / max(times["step"], 1e-9)
