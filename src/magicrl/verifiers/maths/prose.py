@@ -56,7 +56,7 @@ _UNIT_AFTER = re.compile(
 _ASSIGNED = re.compile(
     r"(?<![A-Za-z\d])(?:[A-Za-z](?:\([a-z]\))?|[A-Za-z]_\w)\s*=\s*(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$"
 )
-_SAID = re.compile(r"\b(?:is|equals)\s+(?P<value>[^=,;$]{1,60}?)\s*\.?\s*$")
+_SAID = re.compile(r"\b(?:is|equals) {1,3}(?P<value>[^=,;$]{1,60}?) {0,3}\.? {0,3}$")
 _UPRIGHT = re.compile(r"\\(?:text|textbf|mathrm|operatorname)\s*\{[^{}]{0,60}\}")
 _NAME = re.compile(r"^[A-Za-z]\s*=(?=[^=]*$)\s*")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}")
