@@ -23,7 +23,8 @@ from magicrl.training.checkpoint import Checkpoint, load_checkpoint, save_checkp
 from magicrl.training.learner import LocalLearner
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
 
-CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3, clip_low=0.15, clip_high=0.25)
+# At rates far above any recipe's, AdamW turns the rounding of gradients near zero into different weights.
+CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-4, clip_low=0.15, clip_high=0.25)
 Loaded = Callable[[], Any]
 
 
@@ -89,7 +90,7 @@ def compare(one: LocalLearner, many: DistributedLearner, samples: Sequence[Train
     weights = many.weights()
     assert list(weights) == list(one.weights())
     for name, value in one.weights().items():
-        torch.testing.assert_close(weights[name], value, rtol=0, atol=2e-5)
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=5e-6)
 
 
 def test_two_ranks_are_one_learner(loaded: Loaded, ranks: Any, recorded: list[TrainSample], tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -116,7 +117,7 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
 
     disturbed = many.state()
     watched.again = watched.started[-1]
-    undisturbed = learner(loaded, watched, timeouts=LearnerTimeouts(call=30.0))
+    undisturbed = learner(loaded, watched)
     for batch in batches:
         undisturbed.update(batch, CONTROLS)
     expected = undisturbed.state()
@@ -124,8 +125,9 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     assert all(torch.equal(disturbed[k], expected[k]) for k in expected if k != "meta")
 
     # one that hangs runs into the time limit, and nothing is left running
+    undisturbed._settings = dataclasses.replace(undisturbed._settings, timeouts=LearnerTimeouts(call=3.0))
     os.kill(watched.again.processes[1].pid, signal.SIGSTOP)
-    with pytest.raises(LearnerLost, match=r"gave no answer in 30 s, while the run waited for: log-probs of a batch"):
+    with pytest.raises(LearnerLost, match=r"gave no answer in 3 s, while the run waited for: log-probs of a batch"):
         undisturbed.logprobs(recorded, 1.0)
     assert all(process.poll() is not None for group in watched.started for process in group.processes)
 

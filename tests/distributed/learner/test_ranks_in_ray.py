@@ -19,7 +19,8 @@ CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
 
 
 @pytest.fixture
-def cluster() -> Iterator[None]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "300")  # a busy machine starts it slowly
     variables = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     ray.init(
         address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": variables}

@@ -15,7 +15,8 @@ from magicrl.distributed.learner.ranks import Answer, Fault, RankGroup, settled
 from magicrl.distributed.learner.settings import LOCAL_RANK
 
 _CHILD = "magicrl.distributed.learner.local_process"
-_STOP_SECONDS = 5.0
+_STOP_SECONDS = 30.0
+"""For the exit status of a process whose pipe is closed."""
 
 
 class LocalLauncher:
