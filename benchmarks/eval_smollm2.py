@@ -103,9 +103,7 @@ def main() -> None:
         for name, folder in models.items():
             words = command(part, folder, given.data, given.output / part / name)
             subprocess.run([sys.executable, "-m", "magicrl", *words], check=True)
-    document = json.loads(given.figure.read_text()) if given.figure.exists() else {}
-    document["random_parts"] = figure(given.output, models)  # beside what other commands have put there
-    given.figure.write_text(json.dumps(document, indent=1) + "\n")
+    given.figure.write_text(json.dumps(figure(given.output, models), indent=1) + "\n")
     sys.stdout.write(f"{given.figure}\n")
 
 

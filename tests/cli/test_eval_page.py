@@ -46,13 +46,25 @@ def test_every_preset_stands_on_the_page_with_its_temperature() -> None:
 
 
 def test_the_example_quotes_the_committed_figures() -> None:
-    compared = json.loads((ROOT / "docs/figures/eval-smollm2.json").read_text())["compare"]["benchmarks"]
-    for title, name in (("GSM8K", "gsm8k"), ("SVAMP", "svamp")):
-        row = compared[name]
-        difference = row["difference"]
-        ends = [f"{100 * value:+.1f}".replace("-", "−").replace("+0.0", "0.0") for value in difference.values()]
-        expected = (
-            f"| {title} | {100 * row['before']:.1f} % | {100 * row['after']:.1f} % | "
-            f"{ends[0]} ({ends[1]} to {ends[2]}) | {row['p_value']:.2f} |"
-        )
-        assert expected in PAGE.read_text()
+    figures = json.loads((ROOT / "docs/figures/eval-smollm2.json").read_text())
+    titles = {"gsm8k": "GSM8K", "svamp": "SVAMP", "math500": "MATH-500", "humaneval": "HumanEval", "mbpp": "MBPP"}
+
+    def points(value: float) -> str:
+        return f"{100 * value:+.1f}".replace("-", "−").replace("+0.0", "0.0").replace("−0.0", "0.0")
+
+    for name, title in titles.items():
+        scores = [figures["scores"][model].get(name) for model in ("instruct", "start", "trained")]
+        pairs = [figures["comparisons"][pair].get(name) for pair in ("start to trained", "instruct to trained")]
+        cells = [
+            "not run"
+            if score is None
+            else "{:.1f} ({:.1f} to {:.1f})".format(*(100 * score["accuracy"][key] for key in ("mean", "low", "high")))
+            for score in scores
+        ]
+        cells += [
+            "not run"
+            if pair is None
+            else "{} ({} to {}), p {:.2g}".format(*map(points, pair["difference"].values()), pair["p_value"])
+            for pair in pairs
+        ]
+        assert f"| {title} | {' | '.join(cells)} |" in PAGE.read_text()
