@@ -52,7 +52,7 @@ def make_recipe(start_model: Path) -> Callable[..., TrainConfig]:
     return make
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def three_nodes() -> Generator[Any]:
     """A connected Ray of three nodes in processes of this machine: the head with no CPU for actors, two workers."""
     import ray

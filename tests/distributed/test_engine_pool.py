@@ -138,7 +138,8 @@ def test_two_replicas_sample_what_one_engine_samples(pool: tuple[Any, Watching],
     samples = {(draw, i): c for draw, group in groups.items() for i, c in enumerate(group.completions)}
     assert near_ties(alone, samples) <= 2
     assert {c.policy_version for c in samples.values()} == {1}
-    shares = [engine.observations()[f"cluster/replica_{i}/tokens"] for i in range(2)]
+    observed = engine.observations()
+    shares = [observed[f"cluster/replica_{i}/tokens"] for i in range(2)]
     assert min(shares) > 0
     assert sum(shares) == sum(map(len, samples.values()))
 
@@ -237,3 +238,19 @@ def test_more_replicas_than_the_nodes_hold_are_refused(
 
     with pytest.raises(RecipeError, match=r"9 rollout replicas of 1.5 CPUs each do not fit, only 2 would"):
         ClusterParts(make_recipe({"rollout": {"replicas": 9, "cpus": 1.5}}))
+
+
+def test_the_doctor_looks_at_every_node(three_nodes: Any) -> None:
+    from magicrl.distributed.doctor import examine, start_probe
+    from magicrl.distributed.runtime import nodes
+
+    found = nodes()
+    examined = examine(found, megabytes=8, probe=start_probe)
+    assert examined.healthy, [f for f in examined.findings if f.status == "trouble"]
+    for about in ("versions", "GPUs", "memory", "object store", "clock"):
+        assert sum(finding.what.startswith(about) for finding in examined.findings) == len(found) == 3
+    assert sum("got on" in finding.what for finding in examined.findings) == 3
+    assert sum(finding.text.endswith("reached") for finding in examined.findings) == 3
+    cramped = examine(found[:1], megabytes=64, probe=start_probe)
+    assert not cramped.healthy
+    assert any("--object-store-memory=134217728" in finding.text for finding in cramped.findings)

@@ -4,13 +4,17 @@ A request goes to the replica with the fewest tokens still to come, all requests
 runs: the same submissions give every replica the same work, whoever is faster. A replica that dies, or from which
 nothing is heard for too long, is replaced by a new one with the present weights; meanwhile the others are asked for
 the samples that it had not delivered, and only for those, by their indices: none is lost and none comes twice.
+
+Replicas never stand still while they have work, so the pool can be asked ahead (``max_staleness``): new weights reach a
+replica between two of its samples, and what is under way goes on with them.
 """
 
 from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -23,6 +27,7 @@ from magicrl.distributed.replica import Harvest, ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of
+from magicrl.rollout.rows import GroupProgress
 from magicrl.rollout.weight_check import WeightCheck
 
 
@@ -60,7 +65,7 @@ class _Slot:
 
 
 class EnginePool:
-    """A `magicrl.rollout.protocol.RolloutEngine` over Ray actors.
+    """A `magicrl.rollout.protocol.InFlightEngine` over Ray actors.
 
     Args:
         make: starts the actor of a place; called again for its successors.
@@ -89,7 +94,10 @@ class EnginePool:
         self._check = check
         self._groups = OpenGroups()
         self._ready: deque[Filed] = deque()  # not yet yielded
+        self._aside: deque[Filed] = deque()  # not to be yielded now: of groups before `_first`
+        self._first = 0
         self._waiting: deque[tuple[int, set[int]]] = deque()  # for want of a replica
+        self._busy_lost = 0.0  # share of replicas that are gone
         self._weights: Any = None  # reference to the present payload
         self._version = -1
         self.lost: list[str] = []
@@ -122,7 +130,44 @@ class EnginePool:
         """
         for request in requests:
             check_request(request, self.max_context)
-        self._hand_out([(group.order, set(group.request.indices)) for group in self._groups.take_in(requests)])
+        groups = self._groups.take_in(requests)
+        self._hand_out([(group.order, set(group.to_start)) for group in groups if not group.complete])
+        for group in [group for group in groups if group.complete]:  # an interrupt returned it before it was yielded
+            index, completion = list(group.done.items())[-1]
+            self._ready.append(self._groups.close(group, index, completion))
+
+    def advance(self, tokens: int) -> list[RolloutGroup]:
+        """The groups that have arrived; the replicas work all the time, whatever ``tokens`` says."""
+        while self._wait(0.0):
+            pass
+        groups = [group_of(filed.group) for filed in self._ready if filed.last]
+        self._ready.clear()
+        return groups
+
+    @contextmanager
+    def set_aside(self) -> Generator[None]:
+        """Within it only what is submitted within is yielded; the rest goes on and waits."""
+        before, self._first = self._first, self._groups.issued
+        self._aside.extend(self._ready)
+        self._ready.clear()
+        try:
+            yield
+        finally:
+            self._first = before
+            self._ready.extend(self._aside)
+            self._aside.clear()
+
+    def busy_seconds(self) -> float:
+        """Seconds that the replicas generated, on average."""
+        return self._busy_lost + sum(slot.busy for slot in self._slots) / max(1, len(self._slots))
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """Nothing: what is in flight lies on other machines and is asked for again."""
+        return {}
+
+    def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
+        """Ask for what was in flight, from its beginning."""
+        self.submit(requests)
 
     def finished(self) -> Iterator[RolloutGroup]:
         """Wait until nothing is queued, yielding each group as its last member arrives."""
@@ -158,12 +203,12 @@ class EnginePool:
         if self._check is not None and answers:
             self._check.compare(answers, version)
 
-    def interrupt(self) -> list[RolloutRequest]:
-        """Drop all work and return the unfinished requests in issue order."""
-        unseen = {filed.group.order: filed.group.request for filed in self._ready}
-        unseen |= {group.order: group.request for group in self._groups.open.values()}
+    def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
+        """Stop, and return the unfinished requests in issue order, with ``keep`` the samples of them that are whole."""
+        groups = {filed.group.order: filed.group for filed in (*self._aside, *self._ready)} | self._groups.open
         self._groups.drop()
         self._ready.clear()
+        self._aside.clear()
         self._waiting.clear()
         for slot in self._slots:
             slot.owed.clear()
@@ -172,7 +217,10 @@ class EnginePool:
                 waited_for(slot.actor.interrupt.remote(), self._timeouts.load_weights, f"{slot.name} to stop")
             except (RayActorError, ClusterError) as error:
                 self._lose(slot, error)
-        return [unseen[order] for order in sorted(unseen)]
+        unfinished = [groups[order] for order in sorted(groups)]
+        if not keep:
+            return [group.request for group in unfinished]
+        return [replace(group.request, begun=tuple(sorted(group.done.items()))) for group in unfinished]
 
     def close(self) -> None:
         """End every replica. Safe to call twice."""
@@ -181,6 +229,7 @@ class EnginePool:
         self._slots.clear()
         self._groups.drop()
         self._ready.clear()
+        self._aside.clear()
 
     def observations(self) -> dict[str, float]:
         """Metrics since the last call: per replica what it delivered, how fast, and how much it owes."""
@@ -209,9 +258,7 @@ class EnginePool:
             group = self._groups.open[order]
             loads[slot.index] += _tokens(group.request, len(indices))
             slot.owed.setdefault(order, set()).update(indices)
-            request = group.request
-            part = request if len(indices) == len(request.indices) else replace(request, samples=tuple(sorted(indices)))
-            shares[slot.index].append((order, part))
+            shares[slot.index].append((order, _part(group, indices)))
         for slot in live:
             if shares[slot.index]:
                 slot.heard = time.monotonic()
@@ -224,19 +271,19 @@ class EnginePool:
     # collecting
 
     def _run(self) -> Iterator[Filed]:
-        while self._ready or self._groups.open:
+        while self._ready or any(order >= self._first for order in self._groups.open):
             while self._ready:
                 yield self._ready.popleft()
-            if self._groups.open:
-                self._wait()
+            if any(order >= self._first for order in self._groups.open):
+                self._wait(1.0)
 
-    def _wait(self) -> None:
-        """Take in what the next replica tells, and see to those that tell nothing."""
+    def _wait(self, seconds: float) -> bool:
+        """Take in what the next replica tells, and see to those that tell nothing; whether one told something."""
         for slot in self._slots:
             if slot.pending is None:
                 slot.pending = slot.actor.collect.remote()
         calls = {slot.pending: slot for slot in self._slots}
-        done, _ = ray.wait(list(calls), num_returns=1, timeout=1.0)
+        done, _ = ray.wait(list(calls), num_returns=1, timeout=seconds)
         for call in done:
             slot = calls[call]
             slot.pending = None
@@ -255,6 +302,7 @@ class EnginePool:
             if (slot.starting or slot.owed) and now - slot.heard > limit:
                 what = "its engine to start" if slot.starting else f"a sample; it owes those of {len(slot.owed)} groups"
                 self._lose(slot, ClusterError(f"waited {limit:g} s for {what}"))
+        return bool(done)
 
     def _take_in(self, slot: _Slot, harvest: Harvest) -> None:
         slot.busy = harvest.busy
@@ -265,7 +313,8 @@ class EnginePool:
             self._settle(slot, order, index)
             slot.heard = time.monotonic()
             slot.tokens += len(completion)
-            self._ready.append(self._groups.file(group, index, completion))
+            waiting = self._ready if order >= self._first else self._aside
+            waiting.append(self._groups.file(group, index, completion))
 
     @staticmethod
     def _settle(slot: _Slot, order: int, index: int) -> None:
@@ -311,9 +360,16 @@ class EnginePool:
             )
         successor = _Slot(index=slot.index, actor=self._make(slot.index), heard=time.monotonic())
         successor.tokens = slot.tokens
+        self._busy_lost += slot.busy / len(self._slots)
         self._slots[self._slots.index(slot)] = successor
         successor.pending = self._load(successor)
         self._hand_out(owed)
+
+
+def _part(group: GroupProgress, indices: set[int]) -> RolloutRequest:
+    """A group's request for these samples alone, with what there is of them."""
+    partial = tuple((index, group.partial[index]) for index in sorted(indices) if index in group.partial)
+    return replace(group.request, samples=tuple(sorted(indices)), begun=partial)
 
 
 def _tokens(request: RolloutRequest, samples: int) -> int:

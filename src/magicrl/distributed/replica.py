@@ -19,7 +19,9 @@ import torch
 
 from magicrl.distributed.payload import Payload, unpack
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
+from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.vllm_engine import VllmEngine
 
 _HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
 
@@ -54,6 +56,15 @@ class Harvest:
     busy: float
 
 
+@dataclass(kw_only=True, slots=True)
+class _Owed:
+    """A request under way (kept, so that its identity is nobody else's) and how many samples it still owes."""
+
+    request: RolloutRequest
+    order: int
+    samples: int
+
+
 class Replica:
     """
     Args:
@@ -69,10 +80,11 @@ class Replica:
         self._visitors = 0  # calls that want the engine between two samples
         self._working = False
         self._closed = False
-        self._orders: dict[int, tuple[RolloutRequest, int]] = {}  # by identity of the request
+        self._orders: dict[int, _Owed] = {}  # by identity of the request
         self._ended: deque[tuple[int, int, Completion]] = deque()
         self._failure: BaseException | None = None
         self._busy = 0.0
+        self._samples: Iterator[FinishedSample] = iter(())
         threading.Thread(target=self._generate, name="generate", daemon=True).start()
 
     def facts(self) -> ReplicaFacts:
@@ -91,7 +103,7 @@ class Replica:
                 self._failure = error
                 return
             for order, request in work:
-                self._orders[id(request)] = (request, order)
+                self._orders[id(request)] = _Owed(request=request, order=order, samples=len(request.indices))
             self._working = True
 
     def collect(self) -> Harvest:
@@ -118,7 +130,7 @@ class Replica:
         """Drop all work."""
         with self._visit():
             self._engine.interrupt()
-            self._working = False
+            self._working, self._samples = False, iter(())
             self._orders.clear()
             with self._changed:
                 self._ended.clear()
@@ -130,19 +142,12 @@ class Replica:
             self._engine.close()
 
     def _answers(self, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-        """Groups of ``probes`` in their order; what else ends meanwhile is kept for `collect`."""
-        if not probes:
-            return []
-        done: dict[int, dict[int, Completion]] = {id(probe): {} for probe in probes}
-        self._engine.submit(probes)
-        samples = self._engine.finished_samples()
-        while any(len(done[id(probe)]) < len(probe.indices) for probe in probes):
-            sample = next(samples)
-            if id(sample.request) in done:
-                done[id(sample.request)][sample.index] = sample.completion
-            else:
-                self._file(sample)
-        return [RolloutGroup(request=p, completions=tuple(done[id(p)][i] for i in p.indices)) for p in probes]
+        """Groups of ``probes`` in their order; what else is under way stays so."""
+        if isinstance(self._engine, VllmEngine):
+            return self._engine.answers(probes)
+        with newest_weights(self._engine):
+            self._engine.submit(probes)
+            return sorted(self._engine.finished(), key=lambda group: probes.index(group.request))
 
     @contextmanager
     def _visit(self) -> Generator[None]:
@@ -158,7 +163,6 @@ class Replica:
                 self._changed.notify_all()
 
     def _generate(self) -> None:
-        samples: Iterator[FinishedSample] = iter(())
         while True:
             with self._changed:
                 self._changed.wait_for(lambda: self._closed or (self._working and not self._visitors))
@@ -169,10 +173,10 @@ class Replica:
                     continue
                 began = time.perf_counter()
                 try:
-                    sample = next(samples, None)
+                    sample = next(self._samples, None)
                     if sample is None:  # the iterator is used up, or new work came since
-                        samples = self._engine.finished_samples()
-                        sample = next(samples, None)
+                        self._samples = self._engine.finished_samples()
+                        sample = next(self._samples, None)
                         self._working = sample is not None
                 except Exception as error:  # noqa: BLE001 (the border of a worker: the caller of `collect` gets it)
                     self._working = False
@@ -187,7 +191,10 @@ class Replica:
     def _file(self, sample: FinishedSample) -> None:
         """Keep a sample for `collect`; one of a request that was dropped is nobody's."""
         with self._changed:
-            if id(sample.request) in self._orders:
-                _, order = self._orders[id(sample.request)]
-                self._ended.append((order, sample.index, sample.completion))
+            owed = self._orders.get(id(sample.request))
+            if owed is not None:
+                self._ended.append((owed.order, sample.index, sample.completion))
+                owed.samples -= 1
+                if not owed.samples:
+                    del self._orders[id(sample.request)]
                 self._changed.notify_all()

