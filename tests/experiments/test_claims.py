@@ -167,7 +167,10 @@ def test_holms_correction_can_take_a_verdict_away() -> None:
     others = [DIFFERENCE.model_copy(update={"id": f"6.{i}"}) for i in range(40)]
     pair = runs([0.8, 0.7, 0.9, 0.75], [0.6, 0.65, 0.7, 0.6])
     assert decide([DIFFERENCE], pair)[0].decision == "holds"
-    assert decide([DIFFERENCE, *others], pair)[0].decision == "undecided"
+    undecided = decide([DIFFERENCE, *others], pair)[0]
+    assert undecided.decision == "undecided"
+    assert undecided.seeds_needed is not None
+    assert undecided.seeds_needed > undecided.seeds, "more seeds than these: forty other claims share the error"
 
 
 def test_only_seeds_that_both_arms_have_are_compared() -> None:

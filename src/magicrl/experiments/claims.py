@@ -50,8 +50,10 @@ class Verdict:
         bar: the least effect that counts.
         p: one-sided, before correction: of an effect of 0 or less (of less than ``bar``, for a level or an equality).
         seeds: runs an arm.
-        seeds_needed: for an undecided claim, the seeds at which an effect and spread like these would be decided;
-            None where no number up to ``MOST_SEEDS`` would.
+        seeds_needed: for an undecided claim, the seeds at which an effect and spread like these would be decided, with
+            the correction for the claims that do not hold yet; None where no number up to ``MOST_SEEDS`` would.
+        spread: standard deviation over seeds.
+        null: what the test compares the effect with.
     """
 
     claim: str
@@ -63,6 +65,8 @@ class Verdict:
     p: float
     seeds: int
     seeds_needed: int | None = None
+    spread: float = math.nan
+    null: float = 0.0
 
 
 def decide(claims: Sequence[Claim], runs: Mapping[str, Runs]) -> list[Verdict]:
@@ -75,7 +79,9 @@ def decide(claims: Sequence[Claim], runs: Mapping[str, Runs]) -> list[Verdict]:
     raw = [examine(claim, runs.get(claim.id.split(".")[0], {})) for claim in claims]
     tested = [verdict for verdict in raw if verdict.decision != "not run"]
     corrected = dict(zip([v.claim for v in tested], holm([v.p for v in tested]), strict=True))
-    return [_decided(verdict, corrected.get(verdict.claim)) for verdict in raw]
+    first = [_decided(verdict, corrected.get(verdict.claim)) for verdict in raw]
+    left = sum(verdict.decision in ("undecided", "does not hold") for verdict in first)
+    return [_with_seeds_needed(verdict, left) for verdict in first]
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -176,7 +182,8 @@ def _verdict(claim: str, values: NDArray[np.float64], *, bar: float, null: float
         bar=bar,
         p=float(stdtr(n - 1, -(mean - null) / error)),
         seeds=n,
-        seeds_needed=seeds_needed(mean, spread, bar=bar, null=null),
+        spread=spread,
+        null=null,
     )
 
 
@@ -184,14 +191,23 @@ def _decided(verdict: Verdict, corrected: float | None) -> Verdict:
     if corrected is None or verdict.seeds < LEAST_SEEDS:
         return verdict
     if corrected < LEVEL and verdict.effect >= verdict.bar:
-        return replace(verdict, decision="holds", seeds_needed=None)
+        return replace(verdict, decision="holds")
     if verdict.high < verdict.bar:
-        return replace(verdict, decision="does not hold", seeds_needed=None)
+        return replace(verdict, decision="does not hold")
     return verdict
 
 
-def seeds_needed(mean: float, spread: float, *, bar: float, null: float) -> int | None:
-    """Seeds at which an effect of this mean and spread would be decided (uncorrected); None above ``MOST_SEEDS``.
+def _with_seeds_needed(verdict: Verdict, left: int) -> Verdict:
+    """``left`` claims share the error that Holm's correction allows: a large enough effect is asked for more."""
+    if verdict.decision != "undecided":
+        return verdict
+    quantile = 1 - LEVEL / left if verdict.effect >= verdict.bar else 0.975
+    needed = seeds_needed(verdict.effect, verdict.spread, bar=verdict.bar, null=verdict.null, quantile=quantile)
+    return replace(verdict, seeds_needed=needed)
+
+
+def seeds_needed(mean: float, spread: float, *, bar: float, null: float, quantile: float = 0.975) -> int | None:
+    """Seeds at which an effect of this mean and spread would be decided; None above ``MOST_SEEDS``.
 
     Above the bar the interval must leave ``null``, below it the interval must leave the bar.
     """
@@ -199,6 +215,6 @@ def seeds_needed(mean: float, spread: float, *, bar: float, null: float) -> int 
     if gap <= 0:
         return None
     for n in range(LEAST_SEEDS, MOST_SEEDS + 1):
-        if float(stdtrit(n - 1, 0.975)) * spread / math.sqrt(n) < gap:
+        if float(stdtrit(n - 1, quantile)) * spread / math.sqrt(n) < gap:
             return n
     return None

@@ -67,7 +67,7 @@ def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[st
 
 def claim_row(ablation: Ablation, claim: Claim, verdict: Verdict) -> dict[str, Any]:
     """A line of ``claims.jsonl``: numbers that were not measured are null."""
-    numbers = {key: value for key, value in asdict(verdict).items() if key not in ("claim", "decision")}
+    numbers = {key: value for key, value in asdict(verdict).items() if key not in ("claim", "decision", "null")}
     if isinstance(claim, LevelClaim) and claim.direction == "below":  # tested turned round; told as it was measured
         numbers |= {"effect": -verdict.effect, "low": -verdict.high, "high": -verdict.low, "bar": claim.bound}
     numbers = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
