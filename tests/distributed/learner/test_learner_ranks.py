@@ -23,7 +23,8 @@ from magicrl.training.checkpoint import Checkpoint, load_checkpoint, save_checkp
 from magicrl.training.learner import LocalLearner
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
 
-# At rates far above any recipe's, AdamW turns the rounding of gradients near zero into different weights.
+# Learners that add in another order part by themselves: on these samples two single learners with other micro-batches
+# are 6e-6 apart after five steps, and 5e-7 on the same weights.
 CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-4, clip_low=0.15, clip_high=0.25)
 Loaded = Callable[[], Any]
 
