@@ -32,7 +32,7 @@ Loaded = Callable[[], Any]
 def settings(loss: str = "magic", model: dict[str, Any] | None = None) -> dict[str, Any]:
     return {
         "loss": loss,
-        "optimizer": OptimizerConfig(max_grad_norm=0.5),
+        "optimizer": OptimizerConfig(max_grad_norm=0.05),
         "model_config": ModelConfig(
             **{"dtype": "float32", "micro_batch_tokens": 70, "head_chunk_tokens": 16, **(model or {})}
         ),
@@ -87,7 +87,7 @@ def compare(one: LocalLearner, many: DistributedLearner, samples: Sequence[Train
         assert found.keys() == expected.keys()
         assert dict(found) == pytest.approx(dict(expected), rel=1e-4, abs=1e-6)
     assert many.version == one.version == steps
-    assert expected["grad_norm"] > 0.5, "the clip must act in this test"
+    assert expected["grad_norm"] > 0.05, "the clip must act in this test"
     weights = many.weights()
     assert list(weights) == list(one.weights())
     for name, value in one.weights().items():
@@ -201,7 +201,8 @@ def test_a_state_goes_on_with_another_number_of_ranks(
     assert all(torch.equal(value, expected[k]) for k, value in alone.state().items() if k != "meta")
     # damage is told, and the ranks may go on
     file = tmp_path / "shards" / sorted(meta["files"])[1]
-    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    content = file.read_bytes()
+    file.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
     with pytest.raises(ValueError, match=f"{file.name} does not have the checksum"):
         other.read_shards(tmp_path / "shards", meta)
 
