@@ -220,9 +220,7 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
         extra = {"index": index, "model_difficulty": {"Small": failed, "Large": 3}}
         rows.append({**released("5", prompt=f"What is {index} + 3?"), "extra_info": extra})
     write_lines(tmp_path / "r.jsonl", rows)
-    loaded = load_source(
-        SourceConfig(path="r.jsonl", format="released", difficulty_of="Small"), base_folder=tmp_path
-    )
+    loaded = load_source(SourceConfig(path="r.jsonl", format="released", difficulty_of="Small"), base_folder=tmp_path)
     assert [p.prompt for p in loaded.problems] == ["What is 1 + 3?", "What is 2 + 3?"]
     assert [item.reason.partition(" (")[0] for item in loaded.set_aside] == [
         "Small solved it always",
