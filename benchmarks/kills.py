@@ -36,7 +36,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.models import loading
 from magicrl.rollout import recording
-from magicrl.training import checkpoint, loop, optimizer, recorder, session
+from magicrl.training import checkpoint, collecting, optimizer, recorder, session
 from magicrl.training.observer import NullObserver
 from magicrl.training.recorder import RunFolder, environment_facts, write_atomically
 
@@ -127,10 +127,10 @@ def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
     def say(text: str) -> Callable[..., None]:
         return lambda *_args, **_kwargs: place.write(text)
 
-    before(loop, "verdicts_of", say("verifying"))
+    before(collecting.Collector, "_judged", say("verifying"))
     before(session, "save_checkpoint", say("checkpoint"))
     places: dict[str, tuple[Any, str]] = {
-        "verifying": (loop, "verdicts_of"),
+        "verifying": (collecting.Collector, "_judged"),
         "between gradient and update": (optimizer.MasterOptimizer, "step"),
         "checkpoint written, not renamed": (checkpoint, "_flush"),
         "checkpoint renamed, old ones not yet removed": (checkpoint, "_prune"),

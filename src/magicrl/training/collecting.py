@@ -118,8 +118,7 @@ class Collector:
         for _ in wanted:
             del self._by_draw[self._pending.popleft().request.draw]
         with clock.measure("other", "verify"):
-            judged = [(item.group, self._judge.result(item.ticket)) for item in wanted]
-        return [score_group(group, verdicts) for group, verdicts in judged if group is not None]
+            return self._judged(wanted)
 
     def meanwhile(self, tokens: int, clock: StepClock) -> None:
         """What the engine does while the learner works on ``tokens`` tokens: as many more, before its weights change.
@@ -185,6 +184,11 @@ class Collector:
             assert item.group is None, f"draw {group.request.draw} came twice"
             item.group = group
             item.ticket = self._judge.submit(group.request.problem, [c.text for c in group.completions])
+
+    def _judged(self, wanted: Sequence[Pending]) -> list[ScoredGroup]:
+        """Wait for the verdicts of what was generated."""
+        judged = [(item.group, self._judge.result(item.ticket)) for item in wanted]
+        return [score_group(group, verdicts) for group, verdicts in judged if group is not None]
 
     def state(self) -> dict[str, Any]:
         """Tensors and JSON values: what is in flight, finished or not, and where the draws stand."""
