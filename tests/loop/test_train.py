@@ -102,6 +102,17 @@ def test_a_resumed_run_is_the_same_run(toy_recipe: Path, tmp_path: Path, keep: i
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
+def test_an_old_checkpoint_that_a_kill_left_is_removed(toy_recipe: Path, tmp_path: Path) -> None:
+    settings = ("checkpoint.keep_last=1", "checkpoint.keep_best=false")
+    run(toy_recipe, tmp_path / "run", *settings)
+    checkpoints = tmp_path / "run" / "checkpoints"
+    (last,) = checkpoints.iterdir()
+    shutil.copytree(last, checkpoints / "step-000004")  # the kill came after the last one was written
+    shutil.rmtree(tmp_path / "run" / "model")
+    run(toy_recipe, tmp_path / "run", *settings, resume=True)
+    assert list(checkpoints.iterdir()) == [last]
+
+
 def test_off_policy_with_reuse_makes_the_stated_number_of_updates(toy_recipe: Path, tmp_path: Path) -> None:
     rows = run(
         toy_recipe,

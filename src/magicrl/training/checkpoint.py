@@ -145,6 +145,14 @@ def remove_leftovers(root: Path) -> None:
         shutil.rmtree(leftover, ignore_errors=True)
 
 
+def remove_old(root: Path, *, keep_last: int, keep: frozenset[int]) -> None:
+    """Remove what ``save_checkpoint`` would have removed, had the run not been killed before it did.
+
+    A run that goes on from its last step writes no further checkpoint that would do it.
+    """
+    _prune(root, keep_last, keep)
+
+
 def load_latest(root: Path, *, owner: str | None = None) -> Checkpoint | None:
     """The newest checkpoint of a run, None if it has none.
 

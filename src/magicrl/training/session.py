@@ -38,6 +38,7 @@ from magicrl.training.checkpoint import (
     join_state,
     load_latest,
     remove_leftovers,
+    remove_old,
     save_checkpoint,
     split_state,
 )
@@ -181,6 +182,8 @@ class Session:
         """Test, train through every stage, test again, save the model; all of it from ``checkpoint`` on."""
         if checkpoint is not None:
             self._restore(checkpoint)
+            keep_last = self._config.checkpoint.keep_last
+            remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
         self._warn_of_another_environment()
         self._examine("before", start=True)
         if self._steps_done == 0:
