@@ -192,6 +192,10 @@ class RolloutConfig(Section):
     """Sequences that decode at once."""
     memory_limit_mb: int = Field(default=2048, ge=1)
     """Upper limit of the key/value cache; fewer rows are used when they would not fit."""
+    start_order: Literal["longest_first", "issued"] = "longest_first"
+    """Which groups start first where a step has more responses than ``max_rows``: those whose problems had the longest
+    responses when they were last drawn, or in the order of their draws. Which groups are used is the same, and so are
+    their random numbers."""
     vllm: VllmConfig = VllmConfig()
     replay: str | None = None
     """Folder of recorded rollouts, for ``engine = "replay"``."""

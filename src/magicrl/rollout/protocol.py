@@ -29,7 +29,7 @@ class RolloutEngine(Protocol):
         ...
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Queue requests. Order matters: rows are filled in issue order.
+        """Queue requests. Order matters: rows are filled in the order given.
 
         Raises:
             ValueError: a prompt plus ``max_tokens`` exceeds ``max_context`` (names the problem).

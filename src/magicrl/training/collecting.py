@@ -4,6 +4,9 @@ With ``rollout.max_staleness`` = 0 a step asks for its groups and waits for them
 asked for in advance, so that the engine has work while the learner updates; groups are used in the order in which they
 were issued, never in the order in which they finish, and since a step uses at least D_R of them, one that was issued
 ``max_staleness`` steps ahead is used within the bound: it is held by what is issued, nothing is thrown away for age.
+
+Where a request has more responses than there are rows, those expected longest are given to the engine first
+(`past_lengths`). That moves when a response is generated and nothing else.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParam
 from magicrl.rollout.keeping import pack_completions, unpack_completions
 from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
 from magicrl.training.clock import StepClock
+from magicrl.training.past_lengths import PastLengths
 from magicrl.verifiers.base import VerifierService
 
 
@@ -69,6 +73,7 @@ class Collector:
         self._encode = encode
         self._sampler = sampler
         self._progress = progress
+        self._lengths = PastLengths()
         self._draws = 0
         self._pending: deque[Pending] = deque()
         self._by_draw: dict[int, Pending] = {}
@@ -147,7 +152,14 @@ class Collector:
         self._draws += prompts
         for request in requests:
             self._await(Pending(request=request))
-        self._engine.submit(requests)
+        self._engine.submit(self._start_order(requests))
+
+    def _start_order(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
+        """``requests`` in the order in which they are to be started; that of issue where all start at once."""
+        rollout = self._config.rollout
+        if rollout.start_order == "issued" or sum(r.group_size for r in requests) <= rollout.max_rows:
+            return requests
+        return self._lengths.longest_first(requests)
 
     def _request(self, draw: int, problem: Problem, group_size: int, sampling: SamplingParams) -> RolloutRequest:
         return RolloutRequest(
@@ -188,7 +200,10 @@ class Collector:
     def _judged(self, wanted: Sequence[Pending]) -> list[ScoredGroup]:
         """Wait for the verdicts of what was generated."""
         judged = [(item.group, self._judge.result(item.ticket)) for item in wanted]
-        return [score_group(group, verdicts) for group, verdicts in judged if group is not None]
+        groups = [(group, verdicts) for group, verdicts in judged if group is not None]
+        for group, _ in groups:  # in issue order, so that what is expected never depends on who finished first
+            self._lengths.saw(group)
+        return [score_group(group, verdicts) for group, verdicts in groups]
 
     def state(self) -> dict[str, Any]:
         """Tensors and JSON values: what is in flight, finished or not, and where the draws stand."""
@@ -198,6 +213,7 @@ class Collector:
             "stage": self._stage,
             "steps_in_stage": self._steps_in_stage,
             "again": [problem.id for problem in self._again],
+            "lengths": self._lengths.state(),
             "pending": [_asked(item) for item in self._pending],
         }
         if self._pending:
@@ -214,6 +230,7 @@ class Collector:
         self._draws = int(state["draws"])
         self._stage, self._steps_in_stage = int(state.get("stage", -1)), int(state.get("steps_in_stage", 0))
         self._again = deque(self._sampler.named(name) for name in state.get("again", ()))
+        self._lengths.restore(state.get("lengths", {}))
         self._pending.clear()
         self._by_draw.clear()
         rows: Sequence[Mapping[str, Any]] = state.get("pending", ())
