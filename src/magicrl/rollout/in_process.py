@@ -36,7 +36,7 @@ from magicrl.rollout.sampling import sample_tokens
 from magicrl.rollout.weights import copy_weights
 from magicrl.rollout.work import Work, pack_work, unpack_work
 
-_REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: fewer, larger forwards
+REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: fewer, larger forwards
 
 
 class InProcessEngine:
@@ -244,7 +244,7 @@ class InProcessEngine:
         logits: list[Tensor] = []
         if self._work.kept is not None:
             logits.append(self._resume_group(cache, self._work.kept))
-        free, few = cache.rows - self._work.rows.active, max(1, cache.rows // _REFILL_SHARE)
+        free, few = cache.rows - self._work.rows.active, max(1, cache.rows // REFILL_SHARE)
         if self._work.queue and self._work.kept is None and (free >= few or not self._work.rows.active):
             while self._work.queue and free and self._fits(cache, self._work.queue[0]):
                 group = self._work.queue[0]

@@ -10,28 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from magicrl.records import RolloutGroup, RolloutRequest
-
 
 class PastLengths:
-    """Mean response length of every problem's last draw in this run."""
+    """Mean response length of every problem's last draw in this run, by the problem's id."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}
 
-    def saw(self, group: RolloutGroup) -> None:
-        """Remember how long this group's responses are."""
-        self._means[group.request.problem.id] = group.num_tokens / len(group.completions)
+    def saw(self, problem: str, mean_tokens: float) -> None:
+        """Remember how long the responses of this draw are on average."""
+        self._means[problem] = mean_tokens
 
-    def longest_first(self, requests: Sequence[RolloutRequest]) -> list[RolloutRequest]:
-        """``requests`` by falling expected length; equal ones stay in their order.
+    def longest_first(self, problems: Sequence[str]) -> list[int]:
+        """Places in ``problems`` by falling expected length; of equal ones the first comes first.
 
-        A problem that was not drawn before is expected to take the mean of those in ``requests`` that were: it must
+        A problem that was not drawn before is expected to take the mean of those in ``problems`` that were: it must
         neither wait for all of them nor push the long ones back.
         """
-        known = [self._means[r.problem.id] for r in requests if r.problem.id in self._means]
+        known = [self._means[name] for name in problems if name in self._means]
         middle = sum(known) / len(known) if known else 0.0
-        return sorted(requests, key=lambda r: -self._means.get(r.problem.id, middle))
+        return sorted(range(len(problems)), key=lambda place: -self._means.get(problems[place], middle))
 
     def state(self) -> dict[str, float]:
         """JSON values."""
