@@ -2,9 +2,10 @@
 
 Seeds are the unit. A claim that compares two arms pairs their runs by seed (the same supervised start, prompts and
 random numbers), and its test is Student's on the paired differences. ``holds`` needs an effect of at least the stated
-size and a one-sided p-value that Holm's correction over the suite leaves below 0.05. ``does not hold`` needs the
-opposite: the 95 % interval excludes an effect of the stated size. Everything else is undecided, with the number of
-seeds at which an effect like the measured one would be decided. Fewer than three seeds decide nothing.
+size and a one-sided p-value that Holm's correction over the suite leaves below 0.025: the suite is looked at twice, at
+five seeds and at ten, and each look has half of 0.05. ``does not hold`` needs the opposite: the 95 % interval excludes
+an effect of the stated size. Everything else is undecided, with the number of seeds at which an effect like the measured
+one would be decided. Fewer than three seeds decide nothing.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ from magicrl.experiments.measures import Result, parse_measure
 Decision: TypeAlias = Literal["holds", "does not hold", "undecided", "not run"]
 Runs: TypeAlias = Mapping[str, Mapping[int, Result]]
 """Results by arm and seed."""
-LEVEL = 0.05
+LOOKS = 2
+"""How often the suite's verdicts are drawn: at five seeds and, as was decided then for all arms alike, at ten."""
+LEVEL = 0.05 / LOOKS
+"""What Holm's correction may leave of a p-value, Bonferroni's share of one look."""
 LEAST_SEEDS = 3
 """Fewer decide nothing: two runs that agree by chance, to the last digit of a coarse measure, have no spread."""
 MOST_SEEDS = 1000
