@@ -27,7 +27,7 @@ def folder(tmp_path: Path) -> Path:
     return save_policy(model, tokenizer, tmp_path / "model")
 
 
-def generate(folder: Path, device: str) -> list[RolloutGroup]:
+def make_engine(folder: Path, device: str, static_steps: bool | None = None) -> tuple[InProcessEngine, PromptEncoder]:
     policy = load_policy(folder, device=device)
     encoder = PromptEncoder(policy.tokenizer, 64)
     engine = InProcessEngine(
@@ -39,8 +39,13 @@ def generate(folder: Path, device: str) -> list[RolloutGroup]:
         max_rows=16,
         memory_limit_mb=64,
         device=device,
+        static_steps=static_steps,
     )
     engine.load_weights({n: p.detach() for n, p in policy.model.named_parameters()}, 0)
+    return engine, encoder
+
+
+def sample(engine: InProcessEngine, encoder: PromptEncoder) -> list[RolloutGroup]:
     problems = unique_problems(make_family("running_sum"), seed=0, split="train", count=8)
     sampling = SamplingParams(temperature=1.0, max_tokens=24, seed=1)
     requests = [
@@ -49,6 +54,24 @@ def generate(folder: Path, device: str) -> list[RolloutGroup]:
     ]
     engine.submit(requests)
     return sorted(engine.finished(), key=lambda g: g.request.draw)
+
+
+def generate(folder: Path, device: str) -> list[RolloutGroup]:
+    return sample(*make_engine(folder, device))
+
+
+def same_share(one: list[RolloutGroup], other: list[RolloutGroup]) -> float:
+    """Share of the responses with equal tokens."""
+    pairs = zip(one, other, strict=True)
+    return float(
+        np.mean(
+            [
+                np.array_equal(a.tokens, b.tokens)
+                for g, h in pairs
+                for a, b in zip(g.completions, h.completions, strict=True)
+            ]
+        )
+    )
 
 
 def test_sampler_and_learner_agree_on_the_gpu(folder: Path) -> None:
@@ -73,8 +96,25 @@ def test_sampler_and_learner_agree_on_the_gpu(folder: Path) -> None:
 
 
 def test_the_gpu_samples_what_the_cpu_samples(folder: Path) -> None:
-    pairs = zip(generate(folder, "cuda"), generate(folder, "cpu"), strict=True)
-    same = [
-        np.array_equal(a.tokens, b.tokens) for g, h in pairs for a, b in zip(g.completions, h.completions, strict=True)
-    ]
-    assert np.mean(same) > 0.9  # the same random numbers; float32 may part at near-ties
+    # the same random numbers; float32 may part at near-ties
+    assert same_share(generate(folder, "cuda"), generate(folder, "cpu")) > 0.9
+
+
+def test_captured_steps_sample_what_plain_ones_do(folder: Path) -> None:
+    """CUDA graphs against the same kernels launched one by one, before and after new weights and for another cache."""
+    graphs, plain = (make_engine(folder, "cuda", static_steps=static) for static in (True, False))
+    assert same_share(sample(*graphs), sample(*plain)) > 0.9
+    captured = graphs[0].graphs_captured
+    assert captured > 0
+    policy = load_policy(folder, device="cuda")
+    weights = {n: p.detach() * 1.1 for n, p in policy.model.named_parameters()}
+    for engine, _ in (graphs, plain):
+        engine.load_weights(weights, 1)
+    found = sample(*graphs), sample(*plain)
+    assert same_share(*found) > 0.9
+    assert graphs[0].graphs_captured == captured, "weights written in place leave graphs right, and shapes come again"
+    assert found[0][0].completions[0].policy_version == 1
+    for engine, _ in (graphs, plain):
+        engine.interrupt()  # drops the caches, and the graphs that read them
+    assert same_share(sample(*graphs), sample(*plain)) > 0.9
+    assert graphs[0].graphs_captured > captured

@@ -80,6 +80,7 @@ def engine_for(
     memory_limit_mb: int = 64,
     valid_vocab: int = VOCAB,
     max_context: int = 128,
+    static_steps: bool | None = None,
 ) -> InProcessEngine:
     """An engine with the reference's weights, given at construction (version -1)."""
     register_attention()
@@ -94,6 +95,7 @@ def engine_for(
         max_context=max_context,
         max_rows=max_rows,
         memory_limit_mb=memory_limit_mb,
+        static_steps=static_steps,
     )
 
 

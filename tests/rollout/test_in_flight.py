@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from magicrl.records import Completion, FinishReason, RolloutGroup
+from magicrl.rollout.keeping import pack_completions, unpack_completions
 from magicrl.rollout.protocol import InFlightEngine
 
 Make = Callable[..., Any]
@@ -228,3 +229,8 @@ def test_an_evaluation_beside_it_disturbs_nothing(
         assert tokens_of(outputs(list(engine.finished()))) == tokens_of(answer)
     assert outputs([*found, *engine.finished()]) == whole
     assert engine.busy_seconds() > 0
+
+
+def test_no_completions_go_through_a_checkpoint() -> None:
+    """A kill while none of the responses under way has ended."""
+    assert unpack_completions("held", pack_completions("held", [])) == []

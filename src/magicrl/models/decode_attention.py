@@ -8,7 +8,9 @@ table, where one softmax (in float32 or better) runs over both.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -21,7 +23,7 @@ Integers = NDArray[np.int64]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Block:
+class Block:
     """A block of keys that some of the rows see.
 
     Attributes:
@@ -37,27 +39,45 @@ class _Block:
     mask: Tensor | None
 
 
-class _Sharing:
-    """Which rows share a prompt: ``g`` prompts of ``members`` rows at most, the places of absent ones filled up."""
+def shared_places(owners: Integers, prompts: int, members: int) -> tuple[Integers, Integers]:
+    """A table of ``prompts`` prompts by ``members`` rows: ``[rows]`` each row's place in it, and
+    ``[prompts * members]`` the row of each place (0 where there is none)."""
+    rows, counts = len(owners), np.bincount(owners, minlength=prompts)
+    order = np.argsort(owners, kind="stable")
+    starts = np.cumsum(counts) - counts
+    place = np.empty(rows, dtype=np.int64)
+    place[order] = owners[order] * members + np.arange(rows) - np.repeat(starts, counts)
+    filled = np.zeros(prompts * members, dtype=np.int64)
+    filled[place] = np.arange(rows)
+    return place, filled
 
-    def __init__(self, owners: Integers, device: torch.device) -> None:
-        rows = len(owners)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sharing:
+    """Which rows share a prompt: ``prompts`` prompts of ``members`` rows at most, the places of absent ones filled up.
+
+    ``place`` and ``filled`` are those of `shared_places`, None where rows stand in the order of their places.
+    """
+
+    prompts: int
+    members: int
+    place: Tensor | None
+    filled: Tensor | None
+
+    @staticmethod
+    def of(owners: Integers, device: torch.device) -> Sharing:
+        """Of rows with these owners."""
         counts = np.bincount(owners)
-        self.prompts, self.members = len(counts), int(counts.max())
-        order = np.argsort(owners, kind="stable")
-        starts = np.cumsum(counts) - counts
-        place = np.empty(rows, dtype=np.int64)
-        place[order] = owners[order] * self.members + np.arange(rows) - np.repeat(starts, counts)
-        filled = np.zeros(self.prompts * self.members, dtype=np.int64)
-        filled[place] = np.arange(rows)
-        self._place: Tensor | None = None
-        self._filled: Tensor | None = None
-        if len(filled) != rows or (place != np.arange(rows)).any():
-            self._place, self._filled = (torch.from_numpy(x).to(device) for x in (place, filled))
+        prompts, members = len(counts), int(counts.max())
+        place, filled = shared_places(owners, prompts, members)
+        if len(filled) == len(owners) and (place == np.arange(len(owners))).all():
+            return Sharing(prompts=prompts, members=members, place=None, filled=None)
+        to, back = (torch.from_numpy(x).to(device) for x in (place, filled))
+        return Sharing(prompts=prompts, members=members, place=to, filled=back)
 
     def gather(self, x: Tensor) -> Tensor:
         """``[rows, kv_heads, heads, c]`` -> ``[prompts * kv_heads, members * heads, c]``."""
-        x = x if self._filled is None else x.index_select(0, self._filled)
+        x = x if self.filled is None else x.index_select(0, self.filled)
         if self.members == 1:
             return x.flatten(0, 1)
         return x.unflatten(0, (self.prompts, self.members)).transpose(1, 2).flatten(0, 1).flatten(1, 2)
@@ -65,71 +85,32 @@ class _Sharing:
     def spread(self, x: Tensor, kv_heads: int) -> Tensor:
         """Inverse of `gather`."""
         x = x.unflatten(0, (self.prompts, kv_heads)).unflatten(2, (self.members, -1)).transpose(1, 2).flatten(0, 1)
-        return x if self._place is None else x.index_select(0, self._place)
+        return x if self.place is None else x.index_select(0, self.place)
 
 
-class DecodeAttention:
-    """One new token for each of the rows ``0 .. n-1``; its key and value are appended to the row's response."""
+class Stored(Protocol):
+    """Keys and values by layer and block, ``[places, kv_heads, width, dim]`` each."""
 
-    def __init__(
-        self, cache: SlotCache, *, owners: Integers, prompt_lengths: Integers, response_lengths: Integers
-    ) -> None:
-        """
-        Args:
-            cache: holds ``response_lengths[r]`` tokens of a response in row r.
-            owners: ``[n]`` the slot of each row's prompt; all slots up to the greatest are read.
-            prompt_lengths: ``[n]`` tokens of that prompt.
-            response_lengths: ``[n]`` in descending order.
-        """
-        assert (np.diff(response_lengths) <= 0).all(), "rows stand by descending response length"
-        assert response_lengths[0] < cache.responses.capacity, (response_lengths[0], cache.responses.capacity)
-        self.longest = int((prompt_lengths + response_lengths).max()) + 1
-        """Tokens of the longest sequence, the new one included."""
-        self._cache = cache
-        self._rows = len(owners)
-        self._device = cache.device
-        self._sharing = _Sharing(owners, cache.device)
-        dtype = cache.shape.dtype
-        self._wide = torch.promote_types(dtype, torch.float32)
-        self._prompts = self._blocks(prompt_lengths, cache.prompts.width, 0, self._sharing.prompts)
-        begin = self._prompts[-1].columns.stop
-        self._responses = self._blocks(response_lengths + 1, cache.responses.width, begin, None)
-        self._columns = self._responses[-1].columns.stop
-        self._ends = self._append_places(response_lengths)
-        self._scores: Tensor | None = None
+    keys: list[list[Tensor]]
+    values: list[list[Tensor]]
 
-    def _blocks(self, lengths: Integers, width: int, begin: int, places: int | None) -> list[_Block]:
-        """Blocks of the longest of ``lengths``, read for ``places`` places or (None) for the rows that reach them."""
-        found: list[_Block] = []
-        for index, start in enumerate(range(0, int(lengths.max()), width)):
-            reached = self._rows if places is not None else int((lengths > start).sum())
-            seen = np.minimum(lengths[:reached] - start, width)
-            mask = None
-            if seen.min() < width:
-                hidden = np.where(np.arange(width) < seen[:, None], 0.0, -np.inf)
-                mask = torch.from_numpy(hidden).to(self._device, self._wide)[:, None, None, :]
-            columns = slice(begin + start, begin + start + width)
-            found.append(_Block(index=index, places=places or reached, columns=columns, mask=mask))
-        return found
 
-    def _append_places(self, lengths: Integers) -> list[tuple[int, slice, int | Tensor]]:
-        """``(block, rows, offset)`` of where new tokens go; one offset where all rows of a block agree."""
-        width = self._cache.responses.width
-        found: list[tuple[int, slice, int | Tensor]] = []
-        blocks = lengths // width
-        for block in np.unique(blocks).tolist():
-            rows = np.flatnonzero(blocks == block)  # neighbours, since lengths descend
-            offsets = lengths[rows] % width
-            same = bool((offsets == offsets[0]).all())
-            where = int(offsets[0]) if same else torch.from_numpy(offsets).to(self._device)
-            found.append((block, slice(int(rows[0]), int(rows[-1]) + 1), where))
-        return found
+class RowAttention:
+    """Attention of one new token for each row over blocks of keys; what the blocks are, a subclass says."""
+
+    _prompts: Sequence[Block]
+    _responses: Sequence[Block]
+    _sharing: Sharing
+    _prompt_store: Stored
+    _response_store: Stored
+    _columns: int
+    _wide: torch.dtype
+    _scores: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """See `magicrl.models.attention.AttentionContext`; ``tokens`` are the rows."""
-        responses, prompts = self._cache.responses, self._cache.prompts
-        self._append(responses.keys[layer], key)
-        self._append(responses.values[layer], value)
+        responses, prompts = self._response_store, self._prompt_store
+        self._append(layer, key, value)
         q = query[0].transpose(0, 1).unflatten(1, (key.shape[1], -1))  # [n, kv_heads, heads of each, dim]
         exact = math.frexp(scaling)[0] == 0.5  # a power of two scales without rounding
         q = q * scaling if exact else q.contiguous()
@@ -156,12 +137,12 @@ class DecodeAttention:
         scores = self._scores
         queries = self._sharing.gather(q)
         for block in self._prompts:
-            keys = self._cache.prompts.keys[layer][block.index][: block.places].flatten(0, 1)
+            keys = self._prompt_store.keys[layer][block.index][: block.places].flatten(0, 1)
             found = self._sharing.spread(torch.bmm(queries, keys.transpose(1, 2)), kv_heads)
             _fill(scores[..., block.columns], found, block.mask)
         rows = q.flatten(0, 1)
         for block in self._responses:
-            keys = self._cache.responses.keys[layer][block.index][: block.places].flatten(0, 1)
+            keys = self._response_store.keys[layer][block.index][: block.places].flatten(0, 1)
             found = torch.bmm(rows[: block.places * kv_heads], keys.transpose(1, 2)).unflatten(0, (-1, kv_heads))
             _fill(scores[: block.places, ..., block.columns], found, block.mask)
             scores[block.places :, ..., block.columns] = float("-inf")
@@ -169,8 +150,72 @@ class DecodeAttention:
             scores *= scaling
         return scores.softmax(-1)
 
-    def _append(self, blocks: list[Tensor], new: Tensor) -> None:
+    def _append(self, layer: int, key: Tensor, value: Tensor) -> None:
         """Write ``[1, kv_heads, n, dim]`` behind each row's response."""
+        raise NotImplementedError
+
+
+class DecodeAttention(RowAttention):
+    """One new token for each of the rows ``0 .. n-1``; its key and value are appended to the row's response."""
+
+    def __init__(
+        self, cache: SlotCache, *, owners: Integers, prompt_lengths: Integers, response_lengths: Integers
+    ) -> None:
+        """
+        Args:
+            cache: holds ``response_lengths[r]`` tokens of a response in row r.
+            owners: ``[n]`` the slot of each row's prompt; all slots up to the greatest are read.
+            prompt_lengths: ``[n]`` tokens of that prompt.
+            response_lengths: ``[n]`` in descending order.
+        """
+        assert (np.diff(response_lengths) <= 0).all(), "rows stand by descending response length"
+        assert response_lengths[0] < cache.responses.capacity, (response_lengths[0], cache.responses.capacity)
+        self.longest = int((prompt_lengths + response_lengths).max()) + 1
+        """Tokens of the longest sequence, the new one included."""
+        self._prompt_store, self._response_store = cache.prompts, cache.responses
+        self._rows, self._width = len(owners), cache.responses.width
+        self._device = cache.device
+        self._sharing = Sharing.of(owners, cache.device)
+        dtype = cache.shape.dtype
+        self._wide = torch.promote_types(dtype, torch.float32)
+        self._prompts = self._blocks(prompt_lengths, cache.prompts.width, 0, self._sharing.prompts)
+        begin = self._prompts[-1].columns.stop
+        self._responses = self._blocks(response_lengths + 1, cache.responses.width, begin, None)
+        self._columns = self._responses[-1].columns.stop
+        self._ends = self._append_places(response_lengths)
+
+    def _blocks(self, lengths: Integers, width: int, begin: int, places: int | None) -> list[Block]:
+        """Blocks of the longest of ``lengths``, read for ``places`` places or (None) for the rows that reach them."""
+        found: list[Block] = []
+        for index, start in enumerate(range(0, int(lengths.max()), width)):
+            reached = self._rows if places is not None else int((lengths > start).sum())
+            seen = np.minimum(lengths[:reached] - start, width)
+            mask = None
+            if seen.min() < width:
+                hidden = np.where(np.arange(width) < seen[:, None], 0.0, -np.inf)
+                mask = torch.from_numpy(hidden).to(self._device, self._wide)[:, None, None, :]
+            columns = slice(begin + start, begin + start + width)
+            found.append(Block(index=index, places=places or reached, columns=columns, mask=mask))
+        return found
+
+    def _append_places(self, lengths: Integers) -> list[tuple[int, slice, int | Tensor]]:
+        """``(block, rows, offset)`` of where new tokens go; one offset where all rows of a block agree."""
+        width = self._width
+        found: list[tuple[int, slice, int | Tensor]] = []
+        blocks = lengths // width
+        for block in np.unique(blocks).tolist():
+            rows = np.flatnonzero(blocks == block)  # neighbours, since lengths descend
+            offsets = lengths[rows] % width
+            same = bool((offsets == offsets[0]).all())
+            where = int(offsets[0]) if same else torch.from_numpy(offsets).to(self._device)
+            found.append((block, slice(int(rows[0]), int(rows[-1]) + 1), where))
+        return found
+
+    def _append(self, layer: int, key: Tensor, value: Tensor) -> None:
+        self._write(self._response_store.keys[layer], key)
+        self._write(self._response_store.values[layer], value)
+
+    def _write(self, blocks: list[Tensor], new: Tensor) -> None:
         by_row = new[0].transpose(0, 1)
         for block, rows, where in self._ends:
             if isinstance(where, int):

@@ -81,15 +81,30 @@ class BlockStore:
     start: a masked key has weight 0, but 0 times a NaN that the allocator left there is NaN.
     """
 
-    def __init__(self, shape: CacheShape, places: int, capacity: int, least: int, device: torch.device) -> None:
+    def __init__(
+        self, shape: CacheShape, places: int, capacity: int, least: int, device: torch.device, *, whole: bool
+    ) -> None:
         few = -(-capacity // (_BLOCKS * least)) * least
         self.width = min(max(few, least), _WIDEST, capacity)
         self.capacity = capacity
+        blocks = range(0, capacity, self.width)
+        tokens = len(blocks) * self.width if whole else self.width
+        dims = (shape.key_dim, shape.value_dim)
+
+        def both() -> tuple[Tensor, Tensor]:
+            head = (shape.layers, places, shape.kv_heads, tokens)
+            keys, values = (_zeros((*head, dim), shape.dtype, device) for dim in dims)
+            return keys, values
+
+        self.whole = both() if whole else None
+        """Keys and values, ``[layers, places, kv_heads, tokens, dim]`` each, that the blocks are views of."""
         self._stores: list[tuple[Tensor, Tensor]] = []
-        for _ in range(0, capacity, self.width):
-            head = (shape.layers, places, shape.kv_heads, self.width)
-            keys, values = (_zeros((*head, dim), shape.dtype, device) for dim in (shape.key_dim, shape.value_dim))
-            self._stores.append((keys, values))
+        for start in blocks:
+            if self.whole is None:
+                self._stores.append(both())
+            else:
+                keys, values = (t[..., start : start + self.width, :] for t in self.whole)
+                self._stores.append((keys, values))
         self.keys = [[keys[layer] for keys, _ in self._stores] for layer in range(shape.layers)]
         self.values = [[values[layer] for _, values in self._stores] for layer in range(shape.layers)]
 
@@ -122,7 +137,14 @@ class SlotCache:
     """
 
     def __init__(
-        self, shape: CacheShape, rows: int, prompt_capacity: int, response_capacity: int, device: torch.device
+        self,
+        shape: CacheShape,
+        rows: int,
+        prompt_capacity: int,
+        response_capacity: int,
+        device: torch.device,
+        *,
+        whole: bool = False,
     ) -> None:
         """
         Args:
@@ -131,12 +153,14 @@ class SlotCache:
             prompt_capacity: tokens of the longest prompt.
             response_capacity: tokens of the longest response.
             device: where the cache lies.
+            whole: each store is one tensor, so that a token's place may be an index on the device (`static_decode`);
+                on a CPU blocks of their own are read faster.
         """
         self.shape = shape
         self.rows = rows
         self.device = device
-        self.prompts = BlockStore(shape, rows, prompt_capacity, _PROMPT_BLOCK, device)
-        self.responses = BlockStore(shape, rows, response_capacity, _RESPONSE_BLOCK, device)
+        self.prompts = BlockStore(shape, rows, prompt_capacity, _PROMPT_BLOCK, device, whole=whole)
+        self.responses = BlockStore(shape, rows, response_capacity, _RESPONSE_BLOCK, device, whole=whole)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

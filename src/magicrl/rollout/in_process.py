@@ -21,6 +21,7 @@ from torch import Tensor
 from magicrl.models.decode_attention import DecodeAttention
 from magicrl.models.decoder import fused_decoder
 from magicrl.models.slot_cache import PrefillAttention, PromptRun, SlotCache, probe_cache_shape
+from magicrl.models.static_decode import static_decoder
 from magicrl.records import (
     Completion,
     FinishedSample,
@@ -57,6 +58,7 @@ class InProcessEngine:
         max_rows: int,
         memory_limit_mb: int,
         device: torch.device | str = "cpu",
+        static_steps: bool | None = None,
     ) -> None:
         """
         Args:
@@ -68,6 +70,8 @@ class InProcessEngine:
             max_rows: most sequences that decode at once.
             memory_limit_mb: upper limit of the key/value cache in MiB; fewer rows are used when they do not fit.
             device: where the model is.
+            static_steps: decode in steps of fixed shapes, as CUDA graphs need them (`magicrl.models.static_decode`),
+                where the model allows it; default: on CUDA.
 
         Raises:
             ValueError: an end token lies outside the vocabulary, or a count is not positive.
@@ -91,6 +95,8 @@ class InProcessEngine:
             bytes_per_token=self._shape.bytes_per_token,
         )
         self._fused = fused_decoder(model)  # None: the model runs as transformers has it
+        wanted = self._device.type == "cuda" if static_steps is None else static_steps
+        self._static = static_decoder(self._fused, model) if wanted else None
         self._version = -1
         self._orders = 0
         self._work = Work()
@@ -108,6 +114,11 @@ class InProcessEngine:
     def rows(self) -> int:
         """Rows of the present cache: at most ``max_rows``; 0 before the first generation."""
         return self._work.cache.rows if self._work.cache is not None else 0
+
+    @property
+    def graphs_captured(self) -> int:
+        """CUDA graphs of decoding steps captured so far."""
+        return 0 if self._static is None else self._static.captured
 
     def busy_seconds(self) -> float:
         """Seconds spent in turns since the engine was made."""
@@ -167,6 +178,8 @@ class InProcessEngine:
         copy_weights(self._model, weights)
         if self._fused is not None:
             self._fused.reload()
+        if self._static is not None:
+            self._static.reload()
         self._version = version
         self._work.rows.updated(version)
 
@@ -212,7 +225,9 @@ class InProcessEngine:
         """Inverse of ``snapshot``; requests that it does not hold start from their beginning."""
         held: set[int] = set()
         if snapshot:
-            self._work = unpack_work(snapshot, {r.draw: r for r in requests}, self._shape, self._device)
+            self._work = unpack_work(
+                snapshot, {r.draw: r for r in requests}, self._shape, self._device, whole=self._static is not None
+            )
             self._orders = int(snapshot["orders"])
             held = {group.request.draw for group in self._work.open.values()}
         self.submit([request for request in requests if request.draw not in held])
@@ -281,7 +296,9 @@ class InProcessEngine:
         held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
         if cache is None or prompt > held[0] or response > held[1] or rows > held[2]:
             self._work.cache = cache = None  # freed before the next one is allocated
-            self._work.cache = cache = SlotCache(self._shape, rows, prompt, response, self._device)
+            self._work.cache = cache = SlotCache(
+                self._shape, rows, prompt, response, self._device, whole=self._static is not None
+            )
             self._work.rows = RowTable(rows, response)
         return cache
 
@@ -329,10 +346,12 @@ class InProcessEngine:
     def _decode_step(self) -> list[tuple[GroupProgress, int]]:
         assert self._work.cache is not None
         prompts, held = self._work.rows.column("prompt"), self._work.rows.column("count") - 1
-        context = DecodeAttention(
-            self._work.cache, owners=self._work.rows.column("owner"), prompt_lengths=prompts, response_lengths=held
-        )
-        logits = self._forward(self._work.rows.column("last"), prompts + held, context)
+        owners, last = self._work.rows.column("owner"), self._work.rows.column("last")
+        if self._static is not None:
+            logits = self._static(self._work.cache, last, owners=owners, prompt_lengths=prompts, held=held)
+        else:
+            context = DecodeAttention(self._work.cache, owners=owners, prompt_lengths=prompts, response_lengths=held)
+            logits = self._forward(last, prompts + held, context)
         return self._sample(slice(0, self._work.rows.active), logits)
 
     def _forward(

@@ -43,6 +43,8 @@ def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str
 def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion]:
     """Inverse of ``pack_completions``."""
     rows = state[f"{prefix}/rows"]
+    if not rows:
+        return []  # np.split would make one empty array of none
     cuts = np.cumsum([row["tokens"] for row in rows])[:-1]
     arrays = [np.split(state[f"{prefix}/{name}"].numpy(), cuts) for name in ("tokens", "logprobs", "entropies")]
     return [

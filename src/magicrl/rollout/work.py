@@ -93,7 +93,12 @@ def pack_work(work: Work) -> dict[str, Any]:
 
 
 def unpack_work(
-    state: Mapping[str, Any], requests: Mapping[int, RolloutRequest], shape: CacheShape, device: torch.device
+    state: Mapping[str, Any],
+    requests: Mapping[int, RolloutRequest],
+    shape: CacheShape,
+    device: torch.device,
+    *,
+    whole: bool,
 ) -> Work:
     """Inverse of ``pack_work``.
 
@@ -102,6 +107,7 @@ def unpack_work(
         requests: by draw; those in flight must be there.
         shape: of the engine's cache.
         device: where the cache is to lie.
+        whole: as of `SlotCache`; blocks are the same either way.
     """
     work, now = Work(sampled=int(state["sampled"])), time.perf_counter()
     for row in state["groups"]:
@@ -120,7 +126,7 @@ def unpack_work(
         work.kept = state["kept"].to(device)
     if state["geometry"] is not None:
         rows, prompt, response = (int(n) for n in state["geometry"])
-        work.cache = cache = SlotCache(shape, rows, prompt, response, device)
+        work.cache = cache = SlotCache(shape, rows, prompt, response, device, whole=whole)
         work.rows = RowTable(rows, response)
         arrays = {k.removeprefix("rows/"): v for k, v in state.items() if k.startswith("rows/")}
         work.rows.restore(
