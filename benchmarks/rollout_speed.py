@@ -36,6 +36,7 @@ from measure import (
     write_case,
 )
 from numpy.typing import NDArray
+from rollout_parts import batches_parts, engine_parts
 from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
@@ -224,10 +225,12 @@ def run_case(case: Case, order: list[Turn], cache: str, logprobs: bool) -> dict[
     tokens = int(case.lengths().sum())
     sampling = {"magicrl": our_sampling_seconds, "transformers": peer_sampling_seconds}
     reading = attention_read_seconds(case, ours.model)
-    sides = {}
+    results: dict[str, dict[str, Any]] = {}
     for name, side in (("magicrl", ours), ("transformers", peer)):
         found = summary(times[name], {"tokens": tokens})
-        sides[name] = {"measured": found, **details(case, side, found, best, sampling[name], tokens, reading)}
+        results[name] = {"measured": found, **details(case, side, found, best, sampling[name], tokens, reading)}
+    results["magicrl"]["parts"] = engine_parts(ours, reading)
+    results["transformers"]["parts"] = batches_parts(case.lengths(), case.prompt_tokens, case.samples, case.rows)
     return {
         "case": asdict(case),
         "response_tokens": tokens,
@@ -235,8 +238,8 @@ def run_case(case: Case, order: list[Turn], cache: str, logprobs: bool) -> dict[
         "parameters": parameters(peer.model),
         "bound": {key: rounded(value) for key, value in best.items()},
         "attention_read_s": rounded(reading),
-        **sides,
-        "times_faster": ratio(sides["transformers"]["measured"], sides["magicrl"]["measured"]),
+        **results,
+        "times_faster": ratio(results["transformers"]["measured"], results["magicrl"]["measured"]),
     }
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import bench_models
 import measure
+import numpy as np
 import pytest
 import rollout_speed
+from rollout_parts import batches_parts
 from transformers import logging as hf_logging
 
 FAST = measure.turns(1, most_threads=1)
@@ -37,6 +39,22 @@ def test_rollouts_beside_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for side in ("magicrl", "transformers"):
             assert case[side]["measured"]["threads_1"]["cpu_s"] > 0
             assert case[side]["share_of_gemm_bound"] > 0
+        ours, peer = (case[side]["parts"] for side in ("magicrl", "transformers"))
+        assert ours["rows_computed_over_needed"] == 1.0, "work for sequences that have ended"
+        assert ours["cache_read_over_held"] >= 1.0
+        assert peer["cache_read_over_held"] >= 1.0
+        assert 0 < ours["attention_share"] + ours["sampling_share"] < 1
+    assert cases["tiny-equal"]["transformers"]["parts"]["rows_computed_over_needed"] == 1.0
+    assert cases["tiny-long-tail"]["transformers"]["parts"]["rows_computed_over_needed"] > 1.0
+
+
+def test_what_batches_compute_and_read() -> None:
+    # two prompts of 10 tokens, two samples each of 3, 5 and 2, 2 tokens, in batches of 2: passes 4 and 1
+    found = batches_parts(np.array([3, 5, 2, 2]), 10, 2, 2)
+    assert found["rows_computed_over_needed"] == pytest.approx((4 * 2 + 1 * 2) / (2 + 4 + 1 + 1), rel=1e-3)
+    read = 2 * (4 * 10 + 1 + 2 + 3 + 4) + 2 * (10 + 1)
+    held = 4 * 10 + 1 * 10 + (1 + 2) + (1 + 2 + 3 + 4) + 1 + 1
+    assert found["cache_read_over_held"] == pytest.approx(read / held, rel=1e-3)
 
 
 def test_both_sides_of_the_rollout_benchmark_give_the_lengths_of_the_case() -> None:
