@@ -8,7 +8,7 @@ and attention and sampling as shares of the time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +43,7 @@ class Tally:
 
 
 @contextmanager
-def tallied() -> Iterator[Tally]:
+def tallied() -> Generator[Tally]:
     """Within it every decoding step of an `InProcessEngine` is counted."""
     tally = Tally()
 
