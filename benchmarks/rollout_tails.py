@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import textwrap
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -33,10 +32,12 @@ import numpy as np
 import pyarrow.parquet as pq
 import torch
 from bench_models import TINY, long_tailed, model_folder, random_prompts, vocabulary
+from graph_shapes import shapes_of
 from measure import FIGURES, ROOT, document, rounded
 from page_sections import put_section
 from speculation import pass_cost
 from tails import Cost, Group, Played, ahead, lock_step, refilled
+from tails_page import SCHEDULES, section
 
 from magicrl.models.loading import load_policy
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
@@ -46,13 +47,6 @@ from magicrl.training.recorder import write_atomically
 
 Step = list[Group]
 OVER = 1 / 3  # groups asked for beyond those that are used
-SCHEDULES = {
-    "lock_step": "batches, no refill",
-    "issued": "refill, issue order",
-    "past_lengths": "refill, longest first by past lengths",
-    "oracle": "refill, longest first by an oracle",
-    "ahead": "refill, issue order, one step ahead",
-}
 
 
 def recorded(run: Path) -> list[Step]:
@@ -263,102 +257,6 @@ def by_engine(count: int, rows: int) -> dict[str, Any]:
     return found
 
 
-# the page
-
-
-def section(studies: Sequence[dict[str, Any]], engine: dict[str, Any]) -> str:
-    """What the page says."""
-    issued, first, alone = (engine[name] for name in ("issued", "longest_first", "longest_alone"))
-    parts = [
-        "## Long tails",
-        _wrapped(
-            "A step waits for its longest response. `python benchmarks/rollout_tails.py` plays steps again, recorded "
-            "ones and a made-up long tail (log-normal, median 2,000 tokens, at most 16,384), on fewer rows than "
-            "responses. Time is counted in passes of the model (a device bound by reading weights) and in CPU seconds "
-            "at SmolLM2's measured pass costs. The *bound* is the larger of the longest response alone and all tokens "
-            "at the best rate of so many rows; a step that was asked for ahead can be below it, since its responses "
-            "began before it."
-        ),
-        _schedule_table(studies),
-        _wrapped(
-            "How much past lengths save depends on how far they predict: "
-            + "; ".join(_predicts(study) for study in studies)
-            + ". Where they do not, their order is as good as any, so that `longest_first` stays the default of "
-            "`rollout.start_order`; where every response has a row at once nothing is reordered."
-        ),
-        _wrapped(
-            f"The engine itself (tiny model, {engine['responses']} responses on {engine['rows']} rows): "
-            f"{issued['passes']} passes and {issued['cpu_s']:.2f} CPU seconds in issue order, {first['passes']} and "
-            f"{first['cpu_s']:.2f} longest first by an oracle; the longest response alone {alone['passes']} and "
-            f"{alone['cpu_s']:.2f}."
-        ),
-        _wrapped(
-            "**Over-sampling with an early stop** is not offered. A step that asks for a third more groups than it "
-            "uses and drops those that are not complete in time takes this much time for each group that it uses, "
-            "against waiting for all, and what it keeps differs from what was drawn:"
-        ),
-        _dropping_table(studies),
-        _wrapped(
-            "MAGIC's objective is over the prompts drawn and all of their responses, and its stages need long "
-            "responses to be seen and cut at T, so what dropping gains it pays with a biased batch. Asking one step "
-            "ahead (`rollout.max_staleness = 1`, the last schedule above) fills the same empty rows, uses every group "
-            "in the order of its draw and drops none; its price is staleness, which a correction answers for "
-            "([asynchronous mode](asynchronous.md))."
-        ),
-    ]
-    return "\n\n".join(parts)
-
-
-def _predicts(study: dict[str, Any]) -> str:
-    """The correlation and the gain of one source, on the fewest rows."""
-    row = study["cases"][-1]["schedules"]["past_lengths"]
-    gain = f"{row['passes_over_issued']:.2f} (standard error {row['passes_over_issued_standard_error']:.2f})"
-    return f"{study['name']}, correlation {study['past_correlation']:.2f}, passes over issue order {gain}"
-
-
-def _schedule_table(studies: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| steps | rows | schedule | passes / longest alone | passes / bound | CPU time / bound "
-        "| passes / issue order |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for study in studies:
-        for case in study["cases"]:
-            for name, label in SCHEDULES.items():
-                row = case["schedules"][name]
-                cells = [row[f"passes_over_{what}"] for what in ("longest_alone", "bound")]
-                cells += [row["seconds_over_bound"], row["passes_over_issued"]]
-                where = f"{study['name']} | {study['responses']} on {case['rows']}"
-                lines.append(f"| {where} | {label} | {' | '.join(f'{cell:.2f}' for cell in cells)} |")
-    return "\n".join(lines)
-
-
-def _dropping_table(studies: Sequence[dict[str, Any]]) -> str:
-    lines = [
-        "| steps | rows | passes a used group | mean tokens kept / all | accuracy kept / all | truncated kept / all "
-        "| groups with signal kept / all |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for study in studies:
-        for case in study["cases"]:
-            drop = case["dropping"]
-            kinds = {"mean_tokens": ".0f", "accuracy": ".3f", "truncated": ".3f", "mixed_groups": ".3f"}
-            cells = [_pair(drop.get(key), form) for key, form in kinds.items()]
-            lines.append(
-                f"| {study['name']} | {study['responses']} on {case['rows']} | x {drop['passes_per_used_group']:.2f} | "
-                f"{' | '.join(cells)} |"
-            )
-    return "\n".join(lines)
-
-
-def _wrapped(text: str) -> str:
-    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
-
-
-def _pair(values: dict[str, float] | None, form: str) -> str:
-    return "" if values is None else f"{values['kept']:{form}} / {values['all']:{form}}"
-
-
 def study(name: str, steps: Sequence[Step], cost: Cost) -> dict[str, Any]:
     """One source of steps, on a half and a quarter of the rows that would hold all of its responses."""
     responses = sum(len(group.lengths) for group in steps[0])
@@ -378,16 +276,20 @@ def main() -> None:
     head = document({"asked_over_used": rounded(1 + OVER), "rows": "a half and a quarter of a step's responses"})
     found = [study(run.name, recorded(run), cost) for run in arguments.runs]
     size = (8, 4, 4, 40, 200) if arguments.quick else (40, 32, 8, 2000, 16384)
-    found.append(study("long tail", made_up(*size), cost))
+    tail = made_up(*size)
+    found.append(study("long tail", tail, cost))
+    responses = found[-1]["responses"]
+    shapes = [shapes_of(tail[0], rows, 200) for rows in (responses, responses // 2, responses // 4)]
     engine = by_engine(16, 4) if arguments.quick else by_engine(256, 64)
     report = {
         "run": head,
         "pass_seconds": [[int(count), rounded(seconds)] for count, seconds in known],
         "studies": found,
         "engine": engine,
+        "fixed_shapes": shapes,
     }
     write_atomically(arguments.output, json.dumps(report, indent=1, allow_nan=False) + "\n")
-    put_section(arguments.page, "tails", section(found, engine))
+    put_section(arguments.page, "tails", section(found, engine, shapes))
     for entry in found:
         for case in entry["cases"]:
             print(entry["name"], case["rows"], json.dumps(case["schedules"], indent=1), case["dropping"])

@@ -13,6 +13,7 @@ import measure
 import numpy as np
 import pytest
 import rollout_tails
+from graph_shapes import shapes_of
 from tails import Group, ahead, lock_step, refilled
 
 from magicrl.models.loading import load_policy
@@ -51,6 +52,15 @@ def test_what_dropping_keeps_is_shorter() -> None:
     assert found["dropped_groups"] == 0.25
     assert found["mean_tokens"] == {"kept": 4.0, "dropped": 20.0, "all": 8.0}
     assert found["passes_per_used_group"] == pytest.approx((5 / 3) / (19 / 4), rel=1e-3)
+
+
+def test_what_fixed_shapes_compute_and_read() -> None:
+    # three rows of 3 tokens: two passes of 3 rows as 4, all within 64 columns; one prompt of 10 tokens, kept as 10
+    found = shapes_of(groups([3, 3, 3]), 4, 10)
+    assert (found["passes"], found["graphs"]) == (2, 1)
+    assert found["rows_computed_over_needed"] == pytest.approx(8 / 6, rel=1e-3)
+    # the cache has room for 3 tokens a response: that is what is read, by 4 rows, twice; needed are 1 and then 2
+    assert found["cache_read_over_held"] == pytest.approx(2 * (4 * 3 + 10) / (3 * 1 + 10 + 3 * 2 + 10), rel=1e-3)
 
 
 @pytest.mark.parametrize("rows", [2, 5, 9, 16])
