@@ -374,13 +374,12 @@ class InProcessEngine:
         sampled = sample_tokens(
             logits, table.column("temperature", rows), table.next_uniforms(rows), self._limits.valid_vocab
         )
-        tokens, logprobs = sampled.tokens.cpu().numpy(), sampled.logprobs.cpu().numpy()
+        tokens, logprobs, entropies = sampled.on_host()
         if not np.isfinite(logprobs).all():
             raise FloatingPointError(
                 f"the model's logits are not finite (policy version {self._version}); its weights are "
                 "broken: resume from an earlier checkpoint with a lower optimizer.learning_rate"
             )
-        entropies = sampled.entropies.cpu().numpy()
         table.given(rows, (tokens, logprobs, entropies))
         full = table.record(rows, tokens, logprobs, entropies)
         self._work.sampled += len(tokens)

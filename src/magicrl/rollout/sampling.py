@@ -8,6 +8,7 @@ search has two levels: sums of blocks first, then the cumulative sum inside the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +32,15 @@ class SampledTokens:
     tokens: Tensor
     logprobs: Tensor
     entropies: Tensor
+
+    def on_host(self) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
+        """Tokens, log-probs and entropies as numpy, fetched from a device in one piece: each fetch waits for it."""
+        parts = (self.tokens, self.logprobs, self.entropies)
+        if self.tokens.device.type == "cpu":
+            tokens, logprobs, entropies = (part.numpy() for part in parts)
+        else:
+            tokens, logprobs, entropies = torch.stack([part.double() for part in parts]).cpu().numpy()
+        return tokens.astype(np.int64, copy=False), logprobs, entropies
 
 
 def sample_tokens(
@@ -76,7 +86,8 @@ def _sample_chunk(
     total = blocks.sum(-1)
     products = shifted.mul_(weights)
     moment = products.sum(-1)
-    if bool(moment.isnan().any()):  # logits of -inf: weight 0, nothing towards the entropy
+    # logits of -inf: weight 0, nothing towards the entropy; a device is not waited for to see whether there are any
+    if logits.device.type != "cpu" or bool(moment.isnan().any()):
         moment = torch.where(weights > 0, products, 0.0).sum(-1)
     tokens = _search(weights, blocks, points * total)
     if greedy is not None:
