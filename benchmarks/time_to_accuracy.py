@@ -77,7 +77,7 @@ CASES = {
     "smollm2": Case(
         recipe="smollm2.toml",
         overrides=(),
-        trl={"per_device_batch": 16, "bf16": True},
+        trl={"per_device_batch": 8, "bf16": True},
         target=0.4,
         every=4,
         problems=75,
