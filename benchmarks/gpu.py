@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -146,21 +148,36 @@ def learner_case(sizes: Sizes, device: str) -> dict[str, Any]:
 
 
 def engine_case(sizes: Sizes, device: str) -> dict[str, Any]:
-    """Tokens a second of one batch of groups, all of one length."""
+    """Tokens a second of one batch of groups, all of one length: steps captured as CUDA graphs, and without."""
     register_attention()
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(sizes.config, dtype=torch.bfloat16, attn_implementation=ATTENTION_NAME)
+    model = model.to(device).eval()
+    tokens = sizes.prompts * sizes.samples * sizes.generated
+    found: dict[str, Any] = {"responses": sizes.prompts * sizes.samples, "response_tokens": tokens}
+    for name, static in (("fixed_shapes", True), ("plain", False)):
+        seconds, captured = _engine_seconds(sizes, device, model, static=static)
+        found[name] = {
+            "seconds": rounded(seconds),
+            "tokens_per_s": rounded(tokens / seconds),
+            "graphs_captured": captured,
+        }
+    return found
+
+
+def _engine_seconds(sizes: Sizes, device: str, model: Any, *, static: bool) -> tuple[float, int]:
+    """Seconds of the second generation (graphs are captured in the first), and how many graphs there are."""
     vocab = sizes.config.vocab_size
     engine = InProcessEngine(
-        model.to(device).eval(), end_tokens=[], decode=lambda tokens: "", valid_vocab=vocab,
+        model, end_tokens=frozenset(), decode=lambda tokens: "", valid_vocab=vocab,
         max_context=sizes.config.max_position_embeddings, max_rows=sizes.prompts * sizes.samples,
-        memory_limit_mb=65536 if device == "cuda" else 256, device=device,
+        memory_limit_mb=65536 if device == "cuda" else 256, device=device, static_steps=static,
     )  # fmt: skip
     engine.load_weights({name: p.detach() for name, p in model.named_parameters()}, 0)
     problem = Problem(id="speed", prompt="", golds=("",), verifier="exact", source="benchmark")
     rng = np.random.default_rng(0)
     sampling = SamplingParams(temperature=1.0, max_tokens=sizes.generated, seed=0)
-    seconds: list[float] = []
+    seconds = 0.0
     for _ in range(2):
         prompts = rng.integers(1, vocab, (sizes.prompts, 32))
         engine.submit(
@@ -175,14 +192,10 @@ def engine_case(sizes: Sizes, device: str) -> dict[str, Any]:
         start = _synchronised(device)
         for _group in engine.finished():
             pass
-        seconds.append(_synchronised(device) - start)
-    tokens = sizes.prompts * sizes.samples * sizes.generated
-    return {
-        "responses": sizes.prompts * sizes.samples,
-        "response_tokens": tokens,
-        "seconds": rounded(seconds[-1]),
-        "tokens_per_s": rounded(tokens / seconds[-1]),
-    }
+        seconds = _synchronised(device) - start
+    captured = engine.graphs_captured
+    engine.close()
+    return seconds, captured
 
 
 def main() -> None:
@@ -196,7 +209,9 @@ def main() -> None:
     sizes = QUICK if arguments.quick else FULL
     head = document({"device": arguments.device})
     heads = head_speed.CASES[sizes.head_cases]
-    parts = {f"head-{case.name}": (lambda case=case: head_speed.run_case(case, arguments.device, 5)) for case in heads}
+    parts: dict[str, Callable[[], dict[str, Any]]] = {
+        f"head-{case.name}": partial(head_speed.run_case, case, arguments.device, 5) for case in heads
+    }
     parts["learner"] = lambda: learner_case(sizes, arguments.device)
     parts["engine"] = lambda: engine_case(sizes, arguments.device)
     for name, part in parts.items():
