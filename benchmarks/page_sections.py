@@ -1,4 +1,4 @@
-"""Sections of docs/performance.md: each written by a script of its own, between two markers."""
+"""Sections of docs/performance.md and others: each written by a script of its own, between two markers."""
 
 from __future__ import annotations
 

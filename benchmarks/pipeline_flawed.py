@@ -2,6 +2,7 @@
 
     python benchmarks/pipeline_flawed.py --data ../shared/data/math/sets --model runs/models/smollm2-start \
         --judge http://127.0.0.1:8377/v1 --folder /tmp/flawed        # docs/figures/pipeline-flawed.json
+    python benchmarks/pipeline_flawed.py --draw                      # the section of docs/judging.md from that JSON
 
 Good problems are real ones of SVAMP, GSM8K and MATH as they stand; flawed ones are others of the same sets, each spoilt
 by one rule below, with the gold it had. Besides stand the six flawed problems of RECIPE section 12, with a gold each.
@@ -16,10 +17,13 @@ import json
 import random
 import re
 import resource
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from page_sections import put_section
 
 from magicrl.evaluation.provenance import environment_facts, write_atomically
 from magicrl.pipeline.build import build
@@ -31,10 +35,17 @@ from magicrl.pipeline.stats import step_folders
 from magicrl.pipeline.steps.base import Silent
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "pipeline-flawed.json"
+PAGE = FIGURES.parents[1] / "judging.md"
 SETS = {"svamp": "svamp/simple_svamp.jsonl", "gsm8k": "gsm8k/simple_gsm8k_train.jsonl"}
 SETS["math"] = "math_train/simple_math_train.jsonl"
-GOLDS = {"blank": "30", "missing-options": "33000000", "ambiguous": "0.8", "label": "1050"}
-GOLDS |= {"translation-note": "32", "doubled": "18"}
+GOLDS = {
+    "blank": "30",
+    "missing-options": "33000000",
+    "ambiguous": "0.8",
+    "label": "1050",
+    "translation-note": "32",
+    "doubled": "18",
+}
 STEPS = ("clean", "difficulty", "judge")
 
 
@@ -194,13 +205,52 @@ def judged(options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, A
     return {"report": report, "calibration": asdict(result)}
 
 
+def section(found: Mapping[str, Any]) -> str:
+    """The figures as docs/judging.md tells them."""
+    settings, six = found["settings"], found["report_six"]
+    judge, report = found["judging"]["calibration"], found["judging"]["report"]
+    flawed, good = found["flawed_that_survive_difficulty"], found["good_that_survive_difficulty"]
+    lines = [
+        f"`{found['command']}`: {found['good']} good problems of SVAMP, GSM8K and MATH and {found['flawed']} flawed",
+        f"ones, {settings['each']} of each kind below and the report's six, each set alone before every step",
+        f"({settings['samples']} rollouts of the supervised start, {settings['votes']} votes of",
+        f"{settings['judge_model']}).",
+        "",
+        "| kind | problems | dropped by cleaning | by difficulty | by the judge |",
+        "|---|---|---|---|---|",
+    ]
+    for row in found["table"]:
+        dropped = " | ".join(str(row[f"dropped_by_{use}"]) for use in STEPS)
+        lines.append(f"| {row['kind']} | {row['problems']} | {dropped} |")
+    kappa, accuracy = (judge[key][settings["judge_model"]] for key in ("judge_kappa", "judge_accuracy"))
+    at = next(row for row in judge["rows"] if row["threshold"] == judge["threshold"])
+    of_six = {use: sum(one[use] != "kept" for one in six.values()) for use in STEPS}
+    lines += [
+        "",
+        f"Of the flawed problems {flawed:.0%} survive the difficulty filter, of the good ones {good:.0%}: a filter by",
+        f"difficulty is none of flaws. Of the report's six, cleaning drops {of_six['clean']}, the difficulty filter",
+        f"{of_six['difficulty']} and the judge {of_six['judge']}.",
+        "",
+        f"The judge's votes agree with each other at a Fleiss kappa of {report['fleiss_kappa']:.2f}",
+        f"({report['agreement']}), its majority with the labels at {kappa:.2f} ({accuracy:.0%} right). At the",
+        f"threshold that keeps 95 % of the good, {at['threshold']} of {settings['votes']}, precision is",
+        f"{at['precision']:.2f}, recall {at['recall']:.2f}, and {at['flawed_kept']:.0%} of the flawed stay: the judge is",
+        "too weak to be of use.",
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--judge", required=True, help="address of an OpenAI-compatible server, as http://host:port/v1")
+    draw = "--draw" in sys.argv
+    parser.add_argument("--draw", action="store_true", help="write the section from the JSON that is there")
+    parser.add_argument("--data", type=Path, required=not draw)
+    parser.add_argument("--model", type=Path, required=not draw)
+    parser.add_argument(
+        "--judge", required=not draw, help="address of an OpenAI-compatible server, as http://host:port/v1"
+    )
     parser.add_argument("--judge-model", default="SmolLM2-135M-Instruct")
-    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, required=not draw)
     parser.add_argument("--each", type=int, default=5)
     parser.add_argument("--good", type=int, default=40)
     parser.add_argument("--samples", type=int, default=8)
@@ -208,6 +258,9 @@ def main() -> None:
     parser.add_argument("--until", choices=STEPS, default="judge", help="stop after this step")
     parser.add_argument("--output", type=Path, default=FIGURES)
     options = parser.parse_args()
+    if options.draw:
+        put_section(PAGE, "flawed", section(json.loads(options.output.read_text())))
+        return
     options.folder.mkdir(parents=True, exist_ok=True)
     rows = rows_of(options.data, each=options.each, good=options.good, seed=0)
     write_atomically(options.folder / "rows.jsonl", "".join(json.dumps(row) + "\n" for row in rows))
@@ -230,7 +283,7 @@ def main() -> None:
         "environment": environment_facts(),
     }
     write_atomically(options.output, json.dumps(document, indent=1) + "\n")
-    print(json.dumps(document["table"], indent=1))
+    put_section(PAGE, "flawed", section(document))
 
 
 if __name__ == "__main__":
