@@ -234,8 +234,8 @@ def section(found: Mapping[str, Any]) -> str:
         f"The judge's votes agree with each other at a Fleiss kappa of {report['fleiss_kappa']:.2f}",
         f"({report['agreement']}), its majority with the labels at {kappa:.2f} ({accuracy:.0%} right). At the",
         f"threshold that keeps 95 % of the good, {at['threshold']} of {settings['votes']}, precision is",
-        f"{at['precision']:.2f}, recall {at['recall']:.2f}, and {at['flawed_kept']:.0%} of the flawed stay: the judge is",
-        "too weak to be of use.",
+        f"{at['precision']:.2f}, recall {at['recall']:.2f}, and {at['flawed_kept']:.0%} of the flawed stay: the judge",
+        "is too weak to be of use.",
     ]
     return "\n".join(lines)
 
