@@ -28,7 +28,7 @@ from magicrl.evaluation.task import Cost
 from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny
 
-PATIENCE = 120.0
+PATIENCE = 600.0
 """Seconds after which a process is taken to hang: a limit, not a measurement."""
 
 

@@ -25,7 +25,7 @@ from rich.console import Console
 from magicrl.cli.watch import Tail, WatchedRun, watch
 
 STARTED = "2026-01-02T03:04:05+00:00"
-PATIENCE = 60.0
+PATIENCE = 600.0
 """Seconds after which a watched text is taken to never come: a limit, not a measurement."""
 
 

@@ -147,7 +147,7 @@ class Silent(Scripted):
     def finished_samples(self) -> Iterator[FinishedSample]:
         samples = super().finished_samples()
         yield next(samples)
-        assert self._written.wait(60), "a sample waits for the next one to end"
+        assert self._written.wait(600), "a sample waits for the next one to end"
         yield from samples
 
 

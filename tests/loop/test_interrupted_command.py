@@ -9,6 +9,9 @@ import sys
 import time
 from pathlib import Path
 
+PATIENCE = 600.0
+"""Seconds after which the command is taken to hang: a limit, not a measurement."""
+
 
 def test_ctrl_c_ends_the_command_with_a_report_and_a_run_that_goes_on(toy_recipe: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -22,11 +25,11 @@ def test_ctrl_c_ends_the_command_with_a_report_and_a_run_that_goes_on(toy_recipe
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
-    metrics, end = run / "metrics.jsonl", time.monotonic() + 120
+    metrics, end = run / "metrics.jsonl", time.monotonic() + PATIENCE
     while not (metrics.exists() and metrics.stat().st_size) and time.monotonic() < end and process.poll() is None:
         time.sleep(0.05)
     os.killpg(process.pid, signal.SIGINT)  # the terminal sends it to the whole group
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     assert "finishing this step, then stopping" in said
     assert "report so far" in said

@@ -66,7 +66,7 @@ class ScriptedServer:
         try:
             reply = self.answer(asked)
             if reply.hold is not None:
-                reply.hold.wait(60)
+                reply.hold.wait(600)
             return reply
         finally:
             with self._lock:
@@ -382,7 +382,7 @@ def test_as_many_requests_are_under_way_as_allowed_and_no_more() -> None:
     three = threading.Barrier(3)
 
     def answer(asked: Asked) -> Reply:
-        three.wait(timeout=30)
+        three.wait(timeout=600)
         return completion()
 
     with scripted(listing(answer)) as server, engine_on(server, concurrency=3) as engine:
@@ -398,7 +398,7 @@ def test_after_an_error_what_is_paid_for_arrives_and_the_rest_can_go_on() -> Non
 
     def answer(asked: Asked) -> Reply:
         if asked.body["seed"] == bad and not broken.is_set():
-            arrived.acquire(timeout=30)  # the other one of the two is under way
+            arrived.acquire(timeout=600)  # the other one of the two is under way
             broken.set()
             return Reply(status=400, body={"error": {"message": "no"}})
         arrived.release()

@@ -29,7 +29,7 @@ def problem(*golds: str, verifier: str = "maths") -> Problem:
     return Problem(id="p", prompt="?", golds=golds, verifier=verifier, source="test")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "waited too long"

@@ -238,7 +238,7 @@ def test_a_judge_that_is_silent_times_out(tmp_path: Path) -> None:
     late = threading.Event()
 
     def answer(body: dict[str, Any], number: int) -> Reply:
-        late.wait(60)
+        late.wait(600)
         return verdict(True)
 
     with serving(answer) as server:

@@ -77,7 +77,7 @@ def test_one_verifier_pool_judges_code_beside_the_rest() -> None:
         assert [[v.correct for v in pool.result(ticket)] for ticket in tickets] == [[True, False]] * 2
         below = psutil.Process(pid).children(recursive=True)
         assert below
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 300
     while any(p.is_running() and p.status() != "zombie" for p in below) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(p.is_running() and p.status() != "zombie" for p in below)
@@ -99,7 +99,7 @@ def test_closing_ends_a_waiting_result() -> None:
     thread.start()
     pool.close()
     pool.close()
-    thread.join(timeout=20)
+    thread.join(timeout=300)
     assert len(caught) == 1
     with pytest.raises(RuntimeError, match="closed"):
         pool.submit(problem(), [ECHO])
