@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from magicrl.planning.hardware import GIB, load_hardware
 from magicrl.planning.memory import LearnerSetup, engine_memory, learner_memory
-from magicrl.planning.shapes import load_shape
+from magicrl.planning.shapes import ModelShape, load_shape
 
 AT_32K = LearnerSetup(
     gpus=8, sequence_parallel=1, micro_batch_tokens=1, longest=34816, checkpointing=True, head_chunk_tokens=1024
@@ -81,3 +81,16 @@ def test_the_cache_is_what_the_budget_leaves() -> None:
     engine = engine_memory(shape, hardware, 2, learner=10 * GIB)
     assert sum(engine.terms().values()) == pytest.approx(hardware.budget)
     assert engine_memory(shape, hardware, 2, learner=70 * GIB).cache < 0
+
+
+def test_adapters_alone_have_masters_and_moments() -> None:
+    # rank 2 on q and down of one layer: 2 * ((8 + 16) + (8 + 24)) = 112
+    shape = ModelShape(
+        name="s", hidden=8, intermediate=24, layers=1, heads=4, kv_heads=2, head_dim=4, vocabulary=10, tied=True
+    )
+    adapters = shape.adapter_parameters(2, ("q_proj", "down_proj"))
+    assert adapters == 112
+    setup = replace(AT_32K, gpus=1, adapters=adapters)
+    memory = learner_memory(shape, setup, 0.0)
+    assert (memory.master, memory.gradients, memory.moments) == (4 * 112, 4 * 112, 8 * 112)
+    assert memory.frozen == 2 * shape.parameters

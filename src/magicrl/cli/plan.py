@@ -125,6 +125,8 @@ def plan(
 
         written = write_plan_page(facts, page, "magicrl " + shlex.join(sys.argv[1:]))
         Console(stderr=True, highlight=False).print(f"page: {written}", markup=False, soft_wrap=True)
+    if main.stated is not None and not main.stated.fits:
+        raise ValueError(f"{recipe}: [cluster] does not fit: {'. Also: '.join(main.stated.faults)}")
     return 0
 
 
@@ -210,6 +212,8 @@ def _print(made: Plan, facts: dict[str, Any], others: Sequence[tuple[str, Plan |
     if "budget_hours" in facts:
         total = sum(stage.steps for stage in made.stages)
         console.print(f"{facts['budget_hours']:g} h hold {facts['steps_in_budget']} of {total} steps")
+    if "stated" in facts:
+        console.print(_stated_line(facts["stated"], facts["gpus"]), soft_wrap=True, markup=False)
     for change in facts["what_if"]:
         then = (
             "does not fit"
@@ -230,6 +234,20 @@ def _print(made: Plan, facts: dict[str, Any], others: Sequence[tuple[str, Plan |
         "what is not proven: docs/planning.md",
         soft_wrap=True,
     )
+
+
+def _stated_line(stated: dict[str, Any], gpus: int) -> str:
+    if "ranks" not in stated:
+        return "as [cluster] states: its numbers do not go together"
+    idle = f", {gpus - stated['gpus']} idle" if gpus > stated["gpus"] else ""
+    text = (
+        f"as [cluster] states: {stated['ranks']} learner ranks (sequence parallel {stated['sequence_parallel']}, "
+        f"{stated['learner_gib']:.1f} GiB each), {stated['replicas']} replicas of {stated['tensor_parallel']} "
+        f"({stated['engine_cache_gib']:.1f} GiB of cache an accelerator), {stated['gpus']} accelerators{idle}"
+    )
+    if "hours" not in stated:
+        return f"{text}: does not fit"
+    return f"{text}: all stages {_seconds(stated['hours'])} h, x {stated['times_the_plan']:.2f} of the layout above"
 
 
 def _seconds(value: float) -> str:

@@ -47,11 +47,33 @@ def plan_facts(made: Plan, hours: float | None, price: float | None) -> dict[str
             for change in made.what_if
         ],
     }
+    if made.stated is not None:
+        facts["stated"] = _stated_facts(made)
     if price is not None:
         facts["cost"] = round(made.hours * made.options.gpus * price, 2)
     if hours is not None:
         facts["budget_hours"] = hours
         facts["steps_in_budget"] = _steps_within(made, hours)
+    return facts
+
+
+def _stated_facts(made: Plan) -> dict[str, Any]:
+    stated = made.stated
+    assert stated is not None, "asked for where the recipe has [cluster]"
+    facts: dict[str, Any] = {"gpus": stated.needs, "fits": stated.fits, "faults": list(stated.faults)}
+    if stated.placed is not None:
+        layout = stated.placed.layout
+        facts |= {
+            "ranks": layout.learner_gpus,
+            "sequence_parallel": layout.sequence_parallel,
+            "replicas": layout.replicas,
+            "tensor_parallel": layout.tensor_parallel,
+            "learner_gib": round(stated.placed.learner.total / GIB, 2),
+            "engine_cache_gib": round(stated.placed.engine.cache / GIB, 2),
+        }
+    if stated.seconds is not None:
+        facts["hours"] = round(stated.seconds / 3600, 3)
+        facts["times_the_plan"] = round(stated.seconds / 3600 / made.hours, 3)
     return facts
 
 

@@ -3,9 +3,9 @@
 Seeds are the unit. A claim that compares two arms pairs their runs by seed (the same supervised start, prompts and
 random numbers), and its test is Student's on the paired differences. ``holds`` needs an effect of at least the stated
 size and a one-sided p-value that Holm's correction over the suite leaves below 0.025: the suite is looked at twice, at
-five seeds and at ten, and each look has half of 0.05. ``does not hold`` needs the opposite: the 95 % interval excludes
-an effect of the stated size. Everything else is undecided, with the number of seeds at which an effect like the measured
-one would be decided. Fewer than three seeds decide nothing.
+five seeds and at ten, and each look has half of 0.05. ``does not hold`` needs the opposite: the 95 % interval
+excludes an effect of the stated size. Everything else is undecided, with the number of seeds at which an effect like
+the measured one would be decided. Fewer than three seeds decide nothing.
 """
 
 from __future__ import annotations

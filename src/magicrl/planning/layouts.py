@@ -36,6 +36,7 @@ class Demand:
         offload_moments: AdamW's moments live in the host's memory.
         rows: sequences that a replica decodes at once.
         cache_limit: bytes that the engine's cache may take at most.
+        adapters: parameters of LoRA adapters, which alone are trained; 0: everything is.
     """
 
     shape: ModelShape
@@ -48,6 +49,7 @@ class Demand:
     offload_moments: bool = False
     rows: int = 256
     cache_limit: float = float("inf")
+    adapters: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -125,6 +127,7 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         head_chunk_tokens=demand.head_chunk_tokens,
         offload_moments=demand.offload_moments,
         reference=demand.reference,
+        adapters=demand.adapters,
     )
     learner = learner_memory(shape, setup, hardware.runtime)
     engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0)

@@ -31,6 +31,7 @@ class LearnerSetup:
         head_chunk_tokens: rows of logits that exist at once.
         offload_moments: AdamW's moments live in the host's memory.
         reference: a frozen reference model is kept, sharded, in bf16.
+        adapters: parameters of LoRA adapters, which alone are trained; 0: everything is.
     """
 
     gpus: int
@@ -41,6 +42,7 @@ class LearnerSetup:
     head_chunk_tokens: int
     offload_moments: bool = False
     reference: bool = False
+    adapters: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +54,7 @@ class LearnerMemory:
         gradients: float32 (shard).
         moments: AdamW's two, float32 (shard); 0 when offloaded.
         reference: bf16 (shard).
+        frozen: weights that LoRA leaves as they are, bf16 (shard).
         gathered: two layers and the embeddings in bf16, whole.
         activations: of one micro-batch.
         head: logits of one chunk.
@@ -62,6 +65,7 @@ class LearnerMemory:
     gradients: float
     moments: float
     reference: float
+    frozen: float
     gathered: float
     activations: float
     head: float
@@ -69,8 +73,8 @@ class LearnerMemory:
 
     @property
     def resident(self) -> float:
-        """Bytes that stay while the engine generates: master weights, moments, reference, runtime."""
-        return self.master + self.moments + self.reference + self.runtime
+        """Bytes that stay while the engine generates: master weights, moments, reference, frozen weights, runtime."""
+        return self.master + self.moments + self.reference + self.frozen + self.runtime
 
     @property
     def total(self) -> float:
@@ -91,17 +95,19 @@ def activation_bytes(shape: ModelShape, tokens: float, *, checkpointing: bool) -
 
 
 def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
-    """Bytes on one accelerator by term. One accelerator holds everything and a bf16 copy of the weights."""
+    """Bytes on one accelerator by term. One accelerator holds everything and a bf16 copy of the trained weights."""
     tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
-    shard = shape.parameters / setup.gpus
+    trained = setup.adapters or shape.parameters
+    shard = trained / setup.gpus
     embeddings = shape.vocabulary * shape.hidden * (1 if shape.tied else 2)
-    gathered = shape.parameters if setup.gpus == 1 else min(shape.parameters, 2 * shape.layer_parameters + embeddings)
+    gathered = trained if setup.gpus == 1 else min(shape.parameters, 2 * shape.layer_parameters + embeddings)
     rows = min(setup.head_chunk_tokens, tokens)
     return LearnerMemory(
         master=FLOAT32 * shard,
         gradients=FLOAT32 * shard,
         moments=0.0 if setup.offload_moments else 2 * FLOAT32 * shard,
-        reference=BF16 * shard if setup.reference else 0.0,
+        reference=BF16 * shape.parameters / setup.gpus if setup.reference else 0.0,
+        frozen=BF16 * shape.parameters / setup.gpus if setup.adapters else 0.0,
         gathered=BF16 * gathered,
         activations=activation_bytes(shape, tokens, checkpointing=setup.checkpointing),
         head=LOGIT_COPIES * FLOAT32 * rows * shape.vocabulary,

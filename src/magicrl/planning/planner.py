@@ -18,6 +18,7 @@ from magicrl.planning.measured import Measured
 from magicrl.planning.published import KEPT, SHARED, SIGMA, reasoning_lengths
 from magicrl.planning.schedules import one_step_off, simulate_async
 from magicrl.planning.shapes import ModelShape
+from magicrl.planning.stated import Stated, check_stated
 from magicrl.planning.workload import Layout, StepTime, Workload, replica_setup, step_parts, step_time
 
 LONG_CONTEXT = 4096
@@ -144,6 +145,8 @@ class Plan:
     placed: Placed
     stages: tuple[StagePlan, ...]
     what_if: tuple[WhatIf, ...]
+    stated: Stated | None = None
+    """What becomes of the recipe's own ``[cluster]``; None where there is none, or the accelerators are CPUs."""
 
     @property
     def hours(self) -> float:
@@ -191,7 +194,7 @@ def _recomputes(config: TrainConfig, limit: int) -> bool:
 def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: Options) -> Demand:
     """What of the recipe decides memory; one accelerator runs the in-process engine with the recipe's limits."""
     longest = max(stage.max_tokens for stage in config.stages)
-    alone = options.gpus == 1
+    alone, lora = options.gpus == 1, config.model.lora
     prompt = config.data.max_prompt_tokens if longest >= LONG_CONTEXT else (options.prompt or PROMPT)
     return Demand(
         shape=shape,
@@ -204,6 +207,7 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
         offload_moments=options.offload_moments,
         rows=config.rollout.max_rows if alone else 256,
         cache_limit=config.rollout.memory_limit_mb * 2.0**20 if alone else float("inf"),
+        adapters=0 if lora is None else shape.adapter_parameters(lora.rank, lora.target_modules),
     )
 
 
@@ -338,7 +342,19 @@ def make_plan(
         placed=placed,
         stages=tuple(stages),
         what_if=_what_if(needed, options, efficiency, job, stages) if what_if else (),
+        stated=_stated(config, needed, options, efficiency, job),
     )
+
+
+def _stated(config: TrainConfig, needed: Demand, options: Options, efficiency: Efficiency, job: Job) -> Stated | None:
+    """The recipe's own split, checked; with its time where it fits."""
+    if config.cluster is None or needed.hardware.name.startswith("cpu"):
+        return None
+    found = check_stated(needed, config.cluster, options.gpus)
+    if not found.fits or found.placed is None:
+        return found
+    played = options.staleness >= 2  # as for the layout that is compared with
+    return replace(found, seconds=job.total(needed, efficiency, found.placed.layout, options.staleness, played=played))
 
 
 def _what_if(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -67,6 +67,13 @@ class ModelShape:
     def multiplied_parameters(self) -> int:
         """Parameters that every token is multiplied with: all but the embedding's look-up, the head included."""
         return self.layers * self.layer_parameters + self.vocabulary * self.hidden
+
+    def adapter_parameters(self, rank: int, modules: Collection[str]) -> int:
+        """Parameters of LoRA adapters of ``rank`` on these linear layers: ``rank * (inputs + outputs)`` each."""
+        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        ends = {"q_proj": q, "k_proj": kv, "v_proj": kv, "o_proj": q}
+        ends |= dict.fromkeys(("gate_proj", "up_proj", "down_proj"), self.intermediate)
+        return self.layers * rank * sum(self.hidden + ends.get(name, 0) for name in modules)
 
     def kv_bytes_per_token(self, bytes_per_value: float = 2.0) -> float:
         """Bytes of keys and values that one token of context takes."""

@@ -1,0 +1,171 @@
+"""The split that a recipe's own ``[cluster]`` states, checked: do its parts fit, and what does it cost beside the best.
+
+The learner's ranks and the replicas have accelerators of their own: ``ranks + replicas * tensor_parallel`` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
+from magicrl.planning.costs import BF16
+from magicrl.planning.hardware import GIB, Hardware
+from magicrl.planning.layouts import MOST_GPUS, Demand, Placed, degrees, place
+from magicrl.planning.memory import LearnerMemory
+from magicrl.planning.shapes import ModelShape
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stated:
+    """What a plan says of ``[cluster]``.
+
+    Attributes:
+        needs: accelerators.
+        placed: the layout with its memory; None where the numbers themselves do not go together.
+        faults: what would stop the run, each with what to change; empty where nothing would.
+        seconds: of all stages under this layout; None where it does not fit.
+    """
+
+    needs: int
+    placed: Placed | None
+    faults: tuple[str, ...]
+    seconds: float | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Nothing stands in its way."""
+        return not self.faults
+
+
+def accelerators(cluster: ClusterConfig) -> int:
+    """Accelerators that ``[cluster]`` asks for."""
+    return cluster.learner.ranks + cluster.rollout.replicas * cluster.rollout.tensor_parallel
+
+
+def check_stated(needed: Demand, cluster: ClusterConfig, gpus: int) -> Stated:
+    """Placement and memory of ``[cluster]`` on ``gpus`` accelerators; its time is left to the caller.
+
+    Args:
+        needed: what of the recipe decides memory.
+        cluster: the recipe's section.
+        gpus: accelerators that there are, all nodes together.
+    """
+    needs = accelerators(cluster)
+    faults = list(_misplaced(needed.shape, needed.hardware, cluster, gpus))
+    if any("must divide" in fault for fault in faults):
+        return Stated(needs=needs, placed=None, faults=tuple(faults))
+    placed = placed_as(needed, cluster.learner, cluster.rollout)
+    faults += _short_learner(needed, cluster, placed)
+    faults += _short_engine(needed, cluster, placed)
+    return Stated(needs=needs, placed=placed, faults=tuple(faults))
+
+
+def placed_as(needed: Demand, learner: LearnerPlacement, rollout: RolloutPlacement) -> Placed:
+    """The stated layout with its memory."""
+    engine_gpus = rollout.replicas * rollout.tensor_parallel
+    placed = place(
+        needed, engine_gpus, learner.ranks, rollout.tensor_parallel, learner.sequence_parallel, colocated=False
+    )
+    if not learner.offload_optimizer:
+        return placed
+    spared = _offloaded(placed.learner, (needed.adapters or needed.shape.parameters) / learner.ranks)
+    return replace(
+        placed, learner=spared, missing=max(spared.total - needed.hardware.budget, _cache_short(needed, placed))
+    )
+
+
+def _offloaded(memory: LearnerMemory, shard: float) -> LearnerMemory:
+    """Master weights, gradients and moments are in the host's memory; a bf16 shard of the weights stays."""
+    return replace(memory, master=BF16 * shard, gradients=0.0, moments=0.0)
+
+
+def _misplaced(shape: ModelShape, hardware: Hardware, cluster: ClusterConfig, gpus: int) -> Iterator[str]:
+    learner, rollout, needs = cluster.learner, cluster.rollout, accelerators(cluster)
+    if needs > gpus:
+        yield (
+            f"{learner.ranks} learner ranks and {rollout.replicas} replicas of {rollout.tensor_parallel} need {needs} "
+            f"accelerators, there are {gpus}: fewer cluster.rollout.replicas or cluster.learner.ranks, or --gpus "
+            f"{needs}"
+        )
+    tensor, sequence, node = rollout.tensor_parallel, learner.sequence_parallel, hardware.gpus_per_node
+    if shape.heads % tensor:
+        yield f"cluster.rollout.tensor_parallel {tensor} must divide the {shape.heads} query heads of {shape.name}"
+    if shape.heads % sequence or shape.kv_heads % sequence:
+        yield (
+            f"cluster.learner.sequence_parallel {sequence} must divide the {shape.heads} query heads and the "
+            f"{shape.kv_heads} key/value heads of {shape.name}"
+        )
+    if tensor > node:
+        yield f"cluster.rollout.tensor_parallel {tensor} is more than the {node} accelerators of a {hardware.name} node"
+    elif 0 < gpus < MOST_GPUS and node % tensor and rollout.replicas > (held := _replicas_held(gpus, node, tensor)):
+        yield (
+            f"{rollout.replicas} replicas of {tensor} do not fit into nodes of {node}, {held} do: a replica stays "
+            "inside a node; choose a cluster.rollout.tensor_parallel that divides it"
+        )
+
+
+def _replicas_held(gpus: int, node: int, tensor: int) -> int:
+    whole, rest = divmod(gpus, node)
+    return whole * (node // tensor) + rest // tensor
+
+
+def _short_learner(needed: Demand, cluster: ClusterConfig, placed: Placed) -> Iterator[str]:
+    short = placed.learner.total - needed.hardware.budget
+    if short <= 0:
+        return
+    learner, rollout = cluster.learner, cluster.rollout
+
+    def helps(changed: Demand = needed, **further: int | bool) -> bool:
+        try:
+            other = LearnerPlacement.model_validate(learner.model_dump() | further)
+        except ValueError:  # these ranks are no multiple of that degree
+            return False
+        return placed_as(changed, other, rollout).learner.total <= needed.hardware.budget
+
+    ways: list[str] = []
+    if not needed.checkpointing and helps(replace(needed, checkpointing=True)):
+        ways.append("model.gradient_checkpointing = true")
+    counts = (learner.ranks * 2**k for k in range(1, 13) if learner.ranks * 2**k <= MOST_GPUS)
+    more = next((count for count in counts if helps(ranks=count)), None)
+    if more is not None:
+        ways.append(f"cluster.learner.ranks = {more}")
+    shape = needed.shape
+    wider = (sp for sp in degrees(shape.kv_heads) if sp > learner.sequence_parallel and not shape.heads % sp)
+    degree = next((sp for sp in wider if not shape.kv_heads % sp and helps(sequence_parallel=sp)), None)
+    if degree is not None:
+        ways.append(f"cluster.learner.sequence_parallel = {degree}")
+    if not learner.offload_optimizer and helps(offload_optimizer=True):
+        ways.append("cluster.learner.offload_optimizer = true")
+    yield _lacking("a learner rank", short, placed.learner.terms(), needed, ways)
+
+
+def _cache_short(needed: Demand, placed: Placed) -> float:
+    """Bytes that one replica's cache lacks to hold the longest sample; 0 or less where it does."""
+    tensor = placed.layout.tensor_parallel
+    return needed.longest * needed.shape.kv_bytes_per_token() / min(tensor, needed.shape.kv_heads) - placed.engine.cache
+
+
+def _short_engine(needed: Demand, cluster: ClusterConfig, placed: Placed) -> Iterator[str]:
+    short = _cache_short(needed, placed)
+    if short <= 0:
+        return
+    shape, rollout = needed.shape, cluster.rollout
+    wider = (tp for tp in degrees(needed.hardware.gpus_per_node) if tp > rollout.tensor_parallel)
+    ways: list[str] = []
+    for tp in wider:
+        other = rollout.model_copy(update={"tensor_parallel": tp})
+        if shape.heads % tp == 0 and _cache_short(needed, placed_as(needed, cluster.learner, other)) <= 0:
+            ways.append(f"cluster.rollout.tensor_parallel = {tp}")
+            break
+    what = f"a replica's accelerator, for one sample of {needed.longest} tokens in its cache,"
+    yield _lacking(what, short, placed.engine.terms(), needed, ways)
+
+
+def _lacking(who: str, short: float, terms: dict[str, float], needed: Demand, ways: list[str]) -> str:
+    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
+    cure = "; ".join(ways) if ways else "no single setting of [cluster] does: a smaller T, or larger accelerators"
+    return (
+        f"{who} lacks {short / GIB:.1f} GiB of {needed.hardware.budget / GIB:.1f} ({shown}). "
+        f"What would make it fit, each alone: {cure}"
+    )
