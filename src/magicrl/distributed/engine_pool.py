@@ -11,6 +11,7 @@ replica between two of its samples, and what is under way goes on with them.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -100,6 +101,7 @@ class EnginePool:
         self._busy_lost = 0.0  # share of replicas that are gone
         self._weights: Any = None  # reference to the present payload
         self._version = -1
+        self._max_context = sys.maxsize  # kept apart from the places: there may be none with a replica
         self.lost: list[str] = []
         """Names of the replicas that were lost so far, with the reason."""
         self.weight_bytes = 0
@@ -120,7 +122,7 @@ class EnginePool:
 
     @property
     def max_context(self) -> int:
-        return min(slot.facts.max_context for slot in self._slots if slot.facts is not None)
+        return self._max_context
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Share requests out; all or, on an error, none of them.
@@ -332,6 +334,7 @@ class EnginePool:
             slot.facts = waited_for(slot.actor.facts.remote(), self._timeouts.start, f"{slot.name} to start")
         except RayActorError as error:
             raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
+        self._max_context = min(slot.facts.max_context for slot in self._slots if slot.facts is not None)
 
     def _begin(self, slot: _Slot, answers: list[RolloutGroup]) -> None:
         """A successor has the weights: it may work."""
