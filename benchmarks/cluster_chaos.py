@@ -7,8 +7,8 @@ Three Ray nodes live in processes of this machine, all addresses on loopback: th
 workers. `magicrl train` runs there with the recipe of one machine and a ``[cluster]`` section: FSDP2 over two ranks on
 gloo, two replicas of vLLM's CPU build, a verifier pool on every node. From outside, processes are killed with SIGKILL
 while a step is under way; in the end the run's own process and all of Ray die, Ray is started again, and `--resume`
-goes on. The same recipe runs on one machine as well, undisturbed. Then every prompt is accounted for: draws without a
-gap, each sample of each once, the prompts those of the single machine, every step recorded once.
+goes on. The same recipe runs on one machine as well, with one engine, undisturbed. Then every prompt is accounted
+for: draws without a gap, each sample of each once, the prompts those of the single machine, every step recorded once.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -49,7 +50,7 @@ class Case:
         overrides: of both runs: fewer and shorter steps.
         store: bytes of each node's object store: two versions of the weights.
         cache_mb: of vLLM's cache.
-        start: settings of the supervised start that is made first; empty: the recipe's own.
+        start: settings of the supervised start, where it is another than the recipe's.
 
     """
 
@@ -62,12 +63,12 @@ class Case:
 
 NO_TESTS = ("data.test={}", "data.validation=[]", "evaluation.every=0", 'entropy.estimator="sampled"')
 """Also of the single machine: vLLM reports no entropies."""
+ENGINE = ('rollout.engine="vllm"', "rollout.max_rows=8")
 CASES = {
     "tiny": Case(
         recipe="tiny.toml",
         overrides=(
             'stages=[{max_tokens=24, rollout_batch=4, group_size=4, max_steps=16, transition={rule="fixed"}}]',
-            "data.difficulty_filter.samples=2",
             "data.train.0.count=40",
             "checkpoint.every=2",
         ),
@@ -79,8 +80,7 @@ CASES = {
         recipe="smollm2.toml",
         overrides=(
             'stages=[{max_tokens=48, rollout_batch=4, group_size=4, max_steps=8, transition={rule="fixed"}}]',
-            "data.difficulty_filter.samples=2",
-            "data.train.0.count=24",
+            "data.train.0.count=60",
             "checkpoint.every=3",
         ),
         store=1300 << 20,
@@ -123,16 +123,10 @@ class Nodes:
 class Run:
     """A `magicrl train` of this case in a process of its own."""
 
-    def __init__(self, case: Case, output: Path, models: Path, settings: list[str]) -> None:
+    def __init__(self, recipe: Path, output: Path, settings: list[str]) -> None:
         self.output = output
-        overrides = [*case.overrides, *settings]
-        self._command = [sys.executable, "-m", "magicrl", "train", str(ROOT / "recipes" / case.recipe)]
-        self._command += ["--output", str(output), "--resume"]
-        for item in overrides:
-            self._command += ["--set", item]
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if models.exists() and not (output.parent / "models").exists():
-            (output.parent / "models").symlink_to(models.resolve())
+        self._command = [sys.executable, "-m", "magicrl", "train", str(recipe), "--output", str(output), "--resume"]
+        self._command += [part for item in settings for part in ("--set", item)]
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *further: str) -> None:
@@ -249,7 +243,7 @@ class Chaos:
 
 
 def account(run: Run, single: Run) -> dict[str, Any]:
-    """Every prompt and sample of the run, against the rules and against the single machine's."""
+    """Every prompt and sample of the run, against the rules and against the single machine's (one vLLM engine)."""
     rows, theirs = rollouts(run), rollouts(single)
     seen = Counter((row["draw"], row["sample"]) for row in rows)
     draws = sorted({row["draw"] for row in rows})
@@ -289,11 +283,8 @@ def curve(run: Run) -> list[dict[str, float]]:
     return [{name: row["values"][name] for name in names if name in row["values"]} for row in run.rows()]
 
 
-def settings_of(case: Case, address: str) -> list[str]:
+def settings_of(address: str) -> list[str]:
     return [
-        'rollout.engine="vllm"',
-        f"rollout.memory_limit_mb={case.cache_mb}",
-        "rollout.max_rows=8",
         f"cluster.address={json.dumps(address)}",
         "cluster.learner.ranks=2",
         "cluster.rollout.replicas=2",
@@ -302,27 +293,32 @@ def settings_of(case: Case, address: str) -> list[str]:
     ]
 
 
-def start_of(case: Case, folder: Path) -> list[str]:
-    """Makes the case's own start model, if it has one; the setting that names it."""
-    if not case.start:
-        return []
-    recipe = ROOT / "recipes" / case.recipe.replace(".toml", "-sft.toml")
-    command = [sys.executable, "-m", "magicrl", "sft", str(recipe), "--output", str(folder)]
-    subprocess.run([*command, *(part for item in case.start for part in ("--set", item))], check=True)
-    return [f"start={{model={json.dumps(str(folder))}}}"]
+def prepared(case: Case, work: Path, models: Path) -> Path:
+    """The case's recipe without its difficulty filter, whose samples would decide the prompts; with its start made."""
+    kept = re.sub(r"\[data\.difficulty_filter\]\n(?:[^\[\n].*\n)*", "", (ROOT / "recipes" / case.recipe).read_text())
+    own = case.recipe.replace(".toml", "-sft.toml")
+    start = work / "start" if case.start else models / own.replace("-sft.toml", "-start")
+    if not start.exists():
+        command = [sys.executable, "-m", "magicrl", "sft", str(ROOT / "recipes" / own), "--output", str(start)]
+        subprocess.run([*command, *(part for item in case.start for part in ("--set", item))], check=True)
+    recipe = work / "recipe.toml"
+    recipe.write_text(kept.replace(f'sft = "{own}"', f"model = {json.dumps(str(start.resolve()))}"))
+    return recipe
 
 
 def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
     """The undisturbed single run, then the chaos."""
     shutil.rmtree(work, ignore_errors=True)
-    shared = [*NO_TESTS, *start_of(case, work / "start")]
-    single = Run(case, work / "single" / "run", models, shared)
+    work.mkdir(parents=True)
+    recipe = prepared(case, work, models)
+    shared = [*case.overrides, *NO_TESTS, *ENGINE, f"rollout.memory_limit_mb={case.cache_mb}"]
+    single = Run(recipe, work / "single", shared)
     single.start()
     single.wait(single.ended, "its end", 1800)
     if single.process is None or single.process.returncode:
         raise SystemExit(f"the run on one machine failed: {single.tail()}")
     cluster = Nodes(case)
-    run = Run(case, work / "cluster" / "run", models, [*shared, *settings_of(case, cluster.address)])
+    run = Run(recipe, work / "cluster", [*shared, *settings_of(cluster.address)])
     started = time.monotonic()
     try:
         run.start()

@@ -1,8 +1,9 @@
 """Judging on every node's CPUs: a verifier pool in an actor on each, every item as isolated as on one machine.
 
 A response goes to the node with the fewest waiting for each of its workers. A node's actor that dies is replaced, and
-what it had not judged is judged elsewhere. An item that neither kills nor finishes its worker, so that nothing comes
-for ``timeouts.judge`` seconds, is tried once on another node; then it is not judged and leaves its group.
+what it had not judged is judged elsewhere; that is not the item's doing (it runs in a worker below the actor), so it
+may happen several times. An item that neither kills nor finishes its worker, so that nothing comes for
+``timeouts.judge`` seconds, is tried once on another node; then it is not judged and leaves its group.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from magicrl.records import Problem, Verdict
 from magicrl.verifiers.base import make_verdict
 from magicrl.verifiers.pool import VerifierPool
 
-_ATTEMPTS = 2
+_LATE = 2
+_LOST = 6
+"""A node that dies takes its actor's successor with it for as long as Ray believes the node alive."""
 
 
 class JudgeActor:
@@ -57,7 +60,8 @@ class _Item:
     response: str
     place: _Place
     call: Any
-    attempts: int = 1
+    late: int = 0
+    lost: int = 0
     verdict: Verdict | None = None
 
 
@@ -115,6 +119,7 @@ class VerifierNodes:
                 if item.call in done:
                     self._settle(ticket.problem, item)
                 elif not done:  # nothing at all came: none of them moves
+                    item.late += 1
                     self._give_up(ticket.problem, item, f"no verdict within {self._timeouts.judge:g} s")
         return tuple(item.verdict for item in ticket.items if item.verdict is not None)
 
@@ -177,16 +182,17 @@ class VerifierNodes:
             item.place.judged += 1
         except RayActorError as error:
             self._lose(item.place)
+            item.lost += 1
             self._give_up(problem, item, str(error).strip().splitlines()[0])
 
     def _give_up(self, problem: Problem, item: _Item, reason: str) -> None:
-        """Try an item once more elsewhere; a second failure is nobody's fault but not the answer's either."""
+        """Try an item once more elsewhere, until it was late or its actor lost too often."""
         item.place.waiting -= 1
-        if item.attempts == _ATTEMPTS:
+        if item.late == _LATE or item.lost == _LOST:
             item.verdict = make_verdict("worker_lost", reason=f"node {item.place.node.name}: {reason}")
             return
         again = self._ask(problem, item.response, avoid=item.place)
-        item.place, item.call, item.attempts = again.place, again.call, item.attempts + 1
+        item.place, item.call = again.place, again.call
 
     def _lose(self, place: _Place) -> None:
         """Replace a dead actor where its node still lives."""
