@@ -38,6 +38,18 @@ def test_examples_in_docstrings_run(name: str) -> None:
     assert results.failed == 0
 
 
+def test_examples_of_the_first_page_run() -> None:
+    page = ROOT / "docs" / "index.md"
+    results = doctest.testfile(str(page), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE)
+    assert results.attempted > 0
+    assert results.failed == 0
+
+
+def test_the_first_page_leads_to_every_page() -> None:
+    linked = set(re.findall(r"\]\(([\w-]+\.md)", text_of(ROOT / "docs" / "index.md")))
+    assert linked == {page.name for page in (ROOT / "docs").glob("*.md")} - {"index.md"}
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", text_of(page)):
