@@ -47,6 +47,7 @@ def train(
     set_: Overrides = None,
     output: Path | None = None,
     resume: bool = False,
+    dry_run: bool = False,
 ) -> int:
     """Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.
 
@@ -63,7 +64,14 @@ def train(
         The run folder; default: run.output of the recipe, else runs/<run.name>.
     resume
         Continue the run in the output folder from its last checkpoint (starts anew where there is none).
+    dry_run
+        Build everything with random weights of the same architecture and stand-in data, a step a stage, on this
+        machine's CPU; nothing is kept.
     """
+    if dry_run:
+        from magicrl.cli import dry_run as trial
+
+        return trial.dry_run(recipe, set_ or [])
     from magicrl.cli.train import run_training
 
     return run_training(recipe, set_ or [], output, resume=resume)

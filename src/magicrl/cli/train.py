@@ -44,7 +44,7 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
             placed_errors(recipe, overrides),
             LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
             TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
-            _parts(config) as parts,
+            parts_of(config) as parts,
         ):
             train(config, recipe.parent, folder, Observers(display, mirror), resume=resume, parts=parts)
     except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
@@ -58,7 +58,7 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
     return 0
 
 
-def _parts(config: TrainConfig) -> AbstractContextManager[PartsMaker | None]:
+def parts_of(config: TrainConfig) -> AbstractContextManager[PartsMaker | None]:
     """What makes the parts that live elsewhere: None for a recipe without ``[cluster]``."""
     if config.cluster is None:
         return nullcontext()

@@ -1,0 +1,68 @@
+"""Every released recipe builds: ``magicrl train RECIPE --dry-run`` with a miniature of its own architecture."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoTokenizer
+
+from magicrl.cli.main import app
+from magicrl.config.loader import load_train_recipe
+from magicrl.models.miniature import make_byte_tokenizer, make_miniature
+
+RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))
+ALONE = [path for path in LARGE if load_train_recipe(path).cluster is None]
+CLUSTER = [path for path in LARGE if load_train_recipe(path).cluster is not None]
+
+
+def dry_run(path: Path, capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    assert app(["train", str(path), "--dry-run", *words], result_action="return_value") == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize("path", [*ALONE, RECIPES / "smollm2.toml"], ids=lambda path: path.stem)
+def test_a_recipe_of_one_device_builds(
+    path: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    told = dry_run(path, capsys)
+    assert "it builds" in told
+    assert "random weights" in told
+    assert not list(tmp_path.iterdir()), "nothing is kept"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CLUSTER, ids=lambda path: path.stem)
+def test_a_recipe_of_a_cluster_builds(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("ray")
+    engine = [] if path.stem == "1.5b-node" and torch.version.cuda is None else ["--set", "rollout.engine=in_process"]
+    told = dry_run(path, capsys, *engine)
+    assert "2 ranks and 2 replicas" in told
+    assert "it builds" in told
+
+
+def test_a_miniature_has_the_architecture(tmp_path: Path) -> None:
+    qwen = {"model_type": "qwen2", "num_attention_heads": 28, "num_key_value_heads": 4, "tie_word_embeddings": False}
+    made = AutoConfig.from_pretrained(make_miniature(qwen, tmp_path / "model", max_context=64))
+    assert made.model_type == "qwen2"
+    assert made.num_attention_heads // made.num_key_value_heads == 2  # of 7: at most eight heads in all
+    assert not made.tie_word_embeddings
+    weights = json.loads((tmp_path / "model" / "config.json").read_text())
+    assert weights["num_hidden_layers"] == 2
+
+
+def test_any_text_is_read(tmp_path: Path) -> None:
+    text = "∑ x² + é\n"
+    for tokenizer in (make_byte_tokenizer(64), _saved(tmp_path)):
+        tokens = tokenizer(text)["input_ids"]
+        assert len(tokens) == len(text.encode())
+        assert tokenizer.decode(tokens) == text
+
+
+def _saved(folder: Path) -> object:
+    make_byte_tokenizer(64).save_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder)
