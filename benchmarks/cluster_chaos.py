@@ -38,6 +38,9 @@ from magicrl.training.recorder import write_atomically
 # a loaded machine starts Ray's processes slowly; it reads this when it is imported
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 REMEDY = "a prompt was lost or counted twice, or the run did not survive; see runs under --work"
+LOSSES = ("cluster/replicas/lost", "cluster/learner/lost", "cluster/verifiers/lost")
+EVERY = 3
+"""Steps between checkpoints."""
 REPLICA, RANK, JUDGE = "ray::Replica", "ray::_RankActor", "ray::JudgeActor"
 
 
@@ -61,16 +64,21 @@ class Case:
     start: tuple[str, ...] = ()
 
 
-NO_TESTS = ("data.test={}", "data.validation=[]", "evaluation.every=0", 'entropy.estimator="sampled"')
+NO_TESTS = (
+    f"checkpoint.every={EVERY}",
+    "data.test={}",
+    "data.validation=[]",
+    "evaluation.every=0",
+    'entropy.estimator="sampled"',
+)
 """Also of the single machine: vLLM reports no entropies."""
 ENGINE = ('rollout.engine="vllm"', "rollout.max_rows=8")
 CASES = {
     "tiny": Case(
         recipe="tiny.toml",
         overrides=(
-            'stages=[{max_tokens=24, rollout_batch=4, group_size=4, max_steps=16, transition={rule="fixed"}}]',
+            'stages=[{max_tokens=24, rollout_batch=16, group_size=8, max_steps=30, transition={rule="fixed"}}]',
             "data.train.0.count=40",
-            "checkpoint.every=2",
         ),
         store=80 << 20,
         cache_mb=32,
@@ -79,9 +87,8 @@ CASES = {
     "smollm2": Case(
         recipe="smollm2.toml",
         overrides=(
-            'stages=[{max_tokens=48, rollout_batch=4, group_size=4, max_steps=8, transition={rule="fixed"}}]',
+            'stages=[{max_tokens=48, rollout_batch=4, group_size=4, max_steps=14, transition={rule="fixed"}}]',
             "data.train.0.count=60",
-            "checkpoint.every=3",
         ),
         store=1300 << 20,
         cache_mb=256,
@@ -209,23 +216,34 @@ class Chaos:
         self._run.wait(lambda: cpu_of(processes(title)) > before + seconds, f"{what} to work")
         return processes(title)
 
-    def kill(self, title: str, what: str, when: str, work: float) -> None:
-        """One process of ``title`` after it has worked a while, and then until the step is done all the same."""
+    def kill(self, title: str, what: str, when: str, work: float, counter: str) -> None:
+        """One process of ``title`` after it has worked a while, and then until the run has told of the loss."""
         victim = self._rng.choice(self._busy(title, work, what))
-        self._note(f"{what} (process {victim.pid})", when)
-        victim.kill()
-        self._next_step()
+        self._lose(f"{what} (process {victim.pid})", when, victim.kill, counter)
 
     def lose_a_node(self, work: float) -> None:
-        """A node with all that lives there, and another in its place a step later."""
+        """A node with all that lives there, and another in its place once the run has told of the loss."""
         self._busy(REPLICA, work, "a replica")
-        self._note("a node", "while replicas generate")
-        self._cluster.lose_one()
-        self._next_step()
+        self._lose("a node", "while replicas generate", self._cluster.lose_one, *LOSSES)
         self._cluster.add()
 
+    def _lose(self, what: str, when: str, end: Callable[[], None], *counters: str) -> None:
+        before = self._losses(counters)
+        self._note(what, when)
+        end()
+        self._next_step()
+        note = self.notes[-1]
+        self._run.wait(lambda: self._losses(counters) > before, f"the run to tell that it lost {what}")
+        note["told_after_step"] = self._run.steps
+        note["losses"] = {name: self._losses((name,)) for name in LOSSES}
+
+    def _losses(self, counters: tuple[str, ...]) -> float:
+        rows = self._run.rows()
+        return sum(rows[-1]["values"].get(name, 0.0) for name in counters) if rows else 0.0
+
     def lose_the_head(self, work: float) -> None:
-        """The run's own process and all of Ray; then Ray again, and the command again."""
+        """The run's own process and all of Ray, a step after a checkpoint; then Ray again, and the command again."""
+        self._run.wait(lambda: self._run.steps % EVERY == 1, "a step without a checkpoint")
         self._busy(REPLICA, work, "a replica")
         assert self._run.process is not None
         self._note("the run's process and all of Ray", "while replicas generate")
@@ -324,9 +342,9 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
         run.start()
         run.wait(lambda: run.steps >= 1, "the first step")
         chaos = Chaos(run, cluster, seed)
-        chaos.kill(REPLICA, "a rollout replica", "while it generates", 0.2)
-        chaos.kill(RANK, "a learner rank", "while it learns", 0.3)
-        chaos.kill(JUDGE, "a verifier pool", "while it judges", 0.01)
+        chaos.kill(REPLICA, "a rollout replica", "while it generates", 0.2, LOSSES[0])
+        chaos.kill(RANK, "a learner rank", "while it learns", 0.3, LOSSES[1])
+        chaos.kill(JUDGE, "a verifier pool", "while it judges", 0.01, LOSSES[2])
         chaos.lose_a_node(0.2)
         chaos.lose_the_head(0.2)
         run.wait(run.ended, "its end")
@@ -342,7 +360,7 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
         "accounted": account(run, single),
         "seconds": round(time.monotonic() - started, 1),
         "curve": {"cluster": curve(run), "single": curve(single)},
-        "events": [event["message"] for event in events if event["kind"] not in ("stage",)],
+        "told": [[event["step"], event["message"]] for event in events if event["kind"] in ("lost", "resume")],
     }
 
 

@@ -32,6 +32,12 @@ def test_every_prompt_is_accounted_for_whatever_dies(tmp_path: Path) -> None:
         "a node",
         "the run's process and all of Ray",
     ]
+    replica, rank, judge, node, _ = found["kills"]
+    assert replica["losses"]["cluster/replicas/lost"] == 1
+    assert rank["losses"]["cluster/learner/lost"] == 1
+    assert judge["losses"]["cluster/verifiers/lost"] == 1
+    assert sum(node["losses"].values()) > sum(judge["losses"].values())
+    assert any("replica" in text for _, text in found["told"])
     accounted = found["accounted"]
     assert accounted["whole"]
     assert accounted["verdicts"].get("not_judged", 0) == 0

@@ -21,7 +21,7 @@ class LearnerPlacement(Section):
     """Ranks that share one sequence (Ulysses); divides ``ranks``, the query heads and the key/value heads."""
     offload_optimizer: bool = False
     """Keep master weights, gradients and moments in the host's memory, and step there."""
-    restarts: int = Field(default=2, ge=0)
+    restarts: int = Field(default=4, ge=0)
     """Losses of a rank that are mended within one call; then the run stops, to be resumed from its checkpoint."""
 
     @model_validator(mode="after")

@@ -137,3 +137,11 @@ class Observed(Protocol):
     def observations(self) -> Mapping[str, float]:
         """Metrics by key (``area/name/stat``) since the last call."""
         ...
+
+
+@runtime_checkable
+class Mending(Protocol):
+    """A part of a run that replaces what it lost and goes on: replicas, ranks, nodes."""
+
+    lost: list[str]
+    """What was lost so far, each named with the reason, in order."""

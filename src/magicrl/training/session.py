@@ -50,7 +50,7 @@ from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
 from magicrl.training.model_card import recommended_sampling, run_card
 from magicrl.training.observer import RunObserver
-from magicrl.training.protocols import Observed, WritesShards
+from magicrl.training.protocols import Mending, Observed, WritesShards
 from magicrl.training.recorder import RunFolder
 from magicrl.training.removals import in_words, removals
 from magicrl.training.stages import StageSchedule
@@ -152,6 +152,7 @@ class Session:
         self._monitor = HealthMonitor()
         self._visits = VisitRecord()
         self._solved = 0
+        self._losses_told: dict[int, int] = {}
         self._steps_done = 0
         self._test_tokens = config.evaluation.max_tokens or config.stages[-1].max_tokens
         self._validation = Validation(
@@ -208,6 +209,7 @@ class Session:
         values = {**result.metrics.values, **self._unfiltered(result.metrics), **validated}
         for part in (self._engine, self._judge, self._learner):
             values |= part.observations() if isinstance(part, Observed) else {}
+            self._tell_losses(part)
         metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
         self._record(metrics, result)
         self._trainer.check(metrics)
@@ -424,6 +426,15 @@ class Session:
     def warn(self, message: str) -> None:
         """Tell something that is not as it should be but does not stop the run."""
         self._event("warning", message)
+
+    def _tell_losses(self, part: object) -> None:
+        """An event for everything that a part lost and replaced since the last step."""
+        if not isinstance(part, Mending):
+            return
+        told = self._losses_told.get(id(part), 0)
+        for loss in part.lost[told:]:
+            self._event("lost", f"lost and replaced: {loss}")
+        self._losses_told[id(part)] = len(part.lost)
 
     def _event(self, kind: str, message: str, **data: object) -> None:
         place: dict[str, object] = {"step": self._steps_done, "stage": self._schedule.index}

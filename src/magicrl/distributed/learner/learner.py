@@ -99,12 +99,18 @@ class DistributedLearner:
             timeouts=timeouts or LearnerTimeouts(),
         )
         self._rebuilds, self._on_loss = rebuilds, on_loss
+        self.lost: list[str] = []
+        """What ranks were lost so far, with the reason."""
         self._history = History(snapshot_every)
         self._version = 0
         self._written: Mapping[str, Any] | None = None
         self.last: tuple[RankUpdate, ...] = ()
         self._ranks: RankGroup | None = None
         self._repeated(self._running)
+
+    def observations(self) -> dict[str, float]:
+        """How often ranks were lost and started anew."""
+        return {"cluster/learner/lost": len(self.lost)}
 
     @property
     def version(self) -> int:
@@ -325,6 +331,7 @@ class DistributedLearner:
                     raise error.mistake from None
                 if not left:
                     raise
+                self.lost.append(str(error))
                 if self._on_loss is not None:
                     self._on_loss(error)
         raise AssertionError("the last turn returns or raises")
