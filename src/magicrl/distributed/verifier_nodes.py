@@ -2,8 +2,9 @@
 
 A response goes to the node with the fewest waiting for each of its workers. A node's actor that dies is replaced, and
 what it had not judged is judged elsewhere; that is not the item's doing (it runs in a worker below the actor), so it
-may happen several times. An item that neither kills nor finishes its worker, so that nothing comes for
-``timeouts.judge`` seconds, is tried once on another node; then it is not judged and leaves its group.
+may happen several times. An item that neither kills nor finishes its worker is given up where its node has judged
+nothing for ``timeouts.judge`` seconds: it is tried once on another node; then it is not judged and leaves its group.
+A long queue is no such silence.
 """
 
 from __future__ import annotations
@@ -45,12 +46,35 @@ class JudgeActor:
 
 @dataclass(kw_only=True, eq=False)
 class _Place:
-    """A node's actor and how many responses it has not judged yet."""
+    """A node's actor and how many responses it has not judged yet.
+
+    Attributes:
+        node: where it lives.
+        actor: Ray's handle.
+        calls: under way, of all tickets.
+        judged: since the last `observations`.
+        settled: calls that were taken in, ever.
+        seen: how many it had finished when it was last asked whether it moves.
+    """
 
     node: Node
     actor: Any
-    waiting: int = 0
+    calls: list[Any] = field(default_factory=list[Any])
     judged: int = 0
+    settled: int = 0
+    seen: int = 0
+
+    @property
+    def waiting(self) -> int:
+        return len(self.calls)
+
+    def moved(self) -> bool:
+        """Whether it finished anything since this was last asked."""
+        finished = self.settled
+        if self.calls:
+            finished += len(ray.wait(self.calls, num_returns=len(self.calls), timeout=0)[0])
+        before, self.seen = self.seen, finished
+        return finished > before
 
 
 @dataclass(kw_only=True)
@@ -115,10 +139,14 @@ class VerifierNodes:
         while waiting := [item for item in ticket.items if item.verdict is None]:
             calls = [item.call for item in waiting]
             done, _ = ray.wait(calls, num_returns=1, timeout=self._timeouts.judge)
+            silent: list[_Place] = []
+            if not done:
+                places = list({id(item.place): item.place for item in waiting}.values())
+                silent = [place for place in places if not place.moved()]
             for item in waiting:
                 if item.call in done:
                     self._settle(ticket.problem, item)
-                elif not done:  # nothing at all came: none of them moves
+                elif item.place in silent:
                     item.late += 1
                     self._give_up(ticket.problem, item, f"no verdict within {self._timeouts.judge:g} s")
         return tuple(item.verdict for item in ticket.items if item.verdict is not None)
@@ -172,14 +200,16 @@ class VerifierNodes:
             raise ClusterError("no node is left to judge; see `ray status`")
         others = [place for place in self._places if place is not avoid] or self._places
         place = min(others, key=lambda place: place.waiting)
-        place.waiting += 1
-        return _Item(response=response, place=place, call=place.actor.judge.remote(problem, response))
+        call = place.actor.judge.remote(problem, response)
+        place.calls.append(call)
+        return _Item(response=response, place=place, call=call)
 
     def _settle(self, problem: Problem, item: _Item) -> None:
         try:
-            item.verdict = ray.get(item.call)
-            item.place.waiting -= 1
+            item.verdict = ray.get(item.call, timeout=self._timeouts.judge)
+            item.place.calls.remove(item.call)
             item.place.judged += 1
+            item.place.settled += 1
         except RayActorError as error:
             self._lose(item.place)
             item.lost += 1
@@ -187,7 +217,7 @@ class VerifierNodes:
 
     def _give_up(self, problem: Problem, item: _Item, reason: str) -> None:
         """Try an item once more elsewhere, until it was late or its actor lost too often."""
-        item.place.waiting -= 1
+        item.place.calls.remove(item.call)
         if item.late == _LATE or item.lost == _LOST:
             item.verdict = make_verdict("worker_lost", reason=f"node {item.place.node.name}: {reason}")
             return

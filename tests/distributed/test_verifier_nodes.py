@@ -1,0 +1,64 @@
+"""Judging on nodes: an item that never ends leaves its group, and a long queue is not taken for one."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.config.schema import VerifierConfig
+from magicrl.distributed import verifier_nodes
+from magicrl.distributed.verifier_nodes import VerifierNodes
+from magicrl.records import Problem
+
+pytestmark = pytest.mark.slow
+
+PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
+
+
+@pytest.fixture
+def nodes(three_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes nodes whose judges take a second over a text that says so, and never come back from "stuck"."""
+
+    class SlowActor(verifier_nodes.JudgeActor):  # local, so that it is sent to the nodes by value
+        def judge(self, problem: Problem, response: str) -> Any:
+            if "slow" in response:
+                time.sleep(1.0)
+            while "stuck" in response:
+                time.sleep(1.0)
+            return super().judge(problem, response)
+
+    monkeypatch.setattr(verifier_nodes, "JudgeActor", SlowActor)
+    made: list[VerifierNodes] = []
+
+    def make(seconds: float, threads: int) -> VerifierNodes:
+        timeouts = ClusterTimeouts(judge=seconds, start=300.0)
+        made.append(VerifierNodes(VerifierConfig(workers=1, extract="lenient"), timeouts=timeouts, threads=threads))
+        made[-1].warm_up(["exact"])
+        return made[-1]
+
+    yield make
+    for service in made:
+        service.close()
+
+
+def test_a_stuck_item_leaves_its_group_and_blocks_no_other(nodes: Callable[..., VerifierNodes]) -> None:
+    service = nodes(5.0, 8)
+    hung = service.submit(PROBLEM, ["stuck", "1", "2"])
+    other = service.submit(PROBLEM, ["1", "0"])
+    assert [verdict.correct for verdict in service.result(other)] == [True, False]
+    stuck, right, wrong = service.result(hung)
+    assert (right.correct, wrong.correct) == (True, False)
+    assert stuck.status == "worker_lost"
+    assert "no verdict within 5 s" in stuck.reason
+
+
+def test_a_queue_longer_than_the_time_out_is_judged_whole(nodes: Callable[..., VerifierNodes]) -> None:
+    service = nodes(4.0, 1)  # one at a time on each of three nodes, each a second
+    texts = [f"slow {n % 2}" for n in range(24)]
+    first, last = service.submit(PROBLEM, texts[:12]), service.submit(PROBLEM, texts[12:])
+    assert all(verdict.status != "worker_lost" for verdict in service.result(last))  # waits for the first's as well
+    assert all(verdict.status != "worker_lost" for verdict in service.result(first))
