@@ -89,8 +89,9 @@ CASES = {
     "smollm2": Case(
         recipe="smollm2.toml",
         overrides=(
-            'stages=[{max_tokens=48, rollout_batch=4, group_size=4, max_steps=14, transition={rule="fixed"}}]',
+            'stages=[{max_tokens=32, rollout_batch=4, group_size=4, max_steps=12, transition={rule="fixed"}}]',
             "data.train.0.count=60",
+            "run.threads=1",
         ),
         store=1300 << 20,
         cache_mb=256,
