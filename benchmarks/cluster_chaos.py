@@ -180,8 +180,9 @@ class Run:
 
 
 def processes(title: str) -> list[psutil.Process]:
+    """This cluster's processes of that title: Ray's own are children of this one."""
     found: list[psutil.Process] = []
-    for process in psutil.process_iter():
+    for process in psutil.Process().children(recursive=True):
         try:
             if process.cmdline() and process.cmdline()[0].startswith(title):
                 found.append(process)
