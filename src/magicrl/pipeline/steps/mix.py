@@ -12,12 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from magicrl.config.errors import RecipeError
+from magicrl.data.sources import RECORDED_ROLLOUTS
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.settings import MixStep, PipelineConfig
 from magicrl.pipeline.steps.base import Context, Decide, Decision, Drop
-
-FAILURES_OF = 16
-"""``model_difficulty`` counts failures of so many samples."""
 
 
 class Mix:
@@ -72,7 +70,7 @@ class Mix:
             if failures is None:
                 if band.without == "drop":
                     return f"no difficulty under {band.model}"
-            elif not band.low <= failures / FAILURES_OF <= band.high:
+            elif not band.low <= failures / RECORDED_ROLLOUTS <= band.high:
                 return f"outside the band of {band.model}"
         return None
 
