@@ -268,12 +268,15 @@ class _Rounds:
         piloted = False
         for bound in range(first, most + first, first):
             waiting = [problem for problem in problems if needs_more(self.counts[problem.id])]
-            for total in sorted({min(bound, self.counts[problem.id].total) for problem in waiting}):
-                some = [p for p in waiting if min(bound, self.counts[p.id].total) == total]
-                if not piloted:
-                    piloted = True
-                    self._pilot(some, total, waiting, context)
-                self._job(some, total, context, None)
+            groups: dict[int, list[Problem]] = {}
+            for problem in waiting:
+                groups.setdefault(min(bound, self.counts[problem.id].total), []).append(problem)
+            if groups and not piloted:  # of the most: a handful of code problems says nothing of the rest
+                piloted = True
+                total = max(groups, key=lambda total: total * len(groups[total]))
+                self._pilot(groups[total], total, waiting, context)
+            for total in sorted(groups):
+                self._job(groups[total], total, context, None)
 
     def _pilot(self, some: Sequence[Problem], total: int, waiting: Sequence[Problem], context: Context) -> None:
         """A few samples over many problems, and from them what the rest costs."""
