@@ -20,7 +20,7 @@ from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.ray_ranks import RayLauncher
 from magicrl.distributed.learner.settings import LearnerTimeouts
 from magicrl.distributed.replica import Replica
-from magicrl.distributed.runtime import check_room, connected, nodes
+from magicrl.distributed.runtime import ClusterError, check_room, connected, nodes, waited_for
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.evaluation.external_engines import described_model
 from magicrl.models.loading import LoadedModel
@@ -66,11 +66,9 @@ class ClusterParts:
         if placement.ranks == 1 and not self._gpus:
             return make_learner(config, policy)
         timeouts = self._cluster.timeouts
-        # a rank on a CPU takes none of Ray's: the ranks work while the replicas wait
-        options = {"num_gpus": 1, "num_cpus": 1} if self._gpus else {"num_cpus": 0}
         return DistributedLearner(
             policy,
-            launcher=RayLauncher([{**options, "scheduling_strategy": "SPREAD"}] * placement.ranks),
+            launcher=RayLauncher(rank_options(placement.ranks, gpus=self._gpus, seconds=timeouts.start)),
             placement=placement,
             loss=config.algorithm.loss,
             optimizer=config.optimizer,
@@ -125,6 +123,36 @@ class ClusterParts:
                 f"GPUs, the cluster has {have:g}",
                 key="cluster.learner.ranks",
             )
+
+
+def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, Any]]:
+    """Ray's options of each learner rank.
+
+    On GPUs the ranks share as few nodes as they can: spread out they would leave every node with too few GPUs for a
+    replica of several. On CPUs a rank takes none of Ray's: the ranks work while the replicas wait.
+
+    Raises:
+        ClusterError: there are not so many free GPUs within ``seconds``.
+    """
+    if not gpus:
+        return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * ranks
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    group = placement_group([{"GPU": 1, "CPU": 1}] * ranks, strategy="PACK")
+    try:
+        waited_for(group.ready(), seconds, f"{ranks} free GPUs, each with a CPU, for the learner ranks")
+    except ClusterError:
+        remove_placement_group(group)  # or it would take what becomes free
+        raise
+    return [
+        {
+            "num_gpus": 1,
+            "num_cpus": 1,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
+        }
+        for rank in range(ranks)
+    ]
 
 
 def start_replica(config: TrainConfig, start: str, index: int, *, gpus: int) -> Any:
