@@ -1,9 +1,10 @@
 """Figures of a finished run of a data pipeline: the funnel, the difficulty table, the judges, the data card.
 
     magicrl data build recipes/data/laptop.toml --output runs/data/laptop
-    magicrl train recipes/smollm2.toml --output runs/laptop --set stages.0.max_steps=2 --set stages.1.max_steps=1 \
-        --set 'data.train=[{path="../runs/data/laptop/mixture/train.parquet"}]'
-    python benchmarks/pipeline_laptop.py runs/data/laptop --training runs/laptop    # docs/figures/pipeline-laptop.json
+    magicrl train recipes/smollm2.toml --output runs/laptop --set stages.0.max_steps=3 --set stages.1.max_steps=2 \
+        --set data.difficulty_filter.samples=4 --set 'data.train=[{path="../runs/data/laptop/mixture/train.parquet"}]'
+    python benchmarks/pipeline_laptop.py runs/data/laptop --training runs/laptop
+        # docs/figures/pipeline-laptop.json, and the section of docs/pipeline.md
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import json
 import tomllib
 from pathlib import Path
 from typing import Any
+
+from page_sections import put_section
 
 from magicrl.evaluation.provenance import environment_facts, write_atomically
 from magicrl.pipeline.judging.flawed import FLAWED
@@ -39,6 +42,31 @@ def trained(folder: Path) -> dict[str, Any]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     facts = json.loads((folder / "run.json").read_text())
     return {"steps": len(lines), "first": lines[0], "last": lines[-1], "data": facts.get("data")}
+
+
+def section(found: dict[str, Any]) -> str:
+    """The run as docs/pipeline.md tells it."""
+    steps: dict[str, list[int]] = {}
+    for row in found["funnel"]:
+        steps[row["step"]] = [row["in"], row["kept"]]
+    lines = ["| step | in | kept |", "|---|---|---|", *(f"| {name} | {a} | {b} |" for name, (a, b) in steps.items())]
+    judging = found["judging"]
+    one = next(iter(judging["judges"].values()))
+    flawed = judging["flawed"]
+    lines += [
+        "",
+        f'{next(iter(judging["judges"]))}, served by vLLM\'s CPU build, said "keep" in {one["says_keep"]:.0%} of',
+        f"{one['valid']} readable votes of {one['votes']}, found {flawed['found_by_judges']} of the {flawed['judged']} known",
+        f"flawed problems, and agreed with itself at a Fleiss kappa of {judging['fleiss_kappa']:.2f}",
+        f"({judging['agreement']}).",
+    ]
+    if "training" in found:
+        first, last = (found["training"][end]["values"]["train/accuracy/mean"] for end in ("first", "last"))
+        lines += [
+            f"`magicrl train recipes/smollm2.toml` on the mixture took its {found['training']['steps']} steps (training",
+            f"accuracy {first:.2f} in the first, {last:.2f} in the last).",
+        ]
+    return "\n".join(lines)
 
 
 def main() -> None:
@@ -70,6 +98,7 @@ def main() -> None:
     document["built"] = json.loads((options.run / "run.json").read_text())
     document["environment"] = environment_facts()
     write_atomically(options.output, json.dumps(document, indent=1) + "\n")
+    put_section(FIGURES.parents[1] / "pipeline.md", "laptop", section(document))
 
 
 if __name__ == "__main__":
