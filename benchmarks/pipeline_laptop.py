@@ -56,15 +56,15 @@ def section(found: dict[str, Any]) -> str:
     lines += [
         "",
         f'{next(iter(judging["judges"]))}, served by vLLM\'s CPU build, said "keep" in {one["says_keep"]:.0%} of',
-        f"{one['valid']} readable votes of {one['votes']}, found {flawed['found_by_judges']} of the {flawed['judged']} known",
-        f"flawed problems, and agreed with itself at a Fleiss kappa of {judging['fleiss_kappa']:.2f}",
+        f"{one['valid']} readable votes of {one['votes']}, found {flawed['found_by_judges']} of the {flawed['judged']}",
+        f"known flawed problems, and agreed with itself at a Fleiss kappa of {judging['fleiss_kappa']:.2f}",
         f"({judging['agreement']}).",
     ]
     if "training" in found:
         first, last = (found["training"][end]["values"]["train/accuracy/mean"] for end in ("first", "last"))
         lines += [
-            f"`magicrl train recipes/smollm2.toml` on the mixture took its {found['training']['steps']} steps (training",
-            f"accuracy {first:.2f} in the first, {last:.2f} in the last).",
+            f"`magicrl train recipes/smollm2.toml` on the mixture took its {found['training']['steps']} steps",
+            f"(training accuracy {first:.2f} in the first, {last:.2f} in the last).",
         ]
     return "\n".join(lines)
 
