@@ -124,7 +124,8 @@ def build(config: TrainConfig, recipe_folder: Path, start: Path | str, parts: Pa
         ValueError: a file is; the text says what to do.
     """
     with under("run.device"):
-        device = resolve_device(config.run.device)
+        # with [cluster] the ranks have the GPUs: until they share it, the whole float32 model is in the host's memory
+        device = resolve_device("cpu" if config.cluster is not None else config.run.device)
     with under("start.model"):
         policy = load_policy(start, dtype="float32", device=device)
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
