@@ -49,7 +49,7 @@ def dry_run(recipe: Path, overrides: Sequence[str]) -> int:
         with placed_errors(recipe, overrides), parts_of(shrunk) as parts:
             train(shrunk, recipe.parent, folder / "run", NullObserver(), resume=False, parts=parts)
         write_report(folder / "run")
-        steps = sum(1 for _ in (folder / "run" / "metrics.jsonl").open())
+        steps = len((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     console.print(
         f"dry run: {steps} steps in {len(config.stages)} stages, checkpoints, tests, a model and its report: it builds"
     )

@@ -132,7 +132,6 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
     learner = learner_memory(shape, setup, hardware.runtime)
     engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0)
     engine = replace(engine, cache=min(engine.cache, demand.cache_limit))
-    one = demand.longest * shape.kv_bytes_per_token() / min(tp, shape.kv_heads)
     layout = Layout(
         rollout_gpus=rollout_gpus,
         tensor_parallel=tp,
@@ -142,8 +141,16 @@ def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int
         cache_bytes=engine.cache,
         rows=demand.rows,
     )
-    short = one - engine.cache if kv_capacity(shape, engine.cache, tp) < demand.longest else 0.0
+    short = cache_short(demand, engine, tp)
     return Placed(layout=layout, learner=learner, engine=engine, missing=max(learner.total - hardware.budget, short))
+
+
+def cache_short(demand: Demand, engine: EngineMemory, tensor_parallel: int) -> float:
+    """Bytes that a replica's cache lacks, on each of its accelerators, to hold the longest sample; 0 where it does."""
+    shape = demand.shape
+    if kv_capacity(shape, engine.cache, tensor_parallel) >= demand.longest:
+        return 0.0
+    return demand.longest * shape.kv_bytes_per_token() / min(tensor_parallel, shape.kv_heads) - engine.cache
 
 
 def remedies(demand: Demand, gpus: int) -> list[str]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
 from magicrl.planning.costs import BF16
 from magicrl.planning.hardware import GIB, Hardware
-from magicrl.planning.layouts import MOST_GPUS, Demand, Placed, degrees, place
+from magicrl.planning.layouts import MOST_GPUS, Demand, Placed, cache_short, degrees, place
 from magicrl.planning.memory import LearnerMemory
 from magicrl.planning.shapes import ModelShape
 
@@ -71,7 +71,7 @@ def placed_as(needed: Demand, learner: LearnerPlacement, rollout: RolloutPlaceme
         return placed
     spared = _offloaded(placed.learner, (needed.adapters or needed.shape.parameters) / learner.ranks)
     return replace(
-        placed, learner=spared, missing=max(spared.total - needed.hardware.budget, _cache_short(needed, placed))
+        placed, learner=spared, missing=max(spared.total - needed.hardware.budget, _short_cache(needed, placed))
     )
 
 
@@ -140,14 +140,12 @@ def _short_learner(needed: Demand, cluster: ClusterConfig, placed: Placed) -> It
     yield _lacking("a learner rank", short, placed.learner.terms(), needed, ways)
 
 
-def _cache_short(needed: Demand, placed: Placed) -> float:
-    """Bytes that one replica's cache lacks to hold the longest sample; 0 or less where it does."""
-    tensor = placed.layout.tensor_parallel
-    return needed.longest * needed.shape.kv_bytes_per_token() / min(tensor, needed.shape.kv_heads) - placed.engine.cache
+def _short_cache(needed: Demand, placed: Placed) -> float:
+    return cache_short(needed, placed.engine, placed.layout.tensor_parallel)
 
 
 def _short_engine(needed: Demand, cluster: ClusterConfig, placed: Placed) -> Iterator[str]:
-    short = _cache_short(needed, placed)
+    short = _short_cache(needed, placed)
     if short <= 0:
         return
     shape, rollout = needed.shape, cluster.rollout
@@ -155,7 +153,7 @@ def _short_engine(needed: Demand, cluster: ClusterConfig, placed: Placed) -> Ite
     ways: list[str] = []
     for tp in wider:
         other = rollout.model_copy(update={"tensor_parallel": tp})
-        if shape.heads % tp == 0 and _cache_short(needed, placed_as(needed, cluster.learner, other)) <= 0:
+        if shape.heads % tp == 0 and _short_cache(needed, placed_as(needed, cluster.learner, other)) <= 0:
             ways.append(f"cluster.rollout.tensor_parallel = {tp}")
             break
     what = f"a replica's accelerator, for one sample of {needed.longest} tokens in its cache,"
