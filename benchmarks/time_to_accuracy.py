@@ -35,7 +35,9 @@ from magicrl.training.loop import Parts, Trainer
 from magicrl.training.recorder import write_atomically
 from magicrl.verifiers.pool import VerifierPool
 
-SIDES = ("magicrl", "trl")
+SIDES = ("magicrl", "magicrl-plain", "trl")
+PLAIN = ("algorithm.reject_zero_advantage=false", "entropy.controller=none")
+"""Makes of MAGIC what TRL's GRPO computes: every group takes part, and there is no entropy term."""
 OUTPUT = FIGURES / "bench-time-to-accuracy.json"
 
 
@@ -46,7 +48,8 @@ class Case:
     Attributes:
         recipe: magicrl's side whole, and what both sides share: start, problems, stage, optimizer.
         overrides: of the recipe, for both sides.
-        trl: what TRL was tuned to (docs/performance.md says how).
+        trl: what TRL was tuned to (docs/claims.md says how): of ``WholeSettings``, and ``weights``, the dtype of its
+            model's own weights, float32 unless it says otherwise.
         target: accuracy at temperature 1 on the held-out problems at which an arm ends.
         every: updates between measurements.
         problems, samples: of a measurement.
@@ -114,7 +117,8 @@ def main() -> None:
 def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: Path) -> None:
     """One side with one seed, written as it ends."""
     recipe = ROOT / "recipes" / case.recipe
-    config = load_train_recipe(recipe, [*case.overrides, f"run.seed={seed}", "run.threads=1"])
+    plain = PLAIN if side == "magicrl-plain" else ()
+    config = load_train_recipe(recipe, [*case.overrides, *plain, f"run.seed={seed}", "run.threads=1"])
     key = {"case": name, "side": side, "seed": seed, "settings": settings_key(config, case, side)}
     arms: list[dict[str, Any]] = json.loads(output.read_text())["arms"] if output.exists() else []
     if any(arm["key"] == key for arm in arms):
@@ -125,7 +129,7 @@ def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: P
         built = build(config, recipe.parent, start)
         judge.warm_up(built.data.verifiers())
         curve = Curve(case, built, judge, seed, config.stages[-1].max_tokens)
-        {"magicrl": ours, "trl": theirs}[side](config, built, judge, seed, curve, case)
+        (theirs if side == "trl" else ours)(config, built, judge, seed, curve, case)
     arm = {"key": key, "run": head, "curve": curve.points, "to_target": curve.to_target()}
     write_atomically(output, json.dumps({"arms": [*arms, arm], "ratios": ratios([*arms, arm])}, indent=1) + "\n")
 
@@ -215,6 +219,8 @@ def theirs(config: TrainConfig, built: Built, judge: VerifierPool, seed: int, cu
     """The same with TRL's trainer."""
     stage, optimizer = config.stages[-1], config.optimizer
     prompts = peer_prompts(built)
+    chosen = dict(case.trl)
+    weights = chosen.pop("weights", "float32")
     settings = WholeSettings(
         prompts=stage.rollout_batch,
         samples=stage.group_size,
@@ -225,7 +231,7 @@ def theirs(config: TrainConfig, built: Built, judge: VerifierPool, seed: int, cu
         max_grad_norm=optimizer.max_grad_norm,
         steps=case.steps,
         seed=seed,
-        **case.trl,
+        **chosen,
     )
 
     def measure(updates: int, spent: Times, model: Any) -> bool:
@@ -233,7 +239,7 @@ def theirs(config: TrainConfig, built: Built, judge: VerifierPool, seed: int, cu
 
     with tempfile.TemporaryDirectory() as scratch:
         train(
-            plain_model(Path(built.start.folder), "float32"),
+            plain_model(Path(built.start.folder), weights),
             built.start.tokenizer,
             built.data.train,
             prompts,
@@ -266,18 +272,27 @@ def peer_prompts(built: Built) -> list[Any]:
 
 
 def ratios(arms: list[dict[str, Any]]) -> dict[str, Any]:
-    """A case: TRL's CPU time to the target over magicrl's, a seed, and their geometric mean."""
+    """Of each case and each side of ours: TRL's CPU time and updates to the target over that side's, a seed, and the
+    geometric mean of the times; of the seeds that both ended."""
     found: dict[str, Any] = {}
     for name in CASES:
-        seconds = {
-            (arm["key"]["side"], arm["key"]["seed"]): arm["to_target"]["cpu_s"]
+        reached = {
+            (arm["key"]["side"], arm["key"]["seed"]): arm["to_target"]
             for arm in arms
             if arm["key"]["case"] == name and arm["to_target"] is not None
         }
-        both = sorted(seed for side, seed in seconds if side == "trl" and ("magicrl", seed) in seconds)
-        each = {str(seed): rounded(seconds["trl", seed] / seconds["magicrl", seed]) for seed in both}
-        if each:
-            found[name] = {"times_faster": each, "geometric_mean": rounded(geometric_mean(each.values()))}
+        for side in SIDES[:-1]:
+            both = sorted(seed for of, seed in reached if of == "trl" and (side, seed) in reached)
+            over = {
+                what: {str(seed): rounded(reached["trl", seed][what] / reached[side, seed][what]) for seed in both}
+                for what in ("cpu_s", "updates")
+            }
+            if both:
+                found.setdefault(name, {})[side] = {
+                    "times_faster": over["cpu_s"],
+                    "geometric_mean": rounded(geometric_mean(over["cpu_s"].values())),
+                    "updates_of_trl_over_ours": over["updates"],
+                }
     return found
 
 

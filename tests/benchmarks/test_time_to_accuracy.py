@@ -50,10 +50,10 @@ def test_both_sides_start_alike_and_leave_a_curve(start: Path, tmp_path: Path) -
     for side in time_to_accuracy.SIDES:
         for _ in range(2):  # an arm that is there is not run again
             time_to_accuracy.run_arm("small", case, side, 0, tmp_path, output)
-    ours, theirs = json.loads(output.read_text())["arms"]
-    assert [ours["key"]["side"], theirs["key"]["side"]] == ["magicrl", "trl"]
-    assert ours["curve"][0] == theirs["curve"][0]
-    for arm in (ours, theirs):
+    arms = json.loads(output.read_text())["arms"]
+    assert [arm["key"]["side"] for arm in arms] == ["magicrl", "magicrl-plain", "trl"]
+    assert arms[0]["curve"][0] == arms[1]["curve"][0] == arms[2]["curve"][0]
+    for arm in arms:
         assert [point["updates"] for point in arm["curve"]] == [0, 1]
         assert arm["curve"][1]["cpu_s"] > 0
         assert arm["to_target"] is None, "a random model has not learned to add"
@@ -72,14 +72,15 @@ def test_a_prompt_that_trl_reads_otherwise_is_refused(start: Path, tmp_path: Pat
 
 
 def arm(side: str, seed: int, seconds: float | None) -> dict[str, object]:
-    reached = None if seconds is None else {"cpu_s": seconds}
+    reached = None if seconds is None else {"cpu_s": seconds, "updates": 6}
     return {"key": {"case": "small", "side": side, "seed": seed}, "to_target": reached}
 
 
 def test_ratios_are_of_seeds_that_both_sides_ended() -> None:
     arms = [arm("magicrl", 0, 10), arm("trl", 0, 20), arm("magicrl", 1, 10), arm("trl", 1, 80), arm("trl", 2, None)]
     found = time_to_accuracy.ratios(arms)
-    assert found == {"small": {"times_faster": {"0": 2.0, "1": 8.0}, "geometric_mean": 4.0}}
+    both = {"times_faster": {"0": 2.0, "1": 8.0}, "geometric_mean": 4.0, "updates_of_trl_over_ours": {"0": 1, "1": 1}}
+    assert found == {"small": {"magicrl": both}}
 
 
 def test_the_crossing_lies_on_the_line_between_two_measurements() -> None:
