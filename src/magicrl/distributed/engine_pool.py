@@ -205,6 +205,26 @@ class EnginePool:
         if self._check is not None and answers:
             self._check.compare(answers, version)
 
+    def sleep(self) -> None:
+        """Have every replica give its GPU memory back until the next ``load_weights``.
+
+        One that is lost meanwhile is replaced first, since a replica loads its engine where the learner is to work.
+
+        Raises:
+            ClusterError: too many replicas were lost, or a successor did not start in time.
+            RuntimeError: requests are in flight.
+        """
+        asleep: set[int] = set()
+        while awake := [slot for slot in self._slots if id(slot) not in asleep]:
+            for slot, call in [(slot, slot.actor.sleep.remote()) for slot in awake if not slot.starting]:
+                try:
+                    waited_for(call, self._timeouts.load_weights, f"{slot.name} to give its memory back")
+                    asleep.add(id(slot))
+                except (RayActorError, ClusterError) as error:
+                    self._lose(slot, error)
+            if any(slot.starting for slot in self._slots):
+                self._wait(1.0)
+
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
         """Stop, and return the unfinished requests in issue order, with ``keep`` the samples of them that are whole."""
         groups = {filed.group.order: filed.group for filed in (*self._aside, *self._ready)} | self._groups.open

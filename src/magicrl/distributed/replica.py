@@ -20,7 +20,7 @@ import torch
 from magicrl.distributed.payload import Payload, unpack
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.lagged import newest_weights
-from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.protocol import RolloutEngine, SleepingEngine
 from magicrl.rollout.vllm_engine import VllmEngine
 
 _HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
@@ -125,6 +125,12 @@ class Replica:
         with self._visit():
             self._engine.load_weights(unpack(payload), version)
             return self._answers(probes)
+
+    def sleep(self) -> None:
+        """Give the engine's GPU memory back until the next `load`, where the engine shares its GPUs."""
+        with self._visit():
+            if isinstance(self._engine, SleepingEngine):
+                self._engine.sleep()
 
     def interrupt(self) -> None:
         """Drop all work."""

@@ -65,6 +65,21 @@ class RolloutEngine(Protocol):
 
 
 @runtime_checkable
+class SleepingEngine(RolloutEngine, Protocol):
+    """An engine that can lend the learner its GPUs: between rollouts and ``load_weights`` it holds no memory there."""
+
+    def sleep(self) -> None:
+        """Give weights and cache back until the next ``load_weights``; before it nothing may be submitted.
+
+        An engine that has its GPUs for itself gives nothing back.
+
+        Raises:
+            RuntimeError: requests are in flight.
+        """
+        ...
+
+
+@runtime_checkable
 class InFlightEngine(RolloutEngine, Protocol):
     """An engine whose work may stay under way over weight updates, evaluations and restarts: asynchronous mode.
 

@@ -46,6 +46,7 @@ _CPU_CACHE_MB = 4096
 _COLDEST, _HOTTEST = 0.01, 2.0  # vLLM silently raises lower temperatures to 0.01 and refuses higher ones
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _NEVER = -1e9  # logit bias of rows that stand for no token
+_DISCARD = 2  # level of sleep: the next weights come from the learner, nothing need be kept in the host's memory
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,6 +61,7 @@ class VllmSettings:
         gpu_share: share of the GPU's memory for everything.
         gpus: over how many GPUs of this machine the model is spread (tensor parallel).
         eager: without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only.
+        sleeps: ``sleep`` gives the GPU's memory back; for a GPU that the learner works on, too.
     """
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
@@ -69,10 +71,11 @@ class VllmSettings:
     gpu_share: float = 0.9
     gpus: int = 1
     eager: bool | None = None
+    sleeps: bool = False
 
 
 class VllmEngine:
-    """A `magicrl.rollout.protocol.RolloutEngine` on vLLM.
+    """A `magicrl.rollout.protocol.SleepingEngine` on vLLM.
 
     Log-probs are those of the distribution that was sampled from (at tau, over the real tokens); entropies are not
     known. Tokens depend on weights, prompt, temperature and (seed, draw, sample), through a generator of vLLM's own:
@@ -111,6 +114,7 @@ class VllmEngine:
         self._running: dict[str, tuple[GroupProgress, int]] = {}
         self._ended: deque[Filed] = deque()  # not yet yielded
         self._check = check
+        self._sleeps = settings.sleeps
         self._engine: Any = _start(folder, settings)
         self._weights = VllmWeights(self._engine, Path(folder))
         self._set_version(policy_version)
@@ -172,13 +176,32 @@ class VllmEngine:
             ValueError: the weights do not fit the model, or vLLM cannot take them.
             RuntimeError: vLLM samples with other weights (from the check).
         """
+        asleep = self._engine.is_sleeping()
         try:
+            if asleep:  # the cache's memory last: beside old and new weights there may be no room for it
+                self._engine.wake_up(["weights"])
             self._weights.load(weights)
+            if asleep:
+                self._engine.wake_up(["kv_cache"])
         except (RuntimeError, TypeError, AssertionError) as error:
             raise engine_trouble(f"vLLM cannot take the weights of version {version}", error) from error
         self._set_version(version)
         if self._check is not None:
             self._check.compare({"vLLM": self.answers(self._check.requests)}, version)
+
+    def sleep(self) -> None:
+        """Give weights and cache back (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``.
+
+        Without ``settings.sleeps`` nothing is given back: the engine has its GPU for itself.
+
+        Raises:
+            RuntimeError: requests are in flight, whose keys and values would be lost.
+        """
+        if not self._sleeps or self._engine.is_sleeping():
+            return
+        if self._running:
+            raise RuntimeError(f"vLLM cannot sleep while {len(self._running)} samples are in flight")
+        self._engine.sleep(_DISCARD)
 
     def answers(self, requests: Sequence[RolloutRequest]) -> list[RolloutGroup]:
         """The groups of these requests, in their order; what else is in flight goes on and is yielded later."""
@@ -326,7 +349,9 @@ def _start(folder: str, settings: VllmSettings) -> Any:
         "use_tqdm_on_load": False,
         "seed": 0,
     }
-    if not on_gpu:
+    if on_gpu:
+        options["enable_sleep_mode"] = settings.sleeps
+    else:
         options["block_size"] = _CPU_BLOCK
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is reported to anybody unless the user says so

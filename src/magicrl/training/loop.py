@@ -25,7 +25,7 @@ from magicrl.records import (
     TokenArray,
     TrainSample,
 )
-from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.protocol import RolloutEngine, SleepingEngine
 from magicrl.training.batches import (
     SampleKey,
     buffer_samples,
@@ -108,6 +108,7 @@ class Trainer:
         self._collector.begin_step(stage_index)
         self._staleness.begin_step(parts.engine)
         groups, refilled = self._collect(stage, clock)  # D_R prompts, M responses each, at tau, cut at T
+        self._lend_gpus(clock)  # colocated: the engine sleeps while the learner works
         scores = self._scored(groups, clock)  # asynchronous: by the learner as it is now, the proximal policy
         estimates = self._measured_entropies(groups, scores)  # of the whole buffer, before rejection
         entropy = estimates[self._config.entropy.estimator]
@@ -155,6 +156,13 @@ class Trainer:
                 break
             groups += self._collector.take(stage, missing, clock)
         return groups, len(groups) - stage.rollout_batch
+
+    def _lend_gpus(self, clock: StepClock) -> None:
+        """Nothing is in flight now, synchronous; asynchronous the engine goes on, so it has GPUs of its own."""
+        engine = self._parts.engine
+        if isinstance(engine, SleepingEngine) and not self._config.rollout.max_staleness:
+            with clock.measure("other", "sleep"):
+                engine.sleep()
 
     def _surviving(self, groups: Sequence[ScoredGroup], rejection: Rejection, stage: StageConfig) -> list[ScoredGroup]:
         """Groups to learn from: at most D_R, in issue order (finish order would favour short responses)."""
