@@ -112,16 +112,23 @@ def kv_capacity(shape: ModelShape, kv_bytes: float, tensor_parallel: int = 1) ->
     return max(0, int(kv_bytes * min(tensor_parallel, shape.kv_heads) / shape.kv_bytes_per_token()))
 
 
-def forward_flops(shape: ModelShape, tokens: float, mean_context: float) -> float:
-    """2 N a token, and the attention to ``mean_context`` tokens (half the length of a causal sequence)."""
-    return tokens * (2.0 * shape.multiplied_parameters + shape.attention_flops_per_token(mean_context))
+def forward_flops(shape: ModelShape, tokens: float, mean_context: float, *, head_tokens: float | None = None) -> float:
+    """2 N a token, and the attention to ``mean_context`` tokens (half the length of a causal sequence).
+
+    ``head_tokens``: those that the output head sees, where these are not all.
+    """
+    forward = tokens * (2.0 * shape.multiplied_parameters + shape.attention_flops_per_token(mean_context))
+    return forward - (0.0 if head_tokens is None else _head_flops(shape, tokens - head_tokens))
 
 
 def learner_flops(shape: ModelShape, tokens: float, mean_context: float, *, recompute: bool) -> float:
     """Forward and backward, three times the forward (6 N a token); recomputation adds one forward of the layers."""
     forward = forward_flops(shape, tokens, mean_context)
-    head = tokens * 2.0 * shape.vocabulary * shape.hidden
-    return 3.0 * forward + (forward - head if recompute else 0.0)
+    return 3.0 * forward + (forward - _head_flops(shape, tokens) if recompute else 0.0)
+
+
+def _head_flops(shape: ModelShape, tokens: float) -> float:
+    return tokens * 2.0 * shape.vocabulary * shape.hidden
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

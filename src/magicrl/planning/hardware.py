@@ -35,6 +35,8 @@ class HardwareEntry(BaseModel):
     """Contexts, communication buffers and the allocator's gaps, GiB."""
     source: str = ""
     """Where the figures are from."""
+    cuda_names: tuple[str, ...] = ()
+    """What CUDA calls the accelerators that have this arithmetic rate."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,13 +91,27 @@ def load_hardware(name: str) -> Hardware:
 
 def known_hardware() -> dict[str, Hardware]:
     """All accelerators that the package knows."""
-    text = resources.files("magicrl.planning").joinpath("hardware.toml").read_text(encoding="utf-8")
-    return _parse(text)
+    return {name: _hardware(name, entry) for name, entry in _parse(_package_file()).items()}
+
+
+def peak_flops(cuda_name: str) -> float | None:
+    """Dense bf16 FLOP/s of the device that CUDA calls so, from its maker; None where the package does not know it.
+
+    Only the exact name counts: the PCIe card of a generation is slower than the one with NVLink.
+    """
+    for entry in _parse(_package_file()).values():
+        if cuda_name in entry.cuda_names:
+            return entry.bf16_tflops * 1e12
+    return None
+
+
+def _package_file() -> str:
+    return resources.files("magicrl.planning").joinpath("hardware.toml").read_text(encoding="utf-8")
 
 
 def _from_file(path: Path) -> Hardware:
     try:
-        found = _parse(path.read_text(encoding="utf-8"))
+        found = {name: _hardware(name, entry) for name, entry in _parse(path.read_text(encoding="utf-8")).items()}
     except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
         raise ValueError(f"{path}: not a hardware file: {error}") from None
     if len(found) != 1:
@@ -103,9 +119,8 @@ def _from_file(path: Path) -> Hardware:
     return next(iter(found.values()))
 
 
-def _parse(text: str) -> dict[str, Hardware]:
-    entries = TypeAdapter(dict[str, HardwareEntry]).validate_python(tomllib.loads(text))
-    return {name: _hardware(name, entry) for name, entry in entries.items()}
+def _parse(text: str) -> dict[str, HardwareEntry]:
+    return TypeAdapter(dict[str, HardwareEntry]).validate_python(tomllib.loads(text))
 
 
 def _hardware(name: str, entry: HardwareEntry) -> Hardware:
