@@ -39,7 +39,7 @@ from magicrl.training.batches import (
 from magicrl.training.clock import StepClock
 from magicrl.training.collecting import Collector
 from magicrl.training.metrics import Values, finite, merge_updates, rollout_metrics
-from magicrl.training.protocols import Controls, Learner, NotFiniteError, UpdateMetrics
+from magicrl.training.protocols import Controls, Learner, NotFiniteError, TrainingStopped, UpdateMetrics
 from magicrl.training.staleness import StalenessMeter
 from magicrl.verifiers.base import VerifierService
 
@@ -61,10 +61,6 @@ class Scores(NamedTuple):
 
     logprobs: Mapping[SampleKey, FloatArray]
     entropies: Sequence[FloatArray]
-
-
-class TrainingStopped(RuntimeError):
-    """Training cannot go on; the text names the cause and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,6 +104,7 @@ class Trainer:
         self._collector.begin_step(stage_index)
         self._staleness.begin_step(parts.engine)
         groups, refilled = self._collect(stage, clock)  # D_R prompts, M responses each, at tau, cut at T
+        self._staleness.check(groups)
         self._lend_gpus(clock)  # colocated: the engine sleeps while the learner works
         scores = self._scored(groups, clock)  # asynchronous: by the learner as it is now, the proximal policy
         estimates = self._measured_entropies(groups, scores)  # of the whole buffer, before rejection

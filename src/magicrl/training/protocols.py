@@ -31,6 +31,10 @@ class Controls:
     learning_rate: float = 1e-6
 
 
+class TrainingStopped(RuntimeError):
+    """Training cannot go on; the text names the cause and the remedy."""
+
+
 class NotFiniteError(FloatingPointError):
     """A loss, a gradient norm or an updated weight that is NaN or infinite; the step must not be kept.
 

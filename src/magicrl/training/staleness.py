@@ -12,6 +12,7 @@ from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
 from magicrl.training.batches import SampleKey
 from magicrl.training.clock import StepClock
 from magicrl.training.metrics import Values
+from magicrl.training.protocols import TrainingStopped
 
 _WAITS = ("rollout/rollout", "rollout/ahead", "other/verify")
 """Spans in which the learner stands still: an engine in its own process, and verdicts that are not there yet."""
@@ -38,11 +39,31 @@ class StalenessMeter:
             self._versions = [*self._versions[-self._most :], engine.policy_version] if self._most else []
         self._busy = engine.busy_seconds() if isinstance(engine, InFlightEngine) else 0.0
 
+    def check(self, groups: Sequence[ScoredGroup]) -> None:
+        """See that the engine kept to the bound, before anything is learned from ``groups``.
+
+        Raises:
+            TrainingStopped: a token is of weights that the engine should have left behind, or never had.
+        """
+        if not self._most:
+            return
+        known = set(self._versions)
+        for scored in groups:
+            for index, completion in enumerate(scored.group.completions):
+                strange = {completion.policy_version, *completion.token_versions.tolist()} - known
+                if strange:
+                    raise TrainingStopped(
+                        f"response {index + 1} to problem {scored.group.request.problem.id!r} has tokens of policy "
+                        f"version {min(strange)}, but rollout.max_staleness = {self._most} allows the versions "
+                        f"{', '.join(map(str, self._versions))} alone: the rollout engine did not take new weights, or "
+                        "held a response back. Nothing was learned from this step; resume from the last checkpoint"
+                    )
+
     def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[SampleKey, FloatArray]) -> Values:
         """``staleness/...`` of the step's buffer; see docs/asynchronous.md.
 
         Args:
-            groups: the buffer, before rejection.
+            groups: the buffer, before rejection, after `check`.
             old_logprobs: the learner's, of every response.
         """
         newest = self._versions[-1]
@@ -50,7 +71,6 @@ class StalenessMeter:
         completions = [(g.group.request.draw, i, c) for g in groups for i, c in enumerate(g.group.completions)]
         tokens = np.array([age[int(v)] for *_, c in completions for v in c.token_versions])
         begun = np.array([age[c.policy_version] for *_, c in completions])
-        assert begun.max() <= self._most, f"a group of {begun.max()} steps ago, rollout.max_staleness is {self._most}"
         fresh = [(d, i, c) for d, i, c in completions if c.policy_version == newest]
         gaps = [np.abs(old_logprobs[d, i] - c.sampler_logprobs) for d, i, c in fresh]
         shares = np.bincount(tokens, minlength=self._most + 1) / len(tokens)
