@@ -130,3 +130,34 @@ def test_a_hash_is_of_what_differs_from_the_defaults(tmp_path: Path) -> None:
     other = load_train_recipe(write(tmp_path, GOOD), [f"optimizer.weight_decay={config.optimizer.weight_decay + 1}"])
     assert config_hash(written) == config_hash(config)
     assert config_hash(other) != config_hash(config)
+
+
+COLOCATED = (
+    GOOD
+    + """
+[rollout]
+engine = "vllm"
+
+[entropy]
+estimator = "sampled"
+
+[cluster.learner]
+ranks = 4
+
+[cluster.rollout]
+replicas = 2
+tensor_parallel = 2
+colocated = true
+"""
+)
+
+
+def test_colocated_parts_match_and_take_turns(tmp_path: Path) -> None:
+    assert load_train_recipe(write(tmp_path, COLOCATED)).cluster is not None
+    for changed, words in (
+        (("ranks = 4", "ranks = 2"), r"set cluster\.learner\.ranks = 4 \(it is 2\)"),
+        (('engine = "vllm"', 'engine = "in_process"'), "vLLM alone gives its memory back"),
+        (('engine = "vllm"', 'engine = "vllm"\nweight_lag = 1'), "nothing can be in flight"),
+    ):
+        with pytest.raises(RecipeError, match=words):
+            load_train_recipe(write(tmp_path, COLOCATED.replace(*changed)))

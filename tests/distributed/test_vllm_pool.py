@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable
 from typing import Any
 
@@ -63,10 +65,14 @@ def sampled(
         try:
             pool.load_weights(learner.weights(), 0)
             pool.submit(requests())
-            found[replicas] = {(s.request.draw, s.index): s.completion for s in pool.finished_samples()}
+            found[replicas] = by_place(pool)
         finally:
             pool.close()
     return learner, found
+
+
+def by_place(pool: Any) -> dict[tuple[int, int], Any]:
+    return {(s.request.draw, s.index): s.completion for s in pool.finished_samples()}
 
 
 def test_two_replicas_sample_what_one_samples_but_for_near_ties(sampled: Any) -> None:
@@ -95,3 +101,57 @@ def test_log_probs_are_the_learners(sampled: Any) -> None:
     learned, _ = learner.logprobs(samples, 0.8)
     for place, logprobs in zip(places, learned, strict=True):
         np.testing.assert_allclose(found[2][place].sampler_logprobs, logprobs, atol=1e-4, err_msg=str(place))
+
+
+def test_colocated_replicas_lie_with_their_ranks_sleep_meanwhile_and_are_replaced_before_the_learner_works(
+    three_nodes: Any, make_recipe: Callable[..., TrainConfig], sampled: Any
+) -> None:
+    from ray.util import placement_group_table
+
+    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.models.loading import load_policy
+    from magicrl.models.prompts import PromptEncoder
+
+    alone, found = sampled
+    recipe = make_recipe(
+        {"rollout": {"replicas": 2, "colocated": True}, "learner": {"ranks": 2}},
+        rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32},
+    )
+    start = recipe.start.model or ""
+    policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
+    parts = ClusterParts(recipe)
+    learner = parts.learner(policy)
+    check = ParityCheck(alone, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    pool: Any = parts.engine(start, PromptEncoder(policy.tokenizer, 64), check)
+    try:
+        live = [table for table in placement_group_table().values() if table["state"] == "CREATED"]
+        (bundles,) = [table["bundles_to_node_id"] for table in live]
+        assert [facts.node for facts in pool.replicas] == [bundles[0], bundles[1]]
+        pool.load_weights(alone.weights(), 0)
+        os.kill(pool.replicas[0].pid, signal.SIGKILL)
+        pool.sleep()
+        assert len(pool.lost) == 1
+        assert None not in pool.replicas, "the successor loads while the learner works"
+        logprobs, _ = learner.logprobs([sample_of(found[1], 0)], 0.8)
+        assert np.isfinite(logprobs[0]).all()
+        pool.load_weights(alone.weights(), 1)
+        pool.submit(requests())
+        again = by_place(pool)
+        parted = [place for place, c in found[1].items() if c.tokens.tolist() != again[place].tokens.tolist()]
+        assert len(parted) <= 1, parted
+    finally:
+        pool.close()
+        learner.close()
+        parts.close()
+
+
+def sample_of(found: dict[tuple[int, int], Any], draw: int) -> TrainSample:
+    return TrainSample(
+        prompt_tokens=requests()[draw].prompt_tokens,
+        tokens=found[draw, 0].tokens,
+        advantage=0.0,
+        group_index=draw,
+        sample_index=0,
+        sampler_logprobs=found[draw, 0].sampler_logprobs,
+        policy_version=0,
+    )

@@ -94,6 +94,29 @@ def test_a_cache_too_small_for_one_sample_asks_for_tensor_parallelism() -> None:
     assert not any("in its cache" in other for other in wider.faults)
 
 
+def test_colocated_replicas_need_no_accelerators_and_live_beside_the_learners_state() -> None:
+    parts = {"learner": {"ranks": 16}, "rollout": {"replicas": 16, "colocated": True}}
+    assert accelerators(cluster(**parts)) == 16
+    placed = check_stated(DEMAND, cluster(**parts), 16).placed
+    assert placed is not None
+    assert placed.engine.learner == placed.learner.resident > 0
+    split = check_stated(DEMAND, cluster(learner={"ranks": 16}, rollout={"replicas": 16}), 32).placed
+    assert split is not None
+    assert split.engine.cache > placed.engine.cache
+    spared = check_stated(DEMAND, cluster(**(parts | {"learner": {"ranks": 16, "offload_optimizer": True}})), 16).placed
+    assert spared is not None
+    # master weights and moments, 12 bytes a parameter over 16 ranks, less the bf16 shard that stays
+    assert (spared.engine.cache - placed.engine.cache) / GIB == pytest.approx(10 * SEVEN.parameters / 16 / GIB)
+
+
+def test_colocated_the_remedies_name_both_sides() -> None:
+    (fault, *_) = check_stated(DEMAND, cluster(learner={"ranks": 1}, rollout={"colocated": True}), 64).faults
+    ranks = int(fault.split("cluster.learner.ranks = ")[1].split(" ")[0])
+    assert f"cluster.learner.ranks = {ranks} with cluster.rollout.replicas = {ranks}" in fault
+    both = cluster(learner={"ranks": ranks}, rollout={"replicas": ranks, "colocated": True})
+    assert not any("a learner rank lacks" in other for other in check_stated(DEMAND, both, 64).faults)
+
+
 def test_the_command_refuses_it() -> None:
     words = ["plan", str(RECIPES / "skywork" / "or1-7b.toml"), "--gpus", "16", "--gpu", "H800-80G"]
     with pytest.raises(ValueError, match=r"\[cluster\] does not fit: 8 learner ranks and 24 replicas of 1 need 32"):

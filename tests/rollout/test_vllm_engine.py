@@ -45,7 +45,7 @@ from magicrl.verifiers.pool import VerifierPool
 
 folder, unsupported, given, out = sys.argv[1:]
 given = json.load(open(given))
-settings = VllmSettings(dtype="float32", cache_mb=64, max_rows=8)
+settings = VllmSettings(dtype="float32", cache_mb=64, max_rows=8, sleeps=True)
 decode = lambda tokens: " ".join(f"w{t}" for t in tokens)
 
 def start(path):
@@ -87,7 +87,7 @@ def row(draw, index, c):
 def refused(work):
     try:
         work()
-    except ValueError as error:
+    except (ValueError, RuntimeError) as error:
         return str(error)
 
 seen = {}
@@ -146,6 +146,17 @@ except StaleEngineError as error:
 vllm_weights.pack_again = pack_again
 engine.load_weights(generations[-1], 3)
 seen["version after"] = engine.policy_version
+engine.submit([request(0), request(3)])
+next(engine.finished_samples())
+seen["refused"]["sleep"] = refused(engine.sleep)
+seen["around a sleep"] = []
+for _ in range(2):
+    engine.interrupt()
+    engine.submit([request(3, (0,)), request(0, (0, 1))])
+    seen["around a sleep"].append(sorted((s.request.draw, s.index, s.completion.tokens.tolist())
+                                         for s in engine.finished_samples()))
+    engine.sleep(); engine.sleep()
+    engine.load_weights(generations[-1], 4)
 engine.close(); engine.close()
 seen["process group left"] = torch.distributed.is_initialized()
 seen["refused"]["heads"] = refused(lambda: start(unsupported))
@@ -298,6 +309,12 @@ class TestEngine:
         assert "vLLM and the learner differ by" in seen["stale"]
         assert "a part is stale; with tied embeddings that is the output head" in seen["stale"]
         assert seen["version after"] == 3
+
+    def test_it_sleeps_while_nothing_is_in_flight_and_wakes_with_its_weights(self, seen: dict[str, Any]) -> None:
+        assert "cannot sleep while" in seen["refused"]["sleep"]
+        before, after = seen["around a sleep"]
+        assert before == after
+        assert len(before) == 3
 
     def test_the_process_is_left_as_it_was(self, seen: dict[str, Any]) -> None:
         assert seen["undisturbed"] == [True, True, True]

@@ -42,6 +42,9 @@ class RolloutPlacement(Section):
     """CPUs that a replica reserves of its node; a replica on a GPU needs few."""
     threads: int | None = Field(default=None, ge=1)
     """torch threads of a replica; default: ``cpus``, at least 1."""
+    colocated: bool = False
+    """Each replica uses the GPUs of ``tensor_parallel`` learner ranks in turn with them: it gives its memory back while
+    they learn. For ``rollout.engine = "vllm"``, synchronous."""
     restarts: int = Field(default=8, ge=0)
     """Replicas that may be lost and replaced in one run before it stops."""
 
@@ -79,3 +82,14 @@ class ClusterConfig(Section):
     rollout: RolloutPlacement = RolloutPlacement()
     verifier: VerifierPlacement = VerifierPlacement()
     timeouts: ClusterTimeouts = ClusterTimeouts()
+
+    @model_validator(mode="after")
+    def _colocated_parts_match(self) -> Self:
+        rollout, ranks = self.rollout, self.learner.ranks
+        wanted = rollout.replicas * rollout.tensor_parallel
+        if rollout.colocated and ranks != wanted:
+            raise ValueError(
+                f"cluster.rollout.colocated: {rollout.replicas} replicas of {rollout.tensor_parallel} GPUs take turns "
+                f"with as many learner ranks; set cluster.learner.ranks = {wanted} (it is {ranks})"
+            )
+        return self

@@ -173,8 +173,9 @@ class VllmConfig(Section):
     cache_mb: int | None = Field(default=None, ge=1)
     """Size of the key/value cache in MiB; default: ``rollout.memory_limit_mb`` on a CPU, what ``gpu_share`` leaves on a
     GPU."""
-    gpu_share: float = Field(default=0.9, gt=0, le=1)
-    """Share of a GPU's memory for weights and cache. On one machine the learner needs the rest of the same GPU."""
+    gpu_share: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's memory for weights and cache; default: 0.9 of a GPU of its own, 0.6 of one that it uses in turn
+    with the learner (on one machine, or ``cluster.rollout.colocated``), whose weights and moments stay."""
     eager: bool | None = None
     """Without compiled graphs: starts sooner, samples slower on a GPU; default: on a CPU only."""
 
@@ -476,5 +477,22 @@ class TrainConfig(Section):
                 f'entropy.estimator = "sampled" with rollout.max_staleness = {self.rollout.max_staleness}: the tokens '
                 "were sampled by older policies, whose log-probs do not tell the learner's entropy; use "
                 '"exact", which the learner measures on the buffer'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _colocated_takes_turns(self) -> Self:
+        rollout = self.rollout
+        if self.cluster is None or not self.cluster.rollout.colocated:
+            return self
+        if rollout.engine != "vllm":
+            raise ValueError(
+                f'cluster.rollout.colocated with rollout.engine = "{rollout.engine}": vLLM alone gives its memory '
+                'back; set rollout.engine = "vllm" or leave colocated out'
+            )
+        if rollout.max_staleness or rollout.weight_lag:
+            raise ValueError(
+                "cluster.rollout.colocated: while the learner works the engine sleeps, so that nothing can be in "
+                "flight and it keeps no older weights; set rollout.max_staleness and rollout.weight_lag to 0"
             )
         return self

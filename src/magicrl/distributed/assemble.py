@@ -6,7 +6,7 @@ import os
 import socket
 from collections.abc import Generator
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from magicrl.distributed.learner.ray_ranks import RayLauncher
 from magicrl.distributed.learner.settings import LearnerTimeouts
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.runtime import ClusterError, check_room, connected, nodes, waited_for
+from magicrl.distributed.sharing import SharedBundles
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.evaluation.external_engines import described_model
 from magicrl.models.loading import LoadedModel
@@ -68,7 +69,8 @@ class ClusterParts:
         timeouts = self._cluster.timeouts
         return DistributedLearner(
             policy,
-            launcher=RayLauncher(rank_options(placement.ranks, gpus=self._gpus, seconds=timeouts.start)),
+            launcher=self._launcher(placement.ranks),
+            shares_gpus=self._shared is not None,
             placement=placement,
             loss=config.algorithm.loss,
             optimizer=config.optimizer,
@@ -85,9 +87,10 @@ class ClusterParts:
 
     def engine(self, start: Path | str, encoder: PromptEncoder, check: WeightCheck) -> RolloutEngine:
         """Rollout replicas on any nodes, each with the engine that ``rollout.engine`` names."""
-        rollout = self._cluster.rollout
+        rollout, shared = self._cluster.rollout, self._shared
+        make = partial(start_replica, self._config, str(start), gpus=self._gpus_each)
         pool = EnginePool(
-            partial(start_replica, self._config, str(start), gpus=self._gpus_each),
+            make if shared is None else lambda index: make(index, shared=shared.replica(index)),
             rollout.replicas,
             timeouts=self._cluster.timeouts,
             restarts=rollout.restarts,
@@ -95,6 +98,32 @@ class ClusterParts:
         )
         lag = self._config.rollout.weight_lag
         return LaggedEngine(pool, lag=lag) if lag else pool
+
+    def close(self) -> None:
+        """Give back the room that replicas and ranks shared."""
+        if "_shared" in vars(self) and self._shared is not None:
+            self._shared.close()
+            del self._shared
+
+    def _launcher(self, ranks: int) -> RayLauncher:
+        shared = self._shared
+        if shared is None:
+            return RayLauncher(rank_options(ranks, gpus=self._gpus, seconds=self._cluster.timeouts.start))
+        return RayLauncher([shared.rank_options(rank) for rank in range(ranks)], shared=shared.rank_gpu)
+
+    @cached_property
+    def _shared(self) -> SharedBundles | None:
+        """Where replicas and ranks take turns; None where each has GPUs of its own."""
+        rollout = self._cluster.rollout
+        if not rollout.colocated:
+            return None
+        return SharedBundles(
+            rollout.replicas,
+            rollout.tensor_parallel,
+            gpus=self._gpus,
+            cpus=rollout.cpus,
+            seconds=self._cluster.timeouts.start,
+        )
 
     @property
     def _gpus_each(self) -> int:
@@ -116,7 +145,7 @@ class ClusterParts:
             alive=alive,
         )
         have = sum(node.gpus for node in alive)
-        need = rollout.replicas * self._gpus_each + learner.ranks
+        need = learner.ranks + (0 if rollout.colocated else rollout.replicas * self._gpus_each)
         if self._gpus and need > have:
             raise RecipeError(
                 f"{rollout.replicas} replicas of {self._gpus_each} GPUs and {learner.ranks} learner ranks need {need} "
@@ -155,8 +184,18 @@ def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, An
     ]
 
 
-def start_replica(config: TrainConfig, start: str, index: int, *, gpus: int) -> Any:
-    """The actor of a rollout replica, which makes its engine on the node where Ray puts it."""
+def start_replica(
+    config: TrainConfig, start: str, index: int, *, gpus: int, shared: tuple[dict[str, Any], Any] | None = None
+) -> Any:
+    """The actor of a rollout replica, which makes its engine on the node where Ray puts it.
+
+    Args:
+        config: the recipe.
+        start: the start model.
+        index: of the replica.
+        gpus: of its own, or of the learner ranks' with which it shares.
+        shared: its place among theirs, from `SharedBundles.replica`.
+    """
     assert config.cluster is not None
     placement = config.cluster.rollout
     actor: Any = ray.remote(Replica)
@@ -167,8 +206,12 @@ def start_replica(config: TrainConfig, start: str, index: int, *, gpus: int) -> 
         "max_restarts": 0,  # its weights would be lost: the pool makes another and gives it the present ones
         "scheduling_strategy": "SPREAD",
     }
+    numbers: Any = ()
+    if shared is not None:
+        options, numbers = options | shared[0], shared[1]
     threads = placement.threads or max(1, int(placement.cpus))
-    return actor.options(**options).remote(partial(make_replica_engine, config, start, max(1, gpus)), threads)
+    make = partial(make_replica_engine, config, start, max(1, gpus))
+    return actor.options(**options).remote(make, threads, numbers)
 
 
 def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEngine:
@@ -199,4 +242,8 @@ def cluster_parts(config: TrainConfig) -> Generator[ClusterParts]:
     """
     assert config.cluster is not None
     with connected(config.cluster):
-        yield ClusterParts(config)
+        parts = ClusterParts(config)
+        try:
+            yield parts
+        finally:
+            parts.close()

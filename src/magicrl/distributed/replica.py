@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from magicrl.distributed.payload import Payload, unpack
+from magicrl.distributed.sharing import see_only
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import RolloutEngine, SleepingEngine
@@ -70,9 +71,11 @@ class Replica:
     Args:
         make: makes the engine, in this process.
         threads: torch threads.
+        numbers: of the GPUs that it uses in turn with learner ranks; Ray gives it those of its own.
     """
 
-    def __init__(self, make: Callable[[], RolloutEngine], threads: int) -> None:
+    def __init__(self, make: Callable[[], RolloutEngine], threads: int, numbers: Sequence[str] = ()) -> None:
+        see_only(numbers)
         torch.set_num_threads(threads)
         self._engine = make()
         self._changed = threading.Condition()

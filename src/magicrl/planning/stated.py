@@ -1,6 +1,7 @@
 """The split that a recipe's own ``[cluster]`` states, checked: do its parts fit, and what does it cost beside the best.
 
-The learner's ranks and the replicas have accelerators of their own: ``ranks + replicas * tensor_parallel`` of them.
+The learner's ranks and the replicas have accelerators of their own, ``ranks + replicas * tensor_parallel`` of them, or
+are colocated on ``ranks``.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, Rollo
 from magicrl.planning.costs import BF16
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.layouts import MOST_GPUS, Demand, Placed, cache_short, degrees, place
-from magicrl.planning.memory import LearnerMemory
+from magicrl.planning.memory import LearnerMemory, engine_memory
 from magicrl.planning.shapes import ModelShape
 
 
@@ -40,6 +41,8 @@ class Stated:
 
 def accelerators(cluster: ClusterConfig) -> int:
     """Accelerators that ``[cluster]`` asks for."""
+    if cluster.rollout.colocated:
+        return cluster.learner.ranks
     return cluster.learner.ranks + cluster.rollout.replicas * cluster.rollout.tensor_parallel
 
 
@@ -65,11 +68,19 @@ def placed_as(needed: Demand, learner: LearnerPlacement, rollout: RolloutPlaceme
     """The stated layout with its memory."""
     engine_gpus = rollout.replicas * rollout.tensor_parallel
     placed = place(
-        needed, engine_gpus, learner.ranks, rollout.tensor_parallel, learner.sequence_parallel, colocated=False
+        needed,
+        engine_gpus,
+        learner.ranks,
+        rollout.tensor_parallel,
+        learner.sequence_parallel,
+        colocated=rollout.colocated,
     )
     if not learner.offload_optimizer:
         return placed
     spared = _offloaded(placed.learner, (needed.adapters or needed.shape.parameters) / learner.ranks)
+    if rollout.colocated:
+        engine = engine_memory(needed.shape, needed.hardware, rollout.tensor_parallel, spared.resident)
+        placed = replace(placed, engine=replace(engine, cache=min(engine.cache, needed.cache_limit)))
     return replace(
         placed, learner=spared, missing=max(spared.total - needed.hardware.budget, _short_cache(needed, placed))
     )
@@ -121,7 +132,7 @@ def _short_learner(needed: Demand, cluster: ClusterConfig, placed: Placed) -> It
             other = LearnerPlacement.model_validate(learner.model_dump() | further)
         except ValueError:  # these ranks are no multiple of that degree
             return False
-        return placed_as(changed, other, rollout).learner.total <= needed.hardware.budget
+        return placed_as(changed, other, _beside(rollout, other.ranks)).learner.total <= needed.hardware.budget
 
     ways: list[str] = []
     if not needed.checkpointing and helps(replace(needed, checkpointing=True)):
@@ -129,7 +140,8 @@ def _short_learner(needed: Demand, cluster: ClusterConfig, placed: Placed) -> It
     counts = (learner.ranks * 2**k for k in range(1, 13) if learner.ranks * 2**k <= MOST_GPUS)
     more = next((count for count in counts if helps(ranks=count)), None)
     if more is not None:
-        ways.append(f"cluster.learner.ranks = {more}")
+        both = f" with cluster.rollout.replicas = {more // rollout.tensor_parallel}" if rollout.colocated else ""
+        ways.append(f"cluster.learner.ranks = {more}{both}")
     shape = needed.shape
     wider = (sp for sp in degrees(shape.kv_heads) if sp > learner.sequence_parallel and not shape.heads % sp)
     degree = next((sp for sp in wider if not shape.kv_heads % sp and helps(sequence_parallel=sp)), None)
@@ -138,6 +150,13 @@ def _short_learner(needed: Demand, cluster: ClusterConfig, placed: Placed) -> It
     if not learner.offload_optimizer and helps(offload_optimizer=True):
         ways.append("cluster.learner.offload_optimizer = true")
     yield _lacking("a learner rank", short, placed.learner.terms(), needed, ways)
+
+
+def _beside(rollout: RolloutPlacement, ranks: int) -> RolloutPlacement:
+    """The replicas that go with ``ranks``: colocated as many as these have accelerators for."""
+    if not rollout.colocated:
+        return rollout
+    return rollout.model_copy(update={"replicas": max(1, ranks // rollout.tensor_parallel)})
 
 
 def _short_cache(needed: Demand, placed: Placed) -> float:
@@ -152,10 +171,14 @@ def _short_engine(needed: Demand, cluster: ClusterConfig, placed: Placed) -> Ite
     wider = (tp for tp in degrees(needed.hardware.gpus_per_node) if tp > rollout.tensor_parallel)
     ways: list[str] = []
     for tp in wider:
-        other = rollout.model_copy(update={"tensor_parallel": tp})
+        other = _beside(rollout.model_copy(update={"tensor_parallel": tp}), cluster.learner.ranks)
         if shape.heads % tp == 0 and _short_cache(needed, placed_as(needed, cluster.learner, other)) <= 0:
-            ways.append(f"cluster.rollout.tensor_parallel = {tp}")
+            both = f" with cluster.rollout.replicas = {other.replicas}" if rollout.colocated else ""
+            ways.append(f"cluster.rollout.tensor_parallel = {tp}{both}")
             break
+    spared = cluster.learner.model_copy(update={"offload_optimizer": True})
+    if rollout.colocated and _short_cache(needed, placed_as(needed, spared, rollout)) <= 0:
+        ways.append("cluster.learner.offload_optimizer = true")
     what = f"a replica's accelerator, for one sample of {needed.longest} tokens in its cache,"
     yield _lacking(what, short, placed.engine.terms(), needed, ways)
 

@@ -36,6 +36,7 @@ from magicrl.verifiers.base import VerifierService
 from magicrl.verifiers.pool import VerifierPool
 
 Progress = Callable[[str, int, int], None]
+_OWN_GPU, _SHARED_GPU = 0.9, 0.6  # of its memory for vLLM; beside it the learner's weights and moments stay
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,6 +240,7 @@ def _vllm_engine(
     policy = described_model(str(folder))
     longest = max(stage.max_tokens for stage in config.stages)
     on_cpu = device.type == "cpu"
+    shared = config.cluster is None or config.cluster.rollout.colocated  # the GPU, with the learner
     return VllmEngine(
         str(find_model(str(folder))),
         VllmSettings(
@@ -248,9 +250,10 @@ def _vllm_engine(
             ),
             max_rows=rollout.max_rows,
             cache_mb=rollout.vllm.cache_mb or (rollout.memory_limit_mb if on_cpu else None),
-            gpu_share=rollout.vllm.gpu_share,
+            gpu_share=rollout.vllm.gpu_share or (_SHARED_GPU if shared else _OWN_GPU),
             gpus=gpus,
             eager=rollout.vllm.eager,
+            sleeps=shared and not rollout.max_staleness,
         ),
         end_tokens=policy.end_tokens,
         decode=encoder.decode,

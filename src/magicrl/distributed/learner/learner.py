@@ -46,6 +46,7 @@ class DistributedLearner:
         loss, optimizer, model_config, correction, correction_cap, kl_coefficient, max_response_tokens: as
             ``LocalLearner``'s.
         device: ``cuda`` gives every rank one GPU.
+        shares_gpus: rollout engines use these GPUs in turn with the ranks, which then keep no freed memory.
         threads: torch threads of a rank.
         timeouts: of every wait.
         rebuilds: how many losses of a rank in one call are mended without a word to the caller.
@@ -72,6 +73,7 @@ class DistributedLearner:
         kl_coefficient: float = 0.0,
         max_response_tokens: int | None = None,
         device: str = "cpu",
+        shares_gpus: bool = False,
         threads: int | None = None,
         timeouts: LearnerTimeouts | None = None,
         rebuilds: int = 0,
@@ -95,6 +97,7 @@ class DistributedLearner:
             sequence_parallel=placement.sequence_parallel,
             offload=placement.offload_optimizer,
             device="cuda" if device == "cuda" else "cpu",
+            shares_gpus=shares_gpus,
             threads=threads,
             timeouts=timeouts or LearnerTimeouts(),
         )

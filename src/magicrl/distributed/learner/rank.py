@@ -193,6 +193,8 @@ class LearnerRank:
     def weights(self) -> PackedTensors | None:
         """All weights for engines, on rank 0; see ``ShardedModel.weights``."""
         found = self._sharded.weights(keep=self._rank == 0)
+        if self._settings.shares_gpus and torch.cuda.is_available():
+            torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
         return PackedTensors.of(found) if self._rank == 0 else None
 
     def state(self) -> tuple[PackedTensors, int] | None:

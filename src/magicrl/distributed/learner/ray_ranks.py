@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from magicrl.distributed.learner.ranks import Answer, Fault, RankGroup, answered, settled
@@ -16,18 +16,28 @@ class RayLauncher:
         options: ``ray.remote`` options of each rank by its number (``num_gpus``, ``num_cpus``,
             ``scheduling_strategy``, ``runtime_env``); as many as there are ranks. A rank is never restarted by Ray:
             alone it would have no weights.
+        shared: of GPUs that Ray does not give the rank itself: from its number to (a reference to the numbers of its
+            bundle's GPUs, its own place among them); asked at every start.
         grace: seconds that other ranks get to answer after the first one failed.
     """
 
-    def __init__(self, options: Sequence[Mapping[str, Any]], *, grace: float = 3.0) -> None:
+    def __init__(
+        self,
+        options: Sequence[Mapping[str, Any]],
+        *,
+        shared: Callable[[int], tuple[Any, int]] | None = None,
+        grace: float = 3.0,
+    ) -> None:
         self._options = list(options)
+        self._shared = shared
         self._grace = grace
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
         """See ``Launcher.start``."""
         if len(self._options) < ranks:
             raise ValueError(f"{ranks} learner ranks need as many placements, got {len(self._options)}")
-        group = RayRanks(self._options[:ranks], self._grace)
+        shared = [() if self._shared is None else self._shared(rank) for rank in range(ranks)]
+        group = RayRanks(self._options[:ranks], shared, self._grace)
         try:
             group.call("address", [()] * ranks, timeout=timeout, waiting_for="learner ranks to be placed and started")
         except BaseException:
@@ -39,9 +49,11 @@ class RayLauncher:
 class _RankActor:
     """A ``LearnerRank`` in an actor; torch is imported there, not by whoever makes the handle."""
 
-    def __init__(self, rank: int) -> None:
+    def __init__(self, rank: int, numbers: Sequence[str] = (), place: int = 0) -> None:
         from magicrl.distributed.learner.rank import LearnerRank
+        from magicrl.distributed.sharing import see_only
 
+        see_only(numbers[place : place + 1])
         self._rank = LearnerRank(rank)
 
     def answer(self, method: str, *arguments: Any) -> Answer:
@@ -51,7 +63,7 @@ class _RankActor:
 class RayRanks:
     """Actors; see ``RankGroup``."""
 
-    def __init__(self, options: Sequence[Mapping[str, Any]], grace: float) -> None:
+    def __init__(self, options: Sequence[Mapping[str, Any]], shared: Sequence[tuple[Any, ...]], grace: float) -> None:
         import ray
 
         self._ray: Any = ray
@@ -59,7 +71,8 @@ class RayRanks:
         actor: Any = ray.remote(_RankActor)
         common = {"max_restarts": 0, "max_task_retries": 0}
         self.actors: list[Any] = [
-            actor.options(**{**given, **common}).remote(rank) for rank, given in enumerate(options)
+            actor.options(**{**given, **common}).remote(rank, *gpus)
+            for rank, (given, gpus) in enumerate(zip(options, shared, strict=True))
         ]
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout: float, waiting_for: str) -> list[Any]:

@@ -46,6 +46,7 @@ class LearnerSettings:
         sequence_parallel: ranks that share one sequence.
         offload: master weights, gradients and moments live in the host's memory.
         device: ``cuda`` gives every rank one GPU.
+        shares_gpus: rollout engines use the ranks' GPUs in turn with them.
         threads: torch threads of a rank; None leaves torch's default.
         timeouts: see there.
     """
@@ -62,5 +63,6 @@ class LearnerSettings:
     sequence_parallel: int = 1
     offload: bool = False
     device: Literal["cpu", "cuda"] = "cpu"
+    shares_gpus: bool = False
     threads: int | None = None
     timeouts: LearnerTimeouts = field(default_factory=LearnerTimeouts)
