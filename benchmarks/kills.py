@@ -41,7 +41,7 @@ from magicrl.training.observer import NullObserver
 from magicrl.training.recorder import RunFolder, environment_facts, write_atomically
 
 MARK = "MAGICRL_KILLS"
-CLOCKED = ("time/", "tokens/per_second", "verify/seconds")
+CLOCKED = ("time/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 REMEDY = "a killed run differs from the one that was left alone, or something of it lives on"
 FATES = (
     "supervised start",

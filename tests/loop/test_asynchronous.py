@@ -21,7 +21,7 @@ from magicrl.training.session import train
 
 QUIET = ("data.test={}", "evaluation.every=0")
 ONE_STAGE = ("stages.0.max_steps=6", "stages.0.max_tokens=24", "stages.1.max_steps=1")
-TIMES = ("time/", "idle/", "tokens/per_second", "verify/seconds")
+TIMES = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 
 
 class Killed(BaseException):

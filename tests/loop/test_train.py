@@ -32,7 +32,7 @@ def metrics_of(output: Path) -> list[dict[str, Any]]:
 
 def timeless(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Metrics without what depends on the clock."""
-    clocked = ("time/", "tokens/per_second", "verify/seconds")
+    clocked = ("time/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
     return [{**row, "values": {k: v for k, v in row["values"].items() if not k.startswith(clocked)}} for row in rows]
 
 
@@ -49,6 +49,12 @@ def test_a_run_leaves_everything_and_its_numbers_add_up(toy_recipe: Path, tmp_pa
         assert 0 < values["time/longest_response"] <= values["time/rollout"], "no response takes longer than all"
         assert values["time/rollout_cpu"] > 0
         assert (values["time/train_cpu"] > 0) == (values["learner/sgd_steps"] > 0)
+        assert sum(v for k, v in values.items() if k.startswith("time/other/")) <= values["time/other"]
+        sampled = values["speed/engine/tokens_per_second"] * values["time/rollout"]
+        assert sampled == pytest.approx(values["tokens/sampled"])
+        assert ("flops/learner" in values) == (values["learner/sgd_steps"] > 0)
+        assert values["memory/learner/peak_mb"] > 0
+        assert not any(key.endswith("/mfu") for key in values), "a CPU's peak is not known"
         if values["learner/sgd_steps"]:
             assert values["learner/ratio_mean"] == 1.0  # on-policy: rho is exactly 1
             assert values["learner/ratio_max"] == 1.0

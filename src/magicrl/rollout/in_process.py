@@ -20,6 +20,7 @@ from torch import Tensor
 
 from magicrl.models.decode_attention import DecodeAttention
 from magicrl.models.decoder import fused_decoder
+from magicrl.models.devices import device_name
 from magicrl.models.slot_cache import PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 from magicrl.models.static_decode import static_decoder
 from magicrl.records import (
@@ -119,6 +120,11 @@ class InProcessEngine:
     def graphs_captured(self) -> int:
         """CUDA graphs of decoding steps captured so far."""
         return 0 if self._static is None else self._static.captured
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The one that it computes on."""
+        return (device_name(self._device),)
 
     def busy_seconds(self) -> float:
         """Seconds spent in turns since the engine was made."""

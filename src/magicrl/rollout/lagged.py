@@ -35,6 +35,11 @@ class LaggedEngine:
         self._history: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 1)
 
     @property
+    def wrapped(self) -> RolloutEngine:
+        """The engine that samples."""
+        return self._engine
+
+    @property
     def policy_version(self) -> int:
         return self._engine.policy_version
 
@@ -108,6 +113,11 @@ class LaggedEngine:
         if self._history:
             version, weights = self._history[index]
             self._engine.load_weights(weights, version)
+
+
+def without_lag(engine: RolloutEngine) -> RolloutEngine:
+    """The engine that samples, without what keeps older weights for it."""
+    return engine.wrapped if isinstance(engine, LaggedEngine) else engine
 
 
 def newest_weights(engine: RolloutEngine) -> AbstractContextManager[None]:

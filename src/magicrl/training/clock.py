@@ -43,6 +43,15 @@ class StepClock:
         train = sum(end - begin for name, begin, end in self.spans if name.startswith("train/"))
         return {"rollout": rollout, "train": train, "other": total - rollout - train, "step": total}
 
+    def others(self) -> dict[str, float]:
+        """What is measured of t_O, in seconds by name."""
+        found: dict[str, float] = {}
+        for name, begin, end in self.spans:
+            part, _, what = name.partition("/")
+            if part == "other":
+                found[what] = found.get(what, 0.0) + end - begin
+        return found
+
     def append_timeline(self, path: Path, step: int) -> None:
         """Append the spans to ``timeline.jsonl``, seconds since the step's start."""
         with path.open("a") as file:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from magicrl.algorithms.corrections import Correction
 from magicrl.algorithms.loss_metrics import LossMetrics
 from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.models.devices import device_name, peak_mb
 from magicrl.models.loading import resolve_dtype, save_policy
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
@@ -96,6 +97,15 @@ class LocalLearner:
     def version(self) -> int:
         """Number of updates made."""
         return self._optimizer.steps
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The one that it computes on; see ``OnDevices``."""
+        return (device_name(self._scorer.device),)
+
+    def observations(self) -> dict[str, float]:
+        """Most memory of this process so far, an engine in it included."""
+        return {"memory/learner/peak_mb": peak_mb(self._scorer.device)}
 
     def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
         """One SGD step on the mini-batch; see ``Learner.update``.

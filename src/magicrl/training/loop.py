@@ -23,6 +23,7 @@ from magicrl.records import (
     ScoredGroup,
     StepMetrics,
     TokenArray,
+    TrainBatch,
     TrainSample,
 )
 from magicrl.rollout.protocol import RolloutEngine, SleepingEngine
@@ -78,10 +79,11 @@ class Parts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """One step's metrics and its whole buffer (before rejection, in draw order)."""
+    """One step's metrics, its whole buffer (before rejection, in draw order), and what each update learnt from."""
 
     metrics: StepMetrics
     groups: tuple[ScoredGroup, ...]
+    batches: tuple[TrainBatch, ...]
     clock: StepClock
 
 
@@ -113,11 +115,13 @@ class Trainer:
         rejection = reject_zero_advantage(groups, self._config.algorithm.advantage_mask)
         kept = self._surviving(groups, rejection, stage)  # the groups to learn from, in the order they were issued
         samples = self._prepare(kept, stage, scores, clock)  # advantages, old and reference log-probs
+        batches = self._batches(samples, stage)  # N_SGD = D_R/D_T * N_reuse
         with self._naming_the_culprit(kept):
-            updates = self._learn(samples, stage, alpha, clock)  # N_SGD = D_R/D_T * N_reuse
+            updates = self._learn(batches, stage, alpha, clock)
         parts.controller.observe(entropy.mean)
         self._collector.meanwhile(sum(g.group.num_tokens for g in groups), clock)  # asynchronous: the engine went on
-        parts.engine.load_weights(parts.learner.weights(), parts.learner.version)
+        with clock.measure("other", "weights"):
+            parts.engine.load_weights(parts.learner.weights(), parts.learner.version)
         self.steps_done += 1
         values: Values = {
             **rollout_metrics(groups),
@@ -137,11 +141,12 @@ class Trainer:
         values |= {f"time/{part}_cpu": clock.cpu.get(part, 0.0) for part in ("rollout", "train")}
         if scores is None:  # asynchronous, a response also waits while the learner works
             values["time/longest_response"] = max(c.seconds for g in groups for c in g.group.completions)
-        values["time/verify_waited"] = sum(end - begin for name, begin, end in clock.spans if name == "other/verify")
+        values |= {f"time/other/{what}": seconds for what, seconds in clock.others().items()}
+        values["time/verify_waited"] = clock.others().get("verify", 0.0)
         values |= self._asynchronous_metrics(groups, scores, clock)
         values["tokens/per_second"] = int(values["tokens/sampled"] or 0) / max(times["step"], 1e-9)
         metrics = StepMetrics(step=self.steps_done, stage=stage_index, values=finite(values))
-        return StepResult(metrics=metrics, groups=tuple(groups), clock=clock)
+        return StepResult(metrics=metrics, groups=tuple(groups), batches=tuple(batches), clock=clock)
 
     def _collect(self, stage: StageConfig, clock: StepClock) -> tuple[list[ScoredGroup], int]:
         """The step's buffer, and how many of its groups were sampled to refill rejected ones."""
@@ -201,13 +206,9 @@ class Trainer:
                 samples = with_ref_logprobs(samples, self._parts.reference.logprobs(samples, tau)[0])
         return samples
 
-    def _learn(
-        self, samples: Sequence[TrainSample], stage: StageConfig, alpha: float, clock: StepClock
-    ) -> list[UpdateMetrics]:
-        algorithm, learner = self._config.algorithm, self._parts.learner
-        total = stage.num_minibatches * algorithm.reuse
-        low, high = LOSSES[algorithm.loss].clip or (NO_CLIP, NO_CLIP)
-        updates: list[UpdateMetrics] = []
+    def _batches(self, samples: Sequence[TrainSample], stage: StageConfig) -> list[TrainBatch]:
+        """What each update of the step learns from."""
+        algorithm = self._config.algorithm
         batches = minibatches(
             samples,
             parts=stage.num_minibatches,
@@ -216,6 +217,17 @@ class Trainer:
             reuse=algorithm.reuse,
             seed=(self._config.run.seed, self.steps_done),
         )
+        if algorithm.correction == "m2po":
+            return [with_second_moment_mask(batch, algorithm.second_moment) for batch in batches]
+        return list(batches)
+
+    def _learn(
+        self, batches: Sequence[TrainBatch], stage: StageConfig, alpha: float, clock: StepClock
+    ) -> list[UpdateMetrics]:
+        algorithm, learner = self._config.algorithm, self._parts.learner
+        total = stage.num_minibatches * algorithm.reuse
+        low, high = LOSSES[algorithm.loss].clip or (NO_CLIP, NO_CLIP)
+        updates: list[UpdateMetrics] = []
         for batch in batches:
             controls = Controls(
                 alpha=alpha,
@@ -224,8 +236,6 @@ class Trainer:
                 temperature=self._config.rollout.temperature,
                 learning_rate=self._learning_rate(),
             )
-            if algorithm.correction == "m2po":
-                batch = with_second_moment_mask(batch, algorithm.second_moment)
             with clock.measure("train"):
                 updates.append(learner.update(batch, controls))
             self._progress("train", len(updates), total)

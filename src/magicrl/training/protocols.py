@@ -144,6 +144,16 @@ class Observed(Protocol):
 
 
 @runtime_checkable
+class OnDevices(Protocol):
+    """A part of a run that knows what it computes on."""
+
+    @property
+    def devices(self) -> Sequence[str]:
+        """What CUDA calls each of its accelerators; ``cpu`` for each process without one."""
+        ...
+
+
+@runtime_checkable
 class Mending(Protocol):
     """A part of a run that replaces what it lost and goes on: replicas, ranks, nodes."""
 

@@ -18,7 +18,7 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.locks import only_writer
 from magicrl.records import Problem, StepMetrics
-from magicrl.rollout.lagged import newest_weights
+from magicrl.rollout.lagged import newest_weights, without_lag
 from magicrl.rollout.protocol import Stateful
 from magicrl.rollout.recording import write_rollouts
 from magicrl.training.assemble import (
@@ -54,6 +54,7 @@ from magicrl.training.protocols import Mending, Observed, WritesShards
 from magicrl.training.recorder import RunFolder
 from magicrl.training.removals import in_words, removals
 from magicrl.training.stages import StageSchedule
+from magicrl.training.throughput import Throughput
 from magicrl.training.validation import Validation
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -147,6 +148,7 @@ class Session:
         self._encode = built.encoder.encode
         self._learner = built.learner
         self._engine = built.engine
+        self._throughput = Throughput(config, built.start.model.config.to_dict())
         self._schedule = StageSchedule(config.stages)
         self._controller = entropy_controller(config.entropy)
         self._monitor = HealthMonitor()
@@ -207,7 +209,9 @@ class Session:
             self._visits.observe(group)
         validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
         values = {**result.metrics.values, **self._unfiltered(result.metrics), **validated}
-        for part in (self._engine, self._judge, self._learner):
+        sampler = without_lag(self._engine)
+        values |= self._throughput.metrics(result.groups, result.batches, values, learner=self._learner, engine=sampler)
+        for part in (sampler, self._judge, self._learner):
             values |= part.observations() if isinstance(part, Observed) else {}
             self._tell_losses(part)
         metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
