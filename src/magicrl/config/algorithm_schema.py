@@ -1,0 +1,104 @@
+"""Sections of a recipe about the update: loss, entropy control, reference model and optimizer."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from magicrl.config.section import Section
+
+LossName = Literal["pg", "ppo", "grpo", "magic", "dapo", "dr_grpo", "gspo", "cispo"]
+
+
+class AlgorithmConfig(Section):
+    """The update: Eq. 3.1 by default."""
+
+    loss: LossName = "magic"
+    """A row of the loss table (`algorithms/losses.py`)."""
+    advantage_mask: Literal["none", "before", "after"] = "none"
+    """What a truncated response is to the group: ``none`` keeps it (reward 0), ``before`` leaves it out of mean and
+    deviation, ``after`` sets its advantage to 0."""
+    clip_low: float | None = Field(default=None, gt=0)
+    """eps_low; default: the loss row's own (0.2 for magic, ppo, grpo)."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """eps_high; default: the loss row's own (0.2 for magic, ppo, grpo; 0.28 for dapo)."""
+    reject_zero_advantage: bool = True
+    """Leave out groups whose rewards are all equal."""
+    stop_after_empty_steps: int = Field(default=20, ge=1)
+    """Steps in a row whose groups were all rejected before the run stops with an error."""
+    refill: Literal["none", "until_full"] = "none"
+    """``until_full``: sample further prompts in place of rejected groups."""
+    refill_rounds: int = Field(default=4, ge=1)
+    """Most further sampling rounds a step may take to refill."""
+    minibatch: Literal["keep_n_sgd", "keep_d_t"] = "keep_n_sgd"
+    """How survivors of the rejection are split: into D_R / D_T parts, or into parts of D_T prompts."""
+    reuse: int = Field(default=1, ge=1)
+    """N_reuse: passes over the rollout buffer."""
+    correction: Literal["none", "tis", "mis", "m2po"] = "none"
+    """Importance weights between sampler and learner: truncated, masked one by one, masked by their second moment."""
+    correction_cap: float = Field(default=2.0, gt=1)
+    """Largest importance weight (``tis``), or the one above which a token is left out (``mis``)."""
+    second_moment: float = Field(default=0.04, gt=0)
+    """tau_M2: mean square of the log weights that ``m2po`` leaves in a mini-batch."""
+
+
+class EntropyConfig(Section):
+    """The entropy bonus: off, a fixed coefficient, or adaptive control (section 3.2.5)."""
+
+    controller: Literal["none", "fixed", "adaptive"] = "adaptive"
+    """``adaptive``: alpha is c where entropy is at or below the target, else 0; c goes up or down by D a step."""
+    preset: Literal["report", "code", "small"] = "report"
+    """``report``: D 0.005, c in [0, inf); ``code``: D 1e-4, c in [0, 0.005], lag 1; ``small``: small models."""
+    alpha: float | None = Field(default=None, ge=0)
+    """The coefficient of ``controller = "fixed"``."""
+    target: float | None = Field(default=None, ge=0)
+    """Target entropy in nats per token; overrides the preset's."""
+    step: float | None = Field(default=None, gt=0)
+    """D; overrides the preset's."""
+    maximum: float | None = Field(default=None, gt=0)
+    """c_max; overrides the preset's."""
+    estimator: Literal["exact", "sampled"] = "exact"
+    """``exact``: of the whole distribution at each token; ``sampled``: mean of -log p of the sampled tokens."""
+
+    @model_validator(mode="after")
+    def _fixed_has_alpha(self) -> Self:
+        if (self.controller == "fixed") != (self.alpha is not None):
+            raise ValueError('entropy.alpha goes with entropy.controller = "fixed", and only with it')
+        return self
+
+
+class ReferenceConfig(Section):
+    """A frozen reference model: absent, watched (KL as a metric) or in the loss (beta times k3)."""
+
+    mode: Literal["none", "monitor", "loss"] = "none"
+    """``monitor`` measures the KL, ``loss`` adds it."""
+    model: str | None = None
+    """Model folder; default: the start model. A stage change never moves it."""
+    coefficient: float = Field(default=0.0, ge=0)
+    """beta, for ``mode = "loss"``."""
+
+    @model_validator(mode="after")
+    def _beta_only_in_the_loss(self) -> Self:
+        if (self.mode == "loss") != (self.coefficient > 0):
+            raise ValueError('reference.coefficient > 0 goes with reference.mode = "loss", and only with it')
+        return self
+
+
+class OptimizerConfig(Section):
+    """AdamW."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """After the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """SGD steps of linear warm-up, then constant."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled, a step: learning rate times this times the weight."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The gradient is scaled down to this L2 norm."""
