@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from magicrl.records import FinishReason, RolloutRequest
+from magicrl.rollout.external import check_request
 from magicrl.rollout.rows import GroupProgress
 
 _PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
@@ -42,29 +43,14 @@ class Limits:
         name = f"problem {request.problem.id!r}"
         if prompt == 0:
             raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
-        if prompt + limit > self.max_context:
-            raise ValueError(
-                f"{name}: prompt of {prompt} tokens + max_tokens {limit} exceeds the context of {self.max_context} "
-                "tokens; lower max_tokens (T) or drop the problem"
-            )
-        if request.group_size < 1 or request.draw < 0 or request.sampling.seed < 0:
-            raise ValueError(
-                f"{name}: group_size must be positive, draw and seed not negative; got "
-                f"{request.group_size}, {request.draw}, {request.sampling.seed}"
-            )
-        wanted = request.indices
-        if not wanted or list(wanted) != sorted(set(wanted)) or wanted[0] < 0 or wanted[-1] >= request.group_size:
-            raise ValueError(f"{name}: samples must be ascending indices below {request.group_size}, got {wanted}")
+        check_request(request, self.max_context, valid_vocab=self.valid_vocab)
         for index, begun in request.begun:
             unfinished = begun.finish_reason is FinishReason.ABORTED
-            if index not in wanted or len(begun) > limit or (unfinished and len(begun) == limit):
+            if index not in request.indices or len(begun) > limit or (unfinished and len(begun) == limit):
                 raise ValueError(
                     f"{name}: sample {index} was begun with {len(begun)} tokens ({begun.finish_reason.value}), which "
-                    f"cannot be gone on with: wanted are the samples {wanted} of at most {limit} tokens"
+                    f"cannot be gone on with: wanted are the samples {request.indices} of at most {limit} tokens"
                 )
-        low, high = int(request.prompt_tokens.min()), int(request.prompt_tokens.max())
-        if low < 0 or high >= self.valid_vocab:
-            raise ValueError(f"{name}: prompt tokens {low}..{high} leave the vocabulary of {self.valid_vocab}")
         if not self.rows(prompt + limit):
             need = (prompt + limit) * self.bytes_per_token / 2**20
             raise ValueError(
