@@ -21,9 +21,10 @@ from torch import Tensor
 from magicrl.algorithms.advantages import scored_advantages
 from magicrl.algorithms.corrections import Correction
 from magicrl.algorithms.entropy import measure_entropy
-from magicrl.algorithms.losses import LOSSES, LossInputs, LossRow, loss_terms
+from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms
 from magicrl.algorithms.reducers import response_weights
 from magicrl.algorithms.rewards import score_group
+from magicrl.algorithms.surrogates import LossRow
 
 MAX_TOKENS = 12
 FLOAT64_TOLERANCE = 1e-10

@@ -14,10 +14,12 @@ import math
 import pytest
 import torch
 
+from magicrl.algorithms import policy_losses
 from magicrl.algorithms.corrections import correction_weights
 from magicrl.algorithms.kl import k3
 from magicrl.algorithms.loss_metrics import LossMetrics
-from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms, policy_gradient
+from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms, row_of
+from magicrl.algorithms.policy_losses.pg import policy_gradient
 from magicrl.algorithms.reducers import response_weights
 
 RHO = [1.5, 1.0, 0.5, 1.5, 0.5, 2.0, 0.9, 0.9]
@@ -73,6 +75,24 @@ def test_the_table_holds_the_methods_the_recipes_may_name():
     assert LOSSES["dapo"].clip == (0.2, 0.28)
     assert not LOSSES["dr_grpo"].normalise_std
     assert all(row.normalise_std for name, row in LOSSES.items() if name != "dr_grpo")
+
+
+NEW_LOSS = """
+from magicrl.algorithms.surrogates import LossRow, Surrogate, nothing_clipped
+
+def positive_only(s):
+    return Surrogate(s.ratio * s.advantages.clamp(min=0), nothing_clipped(s))
+
+ROW = LossRow(surrogate=positive_only, reducer="global_tokens")
+"""
+
+
+def test_a_new_loss_is_one_new_file(tmp_path, monkeypatch):
+    (tmp_path / "positive_only.py").write_text(NEW_LOSS)
+    monkeypatch.setattr(policy_losses, "__path__", [*policy_losses.__path__, str(tmp_path)])
+    assert set(policy_losses.names_in(policy_losses.__path__)) == {*policy_losses.NAMES, "positive_only"}
+    # r0 gives 1.5 + 1.0 + 0.5, r2 gives 2 * 2.0, the others nothing
+    assert hand_loss("", row=row_of("positive_only")).loss.item() == pytest.approx(-7 / 8, rel=1e-12)
 
 
 def test_entropy_and_kl_terms_take_the_same_weights_and_their_signs():

@@ -1,4 +1,4 @@
-"""Every policy loss as one row of one table: a per-token surrogate, a reducer, a ratio level.
+"""The loss of a micro-batch (Eq. 3.1), the same for every row of the loss table.
 
 Tokens are packed: all arrays are 1-D over the response tokens of a micro-batch, and ``sample_index`` says
 which response a token belongs to. A response is never split over two micro-batches.
@@ -6,18 +6,20 @@ which response a token belongs to. A response is never split over two micro-batc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
+from magicrl.algorithms import policy_losses
 from magicrl.algorithms.corrections import Correction, correction_weights
 from magicrl.algorithms.kl import k3
 from magicrl.algorithms.loss_metrics import LossMetrics
-from magicrl.algorithms.reducers import Reducer
+from magicrl.algorithms.surrogates import LossRow, Surrogate, SurrogateInputs, nothing_clipped
 
 MAX_LOG_RATIO = 20.0
 """log rho is held within +-20: e^20 is no ratio of two versions of one policy, and exp must not overflow."""
@@ -79,83 +81,19 @@ class LossOutputs:
     metrics: LossMetrics
 
 
-class Surrogate(NamedTuple):
-    """Per-token objective (to be maximised) and where the clip acted, both ``[tokens]``."""
-
-    values: Tensor
-    clipped: Tensor
-
-
-class SurrogateInputs(NamedTuple):
-    """What a surrogate may read: ``[tokens]`` tensors and the clip pair."""
-
-    ratio: Tensor
-    logprobs: Tensor
-    advantages: Tensor
-    clip_low: float
-    clip_high: float
-
-
-def _nothing_clipped(s: SurrogateInputs) -> Tensor:
-    return torch.zeros_like(s.ratio, dtype=torch.bool)
-
-
-def policy_gradient(s: SurrogateInputs) -> Surrogate:
-    """rho * A: the vanilla policy gradient; its gradient at theta_k is that of A * log pi."""
-    return Surrogate(s.ratio * s.advantages, _nothing_clipped(s))
-
-
-def clipped_ratio(s: SurrogateInputs) -> Surrogate:
-    """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); clipped = the tokens whose gradient that zeroes."""
-    bounded = s.ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
-    values = torch.minimum(s.ratio * s.advantages, bounded * s.advantages)
-    too_high = (s.advantages > 0) & (s.ratio > 1 + s.clip_high)
-    too_low = (s.advantages < 0) & (s.ratio < 1 - s.clip_low)
-    return Surrogate(values, too_high | too_low)
-
-
-def clipped_weight(s: SurrogateInputs) -> Surrogate:
-    """stop_gradient(clip(rho)) * A * log pi (CISPO): every token keeps a gradient, its weight is bounded."""
-    weight = s.ratio.detach().clamp(1 - s.clip_low, 1 + s.clip_high)
-    return Surrogate(weight * s.advantages * s.logprobs, weight != s.ratio.detach())
-
-
 def log_likelihood(s: SurrogateInputs) -> Surrogate:
     """log pi: supervised training is the row without ratio, clip or advantage."""
-    return Surrogate(s.logprobs, _nothing_clipped(s))
+    return Surrogate(s.logprobs, nothing_clipped(s))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LossRow:
-    """One method.
-
-    Attributes:
-        surrogate: the per-token objective.
-        reducer: how tokens weigh, see ``response_weights``.
-        ratio_level: ``token``, or ``sequence`` for the geometric mean of a response's ratios.
-        clip: the method's usual (eps_low, eps_high); None where nothing is clipped. A recipe states its own.
-        normalise_std: whether its advantages are divided by the group's standard deviation.
-    """
-
-    surrogate: Callable[[SurrogateInputs], Surrogate]
-    reducer: Reducer
-    ratio_level: Literal["token", "sequence"] = "token"
-    clip: tuple[float, float] | None = None
-    normalise_std: bool = True
+def row_of(name: str) -> LossRow:
+    """The ``ROW`` of the policy loss ``name``."""
+    return import_module(f"{policy_losses.__name__}.{name}").ROW
 
 
 LOSSES: Mapping[str, LossRow] = MappingProxyType(
-    {
-        "pg": LossRow(surrogate=policy_gradient, reducer="sequence_sum"),
-        "ppo": LossRow(surrogate=clipped_ratio, reducer="sequence_sum", clip=(0.2, 0.2)),
-        "grpo": LossRow(surrogate=clipped_ratio, reducer="response_mean", clip=(0.2, 0.2)),
-        "magic": LossRow(surrogate=clipped_ratio, reducer="global_tokens", clip=(0.2, 0.2)),
-        "dapo": LossRow(surrogate=clipped_ratio, reducer="global_tokens", clip=(0.2, 0.28)),
-        "dr_grpo": LossRow(surrogate=clipped_ratio, reducer="constant", clip=(0.2, 0.2), normalise_std=False),
-        "gspo": LossRow(surrogate=clipped_ratio, reducer="response_mean", ratio_level="sequence", clip=(3e-4, 4e-4)),
-        "cispo": LossRow(surrogate=clipped_weight, reducer="global_tokens", clip=(1.0, 4.0)),
-        "nll": LossRow(surrogate=log_likelihood, reducer="global_tokens"),
-    }
+    {name: row_of(name) for name in policy_losses.NAMES}
+    | {"nll": LossRow(surrogate=log_likelihood, reducer="global_tokens")}
 )
 """Loss rows by the name a recipe gives (``nll`` is supervised training's)."""
 
@@ -197,11 +135,7 @@ def loss_terms(
     _check(inputs, alpha=alpha, beta=beta, correction=correction)
     mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
     weights = torch.where(mask, token_weights, 0.0).to(own.logprobs.dtype)
-
-    log_ratio = (own.logprobs - own.old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-    if row.ratio_level == "sequence":
-        log_ratio = _response_mean(log_ratio, mask, inputs.sample_index)
-    ratio = log_ratio.exp()
+    ratio = _ratio(own, inputs, row.ratio_level)
     advantages = inputs.advantages.to(own.logprobs.dtype)
     surrogate = row.surrogate(SurrogateInputs(ratio, own.logprobs, advantages, clip_low, clip_high))
     corrected = correction_weights(own.old, own.sampler, correction, correction_cap, inputs.policy_mask)
@@ -214,7 +148,6 @@ def loss_terms(
         loss = loss + beta * (weights * own.kl).sum()
 
     clipped = surrogate.clipped & mask
-    changed = (corrected != (own.old - own.sampler).exp()) & (correction != "none")
     return LossOutputs(
         loss=loss,
         policy=surrogate.values,
@@ -222,7 +155,7 @@ def loss_terms(
         ratio=ratio.detach(),
         kl=None if own.kl is None else own.kl.detach(),
         correction=corrected,
-        metrics=_measure(mask, own, (loss, policy_loss), clipped, ratio, corrected, changed),
+        metrics=_measure(mask, own, (loss, policy_loss), clipped, ratio, corrected, correction),
     )
 
 
@@ -275,6 +208,14 @@ def _check(inputs: LossInputs, *, alpha: float, beta: float, correction: Correct
         raise ValueError(f"correction {correction!r} needs the sampler's log-probs")
 
 
+def _ratio(own: _LossTokens, inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:
+    """rho of every token, or the geometric mean of its response's."""
+    log_ratio = (own.logprobs - own.old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    if level == "sequence":
+        log_ratio = _response_mean(log_ratio, inputs.loss_mask, inputs.sample_index)
+    return log_ratio.exp()
+
+
 def _response_mean(values: Tensor, mask: Tensor, sample_index: Tensor) -> Tensor:
     """Each token gets the mean of ``values`` over the loss tokens of its response."""
     # There are at most as many responses as tokens: no need to ask the device how many.
@@ -291,8 +232,8 @@ def _measure(
     losses: tuple[Tensor, Tensor],
     clipped: Tensor,
     ratio: Tensor,
-    correction: Tensor,
-    changed: Tensor,
+    corrected: Tensor,
+    correction: Correction,
 ) -> LossMetrics:
     """Sums and extremes over the loss tokens, in float64 so that their order does not show."""
 
@@ -306,6 +247,7 @@ def _measure(
         return torch.nn.functional.pad(torch.where(mask, values.to(torch.float64), nothing), (0, 1), value=nothing)
 
     log_gap = own.old - own.sampler
+    changed = (corrected != log_gap.exp()) & (correction != "none")
     return LossMetrics(
         sums={
             "loss": losses[0].detach().to(torch.float64),
@@ -317,7 +259,7 @@ def _measure(
             "kl": total(own.kl),
             "sampler_gap": total(log_gap.abs()),
             "sampler_kl": total(log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap),
-            "correction": total(correction),
+            "correction": total(corrected),
             "corrected": total(changed),
         },
         maxima={"ratio": known(ratio, 0.0).max(), "sampler_gap": known(log_gap.abs(), 0.0).max()},

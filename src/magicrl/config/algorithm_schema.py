@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
+from magicrl.algorithms import policy_losses
 from magicrl.config.section import Section
 
-LossName = Literal["pg", "ppo", "grpo", "magic", "dapo", "dr_grpo", "gspo", "cispo"]
+if TYPE_CHECKING:
+    LossName = str
+else:
+    LossName = Literal[*policy_losses.NAMES]
 
 
 class AlgorithmConfig(Section):
     """The update: Eq. 3.1 by default."""
 
     loss: LossName = "magic"
-    """A row of the loss table (`algorithms/losses.py`)."""
+    """A file of `algorithms/policy_losses`."""
     advantage_mask: Literal["none", "before", "after"] = "none"
     """What a truncated response is to the group: ``none`` keeps it (reward 0), ``before`` leaves it out of mean and
     deviation, ``after`` sets its advantage to 0."""
