@@ -83,7 +83,7 @@ def check_model(folder: Path, name: str) -> None:
     for file in JSON_FILES:
         if (folder / file).is_file():
             read_object(folder / file)
-    for file in _weight_files(folder, name):
+    for file in weight_paths(folder, name):
         _check_weights(file)
 
 
@@ -100,7 +100,12 @@ def read_object(path: Path) -> dict[str, Any]:
     return cast("dict[str, Any]", content)
 
 
-def _weight_files(folder: Path, name: str) -> list[Path]:
+def weight_paths(folder: Path, name: str) -> list[Path]:
+    """The safetensors files of a model folder: those that its index names, or the one there is.
+
+    Raises:
+        ValueError: there are none, or not all of them.
+    """
     if (folder / INDEX).is_file():
         listed = read_object(folder / INDEX).get("weight_map")
         if not isinstance(listed, dict) or not listed:

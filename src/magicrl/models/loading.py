@@ -11,7 +11,7 @@ import logging
 import os
 import re
 import shutil
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,14 @@ from typing import Any, Literal, cast
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 from transformers.utils import logging as hf_logging
 
 from magicrl.config.errors import RecipeError
@@ -28,6 +35,7 @@ from magicrl.config.schema import DType
 from magicrl.models.attention import ATTENTION_NAME, register_attention
 from magicrl.models.folder import check_model, find_model
 from magicrl.models.prompts import end_of_turn_token
+from magicrl.models.weight_files import WeightFiles, not_finite
 
 _log = logging.getLogger(__name__)
 
@@ -122,8 +130,26 @@ def load_policy(
     return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
 
 
+def load_shell(folder_or_name: str | Path) -> LoadedModel:
+    """``load_policy`` without the weights: parameters have shapes but no data (the meta device).
+
+    For a process that does not train the model itself. Only the files' headers are read of the weights.
+
+    Raises:
+        RecipeError: the name can be neither a folder nor a hub name.
+        ValueError: as ``load_policy``, but for what only the weights' values show.
+    """
+    source = str(folder_or_name)
+    folder = find_model(source)
+    check_model(folder, source)
+    tokenizer = _load_tokenizer(folder, source)
+    model = load_empty(source)
+    _warn_of_unused(WeightFiles(folder, model, source).unused, source)
+    return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
+
+
 def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
-    """A model of the folder's architecture for ``torch.device("meta")``: whoever asks fills in the weights.
+    """A model of the folder's architecture: parameters on the meta device, whoever asks fills them; buffers computed.
 
     Raises:
         RecipeError: the name can be neither a folder nor a hub name.
@@ -134,10 +160,18 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
     folder = find_model(source)
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-        made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+        model = cast(PreTrainedModel, made.eval())
+        if (folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(folder)
     except _LOADER_ERRORS as error:
         raise _unloadable(source, error) from error
-    return cast(PreTrainedModel, made.eval())
+    for name, buffer in list(model.named_buffers()):
+        module, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
+    model.initialize_weights()  # of parameters on the meta device it changes nothing
+    return model
 
 
 def describe_policy(
@@ -274,19 +308,19 @@ def _load_model(folder: Path, source: str, dtype: torch.dtype) -> PreTrainedMode
             f"model {source} lacks {len(missing)} weights, e.g. {missing[0]}; "
             "they would be random: check that the folder is a complete causal LM"
         )
-    if info["unexpected_keys"]:
-        unused = sorted(info["unexpected_keys"])
-        _log.warning("model %s: %d weights of its files are not used, e.g. %s", source, len(unused), unused[0])
+    _warn_of_unused(sorted(info["unexpected_keys"]), source)
     return model
+
+
+def _warn_of_unused(names: Sequence[str], source: str) -> None:
+    if names:
+        _log.warning("model %s: %d weights of its files are not used, e.g. %s", source, len(names), names[0])
 
 
 def _check_finite(model: PreTrainedModel, source: str) -> None:
     for name, parameter in model.named_parameters():
         if not bool(parameter.isfinite().all()):
-            raise ValueError(
-                f"model {source}: weight {name} holds values that are not finite (NaN or infinity), so nothing can be "
-                "sampled; take an earlier checkpoint of that model, or fetch it again"
-            )
+            raise ValueError(not_finite(name, source))
 
 
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from typing import Any, cast
 
 import torch
@@ -39,27 +40,41 @@ class LoraAdapters:
             bias="none",
             task_type="CAUSAL_LM",
         )
-        with torch.random.fork_rng():
-            torch.manual_seed(_SEED)
-            # the learner decides about precision: adapters have float32 masters like any other weight
-            try:
+        # the learner decides about precision: adapters have float32 masters like any other weight
+        try:
+            with torch.random.fork_rng():  # what PEFT draws is drawn again below
                 self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
-            except ValueError as error:
-                linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
-                named = f"{list(config.target_modules)} are no layers of this model"
-                raise RecipeError(
-                    f"{named}; it has: {', '.join(sorted(linear))}", key="model.lora.target_modules"
-                ) from error
+        except ValueError as error:
+            linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+            named = f"{list(config.target_modules)} are no layers of this model"
+            raise RecipeError(
+                f"{named}; it has: {', '.join(sorted(linear))}", key="model.lora.target_modules"
+            ) from error
         self.model = cast(PreTrainedModel, self._peft.get_base_model())
         self._layers: dict[str, Any] = {
             name: module for name, module in self.model.named_modules() if hasattr(module, "lora_A")
         }
+        for name, value in self.start_values().items():
+            self.model.get_parameter(name).data.copy_(value)
         for part in (self.model.get_output_embeddings(), self.model.get_input_embeddings()):
             if part in self._layers.values():
                 raise ValueError(
                     f"model.lora.target_modules {list(config.target_modules)} holds the output head or the embedding; "
                     "only layers of the decoder can be adapted"
                 )
+
+    def start_values(self) -> dict[str, Tensor]:
+        """What the adapters start from, by parameter name, on the CPU: A by ``nn.Linear``'s rule, B 0.
+
+        It depends on the adapters' names and shapes alone, so that ranks with an empty model find the same.
+        """
+        generator = torch.Generator().manual_seed(_SEED)
+        values: dict[str, Tensor] = {}
+        for name, layer in self._layers.items():
+            a, b = (torch.zeros(half[_ADAPTER].weight.shape) for half in (layer.lora_A, layer.lora_B))
+            torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+            values |= {f"{name}.lora_A.{_ADAPTER}.weight": a, f"{name}.lora_B.{_ADAPTER}.weight": b}
+        return values
 
     @torch.no_grad()
     def merged_weights(self, prefix: str = "") -> dict[str, Tensor]:

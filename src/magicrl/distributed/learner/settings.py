@@ -34,7 +34,7 @@ class LearnerSettings:
     """The same on all ranks.
 
     Attributes:
-        folder: the start model, a folder that rank 0 can read or a hub name.
+        folder: the start model, a folder that every rank can read or a hub name.
         valid_vocab: rows of the output head that are words; None means all.
         loss: a row of ``algorithms.losses.LOSSES``.
         optimizer: AdamW's settings.

@@ -3,28 +3,30 @@
 Parameters are float32 shards on dimension 0, gathered in the compute precision a layer at a time. Gradients of all
 micro-batches are summed over ranks in float32, never averaged: every loss is an additive share of the mini-batch's.
 
-The start model is read by rank 0 alone; the others build an empty one and receive their shards.
+Every rank builds an empty model and reads its own rows of the start model's weights from the files.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.distributed.learner.settings import LearnerSettings
 from magicrl.distributed.learner.ulysses import check_degree
-from magicrl.models.loading import load_empty, load_policy, resolve_dtype
+from magicrl.models.folder import find_model
+from magicrl.models.loading import load_empty, resolve_dtype
+from magicrl.models.weight_files import WeightFiles
 from magicrl.training.lora import LoraAdapters
 
 T = TypeVar("T")
@@ -89,18 +91,18 @@ class ShardedModel:
     def __init__(self, settings: LearnerSettings, meshes: Meshes, device: torch.device, *, fill: bool = True) -> None:
         self.device, self.meshes = device, meshes
         self._dtype = resolve_dtype(settings.model.dtype)
-        with torch.device("meta"):
-            shell = load_empty(settings.folder)
-            check_degree(shell.config, settings.sequence_parallel)
-            self.model, self.lora = self._trained(shell, settings)
+        shell = load_empty(settings.folder)
+        check_degree(shell.config, settings.sequence_parallel)
+        files = WeightFiles(find_model(settings.folder), shell, settings.folder) if fill else None
+        self.model, self.lora = self._trained(shell, settings)
         self._layers = {
             name: layer for name, layer in self.model.named_modules() if isinstance(layer, GradientCheckpointingLayer)
         }
         if not self._layers:
             raise ValueError(f"{type(self.model).__name__} has no decoder layers that transformers marks as such")
         self._root = self._sharded(settings)
-        if fill:
-            self._fill(settings)
+        if files is not None:
+            self._fill(files, "cpu" if settings.offload else self.device)
             self.run(lambda: None)  # FSDP settles who is the root
             self._reshard_root()
 
@@ -137,24 +139,29 @@ class ShardedModel:
             cast(FSDPModule, unit).set_force_sum_reduction_for_comms(True)
         return root
 
-    def _fill(self, settings: LearnerSettings) -> None:
-        """Every rank's shards and buffers from the start model that rank 0 reads."""
-        whole: PreTrainedModel | None = None
-        if dist.get_rank() == 0:
-            loaded = load_policy(settings.folder, dtype="float32").model
-            whole, _ = self._trained(loaded, settings)
-        cast(nn.Module, self._root).to_empty(device="cpu" if settings.offload else self.device)
-        given = {} if whole is None else dict(whole.state_dict())
-        options = StateDictOptions(full_state_dict=True, broadcast_from_rank0=True)
-        set_model_state_dict(self.model, given, options=options)
-        source = {} if whole is None else dict(whole.named_buffers())
-        for name, buffer in list(self.model.named_buffers()):
-            made = torch.empty_like(buffer, device=self.device)
-            if name in source:
-                made.copy_(source[name])
-            dist.broadcast(made, src=0)
+    def _fill(self, files: WeightFiles, device: torch.device | str) -> None:
+        """This rank's rows of the start model, read and converted a parameter at a time, and all buffers."""
+        buffers = dict(self.model.named_buffers())
+        cast(nn.Module, self._root).to_empty(device=device)
+        for name, computed in buffers.items():
             module, _, leaf = name.rpartition(".")
-            setattr(self.model.get_submodule(module), leaf, made)
+            stored = files.whole(name)
+            setattr(self.model.get_submodule(module), leaf, (computed if stored is None else stored).to(self.device))
+        adapters = self.lora.start_values() if self.lora is not None else {}
+        for name, parameter in self.model.named_parameters(remove_duplicate=False):
+            shard = cast(DTensor, parameter.data)
+            start, stop = self._rows(shard)
+            if start == stop:
+                continue
+            rows = adapters[name][start:stop] if name in adapters else files.rows(_plain(name), start, stop)
+            shard.to_local().copy_(rows)
+
+    def _rows(self, shard: DTensor) -> tuple[int, int]:
+        """Which rows this rank has: FSDP gives all ranks as many, and the last ones what is left, maybe none."""
+        assert shard.placements == (Shard(0),)
+        each = -(-shard.shape[0] // self.meshes.all.size())
+        first = self.meshes.all.get_local_rank() * each
+        return min(first, shard.shape[0]), min(first + each, shard.shape[0])
 
     def trained(self) -> dict[str, nn.Parameter]:
         """The trained parameters' shards (``DTensor``) by name, each tied one once."""
@@ -188,14 +195,22 @@ class ShardedModel:
         Gathered a unit at a time; kept where ``keep`` is true, elsewhere dropped at once.
         """
         found: dict[str, Tensor] = {}
+        for name, tensor in self.stream():
+            if keep:
+                found[name] = tensor.detach().cpu().clone()
+        names = [_plain(name) for name, _ in self.model.named_parameters() if ".lora_" not in name]
+        return {name: found[name] for name in names} if keep else {}
+
+    @torch.no_grad()
+    def stream(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole weights as `weights` has them, on the device, each until the next one is asked for.
+
+        All ranks have to go through it to its end together.
+        """
         prefixes = tuple(prefix for prefix, _ in self.units() if prefix)
         for prefix, unit in self.units():
             with self.whole(unit):
-                if keep:
-                    part = self._part(prefix, prefixes)
-                    found.update({name: tensor.detach().cpu().clone() for name, tensor in part.items()})
-        names = [n.replace(".base_layer.", ".") for n, _ in self.model.named_parameters() if ".lora_" not in n]
-        return {name: found[name] for name in names} if keep else {}
+                yield from self._part(prefix, prefixes).items()
 
     def _part(self, prefix: str, layers: tuple[str, ...]) -> Mapping[str, Tensor]:
         if prefix and self.lora is not None:
@@ -206,3 +221,8 @@ class ShardedModel:
 
     def _reshard_root(self) -> None:
         self._root.reshard()
+
+
+def _plain(name: str) -> str:
+    """A weight's name in a model without adapters."""
+    return name.replace(".base_layer.", ".")
