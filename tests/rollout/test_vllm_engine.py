@@ -45,12 +45,13 @@ from magicrl.verifiers.pool import VerifierPool
 
 folder, unsupported, given, out = sys.argv[1:]
 given = json.load(open(given))
-settings = VllmSettings(dtype="float32", cache_mb=64, max_rows=8, sleeps=True)
+settings = VllmSettings(dtype="float32", cache_mb=64, max_rows=8)
 decode = lambda tokens: " ".join(f"w{t}" for t in tokens)
 
 def start(path):
     return VllmEngine(
-        path, settings, end_tokens=frozenset({0}), decode=decode, valid_vocab=40, policy_version=3, check=check
+        path, settings, end_tokens=frozenset({0}), decode=decode, valid_vocab=40, policy_version=3,
+        check=check, sleeps=True,
     )
 
 register_attention()

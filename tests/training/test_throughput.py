@@ -48,7 +48,7 @@ def recipe(**changes: Any) -> Any:
 
 
 def on(*names: str) -> Any:
-    return SimpleNamespace(devices=names)
+    return SimpleNamespace(devices=names, peak_mb=lambda: 7.0)
 
 
 def test_a_prompt_counts_once_an_update() -> None:
@@ -93,6 +93,7 @@ def test_a_step_s_learner_and_engine() -> None:
     assert found["flops/learner"] == 3 * FORWARD
     assert found["speed/learner/tokens_per_second"] == 6 / 2.0, "the prompt's two and the responses' four"
     assert found["speed/learner/mfu"] == pytest.approx(3 * FORWARD / 2.0 / 989e12)
+    assert found["memory/learner/peak_mb"] == found["memory/engine/peak_mb"] == 7.0
     assert found["flops/engine"] == FORWARD
     assert found["speed/engine/tokens_per_second"] == 4 / 4.0
     assert found["speed/engine/tokens_per_second_per_device"] == 0.5
@@ -109,4 +110,5 @@ def test_adapters_and_unknown_models() -> None:
     assert found["flops/learner"] == 2 * (FORWARD - 160) + 3 * 160 + 4 * 6 * 3 * (4 + 4)
     other = Throughput(recipe(), {**MODEL, "model_type": "gemma2"})
     found = other.metrics([], [batch], {"time/train": 1.0}, learner=on("cpu"), engine=object())
-    assert set(found) == {"speed/learner/tokens_per_second", "speed/learner/tokens_per_second_per_device"}
+    speeds = {"speed/learner/tokens_per_second", "speed/learner/tokens_per_second_per_device"}
+    assert set(found) == speeds | {"memory/learner/peak_mb"}

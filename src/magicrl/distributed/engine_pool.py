@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
@@ -26,43 +26,12 @@ from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed.payload import pack, size
 from magicrl.distributed.replica import Harvest, ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
+from magicrl.distributed.slots import Slot
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of
 from magicrl.rollout.rows import GroupProgress
 from magicrl.rollout.weight_check import WeightCheck
-
-
-@dataclass(kw_only=True, eq=False)
-class _Slot:
-    """A replica's place: the actor that fills it now, and what that one owes.
-
-    Attributes:
-        index: names it.
-        actor: Ray's handle.
-        facts: None until it has answered for the first time.
-        pending: the call on whose answer the pool waits: ``load`` while it starts, else ``collect``.
-        starting: it has no weights yet.
-        owed: sample indices by issue order.
-        heard: clock at its last delivered sample, or at the hand-over of work.
-        tokens: delivered since `observations`.
-        busy, busy_told: seconds spent generating so far, and at the last `observations`.
-    """
-
-    index: int
-    actor: Any
-    facts: ReplicaFacts | None = None
-    pending: Any = None
-    starting: bool = True
-    owed: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
-    heard: float = 0.0
-    tokens: int = 0
-    busy: float = 0.0
-    busy_told: float = 0.0
-
-    @property
-    def name(self) -> str:
-        where = "" if self.facts is None else f" ({self.facts.host}, process {self.facts.pid})"
-        return f"rollout replica {self.index}{where}"
+from magicrl.training.protocols import WorkSpan
 
 
 class EnginePool:
@@ -106,7 +75,7 @@ class EnginePool:
         """Names of the replicas that were lost so far, with the reason."""
         self.weight_bytes = 0
         """Size of the last weights."""
-        self._slots = [_Slot(index=index, actor=make(index)) for index in range(replicas)]
+        self._slots = [Slot(index=index, actor=make(index)) for index in range(replicas)]
         for slot in self._slots:
             self._await_facts(slot)
             slot.starting = False
@@ -158,6 +127,15 @@ class EnginePool:
             self._first = before
             self._ready.extend(self._aside)
             self._aside.clear()
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Of all replicas that have started."""
+        return tuple(name for slot in self._slots if slot.facts is not None for name in slot.facts.devices)
+
+    def peak_mb(self) -> float:
+        """Most memory so far of the fullest replica's fullest accelerator."""
+        return max((slot.peak_mb for slot in self._slots), default=0.0)
 
     def busy_seconds(self) -> float:
         """Seconds that the replicas generated, on average."""
@@ -233,7 +211,7 @@ class EnginePool:
         self._aside.clear()
         self._waiting.clear()
         for slot in self._slots:
-            slot.owed.clear()
+            slot.excuse()
         for slot in [slot for slot in self._slots if not slot.starting]:
             try:
                 waited_for(slot.actor.interrupt.remote(), self._timeouts.load_weights, f"{slot.name} to stop")
@@ -254,16 +232,15 @@ class EnginePool:
         self._aside.clear()
 
     def observations(self) -> dict[str, float]:
-        """Metrics since the last call: per replica what it delivered, how fast, and how much it owes."""
+        """Metrics since the last call: losses, and each replica's own."""
         values: dict[str, float] = {"cluster/replicas/lost": len(self.lost)}
         for slot in self._slots:
-            key, busy = f"cluster/replica_{slot.index}", slot.busy - slot.busy_told
-            values[f"{key}/tokens"] = slot.tokens
-            values[f"{key}/busy_seconds"] = busy
-            values[f"{key}/tokens_per_second"] = slot.tokens / busy if busy else 0.0
-            values[f"{key}/queue"] = sum(map(len, slot.owed.values()))
-            slot.tokens, slot.busy_told = 0, slot.busy
+            values |= slot.observations()
         return values
+
+    def spans(self) -> list[WorkSpan]:
+        """When each replica had work, since the last call."""
+        return [span for slot in self._slots for span in slot.spans()]
 
     # sharing out
 
@@ -279,14 +256,14 @@ class EnginePool:
             slot = min(live, key=lambda slot: (loads[slot.index], slot.index))
             group = self._groups.open[order]
             loads[slot.index] += _tokens(group.request, len(indices))
-            slot.owed.setdefault(order, set()).update(indices)
+            slot.owes(order, indices)
             shares[slot.index].append((order, _part(group, indices)))
         for slot in live:
             if shares[slot.index]:
                 slot.heard = time.monotonic()
                 slot.actor.submit.remote(shares[slot.index])
 
-    def _tokens_to_come(self, slot: _Slot) -> int:
+    def _tokens_to_come(self, slot: Slot) -> int:
         """Upper bound, in tokens, of what a replica owes."""
         return sum(_tokens(self._groups.open[order].request, len(indices)) for order, indices in slot.owed.items())
 
@@ -326,37 +303,31 @@ class EnginePool:
                 self._lose(slot, ClusterError(f"waited {limit:g} s for {what}"))
         return bool(done)
 
-    def _take_in(self, slot: _Slot, harvest: Harvest) -> None:
-        slot.busy = harvest.busy
+    def _take_in(self, slot: Slot, harvest: Harvest) -> None:
+        slot.heard_of(harvest)
         for order, index, completion in harvest.samples:
             group = self._groups.open.get(order)
             if group is None or index not in slot.owed.get(order, ()):
                 continue  # interrupted meanwhile
-            self._settle(slot, order, index)
+            slot.settle(order, index)
             slot.heard = time.monotonic()
             slot.tokens += len(completion)
             waiting = self._ready if order >= self._first else self._aside
             waiting.append(self._groups.file(group, index, completion))
 
-    @staticmethod
-    def _settle(slot: _Slot, order: int, index: int) -> None:
-        slot.owed[order].discard(index)
-        if not slot.owed[order]:
-            del slot.owed[order]
-
     # starting and losing
 
-    def _load(self, slot: _Slot) -> Any:
+    def _load(self, slot: Slot) -> Any:
         return slot.actor.load.remote(self._weights, self._version, self._check.requests if self._check else ())
 
-    def _await_facts(self, slot: _Slot) -> None:
+    def _await_facts(self, slot: Slot) -> None:
         try:
             slot.facts = waited_for(slot.actor.facts.remote(), self._timeouts.start, f"{slot.name} to start")
         except RayActorError as error:
             raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
         self._max_context = min(slot.facts.max_context for slot in self._slots if slot.facts is not None)
 
-    def _begin(self, slot: _Slot, answers: list[RolloutGroup]) -> None:
+    def _begin(self, slot: Slot, answers: list[RolloutGroup]) -> None:
         """A successor has the weights: it may work."""
         if self._check is not None and answers:
             self._check.compare({slot.name: answers}, self._version)
@@ -366,7 +337,7 @@ class EnginePool:
         self._waiting.clear()
         self._hand_out(work)
 
-    def _lose(self, slot: _Slot, error: Exception) -> None:
+    def _lose(self, slot: Slot, error: Exception) -> None:
         """Put another in the place of a lost replica and ask the others for what it owed.
 
         Raises:
@@ -381,8 +352,7 @@ class EnginePool:
                 f"{len(self.lost)} rollout replicas were lost, cluster.rollout.restarts = {self._restarts}; the last: "
                 f"{self.lost[-1]}. Resume from the last checkpoint once the cause is gone"
             )
-        successor = _Slot(index=slot.index, actor=self._make(slot.index), heard=time.monotonic())
-        successor.tokens = slot.tokens
+        successor = slot.successor(self._make(slot.index))
         self._busy_lost += slot.busy / len(self._slots)
         self._slots[self._slots.index(slot)] = successor
         successor.pending = self._load(successor)

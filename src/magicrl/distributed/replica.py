@@ -23,6 +23,8 @@ from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutReq
 from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import RolloutEngine, SleepingEngine
 from magicrl.rollout.vllm_engine import VllmEngine
+from magicrl.rollout.vllm_transfer import Meeting, Told
+from magicrl.training.protocols import OnDevices
 
 _HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
 
@@ -36,12 +38,14 @@ class ReplicaFacts:
         pid: its process.
         node: Ray's id of the node; empty outside Ray.
         max_context: of its engine.
+        devices: what CUDA calls its accelerators; ``cpu`` without any.
     """
 
     host: str
     pid: int
     node: str
     max_context: int
+    devices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,10 +55,12 @@ class Harvest:
     Attributes:
         samples: (issue order of the request, sample index, completion).
         busy: seconds that the engine has generated so far.
+        peak_mb: most memory of its fullest accelerator so far, as the engine tells it.
     """
 
     samples: list[tuple[int, int, Completion]]
     busy: float
+    peak_mb: float = 0.0
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,7 +92,7 @@ class Replica:
         self._orders: dict[int, _Owed] = {}  # by identity of the request
         self._ended: deque[tuple[int, int, Completion]] = deque()
         self._failure: BaseException | None = None
-        self._busy = 0.0
+        self._busy = self._peak_mb = 0.0
         self._samples: Iterator[FinishedSample] = iter(())
         threading.Thread(target=self._generate, name="generate", daemon=True).start()
 
@@ -95,7 +101,13 @@ class Replica:
         import ray
 
         node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-        return ReplicaFacts(host=socket.gethostname(), pid=os.getpid(), node=node, max_context=self._engine.max_context)
+        return ReplicaFacts(
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            node=node,
+            max_context=self._engine.max_context,
+            devices=tuple(self._engine.devices) if isinstance(self._engine, OnDevices) else (),
+        )
 
     def submit(self, work: Sequence[tuple[int, RolloutRequest]]) -> None:
         """Queue requests with their issue orders; what the engine refuses, `collect` raises."""
@@ -121,13 +133,28 @@ class Replica:
             self._ended.clear()
             if self._failure is not None and not samples:
                 raise self._failure
-            return Harvest(samples=samples, busy=self._busy)
+            return Harvest(samples=samples, busy=self._busy, peak_mb=self._peak_mb)
 
     def load(self, payload: Payload, version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
         """Take new weights between two samples, and answer ``probes`` with them."""
         with self._visit():
             self._engine.load_weights(unpack(payload), version)
             return self._answers(probes)
+
+    def join(self, meeting: Meeting, place: int) -> None:
+        """Meet the learner's rank that sends weights; its place in the group."""
+        with self._visit():
+            self._direct().join(meeting, place)
+
+    def take(self, told: Sequence[Told], version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
+        """As `load`, with what the rank that was met sends at the same time."""
+        with self._visit():
+            self._direct().take(told, version)
+            return self._answers(probes)
+
+    def _direct(self) -> VllmEngine:
+        assert isinstance(self._engine, VllmEngine), "only vLLM's workers can be sent weights"
+        return self._engine
 
     def sleep(self) -> None:
         """Give the engine's GPU memory back until the next `load`, where the engine shares its GPUs."""
@@ -206,4 +233,6 @@ class Replica:
                 owed.samples -= 1
                 if not owed.samples:
                     del self._orders[id(sample.request)]
+                if not self._orders and isinstance(self._engine, OnDevices):
+                    self._peak_mb = self._engine.peak_mb()  # once a step, and before its last sample is fetched
                 self._changed.notify_all()

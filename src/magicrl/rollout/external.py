@@ -11,25 +11,30 @@ from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutReq
 from magicrl.rollout.randomness import philox4x32
 from magicrl.rollout.rows import GroupProgress
 
-_NO_POSITION = 0xFFFFFFFF  # no token has this position, so a seed's words are nobody's uniforms
+_NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below: a seed's words are nobody's uniforms
 
 
-def sample_seed(seed: int, draw: int, sample: int, *, bits: int = 63) -> int:
-    """The seed of one sample's own generator, a function of (seed, draw, sample) alone.
+def sample_seed(seed: int, draw: int, sample: int, *, known: int = 0, bits: int = 63) -> int:
+    """The seed of one sample's own generator, a function of (seed, draw, sample, known) alone.
 
     Args:
         seed: the run seed, up to 64 bits; ``draw`` likewise.
         draw: the request's draw.
         sample: index within the request.
+        known: tokens of the response that are given, not sampled: were the generator to start anew with the same seed,
+            the token after them would hang on the same random number as the first one.
         bits: at most this many, counted from the lowest: 63 for vLLM, 31 for servers, some of which keep an int32.
 
     Example:
         >>> sample_seed(0, 0, 0, bits=31) == sample_seed(0, 0, 0, bits=31) != sample_seed(0, 0, 1, bits=31)
         True
+        >>> sample_seed(0, 0, 0, known=5) != sample_seed(0, 0, 0)
+        True
     """
     word = np.uint64
     low, high, *_ = philox4x32(
-        (np.array(_NO_POSITION, word), np.array(sample, word), _low(draw), _high(draw)), (_low(seed), _high(seed))
+        (np.array(_NO_POSITION - known, word), np.array(sample, word), _low(draw), _high(draw)),
+        (_low(seed), _high(seed)),
     )
     return (int(low) | int(high) << 32) & ((1 << bits) - 1)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from magicrl.models.decode_attention import DecodeAttention
 from magicrl.models.decoder import fused_decoder
-from magicrl.models.devices import device_name
+from magicrl.models.devices import device_name, peak_mb
 from magicrl.models.slot_cache import PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 from magicrl.models.static_decode import static_decoder
 from magicrl.records import (
@@ -42,7 +42,7 @@ REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: few
 
 
 class InProcessEngine:
-    """A `magicrl.rollout.protocol.RolloutEngine` on one device.
+    """A `magicrl.rollout.protocol.SteppingEngine` on one device.
 
     Tokens are a function of weights, prompt, temperature and (seed, draw, sample, position). In float32 another
     ``max_rows`` gives the same tokens but for near-ties, since matrix products of another size round differently.
@@ -126,6 +126,10 @@ class InProcessEngine:
         """The one that it computes on."""
         return (device_name(self._device),)
 
+    def peak_mb(self) -> float:
+        """Most memory of this process so far, a learner in it included."""
+        return peak_mb(self._device)
+
     def busy_seconds(self) -> float:
         """Seconds spent in turns since the engine was made."""
         return self._busy
@@ -172,12 +176,18 @@ class InProcessEngine:
     def finished_samples(self) -> Iterator[FinishedSample]:
         """Generate until nothing is queued, yielding each completion as it ends."""
         while self._work.open:
-            done = self._turn()
-            for order in self._work.ended:
-                del self._work.open[order]
-            self._work.ended.clear()
-            for group, index in sorted(done, key=lambda item: (item[0].order, item[1])):
-                yield FinishedSample(request=group.request, index=index, completion=group.done[index])
+            yield from self.turn()
+
+    def turn(self) -> list[FinishedSample]:
+        """One token for every sample that has a row; the samples that ended."""
+        done = self._turn()
+        for order in self._work.ended:
+            del self._work.open[order]
+        self._work.ended.clear()
+        return [
+            FinishedSample(request=group.request, index=index, completion=group.done[index])
+            for group, index in sorted(done, key=lambda item: (item[0].order, item[1]))
+        ]
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Copy ``weights`` in. Sequences in flight keep their cache and go on under the new ones."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from magicrl.records import Completion, FinishReason, frozen_floats, frozen_tokens
+from magicrl.records import Completion, FinishReason, RolloutRequest, frozen_floats, frozen_tokens
 
 
 def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str, Any]:
@@ -60,3 +61,21 @@ def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion
         )
         for row, tokens, logprobs, entropies in zip(rows, *arrays, strict=True)
     ]
+
+
+def pack_begun(requests: Iterable[RolloutRequest]) -> dict[str, Any]:
+    """What there is of unfinished requests (``begun``), by draw and sample index; empty where there is nothing."""
+    held = [(request.draw, index, completion) for request in requests for index, completion in request.begun]
+    if not held:
+        return {}
+    places = [[draw, index] for draw, index, _ in held]
+    return {"places": places, **pack_completions("begun", [completion for *_, completion in held])}
+
+
+def with_begun(snapshot: Mapping[str, Any], requests: Iterable[RolloutRequest]) -> list[RolloutRequest]:
+    """Inverse of ``pack_begun``: ``requests`` with what the snapshot holds of them, by draw."""
+    begun: dict[int, list[tuple[int, Completion]]] = {}
+    if snapshot:
+        for (draw, index), completion in zip(snapshot["places"], unpack_completions("begun", snapshot), strict=True):
+            begun.setdefault(int(draw), []).append((int(index), completion))
+    return [replace(request, begun=tuple(begun.get(request.draw, ()))) for request in requests]

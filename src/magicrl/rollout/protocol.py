@@ -64,6 +64,36 @@ class RolloutEngine(Protocol):
         ...
 
 
+class WeightGiver(Protocol):
+    """A learner, as engines see it."""
+
+    @property
+    def version(self) -> int:
+        """Updates made."""
+        ...
+
+    def weights(self) -> Mapping[str, Any]:
+        """The present weights; see `RolloutEngine.load_weights`."""
+        ...
+
+
+@runtime_checkable
+class TakingEngine(RolloutEngine, Protocol):
+    """An engine that takes weights from where they lie, so that the caller need not gather them."""
+
+    def take_weights(self, giver: WeightGiver) -> None:
+        """As ``load_weights`` with the giver's weights and version."""
+        ...
+
+
+def hand_over(giver: WeightGiver, engine: RolloutEngine) -> None:
+    """Have ``engine`` sample with the giver's present weights from now on."""
+    if isinstance(engine, TakingEngine):
+        engine.take_weights(giver)
+    else:
+        engine.load_weights(giver.weights(), giver.version)
+
+
 @runtime_checkable
 class SleepingEngine(RolloutEngine, Protocol):
     """An engine that can lend the learner its GPUs: between rollouts and ``load_weights`` it holds no memory there."""
@@ -132,6 +162,18 @@ class InFlightEngine(RolloutEngine, Protocol):
             snapshot: what ``snapshot`` gave.
             requests: every request that was in flight, in issue order. Those that the snapshot does not hold are
                 generated from their beginning: none is ever lost.
+        """
+        ...
+
+
+@runtime_checkable
+class SteppingEngine(InFlightEngine, Protocol):
+    """An engine of this process that works in turns, between which it can be given work and weights."""
+
+    def turn(self) -> list[FinishedSample]:
+        """One token for every response that has a row; the samples that have ended, each told once.
+
+        With nothing queued it does nothing. Whoever uses it does not use the iterators beside it.
         """
         ...
 

@@ -4,23 +4,20 @@ It runs inside this process (as Ray's actors use it): vLLM's separate engine pro
 keeps its memory. What vLLM changes of a process on its way, the random state and ``torch.set_num_threads``, is put
 back. A group is asked for as one request a sample, since ``n`` samples of one request take their seeds from its single
 one in vLLM's own way, and some of a group's samples could not be asked for alone; the prefix cache gives the group's
-prompt, in whole blocks, to all of them.
+prompt, in whole blocks, to all of them. Requests that must not wait behind those in flight, of an evaluation and of the
+check after a weight copy, come first in vLLM's queue.
 """
 
 from __future__ import annotations
 
-import gc
-import os
-import random
-import warnings
+import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-import numpy as np
 import torch
 
 from magicrl.records import (
@@ -31,56 +28,30 @@ from magicrl.records import (
     RolloutGroup,
     RolloutRequest,
     SamplingParams,
-    VersionSpans,
-    frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of, sample_seed
-from magicrl.rollout.rows import GroupProgress
-from magicrl.rollout.vllm_errors import engine_trouble, vllm_missing
+from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of
+from magicrl.rollout.keeping import pack_begun, with_begun
+from magicrl.rollout.vllm_errors import engine_trouble
+from magicrl.rollout.vllm_requests import Asked, Sampled
+from magicrl.rollout.vllm_start import VllmSettings, clean_up, start_vllm
+from magicrl.rollout.vllm_transfer import Meeting, Told
 from magicrl.rollout.vllm_weights import VllmWeights
 from magicrl.rollout.weight_check import WeightCheck
 
-_CPU_BLOCK = 32  # tokens of a cache block, the smallest that vLLM's CPU attention has: its default of 128 shares less
-_CPU_CACHE_MB = 4096
 _COLDEST, _HOTTEST = 0.01, 2.0  # vLLM silently raises lower temperatures to 0.01 and refuses higher ones
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}
 _NEVER = -1e9  # logit bias of rows that stand for no token
 _DISCARD = 2  # level of sleep: the next weights come from the learner, nothing need be kept in the host's memory
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class VllmSettings:
-    """How vLLM serves a model.
-
-    Attributes:
-        dtype: precision of weights and activations; ``auto`` is the folder's own.
-        max_context: most prompt + response tokens; None: the model's.
-        max_rows: most sequences that decode at once.
-        cache_mb: size of the key/value cache in MiB; None: 4096 on a CPU, what ``gpu_share`` leaves on a GPU.
-        gpu_share: share of the GPU's memory for everything.
-        gpus: over how many GPUs of this machine the model is spread (tensor parallel).
-        eager: without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only.
-        sleeps: ``sleep`` gives the GPU's memory back; for a GPU that the learner works on, too.
-    """
-
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    max_context: int | None = None
-    max_rows: int = 256
-    cache_mb: int | None = None
-    gpu_share: float = 0.9
-    gpus: int = 1
-    eager: bool | None = None
-    sleeps: bool = False
-
-
 class VllmEngine:
-    """A `magicrl.rollout.protocol.SleepingEngine` on vLLM.
+    """A `magicrl.rollout.protocol.SleepingEngine` and `magicrl.rollout.protocol.SteppingEngine` on vLLM.
 
     Log-probs are those of the distribution that was sampled from (at tau, over the real tokens); entropies are not
     known. Tokens depend on weights, prompt, temperature and (seed, draw, sample), through a generator of vLLM's own:
     other tokens than the in-process engine's at tau > 0. In float32 they hold whatever else is in the batch, but for
-    near-ties.
+    near-ties. What goes on after an interruption takes other random numbers than it would have had.
     """
 
     def __init__(
@@ -93,6 +64,8 @@ class VllmEngine:
         valid_vocab: int,
         policy_version: int = 0,
         check: WeightCheck | None = None,
+        sleeps: bool = False,
+        direct_weights: bool = False,
     ) -> None:
         """
         Args:
@@ -103,6 +76,8 @@ class VllmEngine:
             valid_vocab: tokens from here on are padding and never sampled.
             policy_version: what the weights in the folder count as.
             check: what is compared after every ``load_weights``.
+            sleeps: ``sleep`` gives the GPU's memory back; for a GPU that the learner works on, too.
+            direct_weights: ``join`` and ``take`` work.
 
         Raises:
             ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
@@ -111,11 +86,16 @@ class VllmEngine:
         self._decode = decode
         self._valid_vocab = valid_vocab
         self._groups = OpenGroups()
-        self._running: dict[str, tuple[GroupProgress, int]] = {}
+        self._running: dict[str, Asked] = {}
         self._ended: deque[Filed] = deque()  # not yet yielded
+        self._aside: deque[Filed] = deque()  # not to be yielded now: of groups before `_first`
+        self._first = 0
+        self._arrivals = 0
+        self._tokens_ended = 0
+        self._busy = 0.0
         self._check = check
-        self._sleeps = settings.sleeps
-        self._engine: Any = _start(folder, settings)
+        self._sleeps = sleeps
+        self._engine: Any = start_vllm(folder, settings, sleeps=sleeps, direct_weights=direct_weights)
         self._weights = VllmWeights(self._engine, Path(folder))
         self._set_version(policy_version)
         self._max_context = int(self._engine.model_config.max_model_len)
@@ -153,8 +133,11 @@ class VllmEngine:
             if tau and not _COLDEST <= tau <= _HOTTEST:
                 raise ValueError(f"{name}: vLLM samples at temperature 0 or {_COLDEST} to {_HOTTEST}, got {tau}")
         for group in self._groups.take_in(requests):
-            for index in group.request.indices:
-                self._add(group, index)
+            for index in group.to_start:
+                self._add(Asked(group=group, index=index, before=group.partial.get(index)))
+            if group.complete:  # an interrupt returned it before it was yielded
+                index, completion = list(group.done.items())[-1]
+                self._ended.append(self._groups.close(group, index, completion))
 
     def finished(self) -> Iterator[RolloutGroup]:
         """Generate until nothing is queued, yielding each group as its last member ends."""
@@ -167,6 +150,41 @@ class VllmEngine:
         for filed in self._run():
             yield filed.sample
 
+    def turn(self) -> list[FinishedSample]:
+        """One token for every sample that has a row; the samples that have ended."""
+        if self._awaited():
+            self._step()
+        samples = [filed.sample for filed in self._ended]
+        self._ended.clear()
+        return samples
+
+    def advance(self, tokens: int) -> list[RolloutGroup]:
+        """Generate until ``tokens`` more are sampled or nothing is queued; the groups that have ended."""
+        target = self._sampled() + tokens if tokens else 0
+        while tokens and self._awaited() and self._sampled() < target:
+            self._step()
+        groups = [group_of(filed.group) for filed in self._ended if filed.last]
+        self._ended.clear()
+        return groups
+
+    def busy_seconds(self) -> float:
+        """Seconds spent generating since the engine was made."""
+        return self._busy
+
+    @contextmanager
+    def set_aside(self) -> Generator[None]:
+        """Within it only what is submitted within is yielded, and comes first; the rest takes rows that are free."""
+        before, self._first = self._first, self._groups.issued
+        self._aside.extend(self._ended)
+        self._ended.clear()
+        try:
+            yield
+        finally:
+            self._drop(self._first)  # an evaluation that was broken off leaves nothing behind
+            self._first = before
+            self._ended.extend(self._aside)
+            self._aside.clear()
+
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Replace the weights, then compare log-probs with the learner's if the engine has a check.
 
@@ -176,11 +194,24 @@ class VllmEngine:
             ValueError: the weights do not fit the model, or vLLM cannot take them.
             RuntimeError: vLLM samples with other weights (from the check).
         """
+        self._replace(lambda: self._weights.load(weights), version)
+
+    def join(self, meeting: Meeting, place: int) -> None:
+        """Meet the learner's rank that sends weights; see `take`. Needs ``direct_weights``."""
+        self._weights.join(meeting, place)
+
+    def take(self, told: Sequence[Told], version: int) -> None:
+        """As `load_weights` with what that rank sends now, which is ``told``."""
+        self._replace(lambda: self._weights.take(told), version)
+
+    def _replace(self, load: Callable[[], None], version: int) -> None:
         asleep = self._engine.is_sleeping()
         try:
             if asleep:  # the cache's memory last: beside old and new weights there may be no room for it
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()  # what a learner in this process has freed
                 self._engine.wake_up(["weights"])
-            self._weights.load(weights)
+            load()
             if asleep:
                 self._engine.wake_up(["kv_cache"])
         except (RuntimeError, TypeError, AssertionError) as error:
@@ -192,7 +223,7 @@ class VllmEngine:
     def sleep(self) -> None:
         """Give weights and cache back (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``.
 
-        Without ``settings.sleeps`` nothing is given back: the engine has its GPU for itself.
+        Without ``sleeps`` nothing is given back: the engine has its GPU for itself.
 
         Raises:
             RuntimeError: requests are in flight, whose keys and values would be lost.
@@ -203,26 +234,20 @@ class VllmEngine:
             raise RuntimeError(f"vLLM cannot sleep while {len(self._running)} samples are in flight")
         self._engine.sleep(_DISCARD)
 
-    def answers(self, requests: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-        """The groups of these requests, in their order; what else is in flight goes on and is yielded later."""
-        first = self._groups.issued
-        self.submit(requests)
-        mine = [self._groups.open[order] for order in range(first, self._groups.issued)]
-        while not all(group.complete for group in mine):
-            self._step()
-        self._ended = deque(filed for filed in self._ended if filed.group.order < first)
-        return [group_of(group) for group in mine]
+    def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
+        """Stop generating; the unfinished requests in issue order, with ``keep`` what there is of them too."""
+        unfinished = self._unfinished(keep=keep)
+        self._drop(0)
+        self._aside.clear()
+        return unfinished
 
-    def interrupt(self) -> list[RolloutRequest]:
-        """Stop generating, drop partial work and return the unfinished requests in issue order."""
-        if self._running:
-            self._engine.abort_request(list(self._running))
-            self._running.clear()
-        unseen = {filed.group.order: filed.group.request for filed in self._ended}
-        self._ended.clear()
-        unseen |= {group.order: group.request for group in self._groups.open.values()}
-        self._groups.drop()
-        return [unseen[order] for order in sorted(unseen)]
+    def snapshot(self) -> Mapping[str, Any]:
+        """What there is of the responses in flight; keys and values are computed anew after ``resume``."""
+        return pack_begun(self._unfinished(keep=True))
+
+    def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
+        """Go on after the last token of each response that the snapshot holds; others start from their beginning."""
+        self.submit(with_begun(snapshot, requests))
 
     def close(self) -> None:
         """Stop vLLM and free its memory (and its worker processes where there are several GPUs)."""
@@ -231,7 +256,46 @@ class VllmEngine:
         self.interrupt()
         self._engine.engine_core.shutdown()
         self._engine = None
-        _clean_up()
+        clean_up()
+
+    def answers(self, requests: Sequence[RolloutRequest]) -> list[RolloutGroup]:
+        """The groups of these requests, in their order; what else is in flight goes on and is yielded later."""
+        with self.set_aside():
+            self.submit(requests)
+            groups = {id(group.request): group for group in self.finished()}
+        return [groups[id(request)] for request in requests]
+
+    def _unfinished(self, *, keep: bool) -> list[RolloutRequest]:
+        """Requests that were not yielded, in issue order, with ``keep`` what there is of their responses."""
+        groups = {filed.group.order: filed.group for filed in (*self._aside, *self._ended)} | self._groups.open
+        if not keep:
+            return [groups[order].request for order in sorted(groups)]
+        begun = {order: {**group.partial, **group.done} for order, group in groups.items()}
+        for state in self._engine.output_processor.request_states.values():
+            asked, sampled = self._running[state.external_req_id], Sampled.so_far(state)
+            if sampled.tokens:
+                begun[asked.group.order][asked.index] = self._completion(asked, sampled, FinishReason.ABORTED, 0.0)
+        return [replace(groups[order].request, begun=tuple(sorted(begun[order].items()))) for order in sorted(groups)]
+
+    def _drop(self, first: int) -> None:
+        """Forget every group from issue order ``first`` on."""
+        names = [name for name, asked in self._running.items() if asked.group.order >= first]
+        if names:
+            self._engine.abort_request(names)
+        for name in names:
+            del self._running[name]
+        for order in [order for order in self._groups.open if order >= first]:
+            del self._groups.open[order]
+        self._ended = deque(filed for filed in self._ended if filed.group.order < first)
+
+    def _sampled(self) -> int:
+        """Tokens that were sampled since the engine was made, but for those of dropped samples."""
+        states = self._engine.output_processor.request_states.values()
+        return self._tokens_ended + sum(state.detokenizer.num_output_tokens() for state in states)
+
+    def _awaited(self) -> bool:
+        """Whether a group is under way that may be yielded."""
+        return any(order >= self._first for order in self._groups.open)
 
     def _set_version(self, version: int) -> None:
         self._version = version
@@ -254,149 +318,55 @@ class VllmEngine:
             self.close()
             raise
 
-    def _add(self, group: GroupProgress, index: int) -> None:
-        from vllm import SamplingParams as VllmSampling  # pyright: ignore[reportMissingImports]
+    def _add(self, asked: Asked) -> None:
         from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
-        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-        request = group.request
-        sampling = request.sampling
-        params = VllmSampling(
-            temperature=sampling.temperature,
-            top_p=1.0,
-            top_k=0,
-            min_p=0.0,
-            repetition_penalty=1.0,
-            max_tokens=sampling.max_tokens,
-            seed=sample_seed(sampling.seed, request.draw, index),
-            ignore_eos=True,  # our end tokens alone end a response
-            stop_token_ids=self._end_tokens,
-            logprobs=0,  # the sampled token's
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            logit_bias=self._padding,
+        name = f"{asked.group.order}:{asked.index}"
+        self._running[name] = asked
+        self._arrivals += 1
+        self._engine.add_request(
+            name,
+            tokens_input(asked.prompt),
+            asked.settings(self._end_tokens, self._padding),
+            arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock
+            priority=-1 if self._first else 0,
         )
-        key = f"{group.order}:{index}"
-        self._running[key] = (group, index)
-        self._engine.add_request(key, tokens_input(request.prompt_tokens.tolist()), params)
 
     def _run(self) -> Iterator[Filed]:
-        while self._ended or self._groups.open:
+        while self._ended or self._awaited():
             while self._ended:
                 yield self._ended.popleft()
-            if self._groups.open:
+            if self._awaited():
                 self._step()
 
     def _step(self) -> None:
         """One token for every running request; what ends is filed in issue order."""
+        begin = time.perf_counter()
         try:
             outputs = self._engine.step()
         except (RuntimeError, ValueError) as error:
             raise engine_trouble("vLLM stopped while generating", error) from error
-        ended: list[tuple[GroupProgress, int, Any]] = []
+        ended: list[tuple[Asked, Any]] = []
         for output in outputs:
             # what was aborted may still report
             if output.finished and output.request_id in self._running:
-                ended.append((*self._running.pop(output.request_id), output))
-        for group, index, output in sorted(ended, key=lambda item: (item[0].order, item[1])):
-            self._ended.append(self._groups.file(group, index, self._completion(group, output)))
+                ended.append((self._running.pop(output.request_id), output))
+        for asked, output in sorted(ended, key=lambda item: (item[0].group.order, item[0].index)):
+            filed = self._groups.file(asked.group, asked.index, self._whole(asked, output))
+            (self._ended if asked.group.order >= self._first else self._aside).append(filed)
+        self._busy += time.perf_counter() - begin
 
-    def _completion(self, group: GroupProgress, output: Any) -> Completion:
+    def _whole(self, asked: Asked, output: Any) -> Completion:
         (answer,) = output.outputs
-        tokens = [int(token) for token in answer.token_ids]
         if answer.finish_reason not in _REASONS:
             raise ValueError(
-                f"vLLM gave up problem {group.request.problem.id!r} ({answer.finish_reason}); see its log with "
+                f"vLLM gave up problem {asked.group.request.problem.id!r} ({answer.finish_reason}); see its log with "
                 "VLLM_LOGGING_LEVEL=INFO"
             )
-        logprobs = [place[token].logprob for place, token in zip(answer.logprobs, tokens, strict=True)]
-        if not np.isfinite(logprobs).all():
-            raise FloatingPointError(
-                f"the model's logits are not finite (policy version {self._version}); its weights are broken"
-            )
-        times = output.metrics
-        spans: VersionSpans = tuple((int(s.version), s.end - s.start) for s in answer.weight_versions or ())
-        return Completion(
-            tokens=frozen_tokens(tokens),
-            text=self._decode(tokens),
-            sampler_logprobs=frozen_floats(logprobs),
-            sampler_entropies=None,
-            finish_reason=_REASONS[answer.finish_reason],
-            policy_version=spans[0][0] if spans else self._version,
-            version_spans=spans if len(spans) > 1 else (),
-            seconds=max(0.0, times.last_token_ts - times.scheduled_ts) if times is not None else 0.0,
-        )
+        sampled, times = Sampled.of_output(answer), output.metrics
+        self._tokens_ended += len(sampled.tokens)
+        seconds = max(0.0, times.last_token_ts - times.scheduled_ts) if times is not None else 0.0
+        return self._completion(asked, sampled, _REASONS[answer.finish_reason], seconds)
 
-
-def _start(folder: str, settings: VllmSettings) -> Any:
-    on_gpu = torch.cuda.is_available()
-    cache_mb = settings.cache_mb if settings.cache_mb is not None else None if on_gpu else _CPU_CACHE_MB
-    options: dict[str, Any] = {
-        "model": folder,
-        "dtype": settings.dtype,
-        "max_model_len": settings.max_context,
-        "max_num_seqs": settings.max_rows,
-        "tensor_parallel_size": settings.gpus,
-        "kv_cache_memory_bytes": None if cache_mb is None else cache_mb << 20,
-        # on a CPU, a share of the memory that must be free whatever the cache takes
-        "gpu_memory_utilization": settings.gpu_share if on_gpu else 0.01,
-        "enforce_eager": settings.eager if settings.eager is not None else not on_gpu,
-        "enable_prefix_caching": True,
-        "logprobs_mode": "processed_logprobs",
-        "generation_config": "vllm",
-        "skip_tokenizer_init": True,
-        "trust_remote_code": False,
-        "use_tqdm_on_load": False,
-        "seed": 0,
-    }
-    if on_gpu:
-        options["enable_sleep_mode"] = settings.sleeps
-    else:
-        options["block_size"] = _CPU_BLOCK
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is reported to anybody unless the user says so
-    with _undisturbed():
-        try:
-            from vllm import EngineArgs, LLMEngine  # pyright: ignore[reportMissingImports]
-        except ImportError as error:
-            raise vllm_missing(error) from error
-        try:
-            return LLMEngine.from_engine_args(EngineArgs(**options))
-        except (ValueError, RuntimeError, OSError, AssertionError, TypeError) as error:
-            trouble = engine_trouble(f"vLLM cannot serve {folder}", error)
-            _clean_up()
-            raise trouble from error
-
-
-def _clean_up() -> None:
-    """Leave vLLM's process groups and give memory back."""
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # pyright: ignore[reportMissingImports]
-
-    cleanup_dist_env_and_memory()
-    gc.collect()
-
-
-@contextmanager
-def _undisturbed() -> Generator[None]:
-    """Start vLLM inside this process and leave its random state, thread setting and environment as they were."""
-    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
-    before, threads, set_threads = os.environ.get(name), torch.get_num_threads(), torch.set_num_threads
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
-    os.environ[name] = "0"
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-        torch.set_num_threads = set_threads
-        torch.set_num_threads(threads)
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
+    def _completion(self, asked: Asked, sampled: Sampled, reason: FinishReason, seconds: float) -> Completion:
+        return sampled.completion(asked.before, reason, version=self._version, seconds=seconds, decode=self._decode)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from transformers import AutoConfig
+
+from magicrl.rollout.vllm_transfer import Meeting, Told, worker_meeting, worker_update
 
 Shapes = dict[str, tuple[int, ...]]
 _TIED_HEAD = "lm_head.weight"
@@ -55,6 +57,21 @@ class VllmWeights:
                 self._rpc("reload_weights", weights_iterator=iter(weights.items()), is_checkpoint_format=True)
             else:
                 self._reload_from_shared_memory(weights)
+        self._forget()
+
+    def join(self, meeting: Meeting, place: int) -> None:
+        """Have the workers meet the rank that sends, the first of them as number ``place`` of the group."""
+        self._rpc("init_weight_transfer_engine", init_info=worker_meeting(meeting, place))
+
+    def take(self, told: Sequence[Told]) -> None:
+        """As `load`, with what the rank that was met sends at the same time."""
+        self._rpc("start_weight_update")
+        self._rpc("update_weights", update_info=worker_update(told))
+        self._rpc("finish_weight_update")
+        self._forget()
+
+    def _forget(self) -> None:
+        """What was made of the old weights."""
         if not torch.cuda.is_available():
             self._engine.apply_model(pack_again)
         # keys and values of the old weights: of finished prompts, and of what runs, which is computed again

@@ -103,9 +103,9 @@ class LocalLearner:
         """The one that it computes on; see ``OnDevices``."""
         return (device_name(self._scorer.device),)
 
-    def observations(self) -> dict[str, float]:
+    def peak_mb(self) -> float:
         """Most memory of this process so far, an engine in it included."""
-        return {"memory/learner/peak_mb": peak_mb(self._scorer.device)}
+        return peak_mb(self._scorer.device)
 
     def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
         """One SGD step on the mini-batch; see ``Learner.update``.

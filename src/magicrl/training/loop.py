@@ -26,7 +26,7 @@ from magicrl.records import (
     TrainBatch,
     TrainSample,
 )
-from magicrl.rollout.protocol import RolloutEngine, SleepingEngine
+from magicrl.rollout.protocol import RolloutEngine, SleepingEngine, hand_over
 from magicrl.training.batches import (
     SampleKey,
     buffer_samples,
@@ -121,7 +121,7 @@ class Trainer:
         parts.controller.observe(entropy.mean)
         self._collector.meanwhile(sum(g.group.num_tokens for g in groups), clock)  # asynchronous: the engine went on
         with clock.measure("other", "weights"):
-            parts.engine.load_weights(parts.learner.weights(), parts.learner.version)
+            hand_over(parts.learner, parts.engine)
         self.steps_done += 1
         values: Values = {
             **rollout_metrics(groups),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 
@@ -150,6 +150,28 @@ class OnDevices(Protocol):
     @property
     def devices(self) -> Sequence[str]:
         """What CUDA calls each of its accelerators; ``cpu`` for each process without one."""
+        ...
+
+    def peak_mb(self) -> float:
+        """Most memory so far, MiB, of the fullest of them: the process's own on an accelerator; without, all of it."""
+        ...
+
+
+class WorkSpan(NamedTuple):
+    """A worker had work from ``begin`` to ``end``, seconds of this process's ``time.perf_counter``."""
+
+    worker: str
+    part: str
+    begin: float
+    end: float
+
+
+@runtime_checkable
+class Timed(Protocol):
+    """A part of a run whose workers are elsewhere: when they worked goes into the timeline."""
+
+    def spans(self) -> Sequence[WorkSpan]:
+        """Work since the last call."""
         ...
 
 

@@ -19,7 +19,7 @@ from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.locks import only_writer
 from magicrl.records import Problem, StepMetrics
 from magicrl.rollout.lagged import newest_weights, without_lag
-from magicrl.rollout.protocol import Stateful
+from magicrl.rollout.protocol import Stateful, hand_over
 from magicrl.rollout.recording import write_rollouts
 from magicrl.training.assemble import (
     Built,
@@ -164,7 +164,7 @@ class Session:
             seed=config.run.seed,
             progress=lambda i, n: observer.progress("validation", i, n),
         )
-        self._engine.load_weights(self._learner.weights(), self._learner.version)
+        hand_over(self._learner, self._engine)
         self._kept = self._filtered_training_set()
         self._sampler = PromptSampler(self._kept, seed=config.run.seed)
         self._trainer = Trainer(
@@ -399,7 +399,7 @@ class Session:
             self._learner.read_shards(checkpoint.folder / SHARDS, checkpoint.shards)
         else:
             self._learner.restore(checkpoint.learner_state())
-        self._engine.load_weights(self._learner.weights(), self._learner.version)
+        hand_over(self._learner, self._engine)
         if isinstance(self._engine, Stateful):
             self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
         self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))

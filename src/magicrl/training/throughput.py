@@ -55,6 +55,9 @@ class Throughput:
         """
         found: Values = {}
         trained, sampled = trained_work(batches), sampled_work(groups)
+        for who, part in (("learner", learner), ("engine", engine)):
+            if isinstance(part, OnDevices):
+                found[f"memory/{who}/peak_mb"] = part.peak_mb()
         if isinstance(learner, OnDevices) and batches:
             flops = None if self._shape is None else update_flops(self._shape, trained, adapters=self._adapters)
             tokens, seconds = trained.prompts + trained.predicted, _seconds(values, "time/train")
