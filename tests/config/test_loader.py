@@ -152,6 +152,18 @@ colocated = true
 )
 
 
+def test_weights_go_straight_to_workers_of_their_own_gpus(tmp_path: Path) -> None:
+    direct = COLOCATED.replace("colocated = true", 'weight_copy = "direct"')
+    assert load_train_recipe(write(tmp_path, direct)).cluster is not None
+    for changed in (
+        ('"direct"', '"direct"\ncolocated = true'),
+        ('engine = "vllm"', 'engine = "in_process"'),
+        ('engine = "vllm"', 'engine = "vllm"\nweight_lag = 1'),
+    ):
+        with pytest.raises(RecipeError, match="how vLLM takes the newest weights"):
+            load_train_recipe(write(tmp_path, direct.replace(*changed)))
+
+
 def test_colocated_parts_match_and_take_turns(tmp_path: Path) -> None:
     assert load_train_recipe(write(tmp_path, COLOCATED)).cluster is not None
     for changed, words in (

@@ -5,7 +5,7 @@ The same recipe without the section runs on one machine, with the same loop, met
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -45,6 +45,9 @@ class RolloutPlacement(Section):
     colocated: bool = False
     """Each replica uses the GPUs of ``tensor_parallel`` learner ranks in turn with them: it gives its memory back while
     they learn. For ``rollout.engine = "vllm"``, synchronous."""
+    weight_copy: Literal["object_store", "direct"] = "object_store"
+    """How new weights get there: gathered by the learner and fetched by each replica from Ray's object store, or
+    ``direct`` from the learner's ranks to vLLM's workers by vLLM's own transfer (NCCL on GPUs, gloo on CPUs)."""
     restarts: int = Field(default=8, ge=0)
     """Replicas that may be lost and replaced in one run before it stops."""
 

@@ -88,6 +88,19 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _weights_can_be_sent(self) -> Self:
+        rollout = self.rollout
+        if self.cluster is None or self.cluster.rollout.weight_copy == "object_store":
+            return self
+        if rollout.engine != "vllm" or rollout.weight_lag or self.cluster.rollout.colocated:
+            raise ValueError(
+                'cluster.rollout.weight_copy = "direct" is how vLLM takes the newest weights on GPUs of its own: it '
+                'needs rollout.engine = "vllm", rollout.weight_lag = 0 and cluster.rollout.colocated = false (NCCL '
+                'joins no two processes on one GPU); set these, or weight_copy = "object_store"'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _colocated_takes_turns(self) -> Self:
         rollout = self.rollout
         if self.cluster is None or not self.cluster.rollout.colocated:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -15,6 +15,7 @@ import ray
 from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
+from magicrl.distributed.direct_pool import DirectPool
 from magicrl.distributed.engine_pool import EnginePool
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.ray_ranks import RayLauncher
@@ -85,17 +86,22 @@ class ClusterParts:
             rebuilds=placement.restarts,
         )
 
-    def engine(self, start: Path | str, encoder: PromptEncoder, check: WeightCheck) -> RolloutEngine:
+    def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
         """Rollout replicas on any nodes, each with the engine that ``rollout.engine`` names."""
         rollout, shared = self._cluster.rollout, self._shared
         make = partial(start_replica, self._config, str(start), gpus=self._gpus_each)
-        pool = EnginePool(
-            make if shared is None else lambda index: make(index, shared=shared.replica(index)),
-            rollout.replicas,
-            timeouts=self._cluster.timeouts,
-            restarts=rollout.restarts,
-            check=check,
-        )
+        if shared is not None:
+            make = partial(_start_among, make, shared)
+        pool_of: Callable[..., EnginePool] = EnginePool
+        if rollout.weight_copy == "direct":
+            if not isinstance(learner, DistributedLearner):
+                raise RecipeError(
+                    '"direct" sends from learner ranks, and on CPUs one alone is none: set cluster.learner.ranks = 2 '
+                    'or more, or weight_copy = "object_store"',
+                    key="cluster.rollout.weight_copy",
+                )
+            pool_of = partial(DirectPool, learner=learner, workers=rollout.tensor_parallel)
+        pool = pool_of(make, rollout.replicas, timeouts=self._cluster.timeouts, restarts=rollout.restarts, check=check)
         lag = self._config.rollout.weight_lag
         return LaggedEngine(pool, lag=lag) if lag else pool
 
@@ -182,6 +188,10 @@ def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, An
         }
         for rank in range(ranks)
     ]
+
+
+def _start_among(make: Callable[..., Any], shared: SharedBundles, index: int) -> Any:
+    return make(index, shared=shared.replica(index))
 
 
 def start_replica(

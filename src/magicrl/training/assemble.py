@@ -93,8 +93,11 @@ class PartsMaker(Protocol):
         """The learner on the start model, which is the learner's from here on."""
         ...
 
-    def engine(self, start: Path | str, encoder: PromptEncoder, check: WeightCheck) -> RolloutEngine:
-        """What generates, without a version of weights yet. Engines beside the learner's process run ``check``."""
+    def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
+        """What generates, without a version of weights yet.
+
+        It will be given ``learner``'s. Engines beside the learner's process run ``check`` then.
+        """
         ...
 
 
@@ -112,7 +115,7 @@ class LocalParts:
         """The learner of one process."""
         return make_learner(self._config, policy)
 
-    def engine(self, start: Path | str, encoder: PromptEncoder, check: WeightCheck) -> RolloutEngine:
+    def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
         """The engine that ``rollout.engine`` names."""
         return make_engine(self._config, start, encoder, check=check)
 
@@ -147,7 +150,7 @@ def build(config: TrainConfig, recipe_folder: Path, start: Path | str, parts: Pa
         encoder=encoder,
         data=data,
         learner=learner,
-        engine=parts.engine(start, encoder, check),
+        engine=parts.engine(start, encoder, learner, check),
         reference=make_reference(config, start),
     )
 
@@ -253,13 +256,14 @@ def _vllm_engine(
             gpu_share=rollout.vllm.gpu_share or (_SHARED_GPU if shared else _OWN_GPU),
             gpus=gpus,
             eager=rollout.vllm.eager,
-            sleeps=shared and not rollout.max_staleness,
         ),
         end_tokens=policy.end_tokens,
         decode=encoder.decode,
         valid_vocab=policy.valid_vocab,
         policy_version=-1,
         check=check,
+        sleeps=shared and not rollout.max_staleness,
+        direct_weights=config.cluster is not None and config.cluster.rollout.weight_copy == "direct",
     )
 
 

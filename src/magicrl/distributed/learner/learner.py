@@ -29,6 +29,7 @@ from magicrl.distributed.learner.wire import PackedTensors
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples
 from magicrl.records import FloatArray, TrainBatch, TrainSample
+from magicrl.rollout.vllm_transfer import Meeting, Told
 from magicrl.training.objective import Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
 
@@ -163,6 +164,39 @@ class DistributedLearner:
     def weights(self) -> Mapping[str, Any]:
         """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once."""
         return self._repeated(lambda: _packed(self._call("weights", self._nothing(), "weights"))).tensors()
+
+    def meeting(self, size: int) -> Meeting:
+        """Where the workers of rollout engines can meet rank 0, ``size`` processes with it."""
+        address: str = self._repeated(lambda: self._call("address", self._nothing(), "a port for the weight copy"))[0]
+        host, _, port = address.removeprefix("tcp://").rpartition(":")
+        return Meeting(host=host.strip("[]"), port=int(port), size=size, seconds=self._settings.timeouts.collective)
+
+    def join(self, meeting: Meeting) -> tuple[Told, ...]:
+        """Wait there for the workers, which have to be asked to come at the same time; what they will be sent.
+
+        Raises:
+            LearnerLost: they did not come, or a rank was lost; the next call of anything starts new ranks.
+        """
+        return self._unrepeated("join_receivers", self._same(meeting), "rollout engines to come for weights")[0]
+
+    def send(self) -> None:
+        """Send the present weights to the workers that came, which have to be asked to take them at the same time.
+
+        Raises:
+            LearnerLost: as `join`.
+        """
+        self._unrepeated("send_weights", self._nothing(), "weights to be sent to rollout engines")
+
+    def _unrepeated(self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str) -> list[Any]:
+        """A call in which others take part: alone it cannot be repeated."""
+        try:
+            return self._call(method, arguments, waiting_for)
+        except LearnerLost as error:
+            self.close()
+            self.lost.append(str(error))
+            if self._on_loss is not None:
+                self._on_loss(error)
+            raise
 
     def state(self) -> Mapping[str, Any]:
         """The single learner's state, gathered; a rebuild goes on from here."""

@@ -31,6 +31,7 @@ from magicrl.distributed.learner.settings import LOCAL_RANK, LearnerSettings
 from magicrl.distributed.learner.sharding import Meshes, ShardedModel
 from magicrl.distributed.learner.wire import PackedTensors
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
+from magicrl.rollout.vllm_transfer import Meeting, Told, WeightSender
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls
 
@@ -86,6 +87,7 @@ class LearnerRank:
 
     def __init__(self, rank: int) -> None:
         self._rank, self._ranks = rank, 0
+        self._sender: WeightSender | None = None
 
     def address(self) -> str:
         """Where rank 0 will wait for the others: an address of this node with a port that is free now."""
@@ -196,6 +198,19 @@ class LearnerRank:
         if self._settings.shares_gpus and torch.cuda.is_available():
             torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
         return PackedTensors.of(found) if self._rank == 0 else None
+
+    def join_receivers(self, meeting: Meeting) -> tuple[Told, ...]:
+        """Open the direct way to rollout engines; rank 0 waits for all of their workers. Returns what will be sent."""
+        told = tuple(Told.of(name, weight) for name, weight in self._sharded.stream())
+        if self._sender is not None:
+            self._sender.close()
+        self._sender = WeightSender(meeting, self._rank, told, self._sharded.stream)
+        return told
+
+    def send_weights(self) -> None:
+        """Give all weights to the engines' workers, which have to be asked to take them at the same time."""
+        assert self._sender is not None, "join_receivers comes first"
+        self._sender.send()
 
     def state(self) -> tuple[PackedTensors, int] | None:
         """The single learner's state and the updates made, on rank 0."""
