@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
+
+from magicrl.training.protocols import WorkSpan
 
 Part = Literal["rollout", "train", "other"]
 
@@ -22,6 +24,8 @@ class StepClock:
     """
 
     started: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
+    """When ``times`` was last called."""
     spans: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
     cpu: dict[str, float] = field(default_factory=dict[str, float])
     """CPU seconds of this process by part, all of its threads: what a busy machine does not distort."""
@@ -38,7 +42,8 @@ class StepClock:
 
     def times(self) -> dict[str, float]:
         """Seconds by part, ending now; ``step`` is their sum."""
-        total = time.perf_counter() - self.started
+        self.ended = time.perf_counter()
+        total = self.ended - self.started
         rollout = sum(end - begin for name, begin, end in self.spans if name.startswith("rollout/"))
         train = sum(end - begin for name, begin, end in self.spans if name.startswith("train/"))
         return {"rollout": rollout, "train": train, "other": total - rollout - train, "step": total}
@@ -52,17 +57,18 @@ class StepClock:
                 found[what] = found.get(what, 0.0) + end - begin
         return found
 
-    def append_timeline(self, path: Path, step: int) -> None:
-        """Append the spans to ``timeline.jsonl``, seconds since the step's start."""
+    def append_timeline(self, path: Path, step: int, workers: Iterable[WorkSpan] = ()) -> None:
+        """Append its spans, and what of ``workers`` lies inside it, to ``timeline.jsonl``: seconds since its start."""
+        rows: list[dict[str, object]] = []
+        for name, begin, end in self.spans:
+            part, _, what = name.partition("/")
+            rows.append({"worker": "local", "kind": part, "what": what, **self._place(step, begin, end)})
+        for span in workers:
+            begin, end = max(span.begin, self.started), min(span.end, self.ended)
+            if begin < end:
+                rows.append({"worker": span.worker, "what": span.what, **self._place(step, begin, end)})
         with path.open("a") as file:
-            for name, begin, end in self.spans:
-                part, _, what = name.partition("/")
-                row = {
-                    "worker": "local",
-                    "kind": part,
-                    "what": what,
-                    "step": step,
-                    "start": round(begin - self.started, 6),
-                    "end": round(end - self.started, 6),
-                }
-                file.write(json.dumps(row) + "\n")
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def _place(self, step: int, begin: float, end: float) -> dict[str, object]:
+        return {"step": step, "start": round(begin - self.started, 6), "end": round(end - self.started, 6)}

@@ -161,7 +161,7 @@ class WorkSpan(NamedTuple):
     """A worker had work from ``begin`` to ``end``, seconds of this process's ``time.perf_counter``."""
 
     worker: str
-    part: str
+    what: str
     begin: float
     end: float
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import resource
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +50,13 @@ from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
 from magicrl.training.model_card import recommended_sampling, run_card
 from magicrl.training.observer import RunObserver
-from magicrl.training.protocols import Mending, Observed, WritesShards
+from magicrl.training.protocols import WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder
 from magicrl.training.removals import in_words, removals
 from magicrl.training.stages import StageSchedule
 from magicrl.training.throughput import Throughput
 from magicrl.training.validation import Validation
+from magicrl.training.workers import Workers
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -149,12 +150,12 @@ class Session:
         self._learner = built.learner
         self._engine = built.engine
         self._throughput = Throughput(config, built.start.model.config.to_dict())
+        self._workers = Workers(without_lag(built.engine), judge, built.learner)
         self._schedule = StageSchedule(config.stages)
         self._controller = entropy_controller(config.entropy)
         self._monitor = HealthMonitor()
         self._visits = VisitRecord()
         self._solved = 0
-        self._losses_told: dict[int, int] = {}
         self._steps_done = 0
         self._test_tokens = config.evaluation.max_tokens or config.stages[-1].max_tokens
         self._validation = Validation(
@@ -202,20 +203,21 @@ class Session:
 
     def _one_step(self, stage: StageConfig) -> None:
         index = self._schedule.index
+        self._workers.begin_step()
         result = self._trainer.step(stage, index)
+        observed, spans = self._workers.observations(), self._workers.spans()
         release_free_memory()
         self._steps_done = self._trainer.steps_done
         for group in result.groups:
             self._visits.observe(group)
         validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
-        values = {**result.metrics.values, **self._unfiltered(result.metrics), **validated}
+        values = {**result.metrics.values, **self._unfiltered(result.metrics), **validated, **observed}
         sampler = without_lag(self._engine)
         values |= self._throughput.metrics(result.groups, result.batches, values, learner=self._learner, engine=sampler)
-        for part in (sampler, self._judge, self._learner):
-            values |= part.observations() if isinstance(part, Observed) else {}
-            self._tell_losses(part)
+        for loss in self._workers.losses():
+            self._event("lost", f"lost and replaced: {loss}")
         metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
-        self._record(metrics, result)
+        self._record(metrics, result, spans)
         self._trainer.check(metrics)
         self._observe_progress(metrics)
         ended = self._schedule.finish_step()
@@ -247,9 +249,9 @@ class Session:
             if isinstance(accuracy, float):
                 self._schedule.observe_accuracy(accuracy, error if isinstance(error, float) else None)
 
-    def _record(self, metrics: StepMetrics, result: StepResult) -> None:
+    def _record(self, metrics: StepMetrics, result: StepResult, spans: Sequence[WorkSpan]) -> None:
         self._folder.step(metrics)
-        result.clock.append_timeline(self._folder.timeline, metrics.step)
+        result.clock.append_timeline(self._folder.timeline, metrics.step, spans)
         every = self._config.logging.rollouts_every
         if every and metrics.step % every == 0:
             write_rollouts(self._folder.rollouts / f"step-{metrics.step:06d}.parquet", metrics.step, result.groups)
@@ -430,15 +432,6 @@ class Session:
     def warn(self, message: str) -> None:
         """Tell something that is not as it should be but does not stop the run."""
         self._event("warning", message)
-
-    def _tell_losses(self, part: object) -> None:
-        """An event for everything that a part lost and replaced since the last step."""
-        if not isinstance(part, Mending):
-            return
-        told = self._losses_told.get(id(part), 0)
-        for loss in part.lost[told:]:
-            self._event("lost", f"lost and replaced: {loss}")
-        self._losses_told[id(part)] = len(part.lost)
 
     def _event(self, kind: str, message: str, **data: object) -> None:
         place: dict[str, object] = {"step": self._steps_done, "stage": self._schedule.index}
