@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from magicrl.distributed.assemble import rank_options
-from magicrl.distributed.runtime import ClusterError
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import TrainConfig
+from magicrl.distributed.assemble import ClusterParts, rank_options
+from magicrl.distributed.runtime import ClusterError, nodes
+from magicrl.planning.node_room import NodeRoom, beside_ranks
 
 pytestmark = pytest.mark.slow
 
 
-def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any) -> None:
+def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> None:
     import ray
     from ray.util.placement_group import placement_group_table, remove_placement_group
 
@@ -22,7 +26,19 @@ def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any) -> None:
         options = rank_options(4, gpus=True, seconds=60.0)
         group = options[0]["scheduling_strategy"].placement_group
         assert [option["scheduling_strategy"].placement_group_bundle_index for option in options] == [0, 1, 2, 3]
-        assert len(set(placement_group_table(group)["bundles_to_node_id"].values())) == 1
+        used = placement_group_table(group)["bundles_to_node_id"].values()
+        assert len(set(used)) == 1
+        rooms = {node.id: NodeRoom(gpus=node.gpus, cpus=node.cpus) for node in nodes()}
+        planned = beside_ranks(list(rooms.values()), 4)
+        assert planned is not None
+        assert sorted(room.gpus for room in planned) == sorted(rooms[id].gpus - list(used).count(id) for id in rooms)
+        refused = make_recipe(
+            {"learner": {"ranks": 6}, "rollout": {"replicas": 1, "tensor_parallel": 4}},
+            run={"name": "wide", "device": "auto"},
+            rollout={"engine": "vllm"},
+        )
+        with pytest.raises(RecipeError, match=r"1 replicas of 4 GPUs and 1 CPUs do not fit, 0 do: beside 6 learner"):
+            ClusterParts(refused)
 
         @ray.remote(num_gpus=4, num_cpus=1)
         def wide() -> str:

@@ -56,8 +56,10 @@ def _shape(config: object) -> object:
         (
             {"learner": {"ranks": 2}, "rollout": {"replicas": 8, "tensor_parallel": 7}},
             58,
-            "7 do: a replica stays inside",
+            "6 do: beside 2 learner ranks, which fill as few nodes as they can, there are nodes of 1 x 6, 6 x 8, 1 x 2",
         ),
+        # sixteen are left, as 2, 8 and 6
+        ({"learner": {"ranks": 14}, "rollout": {"replicas": 4, "tensor_parallel": 4}}, 30, "4 replicas of 4 GPUs"),
         ({"learner": {"ranks": 1}}, 8, "a learner rank lacks"),
     ],
 )

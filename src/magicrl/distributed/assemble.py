@@ -27,6 +27,7 @@ from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.evaluation.external_engines import described_model
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
+from magicrl.planning.node_room import NodeRoom, placement_fault
 from magicrl.rollout.lagged import LaggedEngine
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.weight_check import WeightCheck
@@ -136,28 +137,19 @@ class ClusterParts:
         return self._cluster.rollout.tensor_parallel if self._gpus else 0
 
     def _check_room(self) -> None:
-        rollout, learner, alive = self._cluster.rollout, self._cluster.learner, nodes()
+        rollout, alive = self._cluster.rollout, nodes()
         if rollout.tensor_parallel > 1 and not (self._gpus and self._config.rollout.engine == "vllm"):
             raise RecipeError(
                 f'{rollout.tensor_parallel} needs rollout.engine = "vllm" and GPUs; set it to 1',
                 key="cluster.rollout.tensor_parallel",
             )
-        check_room(
-            "rollout replicas",
-            rollout.replicas,
-            cpus=rollout.cpus,
-            gpus=self._gpus_each,
-            key="cluster.rollout.replicas",
-            alive=alive,
-        )
-        have = sum(node.gpus for node in alive)
-        need = learner.ranks + (0 if rollout.colocated else rollout.replicas * self._gpus_each)
-        if self._gpus and need > have:
-            raise RecipeError(
-                f"{rollout.replicas} replicas of {self._gpus_each} GPUs and {learner.ranks} learner ranks need {need} "
-                f"GPUs, the cluster has {have:g}",
-                key="cluster.learner.ranks",
-            )
+        key = "cluster.rollout.replicas"
+        if not self._gpus:
+            check_room("rollout replicas", rollout.replicas, cpus=rollout.cpus, key=key, alive=alive)
+            return
+        rooms = [NodeRoom(gpus=node.gpus, cpus=node.cpus) for node in alive]
+        if (fault := placement_fault(rooms, self._cluster)) is not None:
+            raise RecipeError(fault, key=key)
 
 
 def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, Any]]:

@@ -124,27 +124,21 @@ def nodes() -> list[Node]:
     return sorted(found, key=lambda node: (not node.head, node.id))
 
 
-def check_room(what: str, count: int, *, cpus: float, gpus: float, key: str, alive: Sequence[Node]) -> None:
-    """Refuse actors that no node could hold: Ray would wait for room for ever, without a word.
+def check_room(what: str, count: int, *, cpus: float, key: str, alive: Sequence[Node]) -> None:
+    """Refuse actors whose CPUs no node has: Ray would wait for room for ever, without a word.
 
     Raises:
         RecipeError: names what the nodes have.
     """
-    room = sum(_fitting(node, cpus, gpus) for node in alive)
+    room = sum(node.cpus // cpus for node in alive) if cpus else math.inf
     if room < count:
-        have = ", ".join(f"{node.name}: {node.cpus:g} CPUs, {node.gpus:g} GPUs" for node in alive)
-        each = f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+        have = ", ".join(f"{node.name}: {node.cpus:g} CPUs" for node in alive)
         fit = "none" if not room else f"only {room:.0f}"
         raise RecipeError(
-            f"{count} {what} of {each} each do not fit, {fit} would ({have}); ask for fewer, give each less "
+            f"{count} {what} of {cpus:g} CPUs each do not fit, {fit} would ({have}); ask for fewer, give each less "
             "(cluster.rollout.cpus), or add nodes",
             key=key,
         )
-
-
-def _fitting(node: Node, cpus: float, gpus: float) -> float:
-    limits = [have // need for have, need in ((node.cpus, cpus), (node.gpus, gpus)) if need]
-    return min(limits, default=math.inf)
 
 
 def waited_for(reference: Any, seconds: float, what: str) -> Any:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from magicrl.planning.costs import kv_capacity
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.memory import EngineMemory, LearnerMemory, LearnerSetup, engine_memory, learner_memory
+from magicrl.planning.node_room import beside_ranks, nodes_of, replicas_held
 from magicrl.planning.shapes import ModelShape
 from magicrl.planning.workload import Layout
 
@@ -86,7 +87,7 @@ def candidates(demand: Demand, gpus: int) -> list[Placed]:
     """All layouts of ``gpus`` accelerators, those that fit first; the smallest sequence-parallel degree that fits.
 
     A Ulysses degree divides the query heads and is at most the key/value heads; a tensor-parallel degree divides the
-    query heads and stays inside a node.
+    query heads, and as many replicas fit, each inside a node.
     """
     sides = [(gpus, gpus, True)]
     for share in SPLITS:
@@ -94,9 +95,13 @@ def candidates(demand: Demand, gpus: int) -> list[Placed]:
         if 0 < engine < gpus and (engine, gpus - engine, False) not in sides:
             sides.append((engine, gpus - engine, False))
     found: list[Placed] = []
+    nodes = nodes_of(gpus, demand.hardware.gpus_per_node)
     for rollout_gpus, learner_gpus, colocated in sides:
+        room = nodes if colocated else beside_ranks(nodes, learner_gpus)
+        assert room is not None, "the learner's are a part of all"
         for tp in degrees(min(demand.hardware.gpus_per_node, rollout_gpus)):
-            if demand.shape.heads % tp == 0 and rollout_gpus % tp == 0:
+            divides = demand.shape.heads % tp == 0 and rollout_gpus % tp == 0
+            if divides and replicas_held(room, tp) >= rollout_gpus // tp:
                 found.append(_narrowest(demand, rollout_gpus, learner_gpus, tp, colocated=colocated))
     return sorted(found, key=lambda placed: max(0.0, placed.missing))
 

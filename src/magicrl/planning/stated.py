@@ -14,6 +14,7 @@ from magicrl.planning.costs import BF16
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.layouts import MOST_GPUS, Demand, Placed, cache_short, degrees, place
 from magicrl.planning.memory import LearnerMemory, engine_memory
+from magicrl.planning.node_room import nodes_of, placement_fault
 from magicrl.planning.shapes import ModelShape
 
 
@@ -107,18 +108,8 @@ def _misplaced(shape: ModelShape, hardware: Hardware, cluster: ClusterConfig, gp
             f"cluster.learner.sequence_parallel {sequence} must divide the {shape.heads} query heads and the "
             f"{shape.kv_heads} key/value heads of {shape.name}"
         )
-    if tensor > node:
-        yield f"cluster.rollout.tensor_parallel {tensor} is more than the {node} accelerators of a {hardware.name} node"
-    elif 0 < gpus < MOST_GPUS and node % tensor and rollout.replicas > (held := _replicas_held(gpus, node, tensor)):
-        yield (
-            f"{rollout.replicas} replicas of {tensor} do not fit into nodes of {node}, {held} do: a replica stays "
-            "inside a node; choose a cluster.rollout.tensor_parallel that divides it"
-        )
-
-
-def _replicas_held(gpus: int, node: int, tensor: int) -> int:
-    whole, rest = divmod(gpus, node)
-    return whole * (node // tensor) + rest // tensor
+    if (needs <= gpus or tensor > node) and (fault := placement_fault(nodes_of(gpus, node), cluster)) is not None:
+        yield fault
 
 
 def _short_learner(needed: Demand, cluster: ClusterConfig, placed: Placed) -> Iterator[str]:
