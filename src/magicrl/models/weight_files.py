@@ -12,6 +12,9 @@ from transformers import PreTrainedModel
 
 from magicrl.models.folder import weight_paths
 
+_PLAIN = ("F64", "F32", "F16", "BF16")
+"""Stored types that are a weight's value; others need scales that lie elsewhere."""
+
 
 class WeightFiles:
     """The mapped safetensors files of a model folder, one or many, by the names that the model gives its weights.
@@ -25,7 +28,7 @@ class WeightFiles:
         source: what the user called it.
 
     Raises:
-        ValueError: the files lack a weight of the model, or one has another shape; says which.
+        ValueError: the files lack a weight of the model, or one has another shape or is quantised; says which.
     """
 
     def __init__(self, folder: Path, model: PreTrainedModel, source: str) -> None:
@@ -81,7 +84,13 @@ class WeightFiles:
             )
         for name, keys in self._names.items():
             for key in keys:
-                found = tuple(self._file_of[key].get_slice(key).get_shape())
+                header = self._file_of[key].get_slice(key)
+                found, kind = tuple(header.get_shape()), header.get_dtype()
+                if kind not in _PLAIN:
+                    raise ValueError(
+                        f"model {self._source}: weight {key} is stored as {kind}, so the model is quantised; training "
+                        "needs the weights it was quantised from (float32, bfloat16 or float16)"
+                    )
                 if found != self._shapes[name]:
                     raise ValueError(
                         f"model {self._source}: weight {key} is {list(found)} in the file and "
