@@ -59,6 +59,15 @@ def test_a_stuck_item_leaves_its_group_and_blocks_no_other(nodes: Callable[..., 
 def test_a_queue_longer_than_the_time_out_is_judged_whole(nodes: Callable[..., VerifierNodes]) -> None:
     service = nodes(4.0, 1)  # one at a time on each of three nodes, each a second
     texts = [f"slow {n % 2}" for n in range(24)]
+    began = time.perf_counter()
     first, last = service.submit(PROBLEM, texts[:12]), service.submit(PROBLEM, texts[12:])
     assert all(verdict.status != "worker_lost" for verdict in service.result(last))  # waits for the first's as well
     assert all(verdict.status != "worker_lost" for verdict in service.result(first))
+    observed, spans = service.observations(), service.spans()
+    assert sum(observed[f"cluster/verifier_{n}/judged"] for n in range(3)) == 24
+    for number in range(3):
+        own = [span for span in spans if span.worker == f"verifier {number}"]
+        assert began <= min(span.begin for span in own) < max(span.end for span in own) <= time.perf_counter()
+        assert observed[f"cluster/verifier_{number}/busy_seconds"] == pytest.approx(sum(s.end - s.begin for s in own))
+        assert observed[f"cluster/verifier_{number}/queue"] == 0
+    assert service.spans() == []

@@ -9,9 +9,10 @@ A long queue is no such silence.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayActorError
@@ -20,12 +21,22 @@ from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.config.schema import VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
 from magicrl.records import Problem, Verdict
+from magicrl.training.protocols import WorkSpan
 from magicrl.verifiers.base import make_verdict
 from magicrl.verifiers.pool import VerifierPool
 
 _LATE = 2
 _LOST = 6
 """A node that dies takes its actor's successor with it for as long as Ray believes the node alive."""
+_PAUSE = 0.05  # seconds: shorter ones between two judgements are not told in the timeline
+
+
+class Judged(NamedTuple):
+    """A verdict, and when its node worked on it: seconds of its clock, which `magicrl cluster doctor` compares."""
+
+    verdict: Verdict
+    began: float
+    ended: float
 
 
 class JudgeActor:
@@ -34,10 +45,11 @@ class JudgeActor:
     def __init__(self, config: VerifierConfig) -> None:
         self._pool = VerifierPool.from_config(config)
 
-    def judge(self, problem: Problem, response: str) -> Verdict:
+    def judge(self, problem: Problem, response: str) -> Judged:
         """The verdict of one response."""
+        began = time.time()
         (verdict,) = self._pool.judge(problem, [response])
-        return verdict
+        return Judged(verdict, began, time.time())
 
     def warm_up(self, verifiers: tuple[str, ...]) -> None:
         """Start the workers. Raises ``RuntimeError`` where one does not start."""
@@ -49,18 +61,26 @@ class _Place:
     """A node's actor and how many responses it has not judged yet.
 
     Attributes:
+        number: names it; a successor has the same.
         node: where it lives.
         actor: Ray's handle.
         calls: under way, of all tickets.
         judged: since the last `observations`.
+        busy: seconds in which it judged anything, since the last `observations`.
+        worked: when it judged, not yet taken into ``busy`` and ``spans``; overlapping, in no order.
+        spans: when it judged, since they were last told.
         settled: calls that were taken in, ever.
         seen: how many it had finished when it was last asked whether it moves.
     """
 
+    number: int
     node: Node
     actor: Any
     calls: list[Any] = field(default_factory=list[Any])
     judged: int = 0
+    busy: float = 0.0
+    worked: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    spans: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     settled: int = 0
     seen: int = 0
 
@@ -75,6 +95,19 @@ class _Place:
             finished += len(ray.wait(self.calls, num_returns=len(self.calls), timeout=0)[0])
         before, self.seen = self.seen, finished
         return finished > before
+
+    def took(self, judged: Judged) -> None:
+        """A call was taken in."""
+        self.judged += 1
+        self.settled += 1
+        self.worked.append((judged.began, judged.ended))
+
+    def add_up(self) -> None:
+        """Take what was worked into ``busy`` and ``spans``."""
+        found = merged(self.worked, _PAUSE)
+        self.busy += sum(ended - began for began, ended in found)
+        self.spans += found
+        self.worked.clear()
 
 
 @dataclass(kw_only=True)
@@ -120,7 +153,7 @@ class VerifierNodes:
         self._timeouts = timeouts or ClusterTimeouts()
         self._threads = threads
         self._warm: tuple[str, ...] = ()
-        self._places = [self._place(node) for node in nodes()]
+        self._places = [_Place(number=n, node=node, actor=self._actor(node)) for n, node in enumerate(nodes())]
         self.lost: list[str] = []
         """Names of the nodes whose actor was lost, once a loss."""
 
@@ -172,13 +205,26 @@ class VerifierNodes:
                 raise RuntimeError(f"{what}: {cause_of(error)}") from error
 
     def observations(self) -> dict[str, float]:
-        """Metrics since the last call: per node what it judged, and what waits."""
+        """Metrics since the last call: per node what it judged, how long it had work, and what waits."""
         values: dict[str, float] = {"cluster/verifiers/lost": len(self.lost)}
-        for number, place in enumerate(self._places):
-            values[f"cluster/verifier_{number}/judged"] = place.judged
-            values[f"cluster/verifier_{number}/queue"] = place.waiting
-            place.judged = 0
+        for place in self._places:
+            place.add_up()
+            key = f"cluster/verifier_{place.number}"
+            values[f"{key}/judged"] = place.judged
+            values[f"{key}/busy_seconds"] = place.busy
+            values[f"{key}/queue"] = place.waiting
+            place.judged, place.busy = 0, 0.0
         return values
+
+    def spans(self) -> list[WorkSpan]:
+        """When each node judged, since the last call; of what `result` has taken in."""
+        here = time.perf_counter() - time.time()
+        told: list[WorkSpan] = []
+        for place in self._places:
+            place.add_up()
+            told += [WorkSpan(f"verifier {place.number}", "verify", a + here, b + here) for a, b in place.spans]
+            place.spans.clear()
+        return told
 
     def close(self) -> None:
         """End every node's actor, and with it its workers. Safe to call twice."""
@@ -186,14 +232,14 @@ class VerifierNodes:
             ray.kill(place.actor)
         self._places.clear()
 
-    def _place(self, node: Node) -> _Place:
+    def _actor(self, node: Node) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         actor: Any = ray.remote(JudgeActor)
         # none of Ray's CPUs: it waits most of the time, and more actors than CPUs would hang
         options = {"num_cpus": 0, "max_concurrency": self._threads, "max_restarts": 0}
         strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
-        return _Place(node=node, actor=actor.options(**options, scheduling_strategy=strategy).remote(self._config))
+        return actor.options(**options, scheduling_strategy=strategy).remote(self._config)
 
     def _ask(self, problem: Problem, response: str, *, avoid: _Place | None = None) -> _Item:
         if not self._places:
@@ -206,10 +252,10 @@ class VerifierNodes:
 
     def _settle(self, problem: Problem, item: _Item) -> None:
         try:
-            item.verdict = ray.get(item.call, timeout=self._timeouts.judge)
+            judged: Judged = ray.get(item.call, timeout=self._timeouts.judge)
+            item.verdict = judged.verdict
             item.place.calls.remove(item.call)
-            item.place.judged += 1
-            item.place.settled += 1
+            item.place.took(judged)
         except RayActorError as error:
             self._lose(item.place)
             item.lost += 1
@@ -232,7 +278,18 @@ class VerifierNodes:
         self._places.remove(place)
         alive = {node.id for node in nodes()}
         if place.node.id in alive:
-            successor = self._place(place.node)
+            successor = replace(place, actor=self._actor(place.node), calls=[])
             if self._warm:
                 successor.actor.warm_up.remote(self._warm)
             self._places.append(successor)
+
+
+def merged(intervals: Iterable[tuple[float, float]], pause: float) -> list[tuple[float, float]]:
+    """The intervals (begin, end) as disjoint ones in order; pauses of at most ``pause`` between two count as work."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(intervals):
+        if found and begin - found[-1][1] <= pause:
+            found[-1] = (found[-1][0], max(found[-1][1], end))
+        else:
+            found.append((begin, end))
+    return found
