@@ -98,6 +98,7 @@ engine = start(folder)
 after = random.getstate(), torch.get_rng_state(), torch.set_num_threads
 seen["undisturbed"] = [before[0] == after[0], bool((before[1] == after[1]).all()), before[2] is after[2]]
 seen["context"], seen["version"] = engine.max_context, engine.policy_version
+seen["devices"], seen["peak"] = engine.devices, engine.peak_mb()
 engine.submit([request(draw) for draw in range(4)])
 seen["whole"] = [row(s.request.draw, s.index, s.completion) for s in engine.finished_samples()]
 engine.submit([request(1, (1, 4)), request(0, (5,))])
@@ -215,6 +216,8 @@ class TestEngine:
             assert row["seconds"] > 0
         assert {row["reason"] for row in rows.values()} == {"stop", "length"}
         assert (seen["context"], seen["version"]) == (128, 3)
+        assert seen["devices"] == ["cpu"]
+        assert seen["peak"] > 64, "the cache alone takes as many MiB"
 
     def test_log_probs_are_the_learners_at_the_same_temperature(self, seen: dict[str, Any], folder: Path) -> None:
         scorer = PolicyScorer(AutoModelForCausalLM.from_pretrained(folder / "tiny"), valid_vocab=VOCAB)

@@ -34,7 +34,7 @@ from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of
 from magicrl.rollout.keeping import pack_begun, with_begun
 from magicrl.rollout.vllm_errors import engine_trouble
 from magicrl.rollout.vllm_requests import Asked, Sampled
-from magicrl.rollout.vllm_start import VllmSettings, clean_up, start_vllm
+from magicrl.rollout.vllm_start import VllmSettings, clean_up, start_vllm, worker_device
 from magicrl.rollout.vllm_transfer import Meeting, Told
 from magicrl.rollout.vllm_weights import VllmWeights
 from magicrl.rollout.weight_check import WeightCheck
@@ -97,6 +97,7 @@ class VllmEngine:
         self._sleeps = sleeps
         self._engine: Any = start_vllm(folder, settings, sleeps=sleeps, direct_weights=direct_weights)
         self._weights = VllmWeights(self._engine, Path(folder))
+        self._devices = tuple(name for name, _ in self._engine.apply_model(worker_device))
         self._set_version(policy_version)
         self._max_context = int(self._engine.model_config.max_model_len)
         rows = int(self._engine.model_config.get_vocab_size())
@@ -110,6 +111,15 @@ class VllmEngine:
     @property
     def max_context(self) -> int:
         return self._max_context
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Of its workers; see ``training.protocols.OnDevices``."""
+        return self._devices
+
+    def peak_mb(self) -> float:
+        """Most memory so far, MiB, of the fullest worker's: weights, cache, activations; none of other processes."""
+        return max(peak for _, peak in self._engine.apply_model(worker_device))
 
     @property
     def version(self) -> str:

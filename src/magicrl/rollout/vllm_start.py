@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from magicrl.models.devices import device_name, peak_mb
 from magicrl.rollout.vllm_errors import engine_trouble, vllm_missing
 from magicrl.rollout.vllm_transfer import worker_backend
 
@@ -97,6 +98,12 @@ def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, dir
             trouble = engine_trouble(f"vLLM cannot serve {folder}", error)
             clean_up()
             raise trouble from error
+
+
+def worker_device(model: torch.nn.Module) -> tuple[str, float]:
+    """For ``LLMEngine.apply_model``: what a worker's model lies on, and the most memory so far of its process there."""
+    device = next(model.parameters()).device
+    return device_name(device), peak_mb(device)
 
 
 def clean_up() -> None:
