@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from magicrl.cli.worker_table import memory, worker_rows, worker_table
 from magicrl.records import StepMetrics
 from magicrl.reporting.wording import duration, number, percent, visible
 
@@ -106,9 +107,12 @@ class RunPanel:
         parts: list[RenderableType] = []
         if self.metrics is not None:
             parts.append(self._curve(width, plain=options.ascii_only))
-            # the accuracy has its own line
-            measured = [fact for fact in facts(self.metrics) if fact[0] != "accuracy"]
+            rows, note = worker_rows(self.metrics)
+            elsewhere = {"accuracy", "memory"} if rows else {"accuracy"}  # in a line or a column of its own
+            measured = [fact for fact in facts(self.metrics) if fact[0] not in elsewhere]
             parts.append(_grid([Text.assemble((f"{label} ", "dim"), value) for label, value in measured], width))
+            parts += [worker_table(rows, width)] if rows else []
+            parts += [note] if note else []
         parts.append(self._times())
         if self.phase is not None:
             parts.append(_bar(*self.phase, width))
@@ -172,6 +176,9 @@ def facts(metrics: StepMetrics) -> list[tuple[str, str]]:
     speed = figure(metrics, "tokens/per_second")
     if speed is not None:
         shown.append(("tokens/s", f"{speed:,.0f}"))
+    peaks = [figure(metrics, f"memory/{who}/peak_mb") or 0.0 for who in ("learner", "engine")]
+    if max(peaks):
+        shown.append(("memory", memory(max(peaks))))
     return shown
 
 
