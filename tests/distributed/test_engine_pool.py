@@ -122,7 +122,7 @@ def pool(
     from magicrl.distributed.assemble import ClusterParts
 
     watching = Watching()
-    engine: Any = ClusterParts(recipe).engine(recipe.start.model or "", encoder(policy), watching)
+    engine: Any = ClusterParts(recipe).engine(recipe.start.model or "", encoder(policy), None, watching)
     engine.load_weights(weights, 1)
     yield engine, watching
     engine.close()
@@ -215,7 +215,7 @@ def test_a_replica_with_stale_weights_is_named(
     learner = make_learner(recipe, policy)
     problem = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
     check = ParityCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
-    engine = parts.engine(recipe.start.model or "", encoder(policy), check)
+    engine = parts.engine(recipe.start.model or "", encoder(policy), learner, check)
     try:
         engine.load_weights(learner.weights(), 0)
         head = {"model.norm.weight": learner.weights()["model.norm.weight"] * 1.05}

@@ -61,7 +61,7 @@ def sampled(
                 for weight in learner.weights().values():
                     weight *= 1.03  # other weights than those on disk
         check = ParityCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
-        pool = ClusterParts(recipe).engine(start, PromptEncoder(policy.tokenizer, 64), check)
+        pool = ClusterParts(recipe).engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
         try:
             pool.load_weights(learner.weights(), 0)
             pool.submit(requests())
@@ -122,7 +122,7 @@ def test_colocated_replicas_lie_with_their_ranks_sleep_meanwhile_and_are_replace
     parts = ClusterParts(recipe)
     learner = parts.learner(policy)
     check = ParityCheck(alone, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
-    pool: Any = parts.engine(start, PromptEncoder(policy.tokenizer, 64), check)
+    pool: Any = parts.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
     try:
         live = [table for table in placement_group_table().values() if table["state"] == "CREATED"]
         (bundles,) = [table["bundles_to_node_id"] for table in live]

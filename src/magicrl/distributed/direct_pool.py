@@ -2,11 +2,13 @@
 
 Rank 0 of the learner and all workers of the replicas that live now form one group; it is formed anew when a replica was
 replaced. Whatever goes wrong on the way costs time and nothing else: who answers that it failed is given the same
-weights through the object store, as successors are; who does not answer is lost, as in any other call.
+weights through the object store, as successors are; who does not answer is lost, as in any other call. Before each copy
+every replica is asked for a sign of life: gloo notices a death during the copy, NCCL waits for the call's time-out.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -28,11 +30,11 @@ from magicrl.rollout.weight_check import WeightCheck
 class SendingLearner(WeightGiver, Protocol):
     """A learner whose ranks send; see ``DistributedLearner``."""
 
-    def meeting(self, size: int) -> Meeting: ...
+    def meeting(self, size: int, seconds: float) -> Meeting: ...
 
-    def join(self, meeting: Meeting) -> tuple[Told, ...]: ...
+    def join(self, meeting: Meeting) -> tuple[Told, ...] | None: ...
 
-    def send(self) -> None: ...
+    def send(self) -> bool: ...
 
 
 class DirectPool(EnginePool):
@@ -76,14 +78,15 @@ class DirectPool(EnginePool):
             raise ValueError("a direct pool takes the weights of the learner that it was made with")
         version = self._learner.version
         self._weights, self._version = None, version
-        live = [slot for slot in self._slots if not slot.starting]
-        answers = self._sent(live) if self._all_joined(live) else {}
+        outdated = [slot for slot in self._slots if slot.starting]
+        live = self._alive()
+        answers = self._sent(live) if live and self._all_joined(live) else {}
         for slot in live:
             if slot.name not in answers and slot in self._slots:
                 self.detours += 1
                 self._taken(slot, self._load(slot), answers, again=False)
-        for slot in (slot for slot in self._slots if slot.starting):
-            slot.pending = self._load(slot)  # what it was starting with is out of date
+        for slot in outdated:
+            slot.pending = self._load(slot)
         if self._check is not None and answers:
             self._check.compare(answers, version)
 
@@ -99,6 +102,17 @@ class DirectPool(EnginePool):
         probes = self._check.requests if self._check else ()
         return slot.actor.load.remote(self._weights, self._stored, probes)
 
+    def _alive(self) -> list[Slot]:
+        """The replicas that have weights, those that have died meanwhile replaced."""
+        live = [slot for slot in self._slots if not slot.starting]
+        signs = [slot.actor.facts.remote() for slot in live]
+        for slot, sign in zip(live, signs, strict=True):
+            try:
+                waited_for(sign, self._timeouts.load_weights, f"a sign of life of {slot.name}")
+            except (RayActorError, ClusterError) as error:
+                self._lose(slot, error)
+        return [slot for slot in live if slot in self._slots]
+
     def _all_joined(self, live: Sequence[Slot]) -> bool:
         """Form the group anew unless these are its members."""
         actors = [slot.actor for slot in live]
@@ -106,9 +120,9 @@ class DirectPool(EnginePool):
             return True
         self._members = []
         try:
-            meeting = self._learner.meeting(1 + len(live) * self._workers)
+            meeting = self._learner.meeting(1 + len(live) * self._workers, self._timeouts.load_weights)
             calls = [slot.actor.join.remote(meeting, 1 + k * self._workers) for k, slot in enumerate(live)]
-            self._told = self._learner.join(meeting)
+            told = self._learner.join(meeting)
         except LearnerLost:
             return False  # its ranks start anew with the next call; the replicas give up after ``meeting.seconds``
         for slot, call in zip(live, calls, strict=True):
@@ -118,18 +132,18 @@ class DirectPool(EnginePool):
                 self._lose(slot, error)
                 return False
             except RayTaskError:
-                return False
-        self._members = actors
+                told = None
+        if told is None:
+            return False
+        self._told, self._members = told, actors
         return True
 
     def _sent(self, live: Sequence[Slot]) -> dict[str, list[RolloutGroup]]:
         """Send; the probes' answers of the replicas that have taken everything."""
         probes = self._check.requests if self._check else ()
         calls = [slot.actor.take.remote(self._told, self._version, probes) for slot in live]
-        try:
+        with contextlib.suppress(LearnerLost):  # the replicas will say that they did not get everything
             self._learner.send()
-        except LearnerLost:
-            self._members = []
         answers: dict[str, list[RolloutGroup]] = {}
         for slot, call in zip(live, calls, strict=True):
             self._taken(slot, call, answers, again=True)

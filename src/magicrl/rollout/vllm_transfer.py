@@ -8,6 +8,7 @@ engines registered with vLLM. Rank 0 of the group sends; it is the learner's. Wh
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
+_log = logging.getLogger(__name__)
 Backend = Literal["nccl", "gloo"]
 GLOO = "magicrl_gloo"
 """The name of the CPU engine in vLLM's registry."""
@@ -109,8 +111,8 @@ class WeightSender:
         told: all weights in the order in which ``stream`` yields them.
         stream: a fresh pass over (name, whole weight); yielding may be a collective of the learner's ranks.
 
-    Raises:
-        RuntimeError: the workers did not come in time.
+    Attributes:
+        ready: all workers came, and none was lost since.
     """
 
     def __init__(
@@ -123,19 +125,31 @@ class WeightSender:
         self._rank, self._stream = rank, stream
         self._engine: Any = None
         self._group: Any = None
-        if backend_here() == "nccl":
-            self._engine = _nccl_sender(meeting, rank, told, stream)
-        elif rank == 0:
-            self._group = gloo_group(meeting, 0)
+        self.ready = True
+        try:
+            if backend_here() == "nccl":
+                self._engine = _nccl_sender(meeting, rank, told, stream)
+            elif rank == 0:
+                self._group = gloo_group(meeting, 0)
+        except RuntimeError as error:
+            self._give_up("the workers of the rollout engines did not come", error)
 
     def send(self) -> None:
         """Give every weight to all workers; all ranks of the learner call it together."""
         if self._engine is not None:
             self._engine.send_weights()
             return
-        for _, weight in self._stream():
+        for _, weight in self._stream():  # to its end in any case, or the other ranks would wait
             if self._group is not None:
-                gloo_broadcast(self._group, weight.detach().cpu().contiguous())
+                try:
+                    gloo_broadcast(self._group, weight.detach().cpu().contiguous())
+                except RuntimeError as error:
+                    self._give_up("a worker of the rollout engines was lost while weights were sent", error)
+
+    def _give_up(self, what: str, error: RuntimeError) -> None:
+        _log.warning("%s: %s", what, " ".join(str(error).split()))
+        self.close()
+        self.ready = False
 
     def close(self) -> None:
         """Leave the group."""

@@ -165,27 +165,31 @@ class DistributedLearner:
         """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once."""
         return self._repeated(lambda: _packed(self._call("weights", self._nothing(), "weights"))).tensors()
 
-    def meeting(self, size: int) -> Meeting:
-        """Where the workers of rollout engines can meet rank 0, ``size`` processes with it."""
+    def meeting(self, size: int, seconds: float) -> Meeting:
+        """Where the workers of rollout engines can meet rank 0, ``size`` processes with it; they wait ``seconds``."""
         address: str = self._repeated(lambda: self._call("address", self._nothing(), "a port for the weight copy"))[0]
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        return Meeting(host=host.strip("[]"), port=int(port), size=size, seconds=self._settings.timeouts.collective)
+        return Meeting(host=host.strip("[]"), port=int(port), size=size, seconds=seconds)
 
-    def join(self, meeting: Meeting) -> tuple[Told, ...]:
-        """Wait there for the workers, which have to be asked to come at the same time; what they will be sent.
+    def join(self, meeting: Meeting) -> tuple[Told, ...] | None:
+        """Wait there for the workers, which have to be asked to come at the same time.
+
+        Returns what they will be sent; None: they did not come.
 
         Raises:
-            LearnerLost: they did not come, or a rank was lost; the next call of anything starts new ranks.
+            LearnerLost: a rank was lost; the next call of anything starts new ranks.
         """
         return self._unrepeated("join_receivers", self._same(meeting), "rollout engines to come for weights")[0]
 
-    def send(self) -> None:
+    def send(self) -> bool:
         """Send the present weights to the workers that came, which have to be asked to take them at the same time.
+
+        False: a worker was lost meanwhile.
 
         Raises:
             LearnerLost: as `join`.
         """
-        self._unrepeated("send_weights", self._nothing(), "weights to be sent to rollout engines")
+        return self._unrepeated("send_weights", self._nothing(), "weights to be sent to rollout engines")[0]
 
     def _unrepeated(self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str) -> list[Any]:
         """A call in which others take part: alone it cannot be repeated."""

