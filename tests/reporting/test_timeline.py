@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -56,6 +57,19 @@ def test_bars_are_as_long_as_the_work(rich_run: Path) -> None:
     assert verify[1] / rollout[1] == pytest.approx(1.0 / (1 + 1 / 40), rel=0.01)
     assert sum(rollout) == pytest.approx(train[0], abs=0.2)
     assert [entry.label for entry in timeline_legend(rows)] == ["verify", "rollout", "train"]
+
+
+def test_of_many_workers_those_that_worked_longest_and_shortest_are_drawn(run_folder: Path) -> None:
+    workers = [("local", 9.0), *((f"replica {n}", 1.0 + n / 10) for n in range(20))]
+    lines = [
+        json.dumps({"worker": worker, "what": "rollout", "step": 1, "start": 0, "end": seconds})
+        for worker, seconds in workers
+    ]
+    (run_folder / "timeline.jsonl").write_text("\n".join(lines) + "\n")
+    (row,) = rows_of(run_folder)
+    shown = ["local", *(f"replica {n}" for n in (*range(6), *range(14, 20)))]
+    assert [lane[0].worker for lane in row.lanes] == shown, "and by their numbers: 2 before 14"
+    assert row.label == "step 1, typical (without 8 workers in between)"
 
 
 def test_the_export_holds_the_spans(rich_run: Path) -> None:

@@ -17,8 +17,12 @@ from magicrl.reporting.charts import nice_ticks
 from magicrl.reporting.run_folder import RecordedRun, RunFolderError, read_lines
 from magicrl.reporting.wording import duration, number
 
+LOCAL = "local"
+"""The worker that is the run's own process."""
 LEFT, RIGHT, TOP, LANE, GAP, BOTTOM = 112, 20, 8, 15, 9, 38
 MOST_ROWS = 8
+MOST_WORKERS = 12
+"""Of a step, beside the run's own process; of more there are those that worked longest and shortest."""
 MOST_LETTERS = 15
 """Of a worker's name."""
 _COLORS = {"rollout": 0, "train": 1, "verify": 2, "old_logprobs": 3, "ref_logprobs": 5}
@@ -62,7 +66,7 @@ def read_timeline(path: Path) -> tuple[Span, ...]:
 
 def _span(row: Mapping[str, Any]) -> Span:
     return Span(
-        worker=str(row.get("worker", "local")),
+        worker=str(row.get("worker", LOCAL)),
         what=str(row.get("what") or row["kind"]),
         step=int(row["step"]),
         start=float(row["start"]),
@@ -87,22 +91,42 @@ def chosen_steps(run: RecordedRun, spans: Iterable[Span]) -> list[tuple[int, str
 
 def timeline_rows(run: RecordedRun, spans: Sequence[Span]) -> list[TimelineRow]:
     """The drawing's rows, of a run's ``spans``."""
-    return [
-        TimelineRow(label=f"step {step}, {word}", lanes=_lanes([s for s in spans if s.step == step]))
-        for step, word in chosen_steps(run, spans)
-    ]
+    rows: list[TimelineRow] = []
+    for step, word in chosen_steps(run, spans):
+        shown, left_out = _extremes([span for span in spans if span.step == step])
+        label = f"step {step}, {word}" + (f" (without {left_out} workers in between)" if left_out else "")
+        rows.append(TimelineRow(label=label, lanes=_lanes(shown)))
+    return rows
+
+
+def _extremes(spans: Sequence[Span]) -> tuple[list[Span], int]:
+    """The spans of at most ``MOST_WORKERS`` workers and the run's own process; how many workers are left out."""
+    seconds: dict[str, float] = {}
+    for span in spans:
+        if span.worker != LOCAL:
+            seconds[span.worker] = seconds.get(span.worker, 0.0) + span.end - span.start
+    by_work = sorted(seconds, key=lambda worker: seconds[worker])
+    most = MOST_WORKERS // 2
+    left_out = set(by_work[most:-most] if len(by_work) > MOST_WORKERS else ())
+    return [span for span in spans if span.worker not in left_out], len(left_out)
 
 
 def _lanes(spans: Sequence[Span]) -> tuple[tuple[Span, ...], ...]:
     """A worker's spans in one lane, or in as many as overlap."""
     lanes: list[list[Span]] = []
-    for span in sorted(spans, key=lambda s: (s.worker, s.start)):
+    for span in sorted(spans, key=lambda s: (_natural(s.worker), s.start)):
         free = next((lane for lane in lanes if lane[-1].worker == span.worker and lane[-1].end <= span.start), None)
         if free is None:
             lanes.append([span])
         else:
             free.append(span)
     return tuple(tuple(lane) for lane in lanes)
+
+
+def _natural(worker: str) -> tuple[str, int]:
+    """By name and number: ``replica 2`` before ``replica 10``."""
+    name, _, number = worker.rpartition(" ")
+    return (name, int(number)) if number.isdecimal() else (worker, 0)
 
 
 def timeline_legend(rows: Sequence[TimelineRow]) -> list[Entry]:
