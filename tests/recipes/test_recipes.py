@@ -31,6 +31,14 @@ def test_training_recipes_parse_and_their_start_exists(path: Path) -> None:
     assert load_sft_recipe(path.parent / config.start.sft).phases
 
 
+def test_on_a_cluster_the_recipe_differs_by_its_cluster_section_alone() -> None:
+    alone, there = (load_train_recipe(RECIPES / f"{name}.toml") for name in ("smollm2", "smollm2-cluster"))
+    assert alone.cluster is None
+    assert there.cluster is not None
+    assert there.cluster.learner.ranks == there.cluster.rollout.replicas == 2
+    assert there.model_copy(update={"cluster": None}) == alone
+
+
 @pytest.mark.parametrize("path", TRAIN, ids=lambda p: p.stem)
 def test_no_test_problem_is_trained_on(path: Path) -> None:
     config = load_train_recipe(path)

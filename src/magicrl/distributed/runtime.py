@@ -70,7 +70,8 @@ def connected(config: ClusterConfig) -> Generator[None]:
         return
     options: dict[str, Any] = {"namespace": NAMESPACE, "log_to_driver": False, "logging_level": logging.ERROR}
     if config.address is None:
-        options["include_dashboard"] = False
+        # not None: Ray would then join whatever cluster somebody last started on this machine
+        options |= {"address": "local", "include_dashboard": False}
     else:
         _check_address(config.address, config.timeouts.connect)
         options["address"] = config.address
@@ -145,11 +146,12 @@ def waited_for(reference: Any, seconds: float, what: str) -> Any:
     """The value of a Ray reference.
 
     Raises:
-        ClusterError: it did not come within ``seconds``; names what was waited for.
+        ClusterError: it did not come within ``seconds``, or was lost on its way; names what was waited for.
         ray.exceptions.RayActorError: its actor died.
+        ray.exceptions.RayTaskError: its actor raised.
     """
     import ray
-    from ray.exceptions import GetTimeoutError
+    from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
     try:
         return ray.get(reference, timeout=seconds)
@@ -157,6 +159,10 @@ def waited_for(reference: Any, seconds: float, what: str) -> Any:
         raise ClusterError(
             f"waited {seconds:g} s for {what}; `ray status` shows what runs, and [cluster.timeouts] how long to wait"
         ) from error
+    except (RayActorError, RayTaskError):
+        raise
+    except RayError as error:  # an answer that went with the node that held it, for one
+        raise ClusterError(f"waited for {what}, which is lost: {cause_of(error)}") from error
 
 
 def cause_of(error: BaseException) -> str:
