@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -35,6 +36,23 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip("no ../shared beside this checkout")
     return folder
+
+
+PATIENCE = 600.0
+"""Seconds after which what a test waits for is taken never to come: a limit, not a measurement."""
+
+
+def _until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end, "waited too long"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], None]:
+    """``until(condition)`` returns once the condition holds: for what another process does and tells nobody of."""
+    return _until
 
 
 @contextmanager

@@ -9,8 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -183,7 +182,9 @@ def test_a_comparison_fits_80_columns_with_every_number_whole() -> None:
 
 
 @pytest.mark.slow
-def test_a_killed_evaluation_goes_on_to_the_same_samples(model: Path, problems: Path, tmp_path: Path) -> None:
+def test_a_killed_evaluation_goes_on_to_the_same_samples(
+    model: Path, problems: Path, tmp_path: Path, until: Callable[[Callable[[], bool]], None]
+) -> None:
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
 
     def command(output: Path) -> list[str]:
@@ -193,11 +194,8 @@ def test_a_killed_evaluation_goes_on_to_the_same_samples(model: Path, problems: 
     killed = tmp_path / "killed"
     samples = killed / "ones" / "samples-0-of-1.jsonl"
     process = subprocess.Popen(command(killed), env=environment, stdout=subprocess.DEVNULL)
-    began = time.monotonic()
-    while not samples.exists() or samples.stat().st_size < 8_000:
-        assert process.poll() is None, "it ended before it could be killed"
-        assert time.monotonic() - began < PATIENCE
-        time.sleep(0.05)
+    until(lambda: process.poll() is not None or (samples.exists() and samples.stat().st_size > 8_000))
+    assert process.poll() is None, "it ended before it could be killed"
     process.send_signal(signal.SIGKILL)
     process.wait()
     before = samples.read_bytes()

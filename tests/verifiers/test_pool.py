@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import array
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import termios
 import threading
-import time
 from collections.abc import Callable, Iterator
 
 import psutil
@@ -29,11 +31,23 @@ def problem(*golds: str, verifier: str = "maths") -> Problem:
     return Problem(id="p", prompt="?", golds=golds, verifier=verifier, source="test")
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 600.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited too long"
-        time.sleep(0.01)
+Until = Callable[[Callable[[], bool]], None]
+
+
+def unread(pid: int) -> int:
+    """Bytes that lie in a worker's standard input."""
+    size = array.array("i", [0])
+    pipe = os.open(f"/proc/{pid}/fd/0", os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        fcntl.ioctl(pipe, termios.FIONREAD, size)
+    finally:
+        os.close(pipe)
+    return size[0]
+
+
+def cpu_seconds(pid: int) -> float:
+    times = psutil.Process(pid).cpu_times()
+    return times.user + times.system
 
 
 @pytest.fixture(scope="module")
@@ -104,13 +118,14 @@ def test_a_gold_that_hangs_is_nobody_s_fault_and_costs_its_time_once(pool: Verif
     assert pool.worker_pids == before  # no worker was spent on it again
 
 
-def test_a_worker_killed_from_outside_loses_nothing(pool: VerifierPool) -> None:
+def test_a_worker_killed_from_outside_loses_nothing(pool: VerifierPool, until: Until) -> None:
     pool.warm_up()
     pool.judge(problem("1"), [r"\boxed{1}"])
     (pid,) = pool.worker_pids
-    os.kill(pid, signal.SIGSTOP)  # it will hold the first item when it dies
+    os.kill(pid, signal.SIGSTOP)
+    until(lambda: psutil.Process(pid).status() == psutil.STATUS_STOPPED)
     ticket = pool.submit(problem("7"), [r"\boxed{7}", r"\boxed{8}", r"\boxed{\sqrt{49}}"])
-    time.sleep(0.2)
+    until(lambda: unread(pid) > 0)  # the first item is its own when it dies
     assert not ticket.done
     os.kill(pid, signal.SIGKILL)
     assert [v.status for v in pool.result(ticket)] == ["matched", "mismatch", "matched"]
@@ -128,7 +143,7 @@ CODE = Problem(id="c", prompt="?", golds=('{"inputs": ["7"], "outputs": ["7"]}',
 
 
 @pytest.mark.parametrize("victim", ["verifiers.worker", "verifiers.code.worker", "zygote"])
-def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str) -> None:
+def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str, until: Until) -> None:
     if victim == "verifiers.worker":
         problem_, answer = problem("7"), r"\boxed{7}"
     else:
@@ -146,7 +161,7 @@ def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str) -> No
     with VerifierPool(time_limit=5.0) as pool:
         ticket = pool.submit(problem_, [answer, "8"])
         for _ in range(2):
-            wait_for(lambda: warming(others) is not None)
+            until(lambda: warming(others) is not None)
             found = warming(others)
             assert found is not None
             others.add(found.pid)
@@ -158,15 +173,16 @@ def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str) -> No
         assert [verdict.correct for verdict in pool.result(ticket)] == [True, False]
 
 
-def test_a_worker_killed_twice_means_not_judged() -> None:
+def test_a_worker_killed_twice_means_not_judged(until: Until) -> None:
     with VerifierPool(time_limit=600.0) as pool:
         ticket = pool.submit(problem("7"), [HANG, r"\boxed{7}"])
         seen: set[int] = set()
         for _ in range(2):
-            wait_for(lambda: bool(set(pool.worker_pids) - seen))
+            until(lambda: bool(set(pool.worker_pids) - seen))
             (pid,) = set(pool.worker_pids) - seen
             seen.add(pid)
-            time.sleep(0.2)
+            before = cpu_seconds(pid)  # a worker that has nothing to judge uses none
+            until(lambda pid=pid, before=before: cpu_seconds(pid) > before + 0.1)
             os.kill(pid, signal.SIGKILL)
         lost, other = pool.result(ticket)
     assert (lost.outcome, lost.status) == (Outcome.NOT_JUDGED, "worker_lost")
@@ -211,10 +227,10 @@ def test_many_items_from_two_threads_are_never_mixed_up() -> None:
         assert found[name] == [(str(1000 * name + k),) for k in reversed(range(60))]
 
 
-def test_close_ends_workers_and_fails_what_waits() -> None:
+def test_close_ends_workers_and_fails_what_waits(until: Until) -> None:
     pool = VerifierPool(time_limit=600.0)
     ticket = pool.submit(problem("7"), [HANG, r"\boxed{7}"])
-    wait_for(lambda: len(pool.worker_pids) == 1)
+    until(lambda: len(pool.worker_pids) == 1)
     (pid,) = pool.worker_pids
     pool.close()
     pool.close()

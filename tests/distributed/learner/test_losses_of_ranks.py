@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import array
 import dataclasses
+import fcntl
 import os
 import signal
+import termios
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -75,6 +80,13 @@ class Watched:
         return group
 
 
+def unread(socket: int) -> int:
+    """Bytes that the other side of a Unix socket has not read yet."""
+    size = array.array("i", [0])
+    fcntl.ioctl(socket, termios.TIOCOUTQ, size)
+    return size[0]
+
+
 def learner(loaded: Callable[[], Any], launcher: Any, ranks: int = 2, **more: Any) -> DistributedLearner:
     return DistributedLearner(
         loaded(),
@@ -89,7 +101,10 @@ def learner(loaded: Callable[[], Any], launcher: Any, ranks: int = 2, **more: An
 
 @pytest.mark.slow
 def test_a_killed_rank_is_named_and_the_step_is_repeated(
-    loaded: Callable[[], Any], recorded: list[TrainSample], tmp_path: Path
+    loaded: Callable[[], Any],
+    recorded: list[TrainSample],
+    tmp_path: Path,
+    until: Callable[[Callable[[], bool]], None],
 ) -> None:
     """Killed at rest, in an update and after shards were written: the bits of a run in which nothing was lost."""
     batches = [TrainBatch.of(recorded[:7]), TrainBatch.of(recorded[7:]), TrainBatch.of(recorded)]
@@ -109,9 +124,17 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     many._rebuilds = 1
     victim = watched.started[-1].processes[0]
     os.kill(victim.pid, signal.SIGSTOP)  # it is there when the call goes out, and gone in the middle of it
-    timer = _after(0.3, lambda: victim.kill())
+    until(lambda: psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED)
+    pipe = watched.started[-1]._pipes[0]
+
+    def kill_when_called() -> None:
+        until(lambda: unread(pipe.fileno()) > 0)
+        victim.kill()
+
+    killer = threading.Thread(target=kill_when_called)
+    killer.start()
     many.update(batches[2], CONTROLS)
-    timer.join()
+    killer.join()
     assert [error.rank for error in lost] == [0]
     assert many.version == 3
 
@@ -130,11 +153,3 @@ def test_a_killed_rank_is_named_and_the_step_is_repeated(
     with pytest.raises(LearnerLost, match=r"gave no answer in 3 s, while the run waited for: log-probs of a batch"):
         undisturbed.logprobs(recorded, 1.0)
     assert all(process.poll() is not None for group in watched.started for process in group.processes)
-
-
-def _after(seconds: float, act: Callable[[], None]) -> Any:
-    import threading
-
-    timer = threading.Timer(seconds, act)
-    timer.start()
-    return timer

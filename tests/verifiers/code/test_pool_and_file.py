@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import threading
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from .conftest import judge_of
 
 OPTIONS = CodeOptions(limits=Limits(cpu_seconds=2.0, memory_mb=512, output_mb=4, idle_seconds=1.0))
 ECHO = "```python\nprint(input())\n```"
+Until = Callable[[Callable[[], bool]], None]
 
 
 def problem(number: int = 1, **more: Any) -> Problem:
@@ -50,11 +50,14 @@ def test_many_items_keep_their_order_and_their_problem(pool: CodePool) -> None:
     assert pool.result(pool.submit(problem(), [])) == ()
 
 
-def test_items_survive_the_death_of_their_worker(pool: CodePool) -> None:
+def test_items_survive_the_death_of_their_worker(pool: CodePool, until: Until) -> None:
+    pool.warm_up()
+    worker = psutil.Process(pool.worker_pids[0])
+    resting = len(worker.children(recursive=True))
     slow = "```python\nimport time\ntime.sleep(0.5)\nprint(input())\n```"
     ticket = pool.submit(problem(), [slow] * 4)
-    time.sleep(0.3)
-    os.kill(pool.worker_pids[0], signal.SIGKILL)
+    until(lambda: len(worker.children(recursive=True)) > resting)  # the program runs
+    os.kill(worker.pid, signal.SIGKILL)
     assert [verdict.status for verdict in pool.result(ticket)] == ["passed"] * 4
 
 
@@ -68,7 +71,7 @@ def test_unusable_tests_are_not_judged_and_never_right(pool: CodePool) -> None:
         pool.submit(Problem(id="b", prompt="", golds=(), verifier="code", source="test"), [ECHO])
 
 
-def test_one_verifier_pool_judges_code_beside_the_rest() -> None:
+def test_one_verifier_pool_judges_code_beside_the_rest(until: Until) -> None:
     exact = Problem(id="e", prompt="", golds=("7",), verifier="exact", source="test")
     with VerifierPool(time_limit=2.0) as pool:
         pool.warm_up(["code"])
@@ -77,10 +80,7 @@ def test_one_verifier_pool_judges_code_beside_the_rest() -> None:
         assert [[v.correct for v in pool.result(ticket)] for ticket in tickets] == [[True, False]] * 2
         below = psutil.Process(pid).children(recursive=True)
         assert below
-    deadline = time.monotonic() + 300
-    while any(p.is_running() and p.status() != "zombie" for p in below) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not any(p.is_running() and p.status() != "zombie" for p in below)
+    until(lambda: not any(p.is_running() and p.status() != "zombie" for p in below))
 
 
 def test_closing_ends_a_waiting_result() -> None:
