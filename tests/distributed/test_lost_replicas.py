@@ -1,7 +1,8 @@
-"""The pool while no replica is there: what it says of itself does not depend on who is alive at that moment."""
+"""Losses at awkward moments: while no replica is there, before a successor has told of itself, after a long silence."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,10 @@ from ray.exceptions import RayActorError
 
 from magicrl.config.cluster_schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
+from magicrl.distributed.runtime import ClusterError
+from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+
+FACTS = SimpleNamespace(max_context=64, host="here", pid=1, devices=())
 
 
 class Remote:
@@ -22,18 +27,83 @@ class Remote:
         return self._name
 
 
-def test_the_context_is_known_while_the_only_replica_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    def waited_for(call: str, seconds: float, what: str) -> Any:
-        if call == "load":
-            raise RayActorError
-        return SimpleNamespace(max_context=64, host="here", pid=1)
+def pool_of(
+    monkeypatch: pytest.MonkeyPatch,
+    answer: Callable[[str], Any],
+    *,
+    wait: Callable[..., Any] = lambda calls, **_: (calls[:1], calls[1:]),
+    **options: Any,
+) -> engine_pool.EnginePool:
+    """A pool of one; ``answer`` tells what each call gives, by its name."""
+    ray = SimpleNamespace(put=id, kill=id, wait=wait)
+    monkeypatch.setattr(engine_pool, "ray", ray)
+    monkeypatch.setattr(engine_pool, "waited_for", lambda call, *_: answer(call))
+    methods = ("facts", "load", "collect", "submit")
+    actor = SimpleNamespace(**{name: Remote(name) for name in methods})
+    return engine_pool.EnginePool(lambda index: actor, 1, timeouts=ClusterTimeouts(generate=5.0), **options)
 
-    monkeypatch.setattr(engine_pool, "waited_for", waited_for)
-    monkeypatch.setattr(engine_pool, "ray", SimpleNamespace(put=id, kill=id))
-    actor = SimpleNamespace(facts=Remote("facts"), load=Remote("load"), collect=Remote("collect"))
-    pool = engine_pool.EnginePool(lambda index: actor, 1, timeouts=ClusterTimeouts())
+
+def died() -> Any:
+    raise RayActorError
+
+
+def test_the_context_is_known_while_the_only_replica_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = pool_of(monkeypatch, lambda call: died() if call == "load" else FACTS)
     assert pool.max_context == 64
     pool.load_weights({}, 1)  # the replica dies of it
     assert len(pool.lost) == 1
     assert pool.replicas == (None,)
     assert pool.max_context == 64
+
+
+@pytest.mark.parametrize("trouble", [RayActorError(), ClusterError("waited 900 s for rollout replica 0 to start")])
+def test_successors_that_die_before_they_told_of_themselves_are_losses(
+    monkeypatch: pytest.MonkeyPatch, trouble: Exception
+) -> None:
+    """They take the weights, and are gone when asked for their facts."""
+    told = [FACTS]
+
+    def answer(call: str) -> Any:
+        if call == "facts":
+            if told:
+                return told.pop()
+            raise trouble
+        return died() if call == "load" and not pool.lost else []
+
+    pool = pool_of(monkeypatch, answer, restarts=3)
+    pool.load_weights({}, 1)
+    assert pool._wait(0.0)
+    assert len(pool.lost) == 2
+    told.append(FACTS)
+    assert pool._wait(0.0)
+    assert pool.replicas == (FACTS,)
+    pool.load_weights({}, 2)
+    assert len(pool.lost) == 2
+    pool._lose(pool._slots[0], RayActorError())
+    with pytest.raises(ClusterError, match=r"4 rollout replicas were lost, cluster\.rollout\.restarts = 3"):
+        pool._wait(0.0)
+
+
+def test_silence_counts_only_while_the_pool_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A learner's step that is longer than ``timeouts.generate`` is no replica's fault."""
+    now = 0.0
+
+    def wait(calls: list[Any], *, num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
+        nonlocal now
+        now += timeout
+        return [], calls
+
+    monkeypatch.setattr(engine_pool, "time", SimpleNamespace(monotonic=lambda: now))
+    pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else [], wait=wait)
+    pool.load_weights({}, 0)
+    problem = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
+    sampling = SamplingParams(temperature=1.0, max_tokens=8, seed=1)
+    pool.submit(
+        [RolloutRequest(draw=0, problem=problem, prompt_tokens=frozen_tokens([5]), group_size=2, sampling=sampling)]
+    )
+    now += 100.0
+    for _ in range(5):
+        pool._wait(1.0)
+    assert not pool.lost
+    pool._wait(1.0)
+    assert [loss.partition(": ")[2] for loss in pool.lost] == ["waited 5 s for a sample; it owes those of 1 groups"]

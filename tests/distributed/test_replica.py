@@ -1,7 +1,8 @@
-"""One replica without Ray: its thread generates while weights, probes and interrupts come between samples."""
+"""One replica without Ray: its thread generates while weights, probes and interrupts come between two turns."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator
 from typing import Any
 
@@ -97,6 +98,37 @@ def test_probes_are_answered_beside_work_that_goes_on(replica: Replica, engine: 
             assert completion.policy_version == 1
     found = collected(replica, 24)
     assert all((len(c.token_versions) and set(c.token_versions)) <= {0, 1} for c in found.values())
+
+
+def test_new_weights_come_between_two_tokens_of_what_is_under_way(
+    replica: Replica, engine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """None has to end first: the weights are asked for in the third turn and sample from the fourth on."""
+    payload, turn, turns = payload_of(engine), engine.turn, 0
+    third, asked = threading.Event(), threading.Event()
+
+    def watched() -> Any:
+        nonlocal turns
+        turns += 1
+        if turns == 3:
+            third.set()
+            asked.wait(60)
+        return turn()
+
+    monkeypatch.setattr(engine, "turn", watched)
+    replica.load(payload, 0, ())
+    replica.submit([(n, request(n, limit=40)) for n in range(4)])
+    third.wait(60)
+    loading = threading.Thread(target=replica.load, args=(payload, 1, ()))
+    loading.start()
+    while not replica._visitors:
+        pass
+    asked.set()
+    loading.join(60)
+    spans = [c.version_spans for c in collected(replica, 12).values() if len(c) > 4]
+    assert len(spans) >= 6
+    assert {span[0] for span in spans} == {(0, 4)}, "two of the first turn, which also reads the prompt"
+    assert all([version for version, _ in span] == [0, 1] for span in spans)
 
 
 def test_an_interrupt_drops_work_and_what_was_not_fetched(replica: Replica, engine: Any) -> None:

@@ -6,7 +6,7 @@ nothing is heard for too long, is replaced by a new one with the present weights
 the samples that it had not delivered, and only for those, by their indices: none is lost and none comes twice.
 
 Replicas never stand still while they have work, so the pool can be asked ahead (``max_staleness``): new weights reach a
-replica between two of its samples, and what is under way goes on with them.
+replica between two turns of its engine, and the responses under way go on with them after their next token.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class EnginePool:
         self._first = 0
         self._waiting: deque[tuple[int, set[int]]] = deque()  # for want of a replica
         self._busy_lost = 0.0  # share of replicas that are gone
+        self._listened = 0.0  # seconds in which the replicas could have told something
         self._weights: Any = None  # reference to the present payload
         self._version = -1
         self._max_context = sys.maxsize  # kept apart from the places: there may be none with a replica
@@ -77,7 +78,10 @@ class EnginePool:
         """Size of the last weights."""
         self._slots = [Slot(index=index, actor=make(index)) for index in range(replicas)]
         for slot in self._slots:
-            self._await_facts(slot)
+            try:
+                self._await_facts(slot)
+            except RayActorError as error:
+                raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
             slot.starting = False
 
     @property
@@ -260,7 +264,7 @@ class EnginePool:
             shares[slot.index].append((order, _part(group, indices)))
         for slot in live:
             if shares[slot.index]:
-                slot.heard = time.monotonic()
+                slot.heard = self._listened
                 slot.actor.submit.remote(shares[slot.index])
 
     def _tokens_to_come(self, slot: Slot) -> int:
@@ -277,28 +281,34 @@ class EnginePool:
                 self._wait(1.0)
 
     def _wait(self, seconds: float) -> bool:
-        """Take in what the next replica tells, and see to those that tell nothing; whether one told something."""
+        """Take in what the next replica tells, and see to those that tell nothing; whether one told something.
+
+        Silence counts only while it is listened to: a learner's long step is no replica's fault.
+        """
         for slot in self._slots:
             if slot.pending is None:
                 slot.pending = slot.actor.collect.remote()
         calls = {slot.pending: slot for slot in self._slots}
+        began = time.monotonic()
         done, _ = ray.wait(list(calls), num_returns=1, timeout=seconds)
+        self._listened += time.monotonic() - began
         for call in done:
             slot = calls[call]
             slot.pending = None
             try:
-                if slot.starting:
-                    self._begin(slot, ray.get(call))
-                else:
-                    self._take_in(slot, ray.get(call))
-            except RayActorError as error:
+                answer = waited_for(call, self._timeouts.load_weights, f"what {slot.name} has sent")
+            except (RayActorError, ClusterError) as error:
                 self._lose(slot, error)
+                continue
             except RayTaskError as error:  # the engine's own words, which the loop knows, and not its process's end
                 raise error.cause from error
-        now = time.monotonic()
+            if slot.starting:
+                self._begin(slot, answer)
+            else:
+                self._take_in(slot, answer)
         for slot in self._slots:
             limit = self._timeouts.start if slot.starting else self._timeouts.generate
-            if (slot.starting or slot.owed) and now - slot.heard > limit:
+            if (slot.starting or slot.owed) and self._listened - slot.heard > limit:
                 what = "its engine to start" if slot.starting else f"a sample; it owes those of {len(slot.owed)} groups"
                 self._lose(slot, ClusterError(f"waited {limit:g} s for {what}"))
         return bool(done)
@@ -310,7 +320,7 @@ class EnginePool:
             if group is None or index not in slot.owed.get(order, ()):
                 continue  # interrupted meanwhile
             slot.settle(order, index)
-            slot.heard = time.monotonic()
+            slot.heard = self._listened
             slot.tokens += len(completion)
             waiting = self._ready if order >= self._first else self._aside
             waiting.append(self._groups.file(group, index, completion))
@@ -321,18 +331,19 @@ class EnginePool:
         return slot.actor.load.remote(self._weights, self._version, self._check.requests if self._check else ())
 
     def _await_facts(self, slot: Slot) -> None:
-        try:
-            slot.facts = waited_for(slot.actor.facts.remote(), self._timeouts.start, f"{slot.name} to start")
-        except RayActorError as error:
-            raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
+        slot.facts = waited_for(slot.actor.facts.remote(), self._timeouts.start, f"{slot.name} to start")
         self._max_context = min(slot.facts.max_context for slot in self._slots if slot.facts is not None)
 
     def _begin(self, slot: Slot, answers: list[RolloutGroup]) -> None:
-        """A successor has the weights: it may work."""
+        """A successor has the weights: it may work, unless it is lost before it has told of itself."""
         if self._check is not None and answers:
             self._check.compare({slot.name: answers}, self._version)
-        self._await_facts(slot)
-        slot.starting, slot.heard = False, time.monotonic()
+        try:
+            self._await_facts(slot)
+        except (RayActorError, ClusterError) as error:
+            self._lose(slot, error)
+            return
+        slot.starting, slot.heard = False, self._listened
         work = list(self._waiting)
         self._waiting.clear()
         self._hand_out(work)
@@ -352,7 +363,7 @@ class EnginePool:
                 f"{len(self.lost)} rollout replicas were lost, cluster.rollout.restarts = {self._restarts}; the last: "
                 f"{self.lost[-1]}. Resume from the last checkpoint once the cause is gone"
             )
-        successor = slot.successor(self._make(slot.index))
+        successor = slot.successor(self._make(slot.index), self._listened)
         self._busy_lost += slot.busy / len(self._slots)
         self._slots[self._slots.index(slot)] = successor
         successor.pending = self._load(successor)

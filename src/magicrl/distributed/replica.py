@@ -1,7 +1,8 @@
 """One rollout replica: an engine in a process of its own, which generates while others talk to it.
 
-A thread runs the engine; calls from outside (new work, new weights, what has ended) come between two of its finished
-samples. The pool runs this class as an actor with several threads.
+A thread runs the engine, turn by turn; calls from outside (new work, new weights, what has ended) come between two
+turns, so that a response under way goes on with new weights after its next token. The pool runs this class as an actor
+with several threads.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -21,7 +22,7 @@ from magicrl.distributed.payload import Payload, unpack
 from magicrl.distributed.sharing import see_only
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.lagged import newest_weights
-from magicrl.rollout.protocol import RolloutEngine, SleepingEngine
+from magicrl.rollout.protocol import RolloutEngine, SleepingEngine, SteppingEngine
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.rollout.vllm_transfer import Meeting, Told
 from magicrl.training.protocols import OnDevices
@@ -75,7 +76,7 @@ class _Owed:
 class Replica:
     """
     Args:
-        make: makes the engine, in this process.
+        make: makes the engine, in this process; a `magicrl.rollout.protocol.SteppingEngine`.
         threads: torch threads.
         numbers: of the GPUs that it uses in turn with learner ranks; Ray gives it those of its own.
     """
@@ -83,17 +84,17 @@ class Replica:
     def __init__(self, make: Callable[[], RolloutEngine], threads: int, numbers: Sequence[str] = ()) -> None:
         see_only(numbers)
         torch.set_num_threads(threads)
-        self._engine = make()
+        engine = make()
+        assert isinstance(engine, SteppingEngine), "every engine that a recipe can give a replica works in turns"
+        self._engine = engine
         self._changed = threading.Condition()
         self._engine_free = threading.Lock()
-        self._visitors = 0  # calls that want the engine between two samples
-        self._working = False
+        self._visitors = 0  # calls that want the engine between two turns
         self._closed = False
         self._orders: dict[int, _Owed] = {}  # by identity of the request
         self._ended: deque[tuple[int, int, Completion]] = deque()
         self._failure: BaseException | None = None
         self._busy = self._peak_mb = 0.0
-        self._samples: Iterator[FinishedSample] = iter(())
         threading.Thread(target=self._generate, name="generate", daemon=True).start()
 
     def facts(self) -> ReplicaFacts:
@@ -119,7 +120,6 @@ class Replica:
                 return
             for order, request in work:
                 self._orders[id(request)] = _Owed(request=request, order=order, samples=len(request.indices))
-            self._working = True
 
     def collect(self) -> Harvest:
         """What has ended since the last call; waits for the first, at most ten seconds.
@@ -136,7 +136,7 @@ class Replica:
             return Harvest(samples=samples, busy=self._busy, peak_mb=self._peak_mb)
 
     def load(self, payload: Payload, version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-        """Take new weights between two samples, and answer ``probes`` with them."""
+        """Take new weights between two turns, and answer ``probes`` with them."""
         with self._visit():
             self._engine.load_weights(unpack(payload), version)
             return self._answers(probes)
@@ -166,7 +166,6 @@ class Replica:
         """Drop all work."""
         with self._visit():
             self._engine.interrupt()
-            self._working, self._samples = False, iter(())
             self._orders.clear()
             with self._changed:
                 self._ended.clear()
@@ -187,7 +186,7 @@ class Replica:
 
     @contextmanager
     def _visit(self) -> Generator[None]:
-        """The engine, as soon as its next sample has ended."""
+        """The engine, as soon as its present turn is over."""
         with self._changed:
             self._visitors += 1
         try:
@@ -198,30 +197,28 @@ class Replica:
                 self._visitors -= 1
                 self._changed.notify_all()
 
+    def _working(self) -> bool:
+        return bool(self._orders) and self._failure is None
+
     def _generate(self) -> None:
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._closed or (self._working and not self._visitors))
+                self._changed.wait_for(lambda: self._closed or (self._working() and not self._visitors))
+            with self._engine_free:
                 if self._closed:
                     return
-            with self._engine_free:
-                if not self._working or self._closed:
+                if not self._working():
                     continue
                 began = time.perf_counter()
                 try:
-                    sample = next(self._samples, None)
-                    if sample is None:  # the iterator is used up, or new work came since
-                        self._samples = self._engine.finished_samples()
-                        sample = next(self._samples, None)
-                        self._working = sample is not None
+                    samples = self._engine.turn()
                 except Exception as error:  # noqa: BLE001 (the border of a worker: the caller of `collect` gets it)
-                    self._working = False
                     with self._changed:
                         self._failure = error
                         self._changed.notify_all()
                     continue
                 self._busy += time.perf_counter() - began
-                if sample is not None:
+                for sample in samples:
                     self._file(sample)
 
     def _file(self, sample: FinishedSample) -> None:

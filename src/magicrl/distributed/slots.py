@@ -22,7 +22,7 @@ class Slot:
         pending: the call on whose answer the pool waits: ``load`` while it starts, else ``collect``.
         starting: it has no weights yet.
         owed: sample indices by issue order.
-        heard: clock at its last delivered sample, or at the hand-over of work.
+        heard: seconds that the pool had listened at its last delivered sample, or at the hand-over of work.
         tokens: delivered since `observations`.
         busy, busy_told: seconds spent generating so far, and at the last `observations`.
         peak_mb: most memory of its accelerator so far.
@@ -78,13 +78,13 @@ class Slot:
         """What it tells of itself with every delivery."""
         self.busy, self.peak_mb = harvest.busy, harvest.peak_mb
 
-    def successor(self, actor: Any) -> Slot:
+    def successor(self, actor: Any, listened: float) -> Slot:
         """The place with another actor in it, whose seconds begin anew; what is not told yet is kept."""
         self._rest()
         return Slot(
             index=self.index,
             actor=actor,
-            heard=time.monotonic(),
+            heard=listened,
             tokens=self.tokens,
             longest=self.longest,
             _spans=self._spans,

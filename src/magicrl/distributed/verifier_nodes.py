@@ -252,11 +252,12 @@ class VerifierNodes:
 
     def _settle(self, problem: Problem, item: _Item) -> None:
         try:
-            judged: Judged = ray.get(item.call, timeout=self._timeouts.judge)
+            what = f"a verdict of node {item.place.node.name}"
+            judged: Judged = waited_for(item.call, self._timeouts.judge, what)
             item.verdict = judged.verdict
             item.place.calls.remove(item.call)
             item.place.took(judged)
-        except RayActorError as error:
+        except (RayActorError, ClusterError) as error:
             self._lose(item.place)
             item.lost += 1
             self._give_up(problem, item, str(error).strip().splitlines()[0])

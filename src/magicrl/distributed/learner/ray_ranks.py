@@ -8,6 +8,9 @@ from typing import Any
 
 from magicrl.distributed.learner.ranks import Answer, Fault, RankGroup, answered, settled
 
+_FETCH_SECONDS = 60.0
+"""For an answer that is there."""
+
 
 class RayLauncher:
     """Starts every rank as an actor of a running Ray.
@@ -96,7 +99,7 @@ class RayRanks:
 
     def _answer(self, reference: Any) -> Answer:
         try:
-            return self._ray.get(reference)
+            return self._ray.get(reference, timeout=_FETCH_SECONDS)
         except self._ray.exceptions.RayActorError as error:
             reason = " ".join(str(error).split())
             return Answer(fault=Fault(died=True, kind="", text=f"died: {reason[:400]}"))
