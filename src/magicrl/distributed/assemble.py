@@ -13,7 +13,7 @@ from typing import Any
 import ray
 
 from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.errors import RecipeError
+from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import TrainConfig
 from magicrl.distributed.direct_pool import DirectPool
 from magicrl.distributed.engine_pool import EnginePool
@@ -25,7 +25,7 @@ from magicrl.distributed.runtime import ClusterError, check_room, connected, nod
 from magicrl.distributed.sharing import SharedBundles
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.evaluation.external_engines import described_model
-from magicrl.models.loading import LoadedModel
+from magicrl.models.loading import LoadedModel, load_policy, load_shell
 from magicrl.models.prompts import PromptEncoder
 from magicrl.planning.node_room import NodeRoom, placement_fault
 from magicrl.rollout.lagged import LaggedEngine
@@ -63,10 +63,15 @@ class ClusterParts:
             self._config.verifier, workers_per_node=placement.workers_per_node, timeouts=self._cluster.timeouts
         )
 
+    def policy(self, start: Path | str) -> LoadedModel:
+        """Without weights where ranks train: each reads its own rows from the files."""
+        with under("start.model"):
+            return load_policy(start, dtype="float32") if self._trains_here else load_shell(start)
+
     def learner(self, policy: LoadedModel) -> Learner:
-        """FSDP2 ranks as Ray actors; with one rank and nothing offloaded the learner stays in this process."""
+        """FSDP2 ranks as Ray actors; one rank without a GPU is this process."""
         config, placement = self._config, self._cluster.learner
-        if placement.ranks == 1 and not self._gpus:
+        if self._trains_here:
             return make_learner(config, policy)
         timeouts = self._cluster.timeouts
         return DistributedLearner(
@@ -131,6 +136,10 @@ class ClusterParts:
             cpus=rollout.cpus,
             seconds=self._cluster.timeouts.start,
         )
+
+    @property
+    def _trains_here(self) -> bool:
+        return self._cluster.learner.ranks == 1 and not self._gpus
 
     @property
     def _gpus_each(self) -> int:

@@ -44,7 +44,7 @@ class Built:
     """Everything of a run that is made from files.
 
     Attributes:
-        start: the start model as it was loaded (its ``model`` belongs to the learner).
+        start: the start model as it was loaded (its ``model`` belongs to the learner, and may have no weights).
         encoder: text to tokens.
         data: the problems.
         learner: holds the trained weights.
@@ -89,6 +89,15 @@ class PartsMaker(Protocol):
         """The verifier pool."""
         ...
 
+    def policy(self, start: Path | str) -> LoadedModel:
+        """The start model for `learner`: with float32 weights, or without any where other processes read them.
+
+        Raises:
+            RecipeError: ``run.device`` is not there, or ``start.model`` is no model.
+            ValueError: its files are unusable.
+        """
+        ...
+
     def learner(self, policy: LoadedModel) -> Learner:
         """The learner on the start model, which is the learner's from here on."""
         ...
@@ -111,6 +120,13 @@ class LocalParts:
         """The recipe's ``[verifier]`` pool."""
         return VerifierPool.from_config(self._config.verifier)
 
+    def policy(self, start: Path | str) -> LoadedModel:
+        """The whole model on the run's device."""
+        with under("run.device"):
+            device = resolve_device(self._config.run.device)
+        with under("start.model"):
+            return load_policy(start, dtype="float32", device=device)
+
     def learner(self, policy: LoadedModel) -> Learner:
         """The learner of one process."""
         return make_learner(self._config, policy)
@@ -127,16 +143,12 @@ def build(config: TrainConfig, recipe_folder: Path, start: Path | str, parts: Pa
         RecipeError: a setting or a combination of them is unusable (with its key).
         ValueError: a file is; the text says what to do.
     """
-    with under("run.device"):
-        # with [cluster] the ranks have the GPUs: until they share it, the whole float32 model is in the host's memory
-        device = resolve_device("cpu" if config.cluster is not None else config.run.device)
-    with under("start.model"):
-        policy = load_policy(start, dtype="float32", device=device)
+    parts = parts or LocalParts(config)
+    policy = parts.policy(start)
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, recipe_folder, encoder)
     tests = (p for problems in data.test.values() for p in problems)
     check_context(config, policy, max(len(encoder.encode(p)) for p in (*data.train, *data.validation, *tests)))
-    parts = parts or LocalParts(config)
     learner = parts.learner(policy)
     check = ParityCheck(
         learner,

@@ -10,6 +10,7 @@ through the updates made since, which it keeps. They are the same updates: same 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -31,9 +32,17 @@ from magicrl.models.packing import check_samples
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.rollout.vllm_transfer import Meeting, Told
 from magicrl.training.objective import Objective
-from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
+from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
 
 T = TypeVar("T")
+_WORK = {
+    "configure": "start",
+    "update": "train",
+    "logprobs": "logprobs",
+    "weights": "weights",
+    "send_weights": "weights",
+}
+"""What calls of ranks are called in the timeline; of others nothing is told."""
 
 
 class DistributedLearner:
@@ -109,12 +118,32 @@ class DistributedLearner:
         self._version = 0
         self._written: Mapping[str, Any] | None = None
         self.last: tuple[RankUpdate, ...] = ()
+        """What each rank told of the last update."""
+        self._devices: tuple[str, ...] = ()
+        self._step: dict[str, float] = {}  # sums over the updates since `observations`
+        self._spans: list[WorkSpan] = []
         self._ranks: RankGroup | None = None
         self._repeated(self._running)
 
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """One a rank; see ``training.protocols.OnDevices``."""
+        return self._devices
+
+    def peak_mb(self) -> float:
+        """Most memory so far of the fullest rank; 0 before the first update."""
+        return max((answer.peak_mb for answer in self.last), default=0.0)
+
     def observations(self) -> dict[str, float]:
-        """How often ranks were lost and started anew."""
-        return {"cluster/learner/lost": len(self.lost)}
+        """How often ranks were lost, and what each did in the updates since the last call."""
+        told, self._step = self._step, {}
+        peaks = {f"cluster/rank_{rank}/peak_mb": answer.peak_mb for rank, answer in enumerate(self.last)}
+        return {"cluster/learner/lost": len(self.lost), **told, **peaks}
+
+    def spans(self) -> list[WorkSpan]:
+        """When the ranks worked, all at once as they do, since the last call."""
+        told, self._spans = self._spans, []
+        return told
 
     @property
     def version(self) -> int:
@@ -138,6 +167,10 @@ class DistributedLearner:
         self._check_terms(batch.samples)
         weights = self._objective.sample_weights(batch)
         found = self._repeated(lambda: self._update(batch, weights, controls))
+        for rank, answer in enumerate(self.last):
+            for name, value in (("tokens", answer.tokens), ("busy_seconds", answer.seconds)):
+                key = f"cluster/rank_{rank}/{name}"
+                self._step[key] = self._step.get(key, 0) + value
         self._history.made(batch, controls)
         if self._history.long:
             self.state()
@@ -287,7 +320,7 @@ class DistributedLearner:
         try:
             address = self._call("address", self._nothing(), "learner ranks to tell their address")[0]
             given = self._same(self._settings, address, self._placement.ranks)
-            self._call("configure", given, "learner ranks to load the model", timeouts.start)
+            self._devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
             self._return_to_the_present()
         except BaseException:
             self.close()
@@ -359,7 +392,12 @@ class DistributedLearner:
         self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str, timeout: float | None = None
     ) -> list[Any]:
         limit = self._settings.timeouts.call if timeout is None else timeout
-        return self._running().call(method, arguments, timeout=limit, waiting_for=waiting_for)
+        ranks, began = self._running(), time.perf_counter()
+        try:
+            return ranks.call(method, arguments, timeout=limit, waiting_for=waiting_for)
+        finally:
+            if method in _WORK:
+                self._spans.append(WorkSpan("learner ranks", _WORK[method], began, time.perf_counter()))
 
     def _repeated(self, call: Callable[[], T]) -> T:
         """``call``, again on new ranks where one was lost and losses are to be mended."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import resource
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,6 +29,7 @@ from magicrl.distributed.learner.scorer import ShardedScorer
 from magicrl.distributed.learner.settings import LOCAL_RANK, LearnerSettings
 from magicrl.distributed.learner.sharding import Meshes, ShardedModel
 from magicrl.distributed.learner.wire import PackedTensors
+from magicrl.models.devices import device_name, peak_mb
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
 from magicrl.rollout.vllm_transfer import Meeting, Told, WeightSender
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
@@ -96,8 +96,8 @@ class LearnerRank:
             probe.bind((host, 0))
             return f"tcp://{f'[{host}]' if ':' in host else host}:{probe.getsockname()[1]}"
 
-    def configure(self, settings: LearnerSettings, address: str, ranks: int) -> int:
-        """Join the others and take a share of the start model; a former model is dropped. Returns its parameters.
+    def configure(self, settings: LearnerSettings, address: str, ranks: int) -> str:
+        """Join the others and take a share of the start model; a former model is dropped. Returns its device's name.
 
         Args:
             settings: the same on all ranks.
@@ -140,7 +140,7 @@ class LearnerRank:
             kl_coefficient=settings.kl_coefficient,
             max_response_tokens=settings.max_response_tokens,
         )
-        return sum(parameter.numel() for parameter in sharded.model.parameters())
+        return device_name(device)
 
     def update(self, share: Share, controls: Controls) -> RankUpdate:
         """This rank's part of one SGD step; the decision whether it is kept is the same everywhere."""
@@ -166,7 +166,7 @@ class LearnerRank:
             tokens=sum(len(sample) for sample in share.samples),
             seconds=time.perf_counter() - began,
             cpu_seconds=time.process_time() - cpu_began,
-            peak_mb=self._peak_mb(),
+            peak_mb=peak_mb(self._scorer.device),
         )
 
     def gradients(self, share: Share, controls: Controls) -> PackedTensors | None:
@@ -301,11 +301,6 @@ class LearnerRank:
             if not (math.isfinite(metrics.values()["loss"]) and math.isfinite(self._optimizer.gradient_norm())):
                 return index
         return None
-
-    def _peak_mb(self) -> float:
-        if self._scorer.device.type == "cuda":
-            return torch.cuda.max_memory_allocated() / 2**20
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
 
 
 _NOTHING = TrainSample(
