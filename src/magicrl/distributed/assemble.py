@@ -56,6 +56,14 @@ class ClusterParts:
         self._gpus = config.run.device != "cpu" and any(node.gpus for node in nodes())
         self._check_room()
 
+    @property
+    def devices(self) -> int:
+        """GPUs of learner ranks and replicas, those that both use counted once; without GPUs the nodes."""
+        if not self._gpus:
+            return len(nodes())
+        rollout = self._cluster.rollout
+        return self._cluster.learner.ranks + (0 if rollout.colocated else rollout.replicas * rollout.tensor_parallel)
+
     def judge(self) -> Judge:
         """A verifier pool on every node."""
         placement = self._cluster.verifier

@@ -50,6 +50,7 @@ class Built:
         learner: holds the trained weights.
         engine: generates; has no weights yet.
         reference: None without one.
+        devices: accelerators, or machines without any, that the run holds.
     """
 
     start: LoadedModel
@@ -58,6 +59,7 @@ class Built:
     learner: Learner
     engine: RolloutEngine
     reference: ReferenceModel | None
+    devices: int
 
     def facts(self) -> dict[str, Any]:
         """Provenance for ``run.json``: start model, and a checksum of every set of problems."""
@@ -70,7 +72,7 @@ class Built:
             "data": {name: {"problems": len(p), "sha256": fingerprint(p)} for name, p in sets.items()},
             "dropped_overlong": self.data.dropped_overlong,
             "dropped_in_test": self.data.dropped_in_test,
-            "devices": len({parameter.device for parameter in self.start.model.parameters()}),  # the engine's, too
+            "devices": self.devices,
         }
 
 
@@ -84,6 +86,11 @@ class Judge(VerifierService, Protocol):
 
 class PartsMaker(Protocol):
     """Makes the parts of a run that may live on other machines; the loop is the same for all of them."""
+
+    @property
+    def devices(self) -> int:
+        """Accelerators, or machines without any, that learner and engine hold together."""
+        ...
 
     def judge(self) -> Judge:
         """The verifier pool."""
@@ -115,6 +122,11 @@ class LocalParts:
 
     def __init__(self, config: TrainConfig) -> None:
         self._config = config
+
+    @property
+    def devices(self) -> int:
+        """One, which the learner and the engine share."""
+        return 1
 
     def judge(self) -> Judge:
         """The recipe's ``[verifier]`` pool."""
@@ -164,6 +176,7 @@ def build(config: TrainConfig, recipe_folder: Path, start: Path | str, parts: Pa
         learner=learner,
         engine=parts.engine(start, encoder, learner, check),
         reference=make_reference(config, start),
+        devices=parts.devices,
     )
 
 
