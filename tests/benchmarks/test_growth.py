@@ -13,24 +13,6 @@ import torch
 from measure import ROOT
 from page_sections import put_section
 
-import gpu
-
-
-def test_all_gpu_benchmarks_run_on_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output = tmp_path / "gpu.json"
-    script = str(ROOT / "benchmarks" / "gpu.py")
-    monkeypatch.setattr(sys, "argv", [script, "--device", "cpu", "--quick", "--output", str(output)])
-    gpu.main()
-    cases = json.loads(output.read_text())["cases"]
-    assert cases["engine"]["response_tokens"] == 2 * 2 * 6
-    assert cases["learner"]["tflops"] > 0
-    assert cases["head-quick"]["relative_difference_of_gradients"]["weight"] < 0.02
-
-
-def test_operations_by_hand() -> None:
-    # 10 parameters, 4 tokens: 6 * 10 * 4; two layers of width 32: 12 * 2 * 32 * 16 / 2
-    assert gpu.operations(gpu.QUICK.config, 10, 4) == 240 + 6144
-
 
 def test_growth_writes_its_section_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output, page = tmp_path / "growth.json", tmp_path / "performance.md"

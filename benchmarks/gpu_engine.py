@@ -1,0 +1,133 @@
+"""The in-process engine on one device: seconds of its steps beside what reading weights and cache alone takes."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_device import copy_rate, forget_peak, name_of, now, peak_gib, product_rate, random_model
+from measure import rounded
+
+from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.planning.costs import DecodeCost, Efficiency, decode_cost
+from magicrl.planning.hardware import load_hardware
+from magicrl.planning.shapes import ModelShape
+from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.rollout.in_process import InProcessEngine
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineCase:
+    """One batch, all of it decoding from the first step to the last.
+
+    Attributes:
+        name: of the case in the JSON.
+        shape: of the model.
+        prompts: groups.
+        samples: responses of each; they share their prompt's cache.
+        prompt_tokens: random tokens of every prompt.
+        generated: tokens of every response.
+        generations: how often; the last one counts, so that graphs of the ones before are there.
+        cache_mb: most memory of the cache.
+    """
+
+    name: str
+    shape: ModelShape
+    prompts: int
+    samples: int
+    prompt_tokens: int
+    generated: int
+    generations: int
+    cache_mb: int = 65536
+
+    @property
+    def rows(self) -> int:
+        return self.prompts * self.samples
+
+
+def bound_of(case: EngineCase, device: str, side: int, size: int) -> DecodeCost:
+    """A decode step that does nothing but read weights and cache at the rate of a copy (or multiply, if that takes
+    longer), by the planner's formula with nothing lost anywhere."""
+    peaks = replace(load_hardware("H200"), bandwidth=copy_rate(device, size), flops=product_rate(device, side))
+    whole = Efficiency(kv=1.0, step_overhead=0.0, learner=1.0, other=0.0, weights=1.0, matmul=1.0, network=1.0)
+    return decode_cost(case.shape, peaks, whole)
+
+
+def make_engine(case: EngineCase, device: str, *, static: bool) -> InProcessEngine:
+    """With random weights; ``static``: steps of fixed shapes, which CUDA captures as graphs."""
+    register_attention()
+    model = random_model(case.shape, torch.bfloat16, device, attn_implementation=ATTENTION_NAME).eval()
+    vocab, context = case.shape.vocabulary, case.prompt_tokens + case.generated
+    engine = InProcessEngine(
+        model, end_tokens=frozenset(), decode=lambda tokens: "", valid_vocab=vocab, max_context=context,
+        max_rows=case.rows, memory_limit_mb=case.cache_mb, device=device, static_steps=static,
+    )  # fmt: skip
+    engine.load_weights({name: p.detach() for name, p in model.named_parameters()}, 0)
+    return engine
+
+
+def submit(engine: InProcessEngine, case: EngineCase, seed: int) -> None:
+    """Ask for the whole batch."""
+    problem = Problem(id="speed", prompt="", golds=("",), verifier="exact", source="benchmark")
+    sampling = SamplingParams(temperature=1.0, max_tokens=case.generated, seed=0)
+    prompts = np.random.default_rng(seed).integers(1, case.shape.vocabulary, (case.prompts, case.prompt_tokens))
+    requests = [
+        RolloutRequest(
+            draw=number,
+            problem=problem,
+            prompt_tokens=frozen_tokens(prompt),
+            group_size=case.samples,
+            sampling=sampling,
+        )
+        for number, prompt in enumerate(prompts)
+    ]
+    engine.submit(requests)
+
+
+def seconds_of_turns(turn: Callable[[], object], count: int, device: str) -> list[float]:
+    """Of ``count`` turns, each a token for every row; a turn ends with its tokens on the host."""
+    found: list[float] = []
+    for _ in range(count):
+        start = now(device)
+        turn()
+        found.append(now(device) - start)
+    return found
+
+
+def engine_case(case: EngineCase, device: str, side: int, size: int, *, static: bool) -> dict[str, Any]:
+    """Seconds of a whole generation, and of its last half step by step beside the bound."""
+    bound = bound_of(case, device, side, size)
+    forget_peak(device)
+    engine = make_engine(case, device, static=static)
+    seconds: list[float] = []
+    for number in range(case.generations):
+        submit(engine, case, number)
+        # the first turn computes the prompts and samples twice
+        seconds = seconds_of_turns(engine.turn, case.generated - 1, device)
+    assert engine.rows == case.rows, f"only {engine.rows} of {case.rows} rows fit into {case.cache_mb} MiB of cache"
+    late = len(seconds) // 2
+    held = statistics.mean(range(late + 1, case.generated))
+    context = case.prompts * case.prompt_tokens + case.rows * held
+    step, least = statistics.median(seconds[late:]), bound.step(case.rows, context)
+    tokens = case.rows * case.generated
+    captured = engine.graphs_captured
+    engine.close()
+    return {
+        "device": name_of(device), "model": case.shape.name, "parameters": case.shape.parameters,
+        "prompts": case.prompts, "samples": case.samples, "prompt_tokens": case.prompt_tokens,
+        "generated": case.generated, "graphs_captured": captured,
+        "whole": {
+            "seconds": rounded(sum(seconds)), "of_first_step_with_prompts": rounded(seconds[0]),
+            "tokens_per_s": rounded(tokens / sum(seconds)),
+        },
+        "last_half": {
+            "context_tokens": rounded(case.prompt_tokens + held), "seconds_a_step": rounded(step),
+            "tokens_per_s": rounded(case.rows / step), "bound_seconds_a_step": rounded(least),
+            "share_of_bound": rounded(least / step),
+        },
+        "copy_gb_per_s": rounded(copy_rate(device, size) / 1e9), "peak_memory_gib": peak_gib(device),
+    }  # fmt: skip
