@@ -164,7 +164,8 @@ def main() -> None:
     output = arguments.output or (ROOT / "runs" if arguments.quick else FIGURES) / "bench-gpu.json"
     page = arguments.page or (ROOT / "runs" / "gpu.md" if arguments.quick else gpu_page.PAGE)
     every = jobs(quick() if arguments.quick else full(), arguments.device)
-    head = document({"device": name_of(arguments.device)})
+    packages = ["triton"] if arguments.device == "cuda" else []
+    head = document({"device": name_of(arguments.device), "cuda": torch.version.cuda}, packages)
     failed: list[str] = []
     for name, job in every.items():
         if name.partition("-")[0] not in parts:
