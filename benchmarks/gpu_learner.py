@@ -2,8 +2,9 @@
 
 A model is trained whole where the planner's estimate fits into the device, else by LoRA adapters over frozen bfloat16
 weights: the learner of one process keeps 18 bytes a trained parameter on its device (bfloat16 weight, float32 master,
-gradient and two moments). The learner over ranks could keep all but the first in the host's memory (`offload_optimizer`):
-16 bytes a parameter of pinned memory, which a machine with one GPU seldom has for 7B, so that it is not tried here.
+gradient and two moments). The learner over ranks can keep all but the first in the host's memory
+(`offload_optimizer`), 16 bytes a parameter and pinned: a machine with one GPU seldom has that for 7B, so it is not
+tried here.
 """
 
 from __future__ import annotations
