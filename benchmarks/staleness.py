@@ -14,6 +14,14 @@ case of each bound. All arms of a seed have the same start, prompts and validati
     python benchmarks/staleness.py --seeds 0 1 2 --output docs/figures/staleness.json
 
 About 15 CPU seconds a run on one thread. Results are written as they come; what is there is not run again.
+
+With ``--replicas 2`` the engine is a pool of two processes in Ray, which go on while the learner works; the table of
+docs/asynchronous.md is written anew. Expected on 21 November 2026, before the first run: at 0 the accuracies of one
+process but for near-ties; above it tokens are less stale than the bound, since replicas that stand ready have finished
+what they were asked before newer weights come, or not, as time has it; with ``tis`` every end within five points of
+the synchronous one; without a correction 4 falls apart as in one process.
+
+    python benchmarks/staleness.py --replicas 2 --seeds 0 1 --arms "0 none" "1 tis" "2 tis" "4 tis" "4 none"
 """
 
 from __future__ import annotations
@@ -27,8 +35,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import document, rounded
+from measure import FIGURES, document, rounded
+from page_sections import put_section
 
+from magicrl.cli.train import parts_of
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics
 from magicrl.training.observer import NullObserver
@@ -36,6 +46,7 @@ from magicrl.training.recorder import write_atomically
 from magicrl.training.session import train
 
 ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "asynchronous.md"
 RECIPE = ROOT / "recipes" / "quickstart.toml"
 STEPS, EVERY = 80, 20
 
@@ -50,13 +61,15 @@ COMMON = (
     "stages.1.max_tokens=64", "stages.1.rollout_batch=16", "stages.1.min_steps=0", "stages.1.max_steps=1",
 )  # fmt: skip
 
+POOL = ("cluster.verifier.workers_per_node=1", "cluster.timeouts.start=600")
+
 ARMS: Mapping[str, tuple[int, str]] = {
     "0 none": (0, "none"),
     **{f"{k} {correction}": (k, correction) for k in (1, 2, 4) for correction in ("none", "tis", "m2po")},
 }
 SERIES = (
     "staleness/mean", "staleness/older/ratio", "learner/sampler_gap_mean", "learner/corrected_ratio",
-    "entropy/exact/mean", "length/mean", "groups/trained",
+    "staleness/spanning/ratio", "entropy/exact/mean", "length/mean", "groups/trained",
 )  # fmt: skip
 
 
@@ -78,9 +91,10 @@ def one(arm: str, seed: int, start: Path | None, folder: Path, extra: Sequence[s
         config = config.model_copy(update={"start": config.start.model_copy(update={"model": str(start), "sft": None})})
     shutil.rmtree(folder, ignore_errors=True)
     curve, began = Curve(), time.process_time()
-    train(config, RECIPE.parent, folder, curve, resume=False)
+    with parts_of(config) as parts:
+        train(config, RECIPE.parent, folder, curve, resume=False, parts=parts)
     measured = [r for r in curve.rows if "validation/accuracy/mean" in r.values]
-    means = {key: [r.values[key] for r in curve.rows if r.values.get(key) is not None] for key in SERIES}
+    means = {key: [float(v) for r in curve.rows if (v := r.values.get(key)) is not None] for key in SERIES}
     return {
         "steps": [r.step for r in measured],
         "accuracy": [r.values["validation/accuracy/mean"] for r in measured],
@@ -111,6 +125,30 @@ def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return arms
 
 
+def section(result: Mapping[str, Any]) -> str:
+    """The page's table of a pool."""
+    settings = result["settings"]
+    machine = result["machine"]
+    lines = [
+        f"`{result['command']}` ({machine['started'][:10]}, {machine['machine']}): the same task, "
+        f"{settings['replicas']} replicas of their own.",
+        "",
+        "| staleness | correction | seeds | step 20 | 40 | 60 | 80 | seeds at 80 | mean staleness | spanning | gap "
+        "| corrected |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for arm, found in result["arms"].items():
+        staleness, correction = ARMS[arm]
+        cells = [
+            str(staleness), correction, str(found["seeds"]), *(f"{x:.2f}" for x in found["accuracy"]),
+            f"{found['lowest'][-1]:.2f} to {found['highest'][-1]:.2f}", f"{found.get('staleness/mean', 0.0):.2f}",
+            f"{found.get('staleness/spanning/ratio', 0.0):.1%}", f"{found['learner/sampler_gap_mean']:.3f}",
+            f"{found['learner/corrected_ratio']:.2%}",
+        ]  # fmt: skip
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -118,19 +156,28 @@ def main() -> None:
     parser.add_argument("--start", type=Path, help="a start model's folder; default: the recipe's, made when absent")
     parser.add_argument("--set", action="append", default=[], help="a further setting of every run")
     parser.add_argument("--runs", type=Path, default=Path("runs/staleness"))
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "staleness.json")
+    parser.add_argument("--replicas", type=int, default=0, help="of a pool in Ray; default: the engine of one process")
+    parser.add_argument(
+        "--output", type=Path, help="default: docs/figures/staleness.json, of a pool staleness-pool.json"
+    )
     options = parser.parse_args()
-    known = json.loads(options.output.read_text()) if options.output.exists() else {}
+    name = "staleness-pool.json" if options.replicas else "staleness.json"
+    output = options.output or FIGURES / name
+    known = json.loads(output.read_text()) if output.exists() else {}
     runs: dict[str, Any] = known.get("runs", {})
-    settings = {"recipe": "quickstart", "settings": [*COMMON, *options.set], "steps": STEPS}
+    pool = [f"cluster.rollout.replicas={options.replicas}", *POOL] if options.replicas else []
+    further = [*pool, *options.set]
+    settings = {"recipe": "quickstart", "settings": [*COMMON, *further], "steps": STEPS, "replicas": options.replicas}
     for seed in options.seeds:
         for arm in options.arms:
             key = f"{arm} {seed}"
             if key in runs:
                 continue
-            runs[key] = one(arm, seed, options.start, options.runs / key.replace(" ", "-"), options.set)
+            runs[key] = one(arm, seed, options.start, options.runs / name / key.replace(" ", "-"), further)
             result = {**document(settings), "arms": summary(runs), "runs": runs}
-            write_atomically(options.output, json.dumps(result, indent=1) + "\n")
+            write_atomically(output, json.dumps(result, indent=1) + "\n")
+            if options.replicas and output == FIGURES / name:
+                put_section(PAGE, "staleness-pool", section(result))
 
 
 if __name__ == "__main__":
