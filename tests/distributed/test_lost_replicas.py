@@ -20,10 +20,11 @@ FACTS = SimpleNamespace(max_context=64, host="here", pid=1, devices=())
 class Remote:
     """An actor's method as the pool calls it; what comes of the call is decided where it is waited for."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def __init__(self, name: str, asked: list[str]) -> None:
+        self._name, self._asked = name, asked
 
     def remote(self, *_: Any) -> str:
+        self._asked.append(self._name)
         return self._name
 
 
@@ -32,14 +33,16 @@ def pool_of(
     answer: Callable[[str], Any],
     *,
     wait: Callable[..., Any] = lambda calls, **_: (calls[:1], calls[1:]),
+    asked: list[str] | None = None,
     **options: Any,
 ) -> engine_pool.EnginePool:
-    """A pool of one; ``answer`` tells what each call gives, by its name."""
+    """A pool of one; ``answer`` tells what each call gives, by its name, which is added to ``asked``."""
     ray = SimpleNamespace(put=id, kill=id, wait=wait)
     monkeypatch.setattr(engine_pool, "ray", ray)
     monkeypatch.setattr(engine_pool, "waited_for", lambda call, *_: answer(call))
     methods = ("facts", "load", "collect", "submit")
-    actor = SimpleNamespace(**{name: Remote(name) for name in methods})
+    told: list[str] = [] if asked is None else asked
+    actor = SimpleNamespace(**{name: Remote(name, told) for name in methods})
     return engine_pool.EnginePool(lambda index: actor, 1, timeouts=ClusterTimeouts(generate=5.0), **options)
 
 
@@ -60,7 +63,6 @@ def test_the_context_is_known_while_the_only_replica_is_replaced(monkeypatch: py
 def test_successors_that_die_before_they_told_of_themselves_are_losses(
     monkeypatch: pytest.MonkeyPatch, trouble: Exception
 ) -> None:
-    """They take the weights, and are gone when asked for their facts."""
     told = [FACTS]
 
     def answer(call: str) -> Any:
@@ -76,12 +78,35 @@ def test_successors_that_die_before_they_told_of_themselves_are_losses(
     assert len(pool.lost) == 2
     told.append(FACTS)
     assert pool._wait(0.0)
+    assert pool.replicas == (None,), "it has no weights yet"
+    assert pool._wait(0.0)
     assert pool.replicas == (FACTS,)
     pool.load_weights({}, 2)
     assert len(pool.lost) == 2
     pool._lose(pool._slots[0], RayActorError())
     with pytest.raises(ClusterError, match=r"4 rollout replicas were lost, cluster\.rollout\.restarts = 3"):
         pool._wait(0.0)
+
+
+def test_a_successor_is_given_the_present_weights_once_it_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None of the weights of the steps in which it starts waits for it, and older ones are never the last it takes."""
+    asked: list[str] = []
+    pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else [], asked=asked)
+    pool.load_weights({}, 0)
+    pool._lose(pool._slots[0], RayActorError())
+    asked.clear()
+    for version in (1, 2, 3):
+        pool.load_weights({}, version)
+    assert asked == []
+    assert pool._wait(0.0)
+    assert asked == ["load"]
+    pool.load_weights({}, 4)  # while it takes those of version 3
+    assert pool._wait(0.0)
+    assert asked == ["load", "load"]
+    assert pool.replicas == (None,)
+    assert pool._wait(0.0)
+    assert pool.replicas == (FACTS,)
+    assert asked == ["load", "load"]
 
 
 def test_silence_counts_only_while_the_pool_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,15 +78,12 @@ class DirectPool(EnginePool):
             raise ValueError("a direct pool takes the weights of the learner that it was made with")
         version = self._learner.version
         self._weights, self._version = None, version
-        outdated = [slot for slot in self._slots if slot.starting]
         live = self._alive()
         answers = self._sent(live) if live and self._all_joined(live) else {}
         for slot in live:
             if slot.name not in answers and slot in self._slots:
                 self.detours += 1
                 self._taken(slot, self._load(slot), answers, again=False)
-        for slot in outdated:
-            slot.pending = self._load(slot)
         if self._check is not None and answers:
             self._check.compare(answers, version)
 

@@ -79,15 +79,16 @@ class EnginePool:
         self._slots = [Slot(index=index, actor=make(index)) for index in range(replicas)]
         for slot in self._slots:
             try:
-                self._await_facts(slot)
+                what = f"{slot.name} to start"
+                self._meet(slot, waited_for(slot.actor.facts.remote(), self._timeouts.start, what))
             except RayActorError as error:
                 raise ValueError(f"{slot.name} could not be made: {cause_of(error)}") from error
             slot.starting = False
 
     @property
     def replicas(self) -> tuple[ReplicaFacts | None, ...]:
-        """What each place's replica told of itself; None where a successor has not started yet."""
-        return tuple(slot.facts for slot in self._slots)
+        """What each place's replica told of itself; None where a successor is starting."""
+        return tuple(None if slot.starting else slot.facts for slot in self._slots)
 
     @property
     def policy_version(self) -> int:
@@ -167,6 +168,9 @@ class EnginePool:
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Put the weights into the object store once and have every replica take and show them.
 
+        A successor that is starting gets those that are the present ones when it is there: calls that waited for it
+        would each hold a copy in the store, and its threads might take them in another order.
+
         Raises:
             ClusterError: no replica is left.
             RuntimeError: a replica samples with other weights (from the check).
@@ -175,8 +179,6 @@ class EnginePool:
         self.weight_bytes = size(payload)
         self._weights, self._version = ray.put(payload), version
         calls = [(slot, self._load(slot)) for slot in self._slots if not slot.starting]
-        for slot in (slot for slot in self._slots if slot.starting):
-            slot.pending = self._load(slot)  # what it was starting with is out of date
         answers: dict[str, list[RolloutGroup]] = {}
         for slot, call in calls:
             what = f"{slot.name} to take the weights of version {version}"
@@ -330,23 +332,24 @@ class EnginePool:
     def _load(self, slot: Slot) -> Any:
         return slot.actor.load.remote(self._weights, self._version, self._check.requests if self._check else ())
 
-    def _await_facts(self, slot: Slot) -> None:
-        slot.facts = waited_for(slot.actor.facts.remote(), self._timeouts.start, f"{slot.name} to start")
+    def _meet(self, slot: Slot, facts: ReplicaFacts) -> None:
+        slot.facts = facts
         self._max_context = min(slot.facts.max_context for slot in self._slots if slot.facts is not None)
 
-    def _begin(self, slot: Slot, answers: list[RolloutGroup]) -> None:
-        """A successor has the weights: it may work, unless it is lost before it has told of itself."""
-        if self._check is not None and answers:
-            self._check.compare({slot.name: answers}, self._version)
-        try:
-            self._await_facts(slot)
-        except (RayActorError, ClusterError) as error:
-            self._lose(slot, error)
+    def _begin(self, slot: Slot, answer: Any) -> None:
+        """A successor has told of itself, or has taken weights: it works as soon as these are the present ones."""
+        if slot.facts is None:
+            self._meet(slot, answer)
+        elif slot.given == self._version:
+            if self._check is not None and answer:
+                self._check.compare({slot.name: answer}, self._version)
+            slot.starting, slot.heard = False, self._listened
+            work = list(self._waiting)
+            self._waiting.clear()
+            self._hand_out(work)
             return
-        slot.starting, slot.heard = False, self._listened
-        work = list(self._waiting)
-        self._waiting.clear()
-        self._hand_out(work)
+        slot.given, slot.heard = self._version, self._listened
+        slot.pending = self._load(slot)
 
     def _lose(self, slot: Slot, error: Exception) -> None:
         """Put another in the place of a lost replica and ask the others for what it owed.
@@ -366,7 +369,7 @@ class EnginePool:
         successor = slot.successor(self._make(slot.index), self._listened)
         self._busy_lost += slot.busy / len(self._slots)
         self._slots[self._slots.index(slot)] = successor
-        successor.pending = self._load(successor)
+        successor.pending = successor.actor.facts.remote()
         self._hand_out(owed)
 
 

@@ -19,8 +19,9 @@ class Slot:
         index: names it.
         actor: Ray's handle.
         facts: None until it has answered for the first time.
-        pending: the call on whose answer the pool waits: ``load`` while it starts, else ``collect``.
-        starting: it has no weights yet.
+        pending: the call on whose answer the pool waits: ``facts`` and then ``load`` while it starts, else ``collect``.
+        starting: it has not the present weights yet.
+        given: version of the weights that it takes while it starts.
         owed: sample indices by issue order.
         heard: seconds that the pool had listened at its last delivered sample, or at the hand-over of work.
         tokens: delivered since `observations`.
@@ -34,6 +35,7 @@ class Slot:
     facts: ReplicaFacts | None = None
     pending: Any = None
     starting: bool = True
+    given: int | None = None
     owed: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
     heard: float = 0.0
     tokens: int = 0
