@@ -6,14 +6,14 @@ import itertools
 import queue
 import threading
 from collections.abc import Mapping, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from magicrl.records import Problem, Verdict
+from magicrl.verifiers.closing import Closing
 from magicrl.verifiers.feeder import Feeder, Item, Ticket, Trade
 
 
-class Crew:
+class Crew(Closing):
     """Judges items of one verifier in worker processes, one small thread a worker. Safe to use from several threads.
 
     Workers start with the first item. Any number of items may wait: they lie in this process.
@@ -89,14 +89,6 @@ class Crew:
             self._items.put(None)
         for feeder in self._feeders:
             feeder.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _start(self) -> None:
         if self._closed:

@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Sequence
-from types import TracebackType
 from typing import Self
 
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Problem, Verdict
 from magicrl.verifiers.base import JudgeOptions, Verifier, VerifierSpec, verifier_spec
+from magicrl.verifiers.closing import Closing
 from magicrl.verifiers.crew import Crew
 from magicrl.verifiers.feeder import Ticket
 
 
-class VerifierPool:
+class VerifierPool(Closing):
     r"""Judges responses, in this process (``exact``) or in worker processes (``maths``, ``code``).
 
     Safe to use from several threads. Workers start with the first item that needs one.
@@ -127,14 +127,6 @@ class VerifierPool:
             crews = list(self._crews.values())
         for crew in crews:
             crew.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_open(self) -> None:
         if self._closed:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from magicrl.pipeline.cleaning.maths_rules import note_of
 from magicrl.pipeline.entry import Entry
 from magicrl.pipeline.settings import CodeCleaning
 from magicrl.pipeline.steps.base import Decision, Drop
 from magicrl.records import Outcome, Problem
+from magicrl.verifiers.closing import Closing
 from magicrl.verifiers.code.admission import disagreements
 from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict
 from magicrl.verifiers.code.limits import Limits
@@ -21,7 +21,7 @@ from magicrl.verifiers.code.suite import SuiteError, parse_suite
 from magicrl.verifiers.feeder import Ticket
 
 
-class CodeCleaner:
+class CodeCleaner(Closing):
     """Decides on code problems; starts its sandboxes with the first that needs one.
 
     Args:
@@ -35,12 +35,8 @@ class CodeCleaner:
         self._pool = CodePool(self._options, workers=workers)
         self._judge: CodeJudge | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """End its sandboxes."""
         self._pool.close()
         if self._judge is not None:
             self._judge.close()

@@ -13,11 +13,11 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from magicrl.records import Verdict
 from magicrl.verifiers.base import OUTCOME_OF_STATUS, JudgeOptions
+from magicrl.verifiers.closing import Closing
 from magicrl.verifiers.code import checkers, compare, remote, values
 from magicrl.verifiers.code.checkers import Checker, Kind
 from magicrl.verifiers.code.extract import program_in
@@ -86,7 +86,7 @@ class CodeOptions:
     judge: JudgeOptions = field(default_factory=JudgeOptions)
 
 
-class CodeJudge:
+class CodeJudge(Closing):
     """Judges programs one after another in this thread. Closing it ends the sandbox's processes.
 
     Example:
@@ -107,14 +107,6 @@ class CodeJudge:
 
     def close(self) -> None:
         self._sandbox.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def judge_response(self, response: str, suite: Suite) -> CodeVerdict:
         """Judge the program in a response (its last fenced block after the reasoning)."""
