@@ -17,7 +17,17 @@ from magicrl.config.errors import RecipeError
 data_app = App(name="data", help="From raw sources to a training mixture: import, clean, dedup, decontaminate, ...")
 
 Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
-Inputs = Annotated[list[str], Parameter(name="--input", negative=(), consume_multiple=False)]
+Inputs = Annotated[
+    list[str],
+    Parameter(
+        name="--input",
+        negative=(),
+        consume_multiple=False,
+        help="A file, or the folder of another run or step (repeatable).",
+    ),
+]
+Output = Annotated[Path, Parameter(help="The run folder.")]
+Settings = Annotated[Path | None, Parameter(help="Take the step's settings from this pipeline; default: the defaults.")]
 StepName = Literal["clean", "dedup", "decontaminate", "difficulty", "judge", "mix"]
 
 
@@ -95,19 +105,13 @@ def _alone(use: StepName, pipeline: Path | None, input: Sequence[str], output: P
 
 
 @data_app.command
-def clean(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Overrides = None) -> int:
+def clean(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Overrides = None) -> int:
     """Drop proofs, figures, unverifiable golds, solutions that disagree, broken tests, references that fail.
 
     Example: magicrl data clean --input runs/data/gsm8k --output runs/data/gsm8k-clean
 
     Parameters
     ----------
-    input
-        A file, or the folder of another run or step (repeatable).
-    output
-        The run folder.
-    pipeline
-        Take the step's settings from this pipeline; default: the defaults.
     set_
         A setting of the step: --set maths.figures=false (repeatable).
     """
@@ -115,19 +119,13 @@ def clean(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Ov
 
 
 @data_app.command
-def dedup(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Overrides = None) -> int:
+def dedup(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Overrides = None) -> int:
     """Drop exact and near duplicates and neighbours in an embedding space; the best-specified copy stays.
 
     Example: magicrl data dedup --input a.parquet --input b.parquet --output runs/data/once
 
     Parameters
     ----------
-    input
-        A file, or the folder of another run or step (repeatable).
-    output
-        The run folder.
-    pipeline
-        Take the step's settings from this pipeline; default: the defaults.
     set_
         A setting of the step: --set scope=within (repeatable).
     """
@@ -138,9 +136,9 @@ def dedup(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Ov
 def decontaminate(
     *,
     input: Inputs,
-    output: Path,
+    output: Output,
     against: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
-    pipeline: Path | None = None,
+    pipeline: Settings = None,
     set_: Overrides = None,
 ) -> int:
     """Drop problems of test sets, whatever their wording; every hit is reported with both texts.
@@ -149,14 +147,8 @@ def decontaminate(
 
     Parameters
     ----------
-    input
-        A file, or the folder of another run or step (repeatable).
-    output
-        The run folder.
     against
         NAME=FILE of a test set (repeatable).
-    pipeline
-        Take the step's settings from this pipeline; default: the defaults.
     set_
         A setting of the step (repeatable).
     """
@@ -175,8 +167,6 @@ def difficulty(*, input: Inputs, output: Path, pipeline: Path | None = None, set
 
     Parameters
     ----------
-    input
-        A file, or the folder of another run or step (repeatable).
     output
         The run folder; the same command again goes on where it stopped, to the single sample.
     pipeline
@@ -188,17 +178,13 @@ def difficulty(*, input: Inputs, output: Path, pipeline: Path | None = None, set
 
 
 @data_app.command
-def judge(*, input: Inputs, output: Path, pipeline: Path, set_: Overrides = None) -> int:
+def judge(*, input: Inputs, output: Output, pipeline: Path, set_: Overrides = None) -> int:
     """Ask judges whether problems are clear, complete, well formatted and free of distractions.
 
     Example: magicrl data judge --input a.parquet --pipeline recipes/data/skywork-or1.toml --output runs/data/judged
 
     Parameters
     ----------
-    input
-        A file, or the folder of another run or step (repeatable).
-    output
-        The run folder.
     pipeline
         The pipeline whose judge step names the judges.
     set_
@@ -208,19 +194,13 @@ def judge(*, input: Inputs, output: Path, pipeline: Path, set_: Overrides = None
 
 
 @data_app.command
-def mix(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Overrides = None) -> int:
+def mix(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Overrides = None) -> int:
     """Draw a mixture by weights, caps and difficulty bands; write it in the released schema, with a data card.
 
     Example: magicrl data mix --input runs/data/once --output runs/data/mixed --set size=1000
 
     Parameters
     ----------
-    input
-        A file, or the folder of another run or step (repeatable).
-    output
-        The run folder.
-    pipeline
-        Take the step's settings from this pipeline; default: the defaults.
     set_
         A setting of the step: --set size=1000, --set weights.gsm8k=2 (repeatable).
     """
