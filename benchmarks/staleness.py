@@ -128,10 +128,10 @@ def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def section(result: Mapping[str, Any]) -> str:
     """The page's table of a pool."""
     settings = result["settings"]
-    machine = result["machine"]
+    machine, replicas = result["machine"], settings["replicas"]
     lines = [
-        f"`{result['command']}` ({machine['started'][:10]}, {machine['machine']}): the same task, "
-        f"{settings['replicas']} replicas of their own.",
+        f"`python benchmarks/staleness.py --replicas {replicas}` with these arms ({machine['started'][:10]}, "
+        f"{machine['machine']}): the same task on a pool of {replicas} replicas.",
         "",
         "| staleness | correction | seeds | step 20 | 40 | 60 | 80 | seeds at 80 | mean staleness | spanning | gap "
         "| corrected |",
@@ -176,8 +176,8 @@ def main() -> None:
             runs[key] = one(arm, seed, options.start, options.runs / name / key.replace(" ", "-"), further)
             result = {**document(settings), "arms": summary(runs), "runs": runs}
             write_atomically(output, json.dumps(result, indent=1) + "\n")
-            if options.replicas and output == FIGURES / name:
-                put_section(PAGE, "staleness-pool", section(result))
+    if options.replicas and output == FIGURES / name:
+        put_section(PAGE, "staleness-pool", section(json.loads(output.read_text())))
 
 
 if __name__ == "__main__":
