@@ -14,8 +14,8 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from magicrl.distributed.replica import Harvest, ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.slots import Slot
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
-from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of
+from magicrl.rollout.external import FiledGroups, check_request, group_of
 from magicrl.rollout.rows import GroupProgress
 from magicrl.rollout.weight_check import WeightCheck
 from magicrl.training.protocols import WorkSpan
@@ -62,10 +62,7 @@ class EnginePool:
         self._timeouts = timeouts
         self._restarts = restarts
         self._check = check
-        self._groups = OpenGroups()
-        self._ready: deque[Filed] = deque()  # not yet yielded
-        self._aside: deque[Filed] = deque()  # not to be yielded now: of groups before `_first`
-        self._first = 0
+        self._groups = FiledGroups()
         self._waiting: deque[tuple[int, set[int]]] = deque()  # for want of a replica
         self._busy_lost = 0.0  # share of replicas that are gone
         self._listened = 0.0  # seconds in which the replicas could have told something
@@ -106,32 +103,17 @@ class EnginePool:
         """
         for request in requests:
             check_request(request, self.max_context)
-        groups = self._groups.take_in(requests)
-        self._hand_out([(group.order, set(group.to_start)) for group in groups if not group.complete])
-        for group in [group for group in groups if group.complete]:  # an interrupt returned it before it was yielded
-            index, completion = list(group.done.items())[-1]
-            self._ready.append(self._groups.close(group, index, completion))
+        self._hand_out([(group.order, set(group.to_start)) for group in self._groups.take_in(requests)])
 
     def advance(self, tokens: int) -> list[RolloutGroup]:
         """The groups that have arrived; the replicas work all the time, whatever ``tokens`` says."""
         while self._wait(0.0):
             pass
-        groups = [group_of(filed.group) for filed in self._ready if filed.last]
-        self._ready.clear()
-        return groups
+        return [group_of(filed.group) for filed in self._groups.ended() if filed.last]
 
-    @contextmanager
-    def set_aside(self) -> Generator[None]:
+    def set_aside(self) -> AbstractContextManager[None]:
         """Within it only what is submitted within is yielded; the rest goes on and waits."""
-        before, self._first = self._first, self._groups.issued
-        self._aside.extend(self._ready)
-        self._ready.clear()
-        try:
-            yield
-        finally:
-            self._first = before
-            self._ready.extend(self._aside)
-            self._aside.clear()
+        return self._groups.set_aside()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -156,13 +138,13 @@ class EnginePool:
 
     def finished(self) -> Iterator[RolloutGroup]:
         """Wait until nothing is queued, yielding each group as its last member arrives."""
-        for filed in self._run():
+        for filed in self._groups.run(self._listen):
             if filed.last:
                 yield group_of(filed.group)
 
     def finished_samples(self) -> Iterator[FinishedSample]:
         """Wait until nothing is queued, yielding each completion as it arrives."""
-        for filed in self._run():
+        for filed in self._groups.run(self._listen):
             yield filed.sample
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
@@ -211,10 +193,8 @@ class EnginePool:
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
         """Stop, and return the unfinished requests in issue order, with ``keep`` the samples of them that are whole."""
-        groups = {filed.group.order: filed.group for filed in (*self._aside, *self._ready)} | self._groups.open
+        groups = self._groups.unyielded()
         self._groups.drop()
-        self._ready.clear()
-        self._aside.clear()
         self._waiting.clear()
         for slot in self._slots:
             slot.excuse()
@@ -234,8 +214,6 @@ class EnginePool:
             ray.kill(slot.actor)
         self._slots.clear()
         self._groups.drop()
-        self._ready.clear()
-        self._aside.clear()
 
     def observations(self) -> dict[str, float]:
         """Metrics since the last call: losses, and each replica's own."""
@@ -275,12 +253,8 @@ class EnginePool:
 
     # collecting
 
-    def _run(self) -> Iterator[Filed]:
-        while self._ready or any(order >= self._first for order in self._groups.open):
-            while self._ready:
-                yield self._ready.popleft()
-            if any(order >= self._first for order in self._groups.open):
-                self._wait(1.0)
+    def _listen(self) -> None:
+        self._wait(1.0)
 
     def _wait(self, seconds: float) -> bool:
         """Take in what the next replica tells, and see to those that tell nothing; whether one told something.
@@ -324,8 +298,7 @@ class EnginePool:
             slot.settle(order, index)
             slot.heard = self._listened
             slot.tokens += len(completion)
-            waiting = self._ready if order >= self._first else self._aside
-            waiting.append(self._groups.file(group, index, completion))
+            self._groups.file(group, index, completion)
 
     # starting and losing
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -125,6 +127,84 @@ class OpenGroups:
         requests = [self.open[order].request for order in sorted(self.open)]
         self.open.clear()
         return requests
+
+
+@dataclass(kw_only=True, slots=True)
+class FiledGroups:
+    """Open groups, and what has ended of them and was not yielded yet, of an engine that works ahead.
+
+    Attributes:
+        groups: those with unfinished samples.
+        ready: samples that may be yielded.
+        aside: samples that may not be yielded now: of groups before ``first``.
+        first: issue order of the first group that may be yielded now.
+    """
+
+    groups: OpenGroups = field(default_factory=OpenGroups)
+    ready: deque[Filed] = field(default_factory=deque[Filed])
+    aside: deque[Filed] = field(default_factory=deque[Filed])
+    first: int = 0
+
+    @property
+    def open(self) -> dict[int, GroupProgress]:
+        """Groups with unfinished samples by issue order."""
+        return self.groups.open
+
+    @property
+    def awaited(self) -> bool:
+        """Whether a group is under way that may be yielded."""
+        return any(order >= self.first for order in self.open)
+
+    def take_in(self, requests: Sequence[RolloutRequest]) -> list[GroupProgress]:
+        """Open a group for each request; those with samples to make."""
+        taken = self.groups.take_in(requests)
+        for group in [group for group in taken if group.complete]:  # an interrupt returned it before it was yielded
+            index, completion = list(group.done.items())[-1]
+            self.ready.append(self.groups.close(group, index, completion))
+        return [group for group in taken if not group.complete]
+
+    def file(self, group: GroupProgress, index: int, completion: Completion) -> None:
+        """File a finished sample until it is yielded."""
+        waiting = self.ready if group.order >= self.first else self.aside
+        waiting.append(self.groups.file(group, index, completion))
+
+    def run(self, step: Callable[[], object]) -> Iterator[Filed]:
+        """Yield what is ready, and call ``step`` for more, until nothing is awaited."""
+        while self.ready or self.awaited:
+            while self.ready:
+                yield self.ready.popleft()
+            if self.awaited:
+                step()
+
+    def ended(self) -> list[Filed]:
+        """Everything that is ready, which is thereby yielded."""
+        ended = list(self.ready)
+        self.ready.clear()
+        return ended
+
+    @contextmanager
+    def set_aside(self) -> Generator[None]:
+        """Within it only groups that are taken in within are yielded."""
+        before, self.first = self.first, self.groups.issued
+        self.aside.extend(self.ready)
+        self.ready.clear()
+        try:
+            yield
+        finally:
+            self.first = before
+            self.ready.extend(self.aside)
+            self.aside.clear()
+
+    def unyielded(self) -> dict[int, GroupProgress]:
+        """Every group of which a sample was not yielded, by issue order."""
+        return {filed.group.order: filed.group for filed in (*self.aside, *self.ready)} | self.open
+
+    def drop(self, first: int = 0) -> None:
+        """Forget every group from issue order ``first`` on."""
+        for order in [order for order in self.open if order >= first]:
+            del self.open[order]
+        self.ready = deque(filed for filed in self.ready if filed.group.order < first)
+        self.aside = deque(filed for filed in self.aside if filed.group.order < first)
 
 
 def group_of(group: GroupProgress) -> RolloutGroup:

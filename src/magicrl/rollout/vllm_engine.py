@@ -11,7 +11,6 @@ check after a weight copy, come first in vLLM's queue.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -30,7 +29,7 @@ from magicrl.records import (
     SamplingParams,
     frozen_tokens,
 )
-from magicrl.rollout.external import Filed, OpenGroups, check_request, group_of
+from magicrl.rollout.external import FiledGroups, check_request, group_of
 from magicrl.rollout.keeping import pack_begun, with_begun
 from magicrl.rollout.vllm_errors import engine_trouble
 from magicrl.rollout.vllm_requests import Asked, Sampled
@@ -85,11 +84,8 @@ class VllmEngine:
         self._end_tokens = sorted(end_tokens)
         self._decode = decode
         self._valid_vocab = valid_vocab
-        self._groups = OpenGroups()
+        self._groups = FiledGroups()
         self._running: dict[str, Asked] = {}
-        self._ended: deque[Filed] = deque()  # not yet yielded
-        self._aside: deque[Filed] = deque()  # not to be yielded now: of groups before `_first`
-        self._first = 0
         self._arrivals = 0
         self._tokens_ended = 0
         self._busy = 0.0
@@ -145,37 +141,30 @@ class VllmEngine:
         for group in self._groups.take_in(requests):
             for index in group.to_start:
                 self._add(Asked(group=group, index=index, before=group.partial.get(index)))
-            if group.complete:  # an interrupt returned it before it was yielded
-                index, completion = list(group.done.items())[-1]
-                self._ended.append(self._groups.close(group, index, completion))
 
     def finished(self) -> Iterator[RolloutGroup]:
         """Generate until nothing is queued, yielding each group as its last member ends."""
-        for filed in self._run():
+        for filed in self._groups.run(self._step):
             if filed.last:
                 yield group_of(filed.group)
 
     def finished_samples(self) -> Iterator[FinishedSample]:
         """Generate until nothing is queued, yielding each completion as it ends."""
-        for filed in self._run():
+        for filed in self._groups.run(self._step):
             yield filed.sample
 
     def turn(self) -> list[FinishedSample]:
         """One token for every sample that has a row; the samples that have ended."""
-        if self._awaited():
+        if self._groups.awaited:
             self._step()
-        samples = [filed.sample for filed in self._ended]
-        self._ended.clear()
-        return samples
+        return [filed.sample for filed in self._groups.ended()]
 
     def advance(self, tokens: int) -> list[RolloutGroup]:
         """Generate until ``tokens`` more are sampled or nothing is queued; the groups that have ended."""
         target = self._sampled() + tokens if tokens else 0
-        while tokens and self._awaited() and self._sampled() < target:
+        while tokens and self._groups.awaited and self._sampled() < target:
             self._step()
-        groups = [group_of(filed.group) for filed in self._ended if filed.last]
-        self._ended.clear()
-        return groups
+        return [group_of(filed.group) for filed in self._groups.ended() if filed.last]
 
     def busy_seconds(self) -> float:
         """Seconds spent generating since the engine was made."""
@@ -184,16 +173,11 @@ class VllmEngine:
     @contextmanager
     def set_aside(self) -> Generator[None]:
         """Within it only what is submitted within is yielded, and comes first; the rest takes rows that are free."""
-        before, self._first = self._first, self._groups.issued
-        self._aside.extend(self._ended)
-        self._ended.clear()
-        try:
-            yield
-        finally:
-            self._drop(self._first)  # an evaluation that was broken off leaves nothing behind
-            self._first = before
-            self._ended.extend(self._aside)
-            self._aside.clear()
+        with self._groups.set_aside():
+            try:
+                yield
+            finally:
+                self._drop(self._groups.first)  # an evaluation that was broken off leaves nothing behind
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Replace the weights, then compare log-probs with the learner's if the engine has a check.
@@ -248,7 +232,6 @@ class VllmEngine:
         """Stop generating; the unfinished requests in issue order, with ``keep`` what there is of them too."""
         unfinished = self._unfinished(keep=keep)
         self._drop(0)
-        self._aside.clear()
         return unfinished
 
     def snapshot(self) -> Mapping[str, Any]:
@@ -277,7 +260,7 @@ class VllmEngine:
 
     def _unfinished(self, *, keep: bool) -> list[RolloutRequest]:
         """Requests that were not yielded, in issue order, with ``keep`` what there is of their responses."""
-        groups = {filed.group.order: filed.group for filed in (*self._aside, *self._ended)} | self._groups.open
+        groups = self._groups.unyielded()
         if not keep:
             return [groups[order].request for order in sorted(groups)]
         begun = {order: {**group.partial, **group.done} for order, group in groups.items()}
@@ -294,18 +277,12 @@ class VllmEngine:
             self._engine.abort_request(names)
         for name in names:
             del self._running[name]
-        for order in [order for order in self._groups.open if order >= first]:
-            del self._groups.open[order]
-        self._ended = deque(filed for filed in self._ended if filed.group.order < first)
+        self._groups.drop(first)
 
     def _sampled(self) -> int:
         """Tokens that were sampled since the engine was made, but for those of dropped samples."""
         states = self._engine.output_processor.request_states.values()
         return self._tokens_ended + sum(state.detokenizer.num_output_tokens() for state in states)
-
-    def _awaited(self) -> bool:
-        """Whether a group is under way that may be yielded."""
-        return any(order >= self._first for order in self._groups.open)
 
     def _set_version(self, version: int) -> None:
         self._version = version
@@ -339,15 +316,8 @@ class VllmEngine:
             tokens_input(asked.prompt),
             asked.settings(self._end_tokens, self._padding),
             arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock
-            priority=-1 if self._first else 0,
+            priority=-1 if self._groups.first else 0,
         )
-
-    def _run(self) -> Iterator[Filed]:
-        while self._ended or self._awaited():
-            while self._ended:
-                yield self._ended.popleft()
-            if self._awaited():
-                self._step()
 
     def _step(self) -> None:
         """One token for every running request; what ends is filed in issue order."""
@@ -362,8 +332,7 @@ class VllmEngine:
             if output.finished and output.request_id in self._running:
                 ended.append((self._running.pop(output.request_id), output))
         for asked, output in sorted(ended, key=lambda item: (item[0].group.order, item[0].index)):
-            filed = self._groups.file(asked.group, asked.index, self._whole(asked, output))
-            (self._ended if asked.group.order >= self._first else self._aside).append(filed)
+            self._groups.file(asked.group, asked.index, self._whole(asked, output))
         self._busy += time.perf_counter() - begin
 
     def _whole(self, asked: Asked, output: Any) -> Completion:
