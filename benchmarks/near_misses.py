@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from magicrl.verifiers.maths.notation import canonical
 
@@ -26,18 +26,25 @@ _OTHER_UNITS = {
 
 def near_misses(golds: list[str], seed: int, most_per_gold: int = 3) -> Iterator[tuple[str, str, str]]:
     """(class, gold, wrong answer), in an order that the seed fixes; at most so many a gold, of different classes."""
+    return drawn(CHANGES, golds, seed, most_per_gold, lambda gold, wrong: canonical(wrong) != canonical(gold))
+
+
+def drawn(
+    changes: Mapping[str, Change], golds: list[str], seed: int, most_per_gold: int, differs: Callable[[str, str], bool]
+) -> Iterator[tuple[str, str, str]]:
+    """(class, gold, changed gold): changes that fit a gold and make a difference, each class at most once a gold."""
     numbers = random.Random(seed)
     for gold in golds:
-        names = list(CHANGES)
+        names = list(changes)
         numbers.shuffle(names)
         made = 0
         for name in names:
             if made == most_per_gold:
                 break
-            wrong = CHANGES[name](gold, numbers)
-            if wrong is not None and canonical(wrong) != canonical(gold):
+            changed = changes[name](gold, numbers)
+            if changed is not None and differs(gold, changed):
                 made += 1
-                yield name, gold, wrong
+                yield name, gold, changed
 
 
 def _spots(pattern: str, text: str) -> list[re.Match[str]]:

@@ -6,12 +6,13 @@ the notation means and not by what the verifier happens to accept. A rewriting t
 
 from __future__ import annotations
 
+import operator
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
 
-Rewrite = Callable[[str, random.Random], str | None]
+from near_misses import Change, drawn
 
 _INTEGER = re.compile(r"-?\d{1,15}")
 _DECIMAL = re.compile(r"-?\d+\.\d+")
@@ -30,18 +31,8 @@ _GLYPHS = {
 
 def rewrites(golds: list[str], seed: int, most_per_gold: int = 3) -> Iterator[tuple[str, str, str]]:
     """(class, gold, right response), in an order that the seed fixes; at most so many a gold, of different classes."""
-    numbers = random.Random(seed)
-    for gold in golds:
-        names = list(REWRITES)
-        numbers.shuffle(names)
-        made = 0
-        for name in names:
-            if made == most_per_gold:
-                break
-            again = REWRITES[name](gold, numbers)
-            if again is not None and again != gold:
-                made += 1
-                yield name, gold, again if name in UNBOXED else f"\\boxed{{{again}}}"
+    for name, gold, again in drawn(REWRITES, golds, seed, most_per_gold, operator.ne):
+        yield name, gold, again if name in UNBOXED else f"\\boxed{{{again}}}"
 
 
 def fraction_command(gold: str, numbers: random.Random) -> str | None:
@@ -334,7 +325,7 @@ def prose(gold: str, numbers: random.Random) -> str | None:
 
 
 UNBOXED = frozenset(("prose",))
-REWRITES: dict[str, Rewrite] = {
+REWRITES: dict[str, Change] = {
     one.__name__: one
     for one in (
         fraction_command, slash, unreduced, sign_inside, mixed, decimal, thousands, scientific, in_words, named, layout,
