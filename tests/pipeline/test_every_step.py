@@ -6,15 +6,14 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_server import Asked, Reply, json_server
 
 from magicrl.config.sft_schema import TinyModelConfig
 from magicrl.models.loading import save_policy
@@ -38,28 +37,16 @@ def judge() -> Generator[tuple[str, list[str]]]:
     """A judge that keeps everything but ``4 + 4``: its address, and what it was asked, one text a vote."""
     asked: list[str] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            text = json.loads(self.rfile.read(int(self.headers["content-length"])))["messages"][0]["content"]
-            asked.append(text)
-            good = "4 + 4" not in text
-            said = {"reasons": "because", **dict.fromkeys(CRITERIA, good), "verdict": "keep" if good else "drop"}
-            message = {"role": "assistant", "content": json.dumps(said)}
-            data = json.dumps({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+    def answer(request: Asked) -> Reply:
+        text = request.body["messages"][0]["content"]
+        asked.append(text)
+        good = "4 + 4" not in text
+        said = {"reasons": "because", **dict.fromkeys(CRITERIA, good), "verdict": "keep" if good else "drop"}
+        message = {"role": "assistant", "content": json.dumps(said)}
+        return Reply(body={"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
 
-        def log_message(self, format: str, *args: Any) -> None: ...
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield f"http://127.0.0.1:{http.server_address[1]}/v1", asked
-    http.shutdown()
-    thread.join()
-    http.server_close()
+    with json_server(answer) as url:
+        yield url, asked
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Generator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
+from json_server import Asked, Reply, json_server
 
 from magicrl.pipeline.judging.prompt import CRITERIA
 
@@ -18,49 +17,27 @@ class Server:
     """Keeps what does not hold the word ``unclear``; counts requests; answers nonsense where told to."""
 
     def __init__(self) -> None:
+        self.url = ""
         self.asked = 0
         self.nonsense = False
-        outer = self
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self._send({"object": "list", "data": [{"id": "judge", "object": "model"}]})
-
-            def do_POST(self) -> None:
-                outer.asked += 1
-                text = self.rfile.read(int(self.headers["content-length"])).decode()
-                good = "unclear" not in text
-                criteria = dict.fromkeys(CRITERIA, good)
-                said = {"reasons": "because", **criteria, "verdict": "keep" if good else "drop"}
-                content = "I like trains." if outer.nonsense else json.dumps(said)
-                message = {"role": "assistant", "content": content}
-                usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-                choices = [{"index": 0, "message": message, "finish_reason": "stop"}]
-                self._send({"id": "1", "object": "chat.completion", "choices": choices, "usage": usage})
-
-            def _send(self, document: dict[str, Any]) -> None:
-                data = json.dumps(document).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, format: str, *args: Any) -> None: ...
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+    def answer(self, asked: Asked) -> Reply:
+        if asked.body is None:
+            return Reply(body={"object": "list", "data": [{"id": "judge", "object": "model"}]})
+        self.asked += 1
+        good = "unclear" not in json.dumps(asked.body)
+        said = {"reasons": "because", **dict.fromkeys(CRITERIA, good), "verdict": "keep" if good else "drop"}
+        content = "I like trains." if self.nonsense else json.dumps(said)
+        choices = [{"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}]
+        usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+        return Reply(body={"id": "1", "object": "chat.completion", "choices": choices, "usage": usage})
 
 
 @pytest.fixture
 def server() -> Generator[Server]:
     one = Server()
-    thread = threading.Thread(target=one.http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    yield one
-    one.http.shutdown()
-    thread.join()
-    one.http.server_close()
+    with json_server(one.answer) as one.url:
+        yield one
 
 
 @pytest.fixture

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import json_server
 import pytest
+from json_server import Asked
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -29,29 +29,17 @@ from magicrl.verifiers.pool import VerifierPool
 
 
 @dataclass(kw_only=True)
-class Reply:
-    """An HTTP answer; ``body`` is sent as JSON unless it is text; ``hold`` is waited for first."""
+class Reply(json_server.Reply):
+    """``hold`` is waited for before it is sent."""
 
-    body: Any
-    status: int = 200
-    headers: dict[str, str] = field(default_factory=dict)
     hold: threading.Event | None = None
-
-
-@dataclass(kw_only=True)
-class Asked:
-    """One request as it arrived."""
-
-    path: str
-    headers: dict[str, str]
-    body: Any
 
 
 class ScriptedServer:
     """``answer`` maps a request to its reply; every request is kept in ``asked``."""
 
-    def __init__(self, url: str, answer: Callable[[Asked], Reply]) -> None:
-        self.url = url
+    def __init__(self, answer: Callable[[Asked], Reply]) -> None:
+        self.url = ""
         self.answer = answer
         self.asked: list[Asked] = []
         self.most_at_once = 0
@@ -97,43 +85,9 @@ def completion(
 def scripted(answer: Callable[[Asked], Reply]) -> Generator[ScriptedServer]:
     """A server on a free port; ``answer`` sees the posts, the model list holds ``tiny`` unless it answers that too."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
-
-        def do_GET(self) -> None:
-            self._serve(None)
-
-        def do_POST(self) -> None:
-            self._serve(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-
-        def _serve(self, body: Any) -> None:
-            reply = server.handle(
-                Asked(path=self.path, headers={k.lower(): v for k, v in self.headers.items()}, body=body)
-            )
-            content = (reply.body if isinstance(reply.body, str) else json.dumps(reply.body)).encode()
-            try:
-                self.send_response(reply.status)
-                for name, value in {"content-length": str(len(content)), **reply.headers}.items():
-                    self.send_header(name, value)
-                self.end_headers()
-                self.wfile.write(content)
-            except OSError:
-                self.close_connection = True  # the client went away, as some tests have it
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    http.daemon_threads = True
-    server = ScriptedServer(f"http://127.0.0.1:{http.server_address[1]}/v1", answer)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
+    server = ScriptedServer(answer)
+    with json_server.json_server(server.handle) as server.url:
         yield server
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
 
 
 PROBLEM_TEXT = "What is 2 + 2?"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import random
-import threading
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from json_server import Asked, Reply, json_server
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -171,30 +169,12 @@ def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: 
 def embedding_server(answer: Any) -> Generator[tuple[str, list[int]]]:
     asked: list[int] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def reply(request: Asked) -> Reply:
+        asked.append(len(request.body["input"]))
+        return Reply(body=answer(request.body["input"]))
 
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            asked.append(len(body["input"]))
-            content = json.dumps(answer(body["input"])).encode()
-            self.send_response(200)
-            self.send_header("content-length", str(len(content)))
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, format: str, *args: Any) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.02})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_address[1]}/v1", asked
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
+    with json_server(reply) as url:
+        yield url, asked
 
 
 def by_letters(texts: list[str]) -> dict[str, Any]:
