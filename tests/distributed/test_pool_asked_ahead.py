@@ -163,12 +163,18 @@ def test_a_killed_run_asks_again_for_what_was_in_flight(three_nodes: Any, recipe
     checkpoint = load_latest(tmp_path / "run" / "checkpoints")
     assert checkpoint is not None
     assert checkpoint.step == 2
-    pending = checkpoint.state["trainer"]["pending"]
+    state = checkpoint.state["trainer"]
+    pending = state["pending"]
     assert [item["draw"] for item in pending] == list(range(2 * BATCH, 4 * BATCH))
-    done = {item["draw"] for item in pending if item["finished"]}
+    whole = {(item["draw"], sample) for item in pending if item["finished"] for sample in range(GROUP)}
+    rows = zip(state.get("engine/places", []), state.get("engine/begun/rows", []), strict=True)
+    held = {tuple(place): row for place, row in rows}
     run(recipe(2), tmp_path / "run", resume=True)
     every_prompt_once(tmp_path / "run")
     versions_make_sense(tmp_path / "run", 2)
-    third = [row for row in samples(tmp_path / "run") if row["step"] == 3 and row["draw"] not in done]
-    assert third
-    assert min(row["policy_version"] for row in third) >= 2, "they began when they were asked again"
+    used = {(row["draw"], row["sample"]): row for row in samples(tmp_path / "run")}
+    for place, row in held.items():
+        assert used[place]["policy_version"] == row["policy_version"], "what had arrived is kept"
+    again = [row for place, row in used.items() if row["step"] in (3, 4) and place not in {*whole, *held}]
+    assert again
+    assert min(row["policy_version"] for row in again) >= 2, "they began when they were asked again"

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from magicrl.records import Completion, FinishReason, RolloutGroup
-from magicrl.rollout.keeping import pack_completions, unpack_completions
+from magicrl.rollout.keeping import pack_begun, pack_completions, unpack_completions
 from magicrl.rollout.protocol import InFlightEngine
 
 Make = Callable[..., Any]
@@ -210,6 +210,13 @@ def test_a_resumed_engine_goes_on_bit_for_bit(
     anew = engine_at(1)
     anew.resume({}, open_requests)
     assert {g.request.draw for g in anew.finished()} == {r.draw for r in open_requests}
+    begun = stopped.interrupt(keep=True)
+    anew.resume(pack_begun(begun), open_requests)  # what a pool keeps, where the run goes on without [cluster]
+    found = {group.request.draw: group for group in anew.finished()}
+    for request in begun:
+        for index, known in request.begun:
+            whole = found[request.draw].completions[index]
+            assert whole.tokens[: len(known)].tolist() == known.tokens.tolist()
 
 
 def test_an_evaluation_beside_it_disturbs_nothing(

@@ -29,6 +29,7 @@ from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.slots import Slot
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.external import FiledGroups, check_request, group_of
+from magicrl.rollout.keeping import pack_begun, with_begun
 from magicrl.rollout.rows import GroupProgress
 from magicrl.rollout.weight_check import WeightCheck
 from magicrl.training.protocols import WorkSpan
@@ -129,12 +130,12 @@ class EnginePool:
         return self._busy_lost + sum(slot.busy for slot in self._slots) / max(1, len(self._slots))
 
     def snapshot(self) -> Mapping[str, Any]:
-        """Nothing: what is in flight lies on other machines and is asked for again."""
-        return {}
+        """The samples that have arrived of groups that are not whole; what is under way lies on other machines."""
+        return pack_begun(self._unfinished(keep=True))
 
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
-        """Ask for what was in flight, from its beginning."""
-        self.submit(requests)
+        """Ask for what had not arrived, from its beginning."""
+        self.submit(with_begun(snapshot, requests))
 
     def finished(self) -> Iterator[RolloutGroup]:
         """Wait until nothing is queued, yielding each group as its last member arrives."""
@@ -193,7 +194,7 @@ class EnginePool:
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
         """Stop, and return the unfinished requests in issue order, with ``keep`` the samples of them that are whole."""
-        groups = self._groups.unyielded()
+        unfinished = self._unfinished(keep=keep)
         self._groups.drop()
         self._waiting.clear()
         for slot in self._slots:
@@ -203,10 +204,7 @@ class EnginePool:
                 waited_for(slot.actor.interrupt.remote(), self._timeouts.load_weights, f"{slot.name} to stop")
             except (RayActorError, ClusterError) as error:
                 self._lose(slot, error)
-        unfinished = [groups[order] for order in sorted(groups)]
-        if not keep:
-            return [group.request for group in unfinished]
-        return [replace(group.request, begun=tuple(sorted(group.done.items()))) for group in unfinished]
+        return unfinished
 
     def close(self) -> None:
         """End every replica. Safe to call twice."""
@@ -225,6 +223,13 @@ class EnginePool:
     def spans(self) -> list[WorkSpan]:
         """When each replica had work, since the last call."""
         return [span for slot in self._slots for span in slot.spans()]
+
+    def _unfinished(self, *, keep: bool) -> list[RolloutRequest]:
+        """Requests that were not yielded, in issue order, with ``keep`` what there is of their samples."""
+        groups = [group for _, group in sorted(self._groups.unyielded().items())]
+        if not keep:
+            return [group.request for group in groups]
+        return [replace(g.request, begun=tuple(sorted((g.partial | g.done).items()))) for g in groups]
 
     # sharing out
 

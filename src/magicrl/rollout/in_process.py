@@ -33,6 +33,7 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.rollout.admission import Limits, lengths_of, packs
+from magicrl.rollout.keeping import with_begun
 from magicrl.rollout.rows import GroupProgress, RowOutput, RowTable
 from magicrl.rollout.sampling import sample_tokens
 from magicrl.rollout.weights import copy_weights
@@ -238,15 +239,18 @@ class InProcessEngine:
         return {"orders": self._orders, **pack_work(self._work)} if self._work.open else {}
 
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
-        """Inverse of ``snapshot``; requests that it does not hold start from their beginning."""
+        """Inverse of ``snapshot``; requests that it does not hold start from their beginning.
+
+        Of a pool's snapshot (a run may go on without ``[cluster]``) it takes the responses that are there.
+        """
         held: set[int] = set()
-        if snapshot:
+        if "orders" in snapshot:
             self._work = unpack_work(
                 snapshot, {r.draw: r for r in requests}, self._shape, self._device, whole=self._static is not None
             )
             self._orders = int(snapshot["orders"])
             held = {group.request.draw for group in self._work.open.values()}
-        self.submit([request for request in requests if request.draw not in held])
+        self.submit(with_begun(snapshot, [request for request in requests if request.draw not in held]))
 
     def close(self) -> None:
         """Drop all work and free the cache."""

@@ -73,9 +73,12 @@ def pack_begun(requests: Iterable[RolloutRequest]) -> dict[str, Any]:
 
 
 def with_begun(snapshot: Mapping[str, Any], requests: Iterable[RolloutRequest]) -> list[RolloutRequest]:
-    """Inverse of ``pack_begun``: ``requests`` with what the snapshot holds of them, by draw."""
+    """Inverse of ``pack_begun``: ``requests`` with what the snapshot holds of them, by draw.
+
+    Of another engine's snapshot (a run may go on with or without ``[cluster]``) it takes nothing.
+    """
     begun: dict[int, list[tuple[int, Completion]]] = {}
-    if snapshot:
+    if "places" in snapshot:
         for (draw, index), completion in zip(snapshot["places"], unpack_completions("begun", snapshot), strict=True):
             begun.setdefault(int(draw), []).append((int(index), completion))
     return [replace(request, begun=tuple(begun.get(request.draw, ()))) for request in requests]
