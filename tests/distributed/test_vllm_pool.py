@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 from collections.abc import Callable
@@ -21,6 +22,7 @@ pytestmark = [
 ]
 
 PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
+IN_FLIGHT = 0
 
 
 def requests() -> list[RolloutRequest]:
@@ -41,7 +43,10 @@ def requests() -> list[RolloutRequest]:
 def sampled(
     three_nodes: Any, make_recipe: Callable[..., TrainConfig]
 ) -> tuple[Any, dict[int, dict[tuple[int, int], Any]]]:
-    """A learner, and by number of replicas the completions by (draw, sample), all with the learner's own weights."""
+    """A learner, and by number of replicas the completions by (draw, sample), all with the learner's own weights.
+
+    ``IN_FLIGHT`` has those of two replicas that got new weights, as version 2, when three samples had arrived.
+    """
     from magicrl.distributed.assemble import ClusterParts
     from magicrl.models.loading import load_policy
     from magicrl.models.prompts import PromptEncoder
@@ -66,9 +71,22 @@ def sampled(
             pool.load_weights(learner.weights(), 0)
             pool.submit(requests())
             found[replicas] = by_place(pool)
+            if replicas == 2:
+                found[IN_FLIGHT] = over_two_versions(pool, learner.weights())
         finally:
             pool.close()
     return learner, found
+
+
+def over_two_versions(pool: Any, weights: dict[str, torch.Tensor]) -> dict[tuple[int, int], Any]:
+    pool.load_weights(weights, 1)
+    pool.submit(requests())
+    samples = pool.finished_samples()
+    early = {(s.request.draw, s.index): s.completion for s in itertools.islice(samples, 3)}
+    pool.load_weights(weights, 2)
+    late = by_place(pool)
+    assert not early.keys() & late.keys()
+    return early | late
 
 
 def by_place(pool: Any) -> dict[tuple[int, int], Any]:
@@ -80,6 +98,17 @@ def test_two_replicas_sample_what_one_samples_but_for_near_ties(sampled: Any) ->
     assert set(found[1]) == set(found[2]) == {(draw, index) for draw in range(6) for index in range(4)}
     parted = [place for place, c in found[1].items() if c.tokens.tolist() != found[2][place].tokens.tolist()]
     assert len(parted) <= 1, parted
+
+
+def test_new_weights_come_to_replicas_that_work_and_what_is_under_way_goes_on(sampled: Any) -> None:
+    """The same weights under a new version: the same samples, each there once, versions that only grow."""
+    _, found = sampled
+    assert set(found[IN_FLIGHT]) == set(found[2])
+    parted = [place for place, c in found[2].items() if c.tokens.tolist() != found[IN_FLIGHT][place].tokens.tolist()]
+    assert len(parted) <= 1, parted
+    versions = [c.token_versions for c in found[IN_FLIGHT].values()]
+    assert all((np.diff(of) >= 0).all() for of in versions)
+    assert {int(v) for of in versions for v in of} == {1, 2}
 
 
 def test_log_probs_are_the_learners(sampled: Any) -> None:
