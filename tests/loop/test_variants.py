@@ -50,7 +50,8 @@ def test_every_loss_row_trains(toy_recipe: Path, tmp_path: Path, loss: str) -> N
 
 def test_lora_trains_adapters_and_saves_a_whole_model(toy_recipe: Path, toy_model: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
-    rows = run(toy_recipe, output, *SHORT, "model.lora.rank=4", "optimizer.learning_rate=1e-2")
+    refill = ("algorithm.refill=until_full", "algorithm.refill_rounds=40")  # every step has something to learn from
+    rows = run(toy_recipe, output, *SHORT, *refill, "model.lora.rank=4", "optimizer.learning_rate=1e-2")
     assert all(row["learner/sampler_gap_max"] < 1e-3 for row in rows), "the engine serves the merged weights"
     before, after = load_file(toy_model / "model.safetensors"), load_file(output / "model" / "model.safetensors")
     assert before.keys() == after.keys()
