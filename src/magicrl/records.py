@@ -1,4 +1,4 @@
-"""The typed records that flow through magicrl, and nothing else.
+"""The typed records that flow through magicrl, and what makes two problems the same one.
 
     Problem -> RolloutRequest -> RolloutGroup(completions) -> ScoredGroup(verdicts, rewards)
             -> TrainSample -> TrainBatch -> StepMetrics
@@ -20,6 +20,10 @@ Four kinds of log-probability are never confused:
 
 from __future__ import annotations
 
+import hashlib
+import json
+import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -57,6 +61,48 @@ def token_versions(policy_version: int, spans: VersionSpans, tokens: int) -> NDA
     return np.repeat(np.array(versions, dtype=np.int64), counts)
 
 
+_APART = re.compile("([ª²³¹º¼-¾ʰ-ʸˠ-ˤᴬ-ᵪᵸᶛ-ᶿ⁰-ₜ⅐-⅟↉])")
+_UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff]")
+_TYPED = str.maketrans("‘’‚‛′“”„‟″‐‑‒–−", "'" * 5 + '"' * 5 + "-" * 5)
+
+
+def typed(text: str) -> str:
+    """``text`` in the characters that a keyboard would give, case and whitespace as they are.
+
+    Unicode's NFKC, but raised and lowered characters and fractions stay what they are (it would make 23 of ``2³``);
+    typographic quotes, hyphens and the minus sign become ASCII; what cannot be seen (zero-width characters, soft
+    hyphens) goes.
+
+    Example:
+        >>> typed("Ｆind\\u00a0“x²” − 3\\u200b")
+        'Find "x²" - 3'
+    """
+    if text.isascii():
+        return text
+    pieces = _APART.split(_UNSEEN.sub("", text).translate(_TYPED))
+    pieces[::2] = [unicodedata.normalize("NFKC", piece) for piece in pieces[::2]]
+    return "".join(pieces)
+
+
+def prompt_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
+    """The identity of a prompt: 16 hexadecimal digits, equal for prompts that ask the same in the same words.
+
+    Whitespace counts as one space, case and typography (see ``typed``) do not count; words, numbers, punctuation and
+    LaTeX do. Two prompts that differ by case alone are rarely two problems, and taking them for one costs a training
+    problem, taking one for two lets a test problem into training. Of a list of messages all count, with their roles and
+    in order; one user message is its text.
+
+    Example:
+        >>> prompt_key("What is  2 + 3?\\n") == prompt_key("what is 2 + 3?") != prompt_key("What is 2 - 3?")
+        True
+    """
+    if not isinstance(prompt, str) and len(prompt) == 1 and prompt[0].get("role", "user") == "user":
+        prompt = prompt[0]["content"] if isinstance(prompt[0].get("content"), str) else prompt
+    text = prompt if isinstance(prompt, str) else json.dumps(list(prompt), sort_keys=True, ensure_ascii=False)
+    words = " ".join(typed(text).casefold().split())
+    return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
 class FinishReason(StrEnum):
     """Why a completion ended. ``LENGTH`` is what the recipe calls truncated."""
 
@@ -90,6 +136,10 @@ class Problem:
         source: where it comes from (data set or task family).
         level: difficulty level of a generated problem, if it has one.
         extra: further fields of the source row, carried along untouched.
+        key: its identity, ``prompt_key`` of what the source asks; made of ``prompt`` where it is not given, and kept by
+            ``dataclasses.replace``, so that instructions put around a prompt make no other problem of it. Two problems
+            of one key are the same problem, whatever their ids: together in a hold-out, a filter, a removal.
+        template: name of the template that a generated prompt was filled into, if it has one.
 
     Example:
         >>> Problem(id="add-0", prompt="What is 2 + 3?", golds=("5",), verifier="maths", source="doc").level
@@ -102,6 +152,17 @@ class Problem:
     source: str
     level: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    key: str = field(default="", repr=False)
+    template: str | None = None
+
+    def __post_init__(self) -> None:
+        if not self.key:
+            object.__setattr__(self, "key", prompt_key(self.prompt))
+
+    @property
+    def cluster(self) -> str:
+        """What makes two problems dependent observations: their template, else their key. The unit of an interval."""
+        return self.key if self.template is None else f"{self.source}/{self.template}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -170,6 +170,7 @@ class WordProblems:
             verifier=self.verifier,
             source=NAME,
             level=level,
+            template=story.key,
             extra={
                 "story": story.key,
                 "steps": tuple(telling.steps),
