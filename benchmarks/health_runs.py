@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from magicrl.config.loader import load_train_recipe
+from magicrl.config.shipped import find_recipe
 from magicrl.records import StepMetrics
 from magicrl.training.health import check_run
 from magicrl.training.health_signs import RULES
@@ -27,7 +28,7 @@ from magicrl.training.loop import TrainingStopped
 from magicrl.training.observer import NullObserver
 from magicrl.training.session import train
 
-RECIPE = Path("recipes/quickstart.toml")
+RECIPE = find_recipe(Path("quickstart"))
 
 COMMON = (
     "data.train.0.count=1000", "data.test={}", "logging.samples=0", "logging.rollouts_every=0", "checkpoint.every=100",

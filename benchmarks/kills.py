@@ -1,6 +1,6 @@
 """Kill a run again and again, at random times and in the middle of everything it writes, and compare what is left.
 
-python benchmarks/kills.py recipes/tiny.toml --kills 50 --output docs/figures/kills-tiny.json
+python benchmarks/kills.py tiny --kills 50 --output docs/figures/kills-tiny.json
 
 One run is left alone. Then the same recipe is started, killed with SIGKILL and resumed, as often as asked; in half of
 the lives a verifier worker is killed as well. Half of the kills come at a random time; the others hit a chosen place
@@ -34,6 +34,7 @@ import pyarrow.parquet as pq
 # imported before the first fork, so that a life does not begin with seconds of imports
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import TrainConfig
+from magicrl.config.shipped import find_recipe
 from magicrl.models import loading
 from magicrl.rollout import recording
 from magicrl.training import checkpoint, collecting, optimizer, recorder, session
@@ -319,7 +320,7 @@ class Study:
     """Runs that are killed until enough kills are counted."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        self.recipe: Path = arguments.recipe
+        self.recipe = find_recipe(arguments.recipe)
         self.config = load_train_recipe(self.recipe, arguments.set or [])
         self.work: Path = arguments.work
         self.models: Path | None = arguments.models

@@ -133,7 +133,7 @@ def rows_of(data: Path, *, each: int, good: int, seed: int) -> list[dict[str, An
 
 
 def step_of(use: str, options: argparse.Namespace) -> dict[str, Any]:
-    """The step's settings: of ``recipes/data/laptop.toml``."""
+    """The step's settings: of the recipe ``laptop``."""
     if use == "clean":
         return {"use": "clean"}
     if use == "difficulty":

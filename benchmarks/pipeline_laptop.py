@@ -1,7 +1,7 @@
 """Figures of a finished run of a data pipeline: the funnel, the difficulty table, the judges, the data card.
 
-    magicrl data build recipes/data/laptop.toml --output runs/data/laptop
-    magicrl train recipes/smollm2.toml --output runs/laptop --set stages.0.max_steps=3 --set stages.1.max_steps=2 \
+    magicrl data build laptop --output runs/data/laptop
+    magicrl train smollm2 --output runs/laptop --set stages.0.max_steps=3 --set stages.1.max_steps=2 \
         --set data.difficulty_filter.samples=4 --set 'data.train=[{path="../runs/data/laptop/mixture/train.parquet"}]'
     python benchmarks/pipeline_laptop.py runs/data/laptop --training runs/laptop
         # docs/figures/pipeline-laptop.json, and the section of docs/pipeline.md
@@ -63,7 +63,7 @@ def section(found: dict[str, Any]) -> str:
     if "training" in found:
         first, last = (found["training"][end]["values"]["train/accuracy/mean"] for end in ("first", "last"))
         lines += [
-            f"`magicrl train recipes/smollm2.toml` on the mixture took its {found['training']['steps']} steps",
+            f"`magicrl train smollm2` on the mixture took its {found['training']['steps']} steps",
             f"(training accuracy {first:.2f} in the first, {last:.2f} in the last).",
         ]
     return "\n".join(lines)
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=FIGURES)
     options = parser.parse_args()
     document: dict[str, Any] = {
-        "command": "magicrl data build recipes/data/laptop.toml; python benchmarks/pipeline_laptop.py",
+        "command": "magicrl data build laptop; python benchmarks/pipeline_laptop.py",
         "pipeline": tomllib.loads((options.run / "pipeline.toml").read_text()),
         "funnel": [
             {"step": one.step, "in": one.entered, "kept": one.kept, "seconds": one.seconds, "sources": one.sources}

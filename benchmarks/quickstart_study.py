@@ -38,8 +38,8 @@ from magicrl.training.supervised import supervised_sample, supervised_steps
 from magicrl.verifiers.pool import VerifierPool
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPE = ROOT / "recipes" / "quickstart.toml"
-START = ROOT / "recipes" / "quickstart-sft.toml"
+RECIPE = ROOT / "src" / "magicrl" / "recipes" / "quickstart.toml"
+START = ROOT / "src" / "magicrl" / "recipes" / "quickstart-sft.toml"
 CONTROL_BATCH = 64
 
 

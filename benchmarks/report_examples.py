@@ -15,7 +15,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.data.sources import load_problems
 
 ROOT = Path(__file__).resolve().parents[1]
-QUICKSTART = ROOT / "recipes" / "quickstart.toml"
+QUICKSTART = ROOT / "src" / "magicrl" / "recipes" / "quickstart.toml"
 ARMS = {"adaptive": (), "none": ('entropy.controller="none"',), "reuse": ("algorithm.reuse=2",)}
 SEEDS = (0, 1, 2)
 SHORT = (

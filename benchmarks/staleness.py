@@ -47,7 +47,7 @@ from magicrl.training.session import train
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "asynchronous.md"
-RECIPE = ROOT / "recipes" / "quickstart.toml"
+RECIPE = ROOT / "src" / "magicrl" / "recipes" / "quickstart.toml"
 STEPS, EVERY = 80, 20
 
 COMMON = (

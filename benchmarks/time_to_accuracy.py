@@ -116,7 +116,7 @@ def main() -> None:
 
 def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: Path) -> None:
     """One side with one seed, written as it ends."""
-    recipe = ROOT / "recipes" / case.recipe
+    recipe = ROOT / "src" / "magicrl" / "recipes" / case.recipe
     plain = PLAIN if side == "magicrl-plain" else ()
     config = load_train_recipe(recipe, [*case.overrides, *plain, f"run.seed={seed}", "run.threads=1"])
     key = {"case": name, "side": side, "seed": seed, "settings": settings_key(config, case, side)}

@@ -13,7 +13,7 @@ from magicrl.cli.main import app
 from magicrl.config.loader import load_train_recipe
 from magicrl.models.miniature import make_byte_tokenizer, make_miniature
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
 LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))
 ALONE = [path for path in LARGE if load_train_recipe(path).cluster is None]
 CLUSTER = [path for path in LARGE if load_train_recipe(path).cluster is not None]

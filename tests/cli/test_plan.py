@@ -20,7 +20,7 @@ def plan(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 @pytest.mark.parametrize(("recipe", "model"), [("quickstart", "tiny"), ("smollm2", "SmolLM2-135M")])
 def test_shipped_recipes_on_this_machine(recipe: str, model: str, capsys: pytest.CaptureFixture[str]) -> None:
-    words = [str(ROOT / "recipes" / f"{recipe}.toml"), "--gpus", "1", "--gpu", "cpu-2core"]
+    words = [str(ROOT / "src" / "magicrl" / "recipes" / f"{recipe}.toml"), "--gpus", "1", "--gpu", "cpu-2core"]
     text = plan(capsys, *words)
     assert text.startswith(model)
     assert "does not fit" not in text

@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import write_recipe_page
 
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.shipped import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -72,11 +73,7 @@ def test_make_targets_that_pages_name_exist() -> None:
 
 def commands() -> list[str]:
     lines = [line.strip() for page in PAGES for line in text_of(page).splitlines()]
-    recipes = [
-        line.lstrip("# ").strip()
-        for path in (ROOT / "recipes").glob("*.toml")
-        for line in path.read_text().splitlines()
-    ]
+    recipes = [line.lstrip("# ").strip() for path in FOLDER.rglob("*.toml") for line in path.read_text().splitlines()]
     found = [
         line.split("magicrl ", 1)[1]
         for line in (*lines, *recipes)
@@ -88,7 +85,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("command", commands())
 def test_training_commands_on_pages_load(command: str) -> None:
     words = shlex.split(command)
-    recipe = ROOT / words[1]
+    recipe = Path(words[1])
     overrides = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     load = load_train_recipe if words[0] == "train" else load_sft_recipe
     assert load(recipe, overrides)
@@ -104,14 +101,14 @@ def test_every_command_has_help_with_an_example() -> None:
 
 def test_a_wrong_command_line_exits_with_2_and_names_the_remedy() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "magicrl", "train", "recipes/quikstart.toml"],
+        [sys.executable, "-m", "magicrl", "train", "quikstart"],
         capture_output=True,
         text=True,
         check=False,
         cwd=ROOT,
     )
     assert result.returncode == 2
-    assert "did you mean recipes/quickstart.toml" in result.stderr
+    assert "did you mean quickstart?" in result.stderr
     assert "Traceback" not in result.stderr
 
 

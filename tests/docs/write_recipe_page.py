@@ -22,7 +22,7 @@ INTRODUCTION = """# Every setting of a recipe
 Written from the schema by `python tests/docs/write_recipe_page.py`; a test compares. A recipe is a TOML file; on the
 command line `--set stages.0.max_tokens=8192` changes one setting. An unknown key is an error that names the nearest
 known one, no setting rewrites another, and the run folder's `config.toml` holds all of them as they were used.
-`recipes/quickstart.toml` is a short example, and the symbols (D_R, M, T, tau, ...) are the report's.
+`magicrl recipes quickstart` prints a short example, and the symbols (D_R, M, T, tau, ...) are the report's.
 """
 
 

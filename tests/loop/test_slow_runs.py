@@ -27,7 +27,7 @@ def evaluation(run: Path, name: str) -> dict[str, Any]:
 def test_the_quickstart_does_what_it_promises(tmp_path: Path) -> None:
     run = tmp_path / "runs" / "quickstart"
     done = subprocess.run(
-        command("train", str(ROOT / "recipes" / "quickstart.toml"), "--output", str(run)),
+        command("train", str(ROOT / "src" / "magicrl" / "recipes" / "quickstart.toml"), "--output", str(run)),
         check=False,
         capture_output=True,
         text=True,
@@ -47,7 +47,7 @@ def test_the_quickstart_does_what_it_promises(tmp_path: Path) -> None:
 
 def test_a_run_killed_fifty_times_is_the_same_run(tmp_path: Path) -> None:
     figures = tmp_path / "kills.json"
-    script, recipe = ROOT / "benchmarks" / "kills.py", ROOT / "recipes" / "tiny.toml"
+    script, recipe = ROOT / "benchmarks" / "kills.py", ROOT / "src" / "magicrl" / "recipes" / "tiny.toml"
     options = ["--kills", "50", "--work", str(tmp_path / "work"), "--output", str(figures)]
     done = subprocess.run(
         [sys.executable, str(script), str(recipe), *options],

@@ -16,7 +16,7 @@ from magicrl.pipeline.loading import load_pipeline
 from magicrl.pipeline.parts import read_part
 from magicrl.pipeline.settings import PipelineConfig
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes" / "data"
+RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes" / "data"
 
 
 def test_the_reports_pipeline_is_whole() -> None:

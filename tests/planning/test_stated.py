@@ -15,7 +15,7 @@ from magicrl.planning.planner import Options, demand, make_plan
 from magicrl.planning.shapes import load_shape
 from magicrl.planning.stated import accelerators, check_stated
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
 LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))
 H800 = load_hardware("H800-80G")
 SEVEN = load_shape("DeepSeek-R1-Distill-Qwen-7B")

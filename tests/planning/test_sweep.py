@@ -40,7 +40,7 @@ def test_table_nines_curve_falls_ever_less(made: Plan) -> None:
 
 def test_what_does_not_fit_is_told_and_one_machine_has_one_point(made: Plan) -> None:
     assert next(point.stage for point in over_gpus(CONFIG, made, factors=(1 / 16,))) is None
-    quick = load_train_recipe(ROOT / "recipes/smollm2.toml")
+    quick = load_train_recipe(ROOT / "src/magicrl/recipes/smollm2.toml")
     alone = make_plan(quick, load_shape("SmolLM2-135M"), load_hardware("cpu-2core"), Options(gpus=1))
     (point,) = over_gpus(quick, alone)
     assert (point.gpus, point.stage) == (1, alone.stages[max(range(2), key=lambda i: alone.stages[i].hours)])

@@ -10,7 +10,7 @@ from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
 SFT = sorted(RECIPES.glob("*-sft.toml"))
 TRAIN = sorted(set(RECIPES.glob("*.toml")) - set(SFT))
 

@@ -9,7 +9,7 @@ import pytest
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import TrainConfig
 
-RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
 LARGE = sorted([*(RECIPES / "skywork").glob("*.toml"), *(RECIPES / "deepseek").glob("*.toml")])
 
 # (T, D_R, D_T, gs, last step) of each phase

@@ -52,11 +52,11 @@ def facts(**changes: Any) -> RunFacts:
 
 
 def test_the_card_states_what_was_measured_and_what_made_it() -> None:
-    text = model_card(facts(command="magicrl train recipes/small.toml", templates=("Q: {prompt}\nA:",)))
+    text = model_card(facts(command="magicrl train small", templates=("Q: {prompt}\nA:",)))
     assert "| held_out (100 problems) | accuracy, greedy | 45.7 % (41.0 to 50.0) | 95.1 % (93.0 to 97.0) |" in text
     assert "| held_out | pass@16 | 45.7 % (41.0 to 50.0) | 95.1 % (93.0 to 97.0) |" in text
     assert "110 training steps (60 at T = 48, 50 at T = 128)" in text
-    assert "`magicrl train recipes/small.toml`" in text
+    assert "`magicrl train small`" in text
     assert f"train: 10 problems, `{'ab' * 32}`" in text
     assert "validation" not in text, "an empty set has no fingerprint"
     assert "    Q: {prompt}\n    A:\n" in text

@@ -14,7 +14,7 @@ from magicrl.planning.model_flops import sequence_work
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.throughput import Throughput, rates, sampled_work, trained_work
 
-RECIPE = Path(__file__).parents[2] / "recipes" / "tiny.toml"
+RECIPE = Path(__file__).parents[2] / "src" / "magicrl" / "recipes" / "tiny.toml"
 # one layer of 152 parameters, a head of 40; a token that sees one costs 16 of attention
 MODEL = {
     "model_type": "llama", "hidden_size": 4, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2,

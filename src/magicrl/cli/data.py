@@ -35,7 +35,7 @@ StepName = Literal["clean", "dedup", "decontaminate", "difficulty", "judge", "mi
 def build(pipeline: Path, /, *, set_: Overrides = None, output: Path | None = None, until: str | None = None) -> int:
     """Run a pipeline: every source, then every step. The same command again does only what changed or is missing.
 
-    Example: magicrl data build recipes/data/laptop.toml --output runs/data/laptop
+    Example: magicrl data build laptop --output runs/data/laptop
 
     Parameters
     ----------
@@ -48,8 +48,10 @@ def build(pipeline: Path, /, *, set_: Overrides = None, output: Path | None = No
     until
         Stop after this step (its name, or its number from 1).
     """
+    from magicrl.config.shipped import find_recipe
     from magicrl.pipeline.loading import load_pipeline
 
+    pipeline = find_recipe(pipeline)
     config = load_pipeline(pipeline, set_ or [])
     if until is not None:
         config = config.model_copy(update={"steps": config.steps[: _step_number(config, until)]})
@@ -181,7 +183,7 @@ def difficulty(*, input: Inputs, output: Path, pipeline: Path | None = None, set
 def judge(*, input: Inputs, output: Output, pipeline: Path, set_: Overrides = None) -> int:
     """Ask judges whether problems are clear, complete, well formatted and free of distractions.
 
-    Example: magicrl data judge --input a.parquet --pipeline recipes/data/skywork-or1.toml --output runs/data/judged
+    Example: magicrl data judge --input a.parquet --pipeline skywork-or1 --output runs/data/judged
 
     Parameters
     ----------

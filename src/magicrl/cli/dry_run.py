@@ -20,6 +20,7 @@ from rich.console import Console
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.config.schema import TrainConfig
+from magicrl.config.shipped import find_recipe
 
 if TYPE_CHECKING:
     from magicrl.planning.shapes import ModelShape
@@ -40,6 +41,7 @@ def dry_run(recipe: Path, overrides: Sequence[str]) -> int:
     from magicrl.training.session import train
 
     console = Console(highlight=False)
+    recipe = find_recipe(recipe)
     config = load_train_recipe(recipe, overrides)
     with tempfile.TemporaryDirectory(prefix="magicrl-dry-") as name:
         folder = Path(name)

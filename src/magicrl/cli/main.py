@@ -51,7 +51,7 @@ def train(
 ) -> int:
     """Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.
 
-    Example: magicrl train recipes/quickstart.toml --set run.seed=1 --output runs/seed-1
+    Example: magicrl train quickstart --set run.seed=1 --output runs/seed-1
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def train(
 def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) -> int:
     """Make a start model by supervised training on demonstrations of generated tasks.
 
-    Example: magicrl sft recipes/quickstart-sft.toml --output runs/models/tiny
+    Example: magicrl sft quickstart-sft --output runs/models/tiny
 
     Parameters
     ----------
@@ -106,6 +106,22 @@ def eval(options: EvalOptions = EVERY_DEFAULT) -> int:
     from magicrl.cli.eval import run_eval
 
     return run_eval(options)
+
+
+@app.command
+def recipes(name: str | None = None, /) -> int:
+    """List the shipped recipes; with a name, print that one, to be copied and changed.
+
+    Example: magicrl recipes smollm2 > mine.toml
+
+    Parameters
+    ----------
+    name
+        Of a shipped recipe.
+    """
+    from magicrl.cli.recipes import list_recipes, print_recipe
+
+    return list_recipes() if name is None else print_recipe(name)
 
 
 @app.command

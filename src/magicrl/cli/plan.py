@@ -45,7 +45,7 @@ def plan(
 ) -> int:
     """Predict memory, step time and hours of a recipe on given accelerators, and what more of them would buy.
 
-    Example: magicrl plan recipes/smollm2.toml --gpus 1 --gpu cpu-2core
+    Example: magicrl plan smollm2 --gpus 1 --gpu cpu-2core
 
     Example: magicrl plan my.toml --gpus 32 --gpu H800-80G --model Qwen3-8B --compare gpus=64 --compare staleness=1
 
@@ -134,9 +134,11 @@ def _planned(
     recipe: Path, overrides: Sequence[str], model: str | None, gpu: str, options: Options
 ) -> tuple[TrainConfig, Plan]:
     from magicrl.config.loader import load_train_recipe
+    from magicrl.config.shipped import find_recipe
     from magicrl.planning.hardware import load_hardware
     from magicrl.planning.planner import make_plan
 
+    recipe = find_recipe(recipe)
     config = load_train_recipe(recipe, overrides)
     shape = _shape(recipe, config.start.model, config.start.sft, model)
     return config, make_plan(config, shape, load_hardware(gpu), options)

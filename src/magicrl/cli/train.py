@@ -14,6 +14,7 @@ from rich.console import Console
 from magicrl.cli.live import LiveDisplay
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.config.schema import TrainConfig
+from magicrl.config.shipped import find_recipe
 from magicrl.reporting.report import write_report
 from magicrl.reporting.summary import print_summary
 from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *, resume: bool) -> int:
     """Load the recipe, say how long it takes, train, report. Returns the exit status."""
     console = Console()
+    recipe = find_recipe(recipe)
     config = load_train_recipe(recipe, overrides)
     folder = output or Path(config.run.output or f"runs/{config.run.name}")
     if config.run.expected_minutes:

@@ -19,6 +19,7 @@ from pydantic_core import ErrorDetails
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.config.schema import TrainConfig
 from magicrl.config.sft_schema import SftConfig
+from magicrl.config.shipped import find_recipe
 
 Config = TypeVar("Config", bound=BaseModel)
 Tree = dict[str, Any]
@@ -29,10 +30,10 @@ SHORTHANDS = {"model": ("start.model",), "data": ("data.train", "data.holdout")}
 
 
 def load_train_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
-    """The training recipe at ``path`` with overrides applied.
+    """The training recipe at ``path`` (or the shipped one of that name) with overrides applied.
 
     Raises:
-        RecipeError: unreadable file, bad TOML, unknown key, wrong type or value.
+        RecipeError: no such recipe, unreadable file, bad TOML, unknown key, wrong type or value.
     """
     return _load(path, overrides, TrainConfig)
 
@@ -85,11 +86,13 @@ def placed_errors(path: Path, overrides: Sequence[str] = ()) -> Generator[None]:
     except RecipeError as error:
         if error.key is None:
             raise
-        place = _place(path, path.read_text(encoding="utf-8"), error.key.split("."), overrides)
+        path = find_recipe(path)
+        place = _place(path, _read(path), error.key.split("."), overrides)
         raise RecipeError(f"{place}: {error}") from error
 
 
 def _load(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
+    path = find_recipe(path)
     text = _read(path)
     try:
         tree: Tree = tomllib.loads(text)
@@ -104,12 +107,8 @@ def _load(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
 
 
 def _read(path: Path) -> str:
-    if path.is_dir():
-        raise RecipeError(f"{path}: is a folder, not a recipe; name a recipe file (.toml)")
     try:
         return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise RecipeError(f"{path}: no such recipe{_nearest_file(path)}") from None
     except UnicodeDecodeError as error:
         line = error.object[: error.start].count(b"\n") + 1
         raise RecipeError(f"{path}, line {line}: not UTF-8 text; save the file as UTF-8") from None
@@ -328,13 +327,6 @@ def _find_key(text: str, header: str, key: str, index: int) -> int:
         if name and current == header and name.group(1).strip('"') == key and seen in (-1, index):
             return number
     return 0
-
-
-def _nearest_file(path: Path) -> str:
-    folder = path.parent if path.parent.is_dir() else Path("recipes")
-    names = [p.name for p in folder.glob("*.toml")] if folder.is_dir() else []
-    near = difflib.get_close_matches(path.name, names, n=1)
-    return f"; did you mean {folder / near[0]}?" if near else ""
 
 
 def _without_none(value: Any) -> Any:

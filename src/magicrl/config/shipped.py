@@ -1,0 +1,52 @@
+"""Recipes by name: those that come with the package, and the file that a given name or path means."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from magicrl.config.errors import RecipeError
+
+FOLDER = Path(__file__).parents[1] / "recipes"
+
+
+def shipped_recipes() -> dict[str, Path]:
+    """Every recipe of the package by its name: the file's, with its folder's before it in a subfolder.
+
+    Example:
+        >>> {"quickstart", "data/laptop", "skywork/or1-7b"} <= shipped_recipes().keys()
+        True
+    """
+    return {str(path.relative_to(FOLDER))[: -len(".toml")]: path for path in sorted(FOLDER.rglob("*.toml"))}
+
+
+def find_recipe(given: Path) -> Path:
+    """The file that ``given`` means: an existing file, else the shipped recipe of that name.
+
+    A name's last part is enough where one recipe alone has it (``laptop`` for ``data/laptop``); ``.toml`` may follow.
+
+    Raises:
+        RecipeError: neither; names the nearest recipe and lists the shipped ones.
+    """
+    if given.is_file():
+        return given
+    known = shipped_recipes()
+    name = given.as_posix().removesuffix(".toml")
+    fitting = [known[name]] if name in known else [path for full, path in known.items() if full.endswith(f"/{name}")]
+    if len(fitting) == 1:
+        return fitting[0]
+    if given.is_dir():
+        raise RecipeError(f"{given}: is a folder, not a recipe; name a recipe file (.toml)")
+    raise RecipeError(f"{given}: no such recipe; {_instead(given)}")
+
+
+def _instead(given: Path) -> str:
+    """A file beside it whose name is nearly the same, else the shipped recipes and the nearest of them."""
+    beside = [path.name for path in given.parent.glob("*.toml")] if given.parent.is_dir() else []
+    near = difflib.get_close_matches(given.name, beside, n=1)
+    if near:
+        return f"did you mean {given.parent / near[0]}?"
+    names = shipped_recipes()
+    ends = (name.rpartition("/")[2] for name in names)
+    near = difflib.get_close_matches(given.name.removesuffix(".toml"), [*names, *ends], n=1)
+    return (f"did you mean {near[0]}? " if near else "") + f"Shipped (magicrl recipes): {', '.join(names)}"
