@@ -89,18 +89,17 @@ def learner(dtype: torch.dtype, loss: str, budget: int = 10_000) -> LocalLearner
         optimizer=OptimizerConfig(),
         correction="tis",
         kl_coefficient=0.1,
-        max_response_tokens=32,
     )
 
 
 def gradient(one: LocalLearner, samples: Sequence[TrainSample]) -> dict[str, Tensor]:
-    batch = TrainBatch.of(samples)
+    batch = TrainBatch.of(samples, max_response_tokens=32)
     one.accumulate(batch.samples, one.sample_weights(batch), CONTROLS)
     return {name: value.clone() for name, value in one.gradients().items()}
 
 
 def two_workers(dtype: torch.dtype, loss: str, samples: Sequence[TrainSample]) -> dict[str, Tensor]:
-    batch = TrainBatch.of(samples)
+    batch = TrainBatch.of(samples, max_response_tokens=32)
     total: dict[str, Tensor] = {}
     for share in ([0, 3, 4, 11], [1, 2, 5, 6, 7, 8, 9, 10]):
         worker = learner(dtype, loss)

@@ -52,6 +52,12 @@ def test_a_good_recipe_loads_and_round_trips(tmp_path: Path) -> None:
     assert config_hash(again) == config_hash(config)
 
 
+def test_a_refill_of_groups_that_nothing_rejects_is_refused(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD + '[algorithm]\nrefill = "until_full"\nreject_zero_advantage = false\n')
+    with pytest.raises(RecipeError, match="would be thrown away"):
+        load_train_recipe(path)
+
+
 def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD.replace("learning_rate", "learning_rat"))
     with pytest.raises(

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.records import StepMetrics
+from magicrl.records import StepMetrics, TrainBatch
 from magicrl.rollout.recording import read_rollouts
 from magicrl.training.loop import TrainingStopped
+from magicrl.training.objective import Objective
 from magicrl.training.observer import NullObserver
 from magicrl.training.session import train
 
@@ -138,6 +140,40 @@ def test_the_reference_is_watched_without_changing_the_run(toy_recipe: Path, tmp
     key = "learner/grad_norm"
     assert [r["values"].get(key) for r in plain] == [r["values"].get(key) for r in watched]
     assert [r["values"].get("learner/kl") for r in watched if r["values"].get("learner/kl")], "KL was measured"
+
+
+def test_without_a_reference_there_is_no_kl(toy_recipe: Path, tmp_path: Path) -> None:
+    assert not any("learner/kl" in row["values"] for row in run(toy_recipe, tmp_path / "plain"))
+
+
+def test_alpha_and_c_are_of_the_same_step(toy_recipe: Path, tmp_path: Path) -> None:
+    rows = run(toy_recipe, tmp_path / "run", "entropy.target=100.0", "entropy.step=0.01", "entropy.maximum=1.0")
+    assert [row["values"]["entropy/c"] for row in rows] == pytest.approx([0.01 * n for n in range(len(rows))])
+    assert [row["values"]["entropy/alpha"] for row in rows] == [row["values"]["entropy/c"] for row in rows]
+
+
+def test_dr_grpo_divides_by_the_present_stages_limit(toy_recipe: Path, tmp_path: Path) -> None:
+    seen: list[tuple[int | None, float]] = []
+    weights = Objective.sample_weights
+
+    def watched(self: Objective, batch: TrainBatch) -> Tensor:
+        found = weights(self, batch)
+        seen.append((batch.max_response_tokens, 1 / (float(found[0]) * len(batch.samples))))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Objective, "sample_weights", watched)
+        refill = ("algorithm.refill=until_full", "algorithm.refill_rounds=40")
+        run(toy_recipe, tmp_path / "run", "algorithm.loss=dr_grpo", *refill)
+    assert {limit for limit, _ in seen} == {8, 24}
+    assert all(divisor == pytest.approx(limit) for limit, divisor in seen)
+
+
+def test_a_lag_with_one_update_a_step_is_warned_of(toy_recipe: Path, tmp_path: Path) -> None:
+    run(toy_recipe, tmp_path / "run", "rollout.weight_lag=1", "algorithm.reject_zero_advantage=false")
+    assert (tmp_path / "run" / "events.jsonl").read_text().count("rho is exactly 1") == 1
+    run(toy_recipe, tmp_path / "two", "rollout.weight_lag=1", "stages.0.mini_batch=4")
+    assert "rho is exactly 1" not in (tmp_path / "two" / "events.jsonl").read_text()
 
 
 def test_lagged_weights_sample_older_versions(toy_recipe: Path, tmp_path: Path) -> None:

@@ -52,7 +52,6 @@ def learner(
         valid_vocab=VALID,
         model_config=ModelConfig(**settings),
         optimizer=kwargs.pop("optimizer", OptimizerConfig(max_grad_norm=0.5)),
-        max_response_tokens=32,
         **kwargs,
     )
 
@@ -105,7 +104,7 @@ def off_policy_samples() -> tuple[TrainSample, ...]:
 
 
 def gradient(one: LocalLearner, samples: Sequence[TrainSample], controls: Controls = CONTROLS) -> dict[str, Tensor]:
-    batch = TrainBatch.of(samples)
+    batch = TrainBatch.of(samples, max_response_tokens=32)
     one.accumulate(batch.samples, one.sample_weights(batch), controls)
     return {name: value.clone() for name, value in one.gradients().items()}
 
@@ -176,7 +175,7 @@ def test_gradient_does_not_depend_on_packing_order_or_chunks(loss: str, dtype: t
 
 @pytest.mark.parametrize("loss", ["magic", "grpo", "gspo"])
 def test_metrics_do_not_depend_on_the_micro_batches(loss: str) -> None:
-    batch = TrainBatch.of(off_policy_samples())
+    batch = TrainBatch.of(off_policy_samples(), max_response_tokens=32)
     settings: dict[str, Any] = {"loss": loss, "kl_coefficient": 0.1, "correction": "mis"}
     whole = learner(**settings).update(batch, CONTROLS).values
     parts = learner(budget=1, **settings).update(batch, CONTROLS).values
@@ -188,7 +187,7 @@ def test_metrics_do_not_depend_on_the_micro_batches(loss: str) -> None:
 def test_two_workers_with_a_share_each_make_the_same_gradient(loss: str) -> None:
     samples = off_policy_samples()
     whole = gradient(learner(loss=loss, kl_coefficient=0.1), samples)
-    batch = TrainBatch.of(samples)
+    batch = TrainBatch.of(samples, max_response_tokens=32)
     shares: list[dict[str, Tensor]] = []
     for share in ([0, 3, 4, 11], [1, 2, 5, 6, 7, 8, 9, 10]):
         worker = learner(loss=loss, kl_coefficient=0.1)

@@ -18,8 +18,8 @@ class LossMetrics:
 
     Attributes:
         sums: add over micro-batches: ``loss``, ``policy_loss`` (already weighted shares), and plain sums over
-            loss tokens: ``tokens``, ``clipped``, ``ratio``, ``entropy``, ``kl``, ``sampler_gap``,
-            ``sampler_kl``, ``correction``, ``corrected``.
+            loss tokens: ``tokens``, ``clipped``, ``ratio``, ``entropy``, ``kl``, ``kl_tokens`` (those with a
+            reference), ``sampler_gap``, ``sampler_kl``, ``correction``, ``corrected``.
         maxima: ``ratio``, ``sampler_gap``.
         minima: ``ratio``.
     """
@@ -44,15 +44,16 @@ class LossMetrics:
 
         ``clip_ratio`` is the share of clipped tokens, ``sampler_gap_*`` the absolute difference of old and
         sampler log-probs, ``sampler_kl`` the k3 estimate of KL(sampler || learner), ``corrected_ratio`` the
-        share of tokens that a sampler correction capped or masked.
+        share of tokens that a sampler correction capped or masked. ``kl`` is there only with a reference.
         """
         total = {k: float(v) for k, v in self.sums.items()}
         tokens = max(total["tokens"], 1.0)
+        kl = {"kl": total["kl"] / total["kl_tokens"]} if total["kl_tokens"] else {}
         return {
             "loss": total["loss"],
             "policy_loss": total["policy_loss"],
             "entropy": total["entropy"] / tokens,
-            "kl": total["kl"] / tokens,
+            **kl,
             "clip_ratio": total["clipped"] / tokens,
             "ratio_mean": total["ratio"] / tokens,
             "ratio_max": float(self.maxima["ratio"]),

@@ -257,6 +257,7 @@ def _measure(
             "ratio": total(ratio),
             "entropy": total(own.entropy),
             "kl": total(own.kl),
+            "kl_tokens": total(None if own.kl is None else torch.ones_like(own.kl)),
             "sampler_gap": total(log_gap.abs()),
             "sampler_kl": total(log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap),
             "correction": total(corrected),

@@ -32,7 +32,7 @@ class AlgorithmConfig(Section):
     stop_after_empty_steps: int = Field(default=20, ge=1)
     """Steps in a row whose groups were all rejected before the run stops with an error."""
     refill: Literal["none", "until_full"] = "none"
-    """``until_full``: sample further prompts in place of rejected groups."""
+    """``until_full``: sample further prompts in place of rejected groups; needs ``reject_zero_advantage``."""
     refill_rounds: int = Field(default=4, ge=1)
     """Most further sampling rounds a step may take to refill."""
     minibatch: Literal["keep_n_sgd", "keep_d_t"] = "keep_n_sgd"
@@ -45,6 +45,15 @@ class AlgorithmConfig(Section):
     """Largest importance weight (``tis``), or the one above which a token is left out (``mis``)."""
     second_moment: float = Field(default=0.04, gt=0)
     """tau_M2: mean square of the log weights that ``m2po`` leaves in a mini-batch."""
+
+    @model_validator(mode="after")
+    def _refills_what_is_rejected(self) -> Self:
+        if self.refill == "until_full" and not self.reject_zero_advantage:
+            raise ValueError(
+                'algorithm.refill = "until_full" samples in place of rejected groups, and with '
+                "reject_zero_advantage = false none is: what it samples would be thrown away. Leave one of them out"
+            )
+        return self
 
 
 class EntropyConfig(Section):

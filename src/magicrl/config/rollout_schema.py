@@ -48,7 +48,9 @@ class RolloutConfig(Section):
     serves other weights than the learner's. Not checked when ``weight_lag`` > 0; when
     ``max_staleness`` > 0, over the responses of the newest weights alone."""
     weight_lag: int = Field(default=0, ge=0)
-    """Updates of the loop that the engine's weights are behind (off-policy studies without a cluster)."""
+    """Updates of the loop that the engine's weights are behind (off-policy studies without a cluster). The denominator
+    of rho stays the learner's own policy before the step: with one SGD step a training step rho is exactly 1 whatever
+    the lag, and only ``algorithm.correction`` weighs the difference."""
     max_staleness: int = Field(default=0, ge=0)
     """Most training steps between the policy that began a group and the learner that trains on it. 0: synchronous; from
     1 on the engine is asked that many steps ahead and goes on while the learner updates (docs/asynchronous.md)."""

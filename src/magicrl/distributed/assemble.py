@@ -93,7 +93,6 @@ class ClusterParts:
             correction=config.algorithm.correction,
             correction_cap=config.algorithm.correction_cap,
             kl_coefficient=config.reference.coefficient,
-            max_response_tokens=max(stage.max_tokens for stage in config.stages),
             device="cuda" if self._gpus else "cpu",
             threads=config.run.threads,
             timeouts=LearnerTimeouts(start=timeouts.start, call=timeouts.learner),

@@ -14,6 +14,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.models.attention import ATTENTION_NAME, AttentionContext, register_attention
 from magicrl.models.head import HeadOptions, logprobs_and_entropies
+from magicrl.models.isolation import check_isolation
 from magicrl.models.lean import make_lean
 from magicrl.models.packing import PackedBatch, PackedContext, plan_micro_batches
 from magicrl.models.shared_prompts import PAYS_FROM, families, packed_with_shared_prompts, shared_layout
@@ -39,7 +40,7 @@ class PolicyScorer:
 
     Raises:
         ValueError: the model's logits are not its head applied to its last hidden state (up to a constant
-            factor and a soft cap that its config states), or are not finite.
+            factor and a soft cap that its config states), or are not finite; or its layers mix packed sequences.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class PolicyScorer:
         self._options = _head_options(model, valid_vocab, head_chunk_tokens)
         self._checkpoint_above = checkpoint_above_tokens
         self._layers = [] if checkpoint_above_tokens is None else _checkpointed_layers(model)
-        self._check_head()
+        self._check_model()
 
     @property
     def device(self) -> torch.device:
@@ -147,6 +148,15 @@ class PolicyScorer:
     ) -> tuple[Tensor, Tensor]:
         head, options = self.head, replace(self._options, temperature=temperature)
         return logprobs_and_entropies(hidden, head.weight, targets, options, head.bias, weight_gradient=gradient)
+
+    def _check_model(self) -> None:
+        self._check_head()
+        check_isolation(
+            self.model,
+            valid_vocab=self._options.valid_vocab,
+            hidden=lambda batch: self._hidden(batch.input_ids, batch.position_ids, batch.attention),
+            shared=self._share_prompts,
+        )
 
     @torch.no_grad()
     def _check_head(self) -> None:

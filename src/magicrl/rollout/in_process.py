@@ -21,6 +21,7 @@ from torch import Tensor
 from magicrl.models.decode_attention import DecodeAttention
 from magicrl.models.decoder import fused_decoder
 from magicrl.models.devices import device_name, peak_mb
+from magicrl.models.isolation import check_isolation
 from magicrl.models.slot_cache import PrefillAttention, PromptRun, SlotCache, probe_cache_shape
 from magicrl.models.static_decode import static_decoder
 from magicrl.records import (
@@ -76,7 +77,8 @@ class InProcessEngine:
                 where the model allows it; default: on CUDA.
 
         Raises:
-            ValueError: an end token lies outside the vocabulary, or a count is not positive.
+            ValueError: an end token lies outside the vocabulary, a count is not positive, or the model's layers mix
+                packed sequences.
         """
         if max_rows < 1 or max_context < 2 or valid_vocab < 1:
             raise ValueError(f"not a usable engine: {max_rows=}, {max_context=}, {valid_vocab=}")
@@ -88,6 +90,7 @@ class InProcessEngine:
         self._device = torch.device(device)
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
+        check_isolation(model, valid_vocab=valid_vocab, shared=False)
         self._shape = probe_cache_shape(model, self._device)
         self._limits = Limits(
             max_context=max_context,

@@ -304,7 +304,6 @@ def make_learner(config: TrainConfig, policy: LoadedModel) -> LocalLearner:
         correction=config.algorithm.correction,
         correction_cap=config.algorithm.correction_cap,
         kl_coefficient=config.reference.coefficient,
-        max_response_tokens=max(stage.max_tokens for stage in config.stages),
     )
 
 

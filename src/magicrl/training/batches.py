@@ -103,6 +103,7 @@ def minibatches(
     mode: MinibatchMode,
     reuse: int,
     seed: Sequence[int],
+    max_response_tokens: int | None = None,
 ) -> Iterator[TrainBatch]:
     """The step's SGD batches: N_reuse passes, each split anew by groups.
 
@@ -113,6 +114,7 @@ def minibatches(
         mode: ``keep_n_sgd`` keeps the number of SGD steps, ``keep_d_t`` the groups of each (as the released code).
         reuse: N_reuse.
         seed: (run seed, step); the split of pass p is a function of it and p alone.
+        max_response_tokens: T of the stage.
     """
     by_group: dict[int, list[TrainSample]] = {}
     for sample in samples:
@@ -122,4 +124,5 @@ def minibatches(
         rng = np.random.Generator(np.random.PCG64([*seed, turn]))
         chosen = split_minibatches(len(groups), num_parts=parts, prompts_per_part=prompts_per_part, mode=mode, rng=rng)
         for part in chosen:
-            yield TrainBatch.of([sample for index in part for sample in groups[index]])
+            members = [sample for index in part for sample in groups[index]]
+            yield TrainBatch.of(members, max_response_tokens=max_response_tokens)

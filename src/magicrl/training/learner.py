@@ -41,7 +41,6 @@ class LocalLearner:
         correction: sampler correction of the policy term: ``none``, ``tis`` or ``mis``.
         correction_cap: largest importance weight of a correction.
         kl_coefficient: beta; with 0 the KL of samples that have ``ref_logprobs`` is measured only.
-        max_response_tokens: T, for the rows whose reducer divides by it (Dr.GRPO).
 
     Raises:
         ValueError: unknown loss, a model that cannot be trained, or LoRA without PEFT.
@@ -59,14 +58,12 @@ class LocalLearner:
         correction: Correction = "none",
         correction_cap: float = 2.0,
         kl_coefficient: float = 0.0,
-        max_response_tokens: int | None = None,
     ) -> None:
         self._objective = Objective(
             loss,
             correction=correction,
             correction_cap=correction_cap,
             kl_coefficient=kl_coefficient,
-            max_response_tokens=max_response_tokens,
         )
         settings = model_config or ModelConfig()
         self._tokenizer = tokenizer

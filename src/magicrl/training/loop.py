@@ -112,6 +112,7 @@ class Trainer:
         estimates = self._measured_entropies(groups, scores)  # of the whole buffer, before rejection
         entropy = estimates[self._config.entropy.estimator]
         alpha = parts.controller.coefficient(entropy.mean)
+        control = self._entropy_metrics(estimates, alpha)  # of this step, so before the controller moves on
         rejection = reject_zero_advantage(groups, self._config.algorithm.advantage_mask)
         kept = self._surviving(groups, rejection, stage)  # the groups to learn from, in the order they were issued
         samples = self._prepare(kept, stage, scores, clock)  # advantages, old and reference log-probs
@@ -125,7 +126,7 @@ class Trainer:
         self.steps_done += 1
         values: Values = {
             **rollout_metrics(groups),
-            **self._entropy_metrics(estimates, alpha),
+            **control,
             "groups/rejected/ratio": rejection.rejected / len(groups),
             "groups/rejected/all_correct": rejection.all_correct,
             "groups/rejected/all_wrong": rejection.all_wrong,
@@ -216,6 +217,7 @@ class Trainer:
             mode=algorithm.minibatch,
             reuse=algorithm.reuse,
             seed=(self._config.run.seed, self.steps_done),
+            max_response_tokens=stage.max_tokens,
         )
         if algorithm.correction == "m2po":
             return [with_second_moment_mask(batch, algorithm.second_moment) for batch in batches]

@@ -40,7 +40,6 @@ class Objective:
         correction: sampler correction of the policy term.
         correction_cap: largest importance weight of a correction.
         kl_coefficient: beta; with 0 the KL of samples that have ``ref_logprobs`` is measured only.
-        max_response_tokens: T, for the rows whose reducer divides by it.
 
     Raises:
         ValueError: unknown loss.
@@ -53,7 +52,6 @@ class Objective:
         correction: Correction = "none",
         correction_cap: float = 2.0,
         kl_coefficient: float = 0.0,
-        max_response_tokens: int | None = None,
     ) -> None:
         if loss not in LOSSES:
             raise ValueError(f"unknown loss {loss!r}; known: {', '.join(LOSSES)}")
@@ -61,7 +59,6 @@ class Objective:
         self._correction: Correction = correction
         self._correction_cap = correction_cap
         self._beta = kl_coefficient
-        self._max_response_tokens = max_response_tokens
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
         """What each loss token of each response weighs, ``[samples]`` float64, from the whole mini-batch."""
@@ -70,7 +67,7 @@ class Objective:
             torch.tensor([sample.num_loss_tokens for sample in batch.samples]),
             torch.tensor([sample.group_index for sample in batch.samples]),
             num_loss_tokens=batch.num_loss_tokens,
-            max_tokens=self._max_response_tokens,
+            max_tokens=batch.max_response_tokens,
         )
 
     def accumulate(

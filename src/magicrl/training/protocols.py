@@ -51,10 +51,10 @@ class NotFiniteError(FloatingPointError):
 class UpdateMetrics:
     """What one SGD step reports; keys as in ``metrics.jsonl`` without the ``learner/`` prefix.
 
-    Always there: ``loss``, ``policy_loss``, ``entropy`` (mean nats over the loss tokens), ``kl``,
+    Always there: ``loss``, ``policy_loss``, ``entropy`` (mean nats over the loss tokens),
     ``grad_norm`` (before clipping), ``clip_ratio`` (share of tokens whose gradient the clip zeroed),
     ``ratio_mean``, ``ratio_max``, ``ratio_min``, ``sampler_gap_mean``, ``sampler_gap_max`` (absolute
-    difference of old and sampler log-probs), ``tokens``, ``learning_rate``.
+    difference of old and sampler log-probs), ``tokens``, ``learning_rate``. With a reference also ``kl``.
     """
 
     values: Mapping[str, float]

@@ -189,6 +189,7 @@ class Session:
             keep_last = self._config.checkpoint.keep_last
             remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
         self._warn_of_another_environment()
+        self._warn_of_a_lag_without_a_ratio()
         self._examine("before", start=True)
         if self._steps_done == 0:
             self._announce_stage()
@@ -428,6 +429,16 @@ class Session:
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
+
+    def _warn_of_a_lag_without_a_ratio(self) -> None:
+        lag, algorithm = self._config.rollout.weight_lag, self._config.algorithm
+        single = all(stage.num_minibatches * algorithm.reuse == 1 for stage in self._config.stages)
+        if lag and single and algorithm.correction == "none":
+            self._event_once(
+                "warning",
+                f"rollout.weight_lag = {lag} with one SGD step a training step: rho is exactly 1, since its "
+                "denominator is the learner's own policy before the step; algorithm.correction can weigh that lag",
+            )
 
     def warn(self, message: str) -> None:
         """Tell something that is not as it should be but does not stop the run."""

@@ -38,7 +38,6 @@ def settings(loss: str = "magic", model: dict[str, Any] | None = None) -> dict[s
         ),
         "kl_coefficient": 0.1,
         "correction": "tis",
-        "max_response_tokens": 40,
     }
 
 
@@ -74,7 +73,9 @@ def batches(learner: Learner, samples: Sequence[TrainSample], steps: int) -> lis
     longest = max(range(len(carried)), key=lambda i: len(carried[i].tokens))
     mask = np.arange(len(carried[longest].tokens)) % 3 != 1
     carried[longest] = dataclasses.replace(carried[longest], loss_mask=mask)
-    made = minibatches(carried, parts=2, prompts_per_part=3, mode="keep_n_sgd", reuse=steps, seed=(0, 1))
+    made = minibatches(
+        carried, parts=2, prompts_per_part=3, mode="keep_n_sgd", reuse=steps, seed=(0, 1), max_response_tokens=40
+    )
     return list(made)[:steps]
 
 
@@ -100,7 +101,7 @@ def test_two_ranks_are_one_learner(loaded: Loaded, ranks: Any, recorded: list[Tr
     compare(one, many, recorded, steps=2)
     # a batch of one response leaves one rank without any
     samples = batches(one, recorded, 1)[0].samples
-    alone = TrainBatch.of(samples[:1])
+    alone = TrainBatch.of(samples[:1], max_response_tokens=40)
     many.restore(one.state())
     assert relative_error(many.gradients(alone, CONTROLS), gradients(one, alone)) < 1e-5
 

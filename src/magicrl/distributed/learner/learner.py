@@ -53,7 +53,7 @@ class DistributedLearner:
             architecture and tokenizer serve ``save_hf``.
         launcher: starts ranks: ``LocalLauncher`` or ``RayLauncher``.
         placement: how many ranks, and how they share the work.
-        loss, optimizer, model_config, correction, correction_cap, kl_coefficient, max_response_tokens: as
+        loss, optimizer, model_config, correction, correction_cap, kl_coefficient: as
             ``LocalLearner``'s.
         device: ``cuda`` gives every rank one GPU.
         shares_gpus: rollout engines use these GPUs in turn with the ranks, which then keep no freed memory.
@@ -81,7 +81,6 @@ class DistributedLearner:
         correction: Correction = "none",
         correction_cap: float = 2.0,
         kl_coefficient: float = 0.0,
-        max_response_tokens: int | None = None,
         device: str = "cpu",
         shares_gpus: bool = False,
         threads: int | None = None,
@@ -90,7 +89,7 @@ class DistributedLearner:
         snapshot_every: int | None = 64,
         on_loss: Callable[[LearnerLost], None] | None = None,
     ) -> None:
-        self._objective = Objective(loss, max_response_tokens=max_response_tokens)
+        self._objective = Objective(loss)
         self._policy = policy
         policy.model.to("meta")  # pyright: ignore[reportArgumentType]
         self._launcher, self._placement = launcher, placement
@@ -103,7 +102,6 @@ class DistributedLearner:
             correction=correction,
             correction_cap=correction_cap,
             kl_coefficient=kl_coefficient,
-            max_response_tokens=max_response_tokens,
             sequence_parallel=placement.sequence_parallel,
             offload=placement.offload_optimizer,
             device="cuda" if device == "cuda" else "cpu",

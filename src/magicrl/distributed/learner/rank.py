@@ -138,7 +138,6 @@ class LearnerRank:
             correction=settings.correction,
             correction_cap=settings.correction_cap,
             kl_coefficient=settings.kl_coefficient,
-            max_response_tokens=settings.max_response_tokens,
         )
         return device_name(device)
 

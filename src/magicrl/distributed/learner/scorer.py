@@ -59,6 +59,6 @@ class ShardedScorer(PolicyScorer):
                 for module in [unit] if prefix else outside:
                     make_lean(module)  # pyright: ignore[reportArgumentType]
 
-    def _check_head(self) -> None:
+    def _check_model(self) -> None:
         with torch.no_grad():
-            self._sharded.run(super()._check_head)
+            self._sharded.run(super()._check_model)

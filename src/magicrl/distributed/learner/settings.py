@@ -42,7 +42,6 @@ class LearnerSettings:
         correction: sampler correction of the policy term.
         correction_cap: its cap.
         kl_coefficient: beta.
-        max_response_tokens: T, for the rows whose reducer divides by it.
         sequence_parallel: ranks that share one sequence.
         offload: master weights, gradients and moments live in the host's memory.
         device: ``cuda`` gives every rank one GPU.
@@ -59,7 +58,6 @@ class LearnerSettings:
     correction: Correction = "none"
     correction_cap: float = 2.0
     kl_coefficient: float = 0.0
-    max_response_tokens: int | None = None
     sequence_parallel: int = 1
     offload: bool = False
     device: Literal["cpu", "cuda"] = "cpu"

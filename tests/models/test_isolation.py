@@ -1,0 +1,129 @@
+"""Models whose layers mix sequences that share a row are refused on every path, sound ones are not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers import PreTrainedModel
+
+from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.isolation import check_isolation
+from magicrl.models.scorer import PolicyScorer
+from magicrl.rollout.in_process import InProcessEngine
+
+HALF = ["linear_attention", "full_attention"] * 2
+LINEAR = {
+    "head_dim": 8,
+    "layer_types": HALF,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+}
+MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_n_groups": 1}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+SOUND: dict[str, dict[str, Any]] = {
+    "Llama": {},
+    "Qwen2": {},
+    "Qwen3": {"head_dim": 8},
+    "Gemma": {"head_dim": 8},
+    "Qwen3Moe": {"head_dim": 8, **EXPERTS},
+}
+MIXING: dict[str, dict[str, Any]] = {
+    "Qwen3_5Text": LINEAR,
+    "Qwen3Next": {**LINEAR, **EXPERTS, "shared_expert_intermediate_size": 16},
+    "GraniteMoeHybrid": {
+        **MAMBA,
+        "layer_types": ["mamba", "attention"] * 2,
+        "mamba_d_head": 16,
+        "num_local_experts": 0,
+        "shared_intermediate_size": 32,
+    },
+    "FalconH1": {**MAMBA, "head_dim": 8, "mamba_d_ssm": 32, "mamba_d_head": 8},
+    "Bamba": {**MAMBA, "attn_layer_indices": [1, 3], "mamba_d_head": 16},
+    "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
+}
+WORDS = 64
+
+
+def random_model(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
+    register_attention()
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=WORDS,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
+        **(SOUND | MIXING)[name],
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype, attn_implementation=ATTENTION_NAME)
+    return model.eval()
+
+
+def engine(model: PreTrainedModel) -> InProcessEngine:
+    return InProcessEngine(
+        model,
+        end_tokens=frozenset({2}),
+        decode=lambda tokens: " ".join(map(str, tokens)),
+        valid_vocab=WORDS,
+        max_context=32,
+        max_rows=2,
+        memory_limit_mb=16,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", SOUND)
+def test_models_of_attention_alone_pass(name: str, dtype: torch.dtype) -> None:
+    check_isolation(random_model(name, dtype))
+
+
+@pytest.mark.parametrize("name", MIXING)
+def test_models_that_carry_state_are_refused_by_learner_and_engine(name: str) -> None:
+    model = random_model(name)
+    reason = rf"{type(model).__name__} \(model type '{model.config.model_type}'\) mixes sequences that share a row"
+    with pytest.raises(ValueError, match=reason):
+        PolicyScorer(model)
+    with pytest.raises(ValueError, match=reason):
+        PolicyScorer(random_model(name), share_prompts=False)
+    with pytest.raises(ValueError, match=reason):
+        engine(random_model(name))
+
+
+def test_rows_of_one_prompt_are_probed_too() -> None:
+    model = random_model("Llama")
+
+    def leaks_where_prompts_are_shared(batch: Any) -> torch.Tensor:
+        hidden = model.get_decoder()(
+            input_ids=batch.input_ids,
+            position_ids=batch.position_ids,
+            use_cache=False,
+            attention_context=batch.attention,
+        ).last_hidden_state[0]
+        shares = type(batch.attention).__name__ == "SharedPromptContext"
+        return hidden + hidden.roll(5, 0) if shares else hidden
+
+    check_isolation(model, hidden=leaks_where_prompts_are_shared, shared=False)
+    with pytest.raises(ValueError, match="mixes sequences"):
+        check_isolation(model, hidden=leaks_where_prompts_are_shared)
+
+
+def test_positions_that_go_on_from_one_sequence_to_the_next_are_refused() -> None:
+    model = random_model("Llama")
+
+    def counts_over_the_row(batch: Any) -> torch.Tensor:
+        hidden = model.get_input_embeddings()(batch.input_ids)[0]
+        return hidden + 0.01 * torch.arange(len(hidden))[:, None]
+
+    with pytest.raises(ValueError, match="mixes sequences"):
+        check_isolation(model, hidden=counts_over_the_row)
