@@ -1,0 +1,692 @@
+"""The whole training run once more, slowly: a plain reading of the recipe that shares no code with the trainer.
+
+From a recipe, the start model's folder, the problems and the tokens that a run recorded, everything else of the run is
+computed again: which prompts were drawn, that each token is the one that its random number picks, rewards, entropies,
+alpha and c, rejection, refill, advantages, mini-batches, losses, gradients, AdamW, stages and filters. One response at
+a time, in float64, with plain autograd. Of magicrl it uses the engine's random numbers alone (a function of seed, draw,
+sample and position that has known answers of its own).
+
+Symbols are those of docs: tau, T, M (group size), D_R, D_T, rho, A, alpha, c, beta.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from scipy.stats import t as students_t
+from torch import Tensor
+
+from magicrl.rollout.randomness import uniforms
+
+Weights = dict[str, Tensor]
+NEAR = 2e-5
+"""How far a random number may lie outside its token's stretch of the cumulative distribution: rounding."""
+
+CLIPS = {"magic": (0.2, 0.2), "ppo": (0.2, 0.2), "grpo": (0.2, 0.2), "dr_grpo": (0.2, 0.2), "dapo": (0.2, 0.28)}
+CLIPS |= {"gspo": (3e-4, 4e-4), "cispo": (1.0, 4.0), "pg": (math.inf, math.inf)}
+
+
+# ------------------------------------------------------------------------------------------------------ the model
+
+
+class Policy:
+    """A Llama decoder with tied embeddings, written out: one sequence, no cache, no packing."""
+
+    def __init__(self, folder: Path) -> None:
+        config = json.loads((folder / "config.json").read_text())
+        self.layers: int = config["num_hidden_layers"]
+        self.heads: int = config["num_attention_heads"]
+        self.eps: float = config["rms_norm_eps"]
+        self.theta: float = (config.get("rope_parameters") or config)["rope_theta"]
+        self.start: Weights = {name: w.double() for name, w in load_file(folder / "model.safetensors").items()}
+        self.symbols: dict[str, int] = json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"]
+        self.words = {token: word for word, token in self.symbols.items()}
+        self.end, self.pad = self.symbols["<end>"], self.symbols["<pad>"]
+
+    def encode(self, text: str) -> list[int]:
+        return [self.symbols[word] for word in text.split()]
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        return " ".join(self.words[token] for token in tokens if self.words[token] not in ("<pad>", "<end>"))
+
+    def logits(self, weights: Weights, tokens: Sequence[int]) -> Tensor:
+        """``[len(tokens), V]``: what follows each token."""
+        embedding = weights["model.embed_tokens.weight"]
+        # transformers gives the pad token's input embedding no gradient, though a response may hold it
+        x = torch.nn.functional.embedding(torch.tensor(tokens), embedding, padding_idx=self.pad)
+        count, width = x.shape
+        size = width // self.heads
+        angles = torch.outer(torch.arange(count).double(), self.theta ** (-torch.arange(0, size, 2).double() / size))
+        cos, sin = torch.cat([angles, angles], 1).cos(), torch.cat([angles, angles], 1).sin()
+        future = torch.triu(torch.ones(count, count, dtype=torch.bool), 1)
+
+        def norm(values: Tensor, name: str) -> Tensor:
+            return values / (values.pow(2).mean(1, keepdim=True) + self.eps).sqrt() * weights[name]
+
+        def heads(values: Tensor) -> Tensor:
+            return values.view(count, self.heads, size).transpose(0, 1)
+
+        def turned(values: Tensor) -> Tensor:
+            return values * cos + torch.cat([-values[..., size // 2 :], values[..., : size // 2]], -1) * sin
+
+        for layer in range(self.layers):
+            part = f"model.layers.{layer}."
+            h = norm(x, part + "input_layernorm.weight")
+            q, k, v = (heads(h @ weights[f"{part}self_attn.{n}_proj.weight"].T) for n in "qkv")
+            scores = turned(q) @ turned(k).transpose(1, 2) / math.sqrt(size)
+            mixed = scores.masked_fill(future, -math.inf).softmax(-1) @ v
+            x = x + mixed.transpose(0, 1).reshape(count, width) @ weights[part + "self_attn.o_proj.weight"].T
+            h = norm(x, part + "post_attention_layernorm.weight")
+            gate = torch.nn.functional.silu(h @ weights[part + "mlp.gate_proj.weight"].T)
+            x = x + (gate * (h @ weights[part + "mlp.up_proj.weight"].T)) @ weights[part + "mlp.down_proj.weight"].T
+        return norm(x, "model.norm.weight") @ embedding.T
+
+    def distribution(self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], tau: float) -> Tensor:
+        """``[T, V]`` log-probabilities of every word at each place of the response."""
+        logits = self.logits(weights, [*prompt, *tokens[:-1]])[len(prompt) - 1 :]
+        return (logits / tau).log_softmax(-1)
+
+    def score(
+        self, weights: Weights, prompt: Sequence[int], tokens: Sequence[int], tau: float
+    ) -> tuple[Tensor, Tensor]:
+        """``[T]`` log-probabilities of the response's tokens, and ``[T]`` entropies."""
+        table = self.distribution(weights, prompt, tokens, tau)
+        return table[torch.arange(len(tokens)), torch.tensor(tokens)], -(table.exp() * table).sum(-1)
+
+    def greedy(self, weights: Weights, prompt: Sequence[int], limit: int) -> list[int]:
+        tokens: list[int] = []
+        while len(tokens) < limit and self.end not in tokens:
+            tokens.append(int(self.logits(weights, [*prompt, *tokens])[-1].argmax()))
+        return tokens
+
+
+# ------------------------------------------------------------------------------------------------------ what flows
+
+
+@dataclass
+class Response:
+    """One recorded response, and what the slow loop makes of it."""
+
+    tokens: list[int]
+    truncated: bool
+    reward: float
+    sampler_logprobs: Tensor  # of the weights that sampled it
+    entropies: Tensor
+    advantage: float = 0.0
+    old: Tensor | None = None
+    ref: Tensor | None = None
+
+
+@dataclass
+class Group:
+    draw: int
+    problem: str
+    prompt: list[int]
+    responses: list[Response]
+
+
+@dataclass
+class Stage:
+    """Where the run stands in its stages."""
+
+    index: int = 0
+    steps: int = 0
+    converged: bool = False
+    curve: list[tuple[int, float, float | None]] = field(default_factory=list)
+    below: int = 0
+
+
+def problems_of(path: Path) -> dict[str, tuple[str, str]]:
+    """Prompt and gold by id, in the file's order."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return {row["id"]: (row["problem"], row["answer"]) for row in rows}
+
+
+# ------------------------------------------------------------------------------------------------------ the loop
+
+
+class SlowLoop:
+    """The run of ``recipe`` (a parsed TOML that states every setting it uses).
+
+    Args:
+        recipe: the recipe.
+        model: the start model's folder; the reference is the same one.
+        train: prompt and gold by id.
+        validation: likewise; judged greedily.
+    """
+
+    def __init__(
+        self,
+        recipe: Mapping[str, Any],
+        model: Path,
+        train: Mapping[str, tuple[str, str]],
+        validation: Mapping[str, tuple[str, str]],
+    ) -> None:
+        self.recipe = recipe
+        self.policy = Policy(model)
+        self.train, self.validation = train, validation
+        self.weights = {name: w.clone() for name, w in self.policy.start.items()}
+        self.first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        self.second = {name: torch.zeros_like(w) for name, w in self.weights.items()}
+        self.history = [self.weights]  # what the engine was given, newest last
+        self.updates = 0
+        self.steps = 0
+        self.c = 0.0
+        self.previous: float | None = None
+        self.draws = 0
+        self.epoch, self.place = 0, 0
+        self.removed: list[str] = []
+        self.visits: dict[str, tuple[int, int]] = {}  # right and judged, of the last visit
+        self.stage = Stage()
+        self.best: tuple[int, float] | None = None
+        self.events: list[dict[str, Any]] = []
+
+    # -------------------------------------------------------------------------------------------------- rollouts
+
+    @property
+    def tau(self) -> float:
+        return self.recipe["rollout"]["temperature"]
+
+    @property
+    def now(self) -> Mapping[str, Any]:
+        """The present stage's settings."""
+        return self.recipe["stages"][self.stage.index]
+
+    def _next_problem(self) -> str:
+        names = list(self.train)
+        while True:
+            if self.place == len(names):
+                self.epoch, self.place = self.epoch + 1, 0
+            seeds = np.random.SeedSequence([self.recipe["run"]["seed"], self.epoch])
+            order = np.random.Generator(np.random.PCG64(seeds)).permutation(len(names))
+            name = names[order[self.place]]
+            self.place += 1
+            if name not in self.removed:
+                return name
+
+    @torch.no_grad()
+    def _asked(self, count: int, recorded: Mapping[tuple[int, int], Mapping[str, Any]]) -> list[Group]:
+        """The next ``count`` groups: who is asked follows from the seed, what was answered is recorded."""
+        groups: list[Group] = []
+        lag = self.recipe["rollout"].get("weight_lag", 0)
+        behaviour = self.history[max(0, len(self.history) - 1 - lag)]
+        for _ in range(count):
+            name = self._next_problem()
+            text, gold = self.train[name]
+            prompt = self.policy.encode(text)
+            responses: list[Response] = []
+            for sample in range(self.now["group_size"]):
+                row = recorded[self.draws, sample]
+                assert row["problem_id"] == name, f"draw {self.draws} asked {row['problem_id']}, not {name}"
+                assert row["prompt_tokens"] == prompt
+                responses.append(self._response(row["tokens"], gold, prompt, behaviour, sample))
+            groups.append(Group(self.draws, name, prompt, responses))
+            self.draws += 1
+        return groups
+
+    def _response(self, tokens: list[int], gold: str, prompt: list[int], behaviour: Weights, sample: int) -> Response:
+        limit = self.now["max_tokens"]
+        stopped = tokens[-1] == self.policy.end
+        assert self.policy.end not in tokens[:-1], "a response went on after its end"
+        assert len(tokens) <= limit
+        assert stopped or len(tokens) == limit, "a response was cut before T"
+        table = self.policy.distribution(behaviour, prompt, tokens, self.tau)
+        self._check_sampling(table, tokens, sample)
+        words = self.policy.decode(tokens).split()
+        return Response(
+            tokens=tokens,
+            truncated=not stopped,
+            reward=float(stopped and bool(words) and words[-1] == gold),
+            sampler_logprobs=table[torch.arange(len(tokens)), torch.tensor(tokens)],
+            entropies=-(table.exp() * table).sum(-1),
+        )
+
+    def _check_sampling(self, table: Tensor, tokens: Sequence[int], sample: int) -> None:
+        """Each token is where its random number falls in the cumulative distribution."""
+        numbers = uniforms(self.recipe["run"]["seed"], self.draws, sample, np.arange(len(tokens)))
+        for place, (token, number) in enumerate(zip(tokens, numbers, strict=True)):
+            edges = torch.cat([torch.zeros(1), table[place].exp().cumsum(0)])
+            assert edges[token] - NEAR <= number <= edges[token + 1] + NEAR, (
+                f"token {place} of sample {sample} of draw {self.draws} is not what was drawn: {number} is not "
+                f"between {float(edges[token])} and {float(edges[token + 1])}"
+            )
+
+    # -------------------------------------------------------------------------------------------------- a step
+
+    def step(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, float | int | None]:
+        """One training step from the recorded ``rows`` of its buffer; its metrics."""
+        algorithm, stage = self.recipe["algorithm"], self.now
+        recorded = {(row["draw"], row["sample"]): row for row in rows}
+        groups = self._asked(stage["rollout_batch"], recorded)
+        for _ in range(algorithm["refill_rounds"] if algorithm["refill"] == "until_full" else 0):
+            missing = stage["rollout_batch"] - sum(self._teaches(group) for group in groups)
+            if missing > 0:
+                groups += self._asked(missing, recorded)
+        assert len(recorded) == len(groups) * stage["group_size"], "the run sampled another number of groups"
+        for group in groups:
+            right = [r.reward for r in group.responses]
+            self.visits[group.problem] = (int(sum(right)), len(right))
+
+        values = self._rollout_values(groups)
+        estimates = self._entropy_values(groups)
+        values |= estimates
+        alpha = self._alpha(estimates[f"entropy/{self.recipe['entropy']['estimator']}/mean"])
+        values["entropy/alpha"] = alpha
+        if self.recipe["entropy"]["controller"] == "adaptive":
+            values |= {"entropy/c": self.c, "entropy/target": self.recipe["entropy"]["target"]}
+
+        kept = [group for group in groups if self._teaches(group)]
+        values["groups/rejected/ratio"] = 1 - len(kept) / len(groups)
+        values["groups/rejected/all_correct"] = sum(self._reason(g) == "right" for g in groups)
+        values["groups/rejected/all_wrong"] = sum(self._reason(g) == "wrong" for g in groups)
+        values["groups/refilled"] = len(groups) - stage["rollout_batch"]
+        if not algorithm["reject_zero_advantage"]:
+            kept = groups
+        kept = kept[: stage["rollout_batch"]]
+        values["groups/trained"] = len(kept)
+        values["groups/all_rejected"] = int(not kept)
+        values["stage/max_tokens"] = stage["max_tokens"]
+        for group in kept:
+            self._give_advantages(group)
+        self._give_logprobs(kept)
+        values |= self._learn(kept, alpha)
+        self._move_c(estimates[f"entropy/{self.recipe['entropy']['estimator']}/mean"])
+        if values["learner/sgd_steps"]:
+            self.history.append(self.weights)
+        self.steps += 1
+
+        left = len(self.train) - len(self.removed)
+        accuracy = values["train/accuracy/mean"]
+        values["train/accuracy_unfiltered/mean"] = (accuracy * left + len(self.removed)) / len(self.train)
+        values |= self._validated()
+        self._advance_stage(values)
+        return values
+
+    def _members(self, group: Group) -> list[Response]:
+        """The responses that make a group's mean and deviation."""
+        before = self.recipe["algorithm"]["advantage_mask"] == "before"
+        return [r for r in group.responses if not (before and r.truncated)]
+
+    def _reason(self, group: Group) -> str:
+        rewards = {r.reward for r in self._members(group)}
+        if len(self._members(group)) < 2:
+            return "too few"
+        return "mixed" if len(rewards) > 1 else "right" if rewards == {1.0} else "wrong"
+
+    def _teaches(self, group: Group) -> bool:
+        return self._reason(group) == "mixed"
+
+    def _give_advantages(self, group: Group) -> None:
+        members = self._members(group)
+        for response in group.responses:
+            response.advantage = 0.0
+        if self._reason(group) != "mixed":
+            return
+        mean = sum(r.reward for r in members) / len(members)
+        deviation = math.sqrt(sum((r.reward - mean) ** 2 for r in members) / (len(members) - 1))
+        for response in members:
+            response.advantage = response.reward - mean
+            if self.recipe["algorithm"]["loss"] != "dr_grpo":
+                response.advantage /= deviation + 1e-6
+            if self.recipe["algorithm"]["advantage_mask"] == "after" and response.truncated:
+                response.advantage = 0.0
+
+    @torch.no_grad()
+    def _give_logprobs(self, kept: Sequence[Group]) -> None:
+        for group in kept:
+            for response in group.responses:
+                response.old = self.policy.score(self.weights, group.prompt, response.tokens, self.tau)[0]
+                if self.recipe["reference"]["mode"] != "none":
+                    response.ref = self.policy.score(self.policy.start, group.prompt, response.tokens, self.tau)[0]
+
+    # -------------------------------------------------------------------------------------------------- metrics
+
+    def _rollout_values(self, groups: Sequence[Group]) -> dict[str, Any]:
+        responses = [r for group in groups for r in group.responses]
+        rewards = [r.reward for r in responses]
+        whole = [r.reward for r in responses if not r.truncated]
+        lengths = sorted(len(r.tokens) for r in responses)
+        shares = [sum(r.reward for r in g.responses) / len(g.responses) for g in groups]
+        mean = sum(shares) / len(shares)
+        spread = math.sqrt(sum((s - mean) ** 2 for s in shares) / (len(shares) - 1))
+
+        def quantile(q: float) -> float:
+            place = q * (len(lengths) - 1)
+            low = math.floor(place)
+            high = min(low + 1, len(lengths) - 1)
+            return lengths[low] + (place - low) * (lengths[high] - lengths[low])
+
+        return {
+            "train/accuracy/mean": sum(rewards) / len(rewards),
+            "train/accuracy/standard_error": spread / math.sqrt(len(shares)),
+            "train/accuracy_nontruncated/mean": sum(whole) / len(whole) if whole else None,
+            "train/reward/mean": sum(rewards) / len(rewards),
+            "train/truncation/ratio": sum(r.truncated for r in responses) / len(responses),
+            "length/mean": sum(lengths) / len(lengths),
+            "length/min": lengths[0],
+            "length/max": lengths[-1],
+            **{f"length/q{round(100 * q)}": quantile(q) for q in (0.5, 0.9, 0.99)},
+            "groups/sampled": len(groups),
+            "groups/not_judged": 0,
+            "tokens/sampled": sum(lengths),
+        }
+
+    def _entropy_values(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Mean over all tokens of the buffer, and its error by a linearised ratio of sums over responses."""
+        found: dict[str, float] = {}
+        responses = [r for group in groups for r in group.responses]
+        for name in ("exact", "sampled"):
+            totals = [float((r.entropies if name == "exact" else -r.sampler_logprobs).sum()) for r in responses]
+            tokens = sum(len(r.tokens) for r in responses)
+            mean = sum(totals) / tokens
+            squares = sum((s - mean * len(r.tokens)) ** 2 for s, r in zip(totals, responses, strict=True))
+            found[f"entropy/{name}/mean"] = mean
+            found[f"entropy/{name}/standard_error"] = (
+                math.sqrt(squares * len(responses) / (len(responses) - 1)) / tokens
+            )
+        return found
+
+    def _alpha(self, entropy: float) -> float:
+        settings = self.recipe["entropy"]
+        if settings["controller"] == "none":
+            return 0.0
+        if settings["controller"] == "fixed":
+            return settings["alpha"]
+        return self.c if entropy <= settings["target"] else 0.0
+
+    def _move_c(self, entropy: float) -> None:
+        settings = self.recipe["entropy"]
+        if settings["controller"] == "adaptive":
+            self.c += settings["step"] * ((entropy < settings["target"]) - (entropy > settings["target"]))
+            self.c = min(max(self.c, 0.0), settings["maximum"])
+
+    # -------------------------------------------------------------------------------------------------- updates
+
+    def _learn(self, kept: Sequence[Group], alpha: float) -> dict[str, Any]:
+        algorithm, stage = self.recipe["algorithm"], self.now
+        parts = stage["rollout_batch"] // stage["mini_batch"]
+        told: list[dict[str, float]] = []
+        for turn in range(algorithm["reuse"]):
+            seeds = [self.recipe["run"]["seed"], self.steps, turn]
+            order = np.random.Generator(np.random.PCG64(seeds)).permutation(len(kept)).tolist()
+            if algorithm["minibatch"] == "keep_n_sgd":
+                size, more = divmod(len(kept), min(parts, max(len(kept), 1)))
+                sizes = [size + (i < more) for i in range(min(parts, len(kept)))]
+            else:
+                sizes = [stage["mini_batch"]] * math.ceil(len(kept) / stage["mini_batch"])
+            for size in sizes:
+                chosen, order = order[:size], order[size:]
+                told.append(self._update([kept[i] for i in chosen], alpha, several=parts * algorithm["reuse"] > 1))
+        return _merged(told)
+
+    def _update(self, groups: Sequence[Group], alpha: float, *, several: bool) -> dict[str, float]:
+        """One SGD step on these groups: loss, gradient, clipping, AdamW."""
+        for weight in self.weights.values():
+            weight.requires_grad_(True)
+        beta = self.recipe["reference"].get("coefficient", 0.0)
+        sums = _Sums()
+        loss, policy_loss = torch.zeros(()).double(), torch.zeros(()).double()
+        for group in groups:
+            for response in group.responses:
+                weight = self._token_weight(response, group, groups)
+                logprobs, entropies = self.policy.score(self.weights, group.prompt, response.tokens, self.tau)
+                assert response.old is not None
+                old = response.old if several else logprobs.detach()
+                correction = self._correction(old - response.sampler_logprobs)
+                objective, rho, clipped = self._surrogate(logprobs, old, response.advantage)
+                kl = None
+                if response.ref is not None:
+                    r = (response.ref - logprobs).exp()
+                    kl = r - (response.ref - logprobs) - 1
+                policy_loss = policy_loss - weight * (correction * objective).sum()
+                loss = loss - weight * alpha * entropies.sum()
+                if kl is not None:
+                    loss = loss + weight * beta * kl.sum()
+                sums.add(rho, clipped, entropies, kl, old - response.sampler_logprobs, correction)
+        loss = loss + policy_loss
+        loss.backward()
+        gradients = {name: w.grad for name, w in self.weights.items()}
+        norm = math.sqrt(sum(float((g**2).sum()) for g in gradients.values()))
+        rate = self._rate()
+        self._adamw(gradients, norm, rate)
+        return {
+            "loss": float(loss.detach()),
+            "policy_loss": float(policy_loss.detach()),
+            **sums.values(corrected=self.recipe["algorithm"]["correction"] != "none"),
+            "grad_norm": norm,
+            "learning_rate": rate,
+        }
+
+    def _token_weight(self, response: Response, group: Group, groups: Sequence[Group]) -> float:
+        loss = self.recipe["algorithm"]["loss"]
+        if loss in ("magic", "dapo", "cispo"):
+            return 1 / sum(len(r.tokens) for g in groups for r in g.responses)
+        if loss == "dr_grpo":
+            return 1 / (self.now["max_tokens"] * sum(len(g.responses) for g in groups))
+        each = 1 / (len(groups) * len(group.responses))
+        return each if loss in ("pg", "ppo") else each / len(response.tokens)
+
+    def _correction(self, log_weights: Tensor) -> Tensor:
+        algorithm = self.recipe["algorithm"]
+        if algorithm["correction"] == "none":
+            return torch.ones_like(log_weights)
+        weights = log_weights.exp()
+        cap = algorithm["correction_cap"]
+        return weights.clamp(max=cap) if algorithm["correction"] == "tis" else weights * (weights <= cap)
+
+    def _surrogate(self, logprobs: Tensor, old: Tensor, advantage: float) -> tuple[Tensor, Tensor, Tensor]:
+        """What is maximised, ``[T]``; rho; and the tokens whose gradient the clip zeroed."""
+        algorithm = self.recipe["algorithm"]
+        low, high = CLIPS[algorithm["loss"]]
+        low, high = algorithm.get("clip_low", low), algorithm.get("clip_high", high)
+        rho = (logprobs - old).exp()
+        if algorithm["loss"] == "gspo":
+            rho = (logprobs - old).mean().exp().expand(len(logprobs))
+        if algorithm["loss"] == "cispo":
+            bounded = rho.detach().clamp(1 - low, 1 + high)
+            return bounded * advantage * logprobs, rho.detach(), bounded != rho.detach()
+        if algorithm["loss"] == "pg":
+            return rho * advantage, rho.detach(), torch.zeros(len(rho), dtype=torch.bool)
+        values = torch.minimum(rho * advantage, rho.clamp(1 - low, 1 + high) * advantage)
+        beyond = rho > 1 + high if advantage > 0 else rho < 1 - low
+        return values, rho.detach(), beyond & (advantage != 0)
+
+    def _rate(self) -> float:
+        settings = self.recipe["optimizer"]
+        warm_up = settings["warmup_steps"]
+        return settings["learning_rate"] * (min(1.0, (self.updates + 1) / warm_up) if warm_up else 1.0)
+
+    def _adamw(self, gradients: Mapping[str, Tensor | None], norm: float, rate: float) -> None:
+        settings = self.recipe["optimizer"]
+        self.updates += 1
+        scale = min(1.0, settings["max_grad_norm"] / norm) if norm else 1.0
+        fresh: Weights = {}
+        for name, weight in self.weights.items():
+            gradient = gradients[name]
+            assert gradient is not None
+            gradient = gradient * scale
+            self.first[name] = settings["beta1"] * self.first[name] + (1 - settings["beta1"]) * gradient
+            self.second[name] = settings["beta2"] * self.second[name] + (1 - settings["beta2"]) * gradient**2
+            first = self.first[name] / (1 - settings["beta1"] ** self.updates)
+            second = self.second[name] / (1 - settings["beta2"] ** self.updates)
+            decayed = weight.detach() * (1 - rate * settings["weight_decay"])
+            fresh[name] = decayed - rate * first / (second.sqrt() + settings["eps"])
+        self.weights = fresh
+
+    # -------------------------------------------------------------------------------------------------- stages
+
+    @torch.no_grad()
+    def _validated(self) -> dict[str, float]:
+        """Greedy answers to the validation problems, where one is due."""
+        every = self.recipe["evaluation"]["every"]
+        if not every or self.steps % every:
+            return {}
+        limit = self.recipe["stages"][-1]["max_tokens"]
+        right: list[float] = []
+        lengths: list[int] = []
+        cut: list[float] = []
+        entropies: list[Tensor] = []
+        for text, gold in self.validation.values():
+            prompt = self.policy.encode(text)
+            tokens = self.policy.greedy(self.weights, prompt, limit)
+            words = self.policy.decode(tokens).split()
+            stopped = tokens[-1] == self.policy.end
+            right.append(float(stopped and words[-1:] == [gold]))
+            lengths.append(len(tokens))
+            cut.append(float(not stopped))
+            entropies.append(self.policy.score(self.weights, prompt, tokens, 1.0)[1])
+        mean = sum(right) / len(right)
+        if self.best is None or mean > self.best[1]:
+            self.best = (self.steps, mean)
+        return {
+            "validation/accuracy/mean": mean,
+            "validation/accuracy/standard_error": math.sqrt(mean * (1 - mean) / (len(right) - 1)),
+            "validation/length/mean": sum(lengths) / len(lengths),
+            "validation/truncation/ratio": sum(cut) / len(cut),
+            "validation/entropy/mean": float(torch.cat(entropies).mean()),
+        }
+
+    def _advance_stage(self, values: Mapping[str, Any]) -> None:
+        rule, stage = self.now["transition"], self.stage
+        if rule["rule"] == "truncation":
+            stage.below = stage.below + 1 if values["train/truncation/ratio"] < rule["truncation_below"] else 0
+            stage.converged |= stage.below >= rule["window"]
+        point: tuple[float, float | None] | None = None
+        if "validation/accuracy/mean" in values:
+            point = (values["validation/accuracy/mean"], values["validation/accuracy/standard_error"])
+        elif not self.recipe["evaluation"]["every"]:
+            point = (values["train/accuracy_unfiltered/mean"], values["train/accuracy/standard_error"])
+        if rule["rule"] == "converged" and point is not None:
+            stage.curve.append((stage.steps, *point))
+            if not stage.converged and len(stage.curve) % rule["window"] == 0:
+                stage.converged = upper_bound(stage.curve, rule) < rule["delta"]
+        stage.steps += 1
+        early = stage.converged and stage.steps >= self.now["min_steps"]
+        if not early and stage.steps < self.now["max_steps"]:
+            return
+        self.events.append({"kind": "stage_end", "stage": stage.index, "steps": stage.steps, "early": early})
+        self.stage = Stage(index=stage.index + 1)
+        if self.stage.index < len(self.recipe["stages"]):
+            self._remove_solved()
+
+    def _remove_solved(self) -> None:
+        if self.recipe["data"]["online_filter"]:
+            solved = [name for name, (right, judged) in self.visits.items() if right == judged]
+            gone = [name for name in self.train if name in solved and name not in self.removed]
+            left = len(self.train) - len(self.removed) - len(gone)
+            self.removed += gone
+            self.events.append({"kind": "filter", "removed": len(gone), "kept": left})
+        self.visits = {}
+
+
+class _Sums:
+    """Means and extremes over an update's tokens."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[Tensor]] = {}
+
+    def add(
+        self, rho: Tensor, clipped: Tensor, entropies: Tensor, kl: Tensor | None, gap: Tensor, correction: Tensor
+    ) -> None:
+        columns = {"rho": rho, "clipped": clipped.double(), "entropy": entropies.detach(), "gap": gap.detach()}
+        columns |= {"correction": correction.detach()} | ({} if kl is None else {"kl": kl.detach()})
+        for name, column in columns.items():
+            self.parts.setdefault(name, []).append(column)
+
+    def values(self, *, corrected: bool) -> dict[str, float]:
+        whole = {name: torch.cat(columns) for name, columns in self.parts.items()}
+        gap, weights = whole["gap"], whole["correction"]
+        changed = (weights - gap.exp()).abs() > 1e-12
+        return {
+            "tokens": float(len(gap)),
+            "entropy": float(whole["entropy"].mean()),
+            "clip_ratio": float(whole["clipped"].mean()),
+            "ratio_mean": float(whole["rho"].mean()),
+            "ratio_max": float(whole["rho"].max()),
+            "ratio_min": float(whole["rho"].min()),
+            "sampler_gap_mean": float(gap.abs().mean()),
+            "sampler_gap_max": float(gap.abs().max()),
+            "sampler_kl": float((gap.exp() - gap - 1).mean()),
+            "correction_mean": float(weights.mean()),
+            "corrected_ratio": float(changed.double().mean()) if corrected else 0.0,
+            **({"kl": float(whole["kl"].mean())} if "kl" in whole else {}),
+        }
+
+
+def _merged(told: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """A step's updates as one: means weighted by tokens, extremes of extremes, the last learning rate."""
+    merged: dict[str, Any] = {"learner/sgd_steps": len(told), "tokens/trained": int(sum(row["tokens"] for row in told))}
+    for name in told[0] if told else ():
+        column = [row[name] for row in told]
+        if name in ("ratio_max", "sampler_gap_max"):
+            merged[f"learner/{name}"] = max(column)
+        elif name == "ratio_min":
+            merged[f"learner/{name}"] = min(column)
+        elif name == "learning_rate":
+            merged[f"learner/{name}"] = column[-1]
+        elif name != "tokens":
+            total = sum(value * row["tokens"] for value, row in zip(column, told, strict=True))
+            merged[f"learner/{name}"] = total / merged["tokens/trained"]
+    return merged
+
+
+# ------------------------------------------------------------------------------------------------------ convergence
+
+
+def upper_bound(curve: Sequence[tuple[int, float, float | None]], rule: Mapping[str, Any]) -> float:
+    """The smallest upper bound of the gain over H more steps, over the stretches that know it to within delta.
+
+    Look j shares (1 - confidence) / (j (j + 1)) over the last window, two windows, four windows, ...; noise is AR(1)
+    with a correlation estimated from the residuals, corrected by (2 + 4 rho) / n and rounded up to a grid of 0.05.
+    """
+    look = len(curve) // rule["window"]
+    lengths = [rule["window"] * 2**i for i in range(20) if rule["window"] * 2**i <= len(curve)]
+    error = (1 - rule["confidence"]) / (look * (look + 1)) / len(lengths)
+    bounds = [math.inf]
+    for length in lengths:
+        gain, deviation, degrees = _gain(curve[-length:], rule["horizon"])
+        if deviation <= rule["delta"]:
+            bounds.append(gain + float(students_t.ppf(1 - error, degrees)) * deviation)
+    return min(bounds)
+
+
+def _gain(curve: Sequence[tuple[int, float, float | None]], horizon: int) -> tuple[float, float, float]:
+    """Gain over the horizon, its standard error and degrees of freedom."""
+    n = len(curve)
+    x = np.array([step for step, *_ in curve], dtype=float)
+    y = np.array([value for _, value, _ in curve])
+    slope, intercept = np.polyfit(x, y, 1)
+    residuals = y - slope * x - intercept
+    known = [error**2 for *_, error in curve if error is not None]
+    floor = sum(known) / len(known) if known else 0.0
+    power = float(residuals @ residuals)
+    measured = float(residuals[1:] @ residuals[:-1]) / power if power > 1e-24 else -1.0
+    rho = min(max(measured + (2 + 4 * measured) / n, 0.0), 0.95)
+    rho = math.ceil(rho / 0.05 - 1e-9) * 0.05
+    correlation = np.array([[rho ** abs(i - j) if rho else float(i == j) for j in range(n)] for i in range(n)])
+    design = np.stack([np.ones(n), x - x.mean()], 1)
+    maker = np.eye(n) - design @ np.linalg.inv(design.T @ design) @ design.T
+    spread = maker @ correlation
+    centred = x - x.mean()
+    slope_variance = float(centred @ correlation @ centred) / float(centred @ centred) ** 2
+    variance = max(power / float(np.trace(spread)), floor)
+    degrees = float(np.trace(spread)) ** 2 / float(np.trace(spread @ spread))
+    return float(slope) * horizon, math.sqrt(variance * slope_variance) * horizon, degrees
+
+
+def prompts(count: int, seed: str) -> list[str]:
+    """Distinct prompts of nine digits, as the tiny reasoner reads them."""
+    found: list[str] = []
+    while len(found) < count:
+        digits = [b % 10 for b in hashlib.sha256(f"{seed}/{len(found)}".encode()).digest()[:9]]
+        found.append(" ".join(["L", *map(str, digits), ":"]))
+    return found
