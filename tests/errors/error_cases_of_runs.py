@@ -182,8 +182,9 @@ TRAINING = (
         "data.difficulty_filter",
         "none of 3 problems",
         "3 never correct",
-        "use problems nearer",
         "difficulty.json",
+        "100 % are cut at T = 1",
+        "raise max_tokens",
     ),
     case(
         "all-rejected",
@@ -191,8 +192,8 @@ TRAINING = (
         settings("stages.0.max_tokens=1", "stages.0.max_steps=9", "algorithm.stop_after_empty_steps=2"),
         1,
         "every group of 2 steps in a row",
-        "data.difficulty_filter",
-        "group_size",
+        "100 % are cut at T = 1",
+        "raise max_tokens",
     ),
     case(
         "not-finite",

@@ -135,19 +135,12 @@ def test_figures_are_exported_as_svg_png_and_csv(page: str) -> None:
 
 
 def test_health_findings_come_with_their_remedies(run_folder: Path) -> None:
-    path = run_folder / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    for row in rows:
-        row["values"]["learner/sampler_gap_mean"] = 0.4
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    told = {"kind": "health", "rule": "own <rule>", "severity": "warning", "step": 2, "message": "m", "remedy": "r"}
+    told = {"kind": "health", "rule": "own <rule>", "severity": "warning", "step": 2, "message": "m", "remedy": "do r"}
     with (run_folder / "events.jsonl").open("a") as file:
         file.write(json.dumps(told) + "\n")
     page = write_report(run_folder).read_text()
-    assert "sampler gap" in page
-    assert "0.400 nats" in page
-    assert "rollout.dtype" in page
     assert "own &lt;rule&gt;" in page
+    assert "do r" in page
 
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from magicrl.records import StepMetrics
+from magicrl.training.diagnosis import ANY_JUDGING, Judging
 from magicrl.training.health import HealthMonitor, check_run
 from magicrl.training.health_signs import RULES, HealthRule
 
@@ -78,7 +79,15 @@ SICK: dict[str, list[StepMetrics]] = {
         train__accuracy_nontruncated__mean=noisy(ramp(0.7, 0.55, 30), 0.02, 1),
     ),
     "early_plateau": run(120, train__accuracy__mean=noisy(ramp(0.3, 0.5, 30), 0.02)),
-    "groups_rejected": run(40, groups__rejected__ratio=ramp(0.5, 0.95, 20), train__accuracy__mean=ramp(0.6, 0.98, 20)),
+    "groups_rejected": run(
+        40,
+        groups__rejected__ratio=ramp(0.5, 0.95, 20),
+        groups__sampled=flat(8),
+        train__accuracy__mean=ramp(0.6, 0.98, 20),
+        train__truncation__ratio=flat(0.0),
+        train__answered__ratio=flat(0.99),
+        stage__max_tokens=flat(64),
+    ),
     "clip_never_acts": run(30, learner__clip_ratio=flat(0.0), learner__sgd_steps=flat(4)),
     "clip_share_high": run(30, learner__clip_ratio=ramp(0.01, 0.3, 20), learner__sgd_steps=flat(4)),
     "sampler_gap": run(30, learner__sampler_gap_mean=ramp(0.01, 0.2, 20)),
@@ -204,13 +213,27 @@ def test_a_first_stage_of_forty_flat_steps_is_a_plateau() -> None:
     assert names(run(100, (1, 41), train__accuracy__mean=noisy(flat(0.1), 0.012))) == ["early_plateau"]
 
 
-def test_rejected_groups_say_whether_too_easy_or_too_hard() -> None:
-    easy, hard = (
-        check_run(run(20, groups__rejected__ratio=flat(0.9), train__accuracy__mean=flat(level)))[0].message
-        for level in (0.97, 0.02)
-    )
-    assert "too easy" in easy
-    assert "too hard" in hard
+def test_rejected_groups_say_why_and_what_helps_with_this_verifier() -> None:
+    def remedy(accuracy: float, truncated: float, answered: float, judging: Judging = ANY_JUDGING) -> str:
+        monitor = HealthMonitor(judging)
+        series = run(
+            3,
+            groups__rejected__ratio=flat(1.0),
+            groups__sampled=flat(8),
+            train__accuracy__mean=flat(accuracy),
+            train__truncation__ratio=flat(truncated),
+            train__answered__ratio=flat(answered),
+            stage__max_tokens=flat(64),
+        )
+        (finding,) = [finding for row in series for finding in monitor.observe(row)]
+        assert finding.step == 3, "three empty steps are enough"
+        return finding.remedy
+
+    assert "solved already" in remedy(1.0, 0.0, 1.0)
+    assert "easier problems" in remedy(0.0, 0.1, 0.9)
+    assert "T = 64: raise max_tokens" in remedy(0.0, 0.8, 0.1)
+    assert 'verifier.extract = "lenient"' in remedy(0.0, 0.1, 0.02, Judging("box", "auto"))
+    assert "lenient" not in remedy(0.0, 0.1, 0.02, Judging("lenient", "auto"))
 
 
 def test_a_finding_comes_back_only_after_a_quiet_spell() -> None:

@@ -108,8 +108,7 @@ def _result(
     if not kept:
         raise ValueError(
             f"the {what} leaves none of {len(counts)} problems: {len(correct)} always correct, "
-            f"{len(wrong)} never correct, {len(unjudged)} not judged; use problems nearer to what the model can do, "
-            "more samples a problem, or switch the filter off"
+            f"{len(wrong)} never correct, {len(unjudged)} not judged"
         )
     return FilterResult(
         kept=kept,

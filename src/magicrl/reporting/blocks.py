@@ -21,7 +21,6 @@ from magicrl.reporting.scores import headline
 from magicrl.reporting.timeline import read_timeline, timeline_rows
 from magicrl.reporting.views import bars_view, chart_view, hover, timeline_view
 from magicrl.reporting.workers import idle_bars, idle_chart, idle_shares
-from magicrl.training.health import check_run
 from magicrl.training.health_signs import RULES
 
 
@@ -70,12 +69,9 @@ def _optional(key: str, title: str, data: Mapping[str, Any] | None) -> Block | N
 
 
 def _health(run: RecordedRun) -> Block:
-    """Findings of the rules over the metrics, and health events that the run recorded besides."""
-    findings = [finding.as_event() for finding in check_run(run.metrics)]
-    known = {finding["rule"] for finding in findings}
-    recorded = [dict(e) for e in run.events if e.get("kind") == "health" and e.get("rule") not in known]
-    rows = sorted(findings + recorded, key=lambda e: cast("int", e.get("step") or 0))
-    return _block("health", "Health", {"findings": rows, "steps": len(run.metrics), "rules": RULES})
+    """What the rules said while it ran."""
+    findings = [event for event in run.events if event.get("kind") == "health"]
+    return _block("health", "Health", {"findings": findings, "steps": len(run.metrics), "rules": RULES})
 
 
 def _figures(run: RecordedRun, group: FigureGroup) -> Block:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from magicrl.evaluation.provenance import write_atomically
 from magicrl.evaluation.sampling import Encode, evaluation_seed, sample_problems
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine
+from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, answers_of, diagnose
 from magicrl.verifiers.base import VerifierService
 
 
@@ -27,12 +28,14 @@ class DifficultyFilter:
         max_tokens: T of the samples.
         seed: the run seed.
         path: where the counts are kept.
+        judging: the verifier's settings, for the advice.
     """
 
     config: DifficultyFilterConfig
     max_tokens: int
     seed: int
     path: Path
+    judging: Judging
 
     def apply(
         self,
@@ -41,20 +44,25 @@ class DifficultyFilter:
         judge: VerifierService,
         encode: Encode,
         progress: Callable[[int, int], None],
-    ) -> FilterResult:
-        """Which problems stay. Raises ``ValueError`` when none does, or its table is damaged."""
-        counts = self._read() or self._measure(problems, engine, judge, encode, progress)
-        try:
-            return offline_filter(counts)
-        except ValueError as error:
-            raise ValueError(f"data.difficulty_filter: {error} (the counts are in {self.path})") from None
-
-    def _read(self) -> dict[str, PassCount] | None:
+    ) -> tuple[FilterResult, Diagnosis]:
+        """What stays, and what the answers say. Raises ``ValueError`` if nothing stays or the table is damaged."""
         if not self.path.exists():
-            return None
+            document = self._measure(problems, engine, judge, encode, progress)
+            write_atomically(self.path, json.dumps(document, indent=1))
+        counts, answers = self._read()
+        found = diagnose(answers)
+        try:
+            return offline_filter(counts), found
+        except ValueError as error:
+            raise ValueError(
+                f"data.difficulty_filter: {error} (the counts are in {self.path}): {found.message}. {found.remedy}"
+            ) from None
+
+    def _read(self) -> tuple[dict[str, PassCount], SampledAnswers]:
         try:
             document = json.loads(self.path.read_text())
-            return {key: PassCount(correct=c, counted=n) for key, (c, n) in document["counts"].items()}
+            counts = {key: PassCount(correct=c, counted=n) for key, (c, n) in document["counts"].items()}
+            return counts, SampledAnswers(**document["answers"], judging=self.judging)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is damaged ({error}); delete it to measure the difficulty anew") from None
 
@@ -65,7 +73,8 @@ class DifficultyFilter:
         judge: VerifierService,
         encode: Encode,
         progress: Callable[[int, int], None],
-    ) -> dict[str, PassCount]:
+    ) -> dict[str, Any]:
+        max_tokens = self.config.max_tokens or self.max_tokens
         groups = sample_problems(
             engine,
             judge,
@@ -73,7 +82,7 @@ class DifficultyFilter:
             encode,
             samples=self.config.samples,
             temperature=self.config.temperature,
-            max_tokens=self.config.max_tokens or self.max_tokens,
+            max_tokens=max_tokens,
             seed=evaluation_seed(self.seed, "difficulty"),
             progress=progress,
         )
@@ -83,14 +92,14 @@ class DifficultyFilter:
             )
             for g in groups
         }
-        document = {
+        answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=self.judging))
+        return {
             "samples": self.config.samples,
             "temperature": self.config.temperature,
             "table": filter_table(problems, counts),
+            "answers": {key: value for key, value in answers.items() if key != "judging"},
             "counts": {key: [c.correct, c.counted] for key, c in counts.items()},
         }
-        write_atomically(self.path, json.dumps(document, indent=1))
-        return counts
 
 
 def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -> list[dict[str, Any]]:

@@ -9,10 +9,11 @@ Losses that are not finite are no matter of health: the learner stops on them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from magicrl.records import StepMetrics
+from magicrl.training.diagnosis import ANY_JUDGING, Judging, SampledAnswers, diagnose
 from magicrl.training.health_series import Series
 from magicrl.training.health_signs import RULES, HealthRule, Severity
 
@@ -48,9 +49,14 @@ class HealthMonitor:
     """Watches a run step by step.
 
     It remembers only the metrics that its rules read, so its state stays small enough for every checkpoint.
+
+    Args:
+        judging: the verifier's settings, which some remedies depend on.
+        rules: what it watches for.
     """
 
-    def __init__(self, rules: Sequence[HealthRule] = RULES) -> None:
+    def __init__(self, judging: Judging = ANY_JUDGING, rules: Sequence[HealthRule] = RULES) -> None:
+        self._judging = judging
         self._rules = tuple(rules)
         self._keys = tuple(dict.fromkeys(key for rule in self._rules for key in rule.keys))
         self._series: list[StepMetrics] = []
@@ -62,23 +68,29 @@ class HealthMonitor:
         self._series.append(StepMetrics(step=metrics.step, stage=metrics.stage, values=kept))
         findings: list[HealthFinding] = []
         for rule in self._rules:
-            message = rule.check(self._series)
-            if message is None:
+            seen = rule.check(self._series)
+            if seen is None:
                 self._count_quiet(rule.name)
                 continue
             if rule.name not in self._quiet:
-                findings.append(
-                    HealthFinding(
-                        rule=rule.name,
-                        severity=rule.severity,
-                        step=metrics.step,
-                        stage=metrics.stage,
-                        message=message,
-                        remedy=rule.remedy,
-                    )
-                )
+                findings.append(self._finding(rule, seen, metrics))
             self._quiet[rule.name] = 0
         return findings
+
+    def _finding(self, rule: HealthRule, seen: str | SampledAnswers, metrics: StepMetrics) -> HealthFinding:
+        if isinstance(seen, SampledAnswers):
+            found = diagnose(replace(seen, judging=self._judging))
+            message, remedy = found.message, found.remedy
+        else:
+            message, remedy = seen, rule.remedy
+        return HealthFinding(
+            rule=rule.name,
+            severity=rule.severity,
+            step=metrics.step,
+            stage=metrics.stage,
+            message=message,
+            remedy=remedy,
+        )
 
     @property
     def active(self) -> tuple[str, ...]:

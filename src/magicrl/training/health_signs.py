@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from magicrl.training.diagnosis import STEP_KEYS, SampledAnswers, answers_in
 from magicrl.training.health_series import Series, change, column, mean, percent, tail, this_stage, trend
 
 Severity: TypeAlias = Literal["info", "warning", "critical"]
@@ -34,7 +35,8 @@ class HealthRule:
         severity: ``info`` is expected behaviour worth knowing, ``critical`` usually ruins the run.
         keys: the metrics it reads; what the monitor must remember.
         sign: what it looks for, in a sentence.
-        check: the steps so far (oldest first, never empty) to a message, or None when all is well.
+        check: the steps so far (oldest first, never empty) to a message, or None when all is well; answers instead of
+            a message are diagnosed, which gives message and remedy.
         remedy: what to change, in the recipe's settings.
     """
 
@@ -42,16 +44,16 @@ class HealthRule:
     severity: Severity
     keys: tuple[str, ...]
     sign: str
-    check: Callable[[Series], str | None]
+    check: Callable[[Series], str | SampledAnswers | None]
     remedy: str
 
 
 def rule(
     *, severity: Severity, keys: tuple[str, ...], remedy: str
-) -> Callable[[Callable[[Series], str | None]], HealthRule]:
+) -> Callable[[Callable[[Series], str | SampledAnswers | None]], HealthRule]:
     """Makes a predicate the rule of its name; its docstring's first line is the sign."""
 
-    def made(check: Callable[[Series], str | None]) -> HealthRule:
+    def made(check: Callable[[Series], str | SampledAnswers | None]) -> HealthRule:
         sign = (check.__doc__ or "").partition("\n")[0]
         return HealthRule(name=check.__name__, severity=severity, keys=keys, sign=sign, check=check, remedy=remedy)
 
@@ -148,22 +150,14 @@ def early_plateau(series: Series) -> str | None:
 
 @rule(
     severity="warning",
-    keys=("groups/rejected/ratio", ACCURACY),
-    remedy="Too easy: harder problems, or the next stage. Too hard: easier ones, a better supervised start. Either "
-    "way: the difficulty filter, larger groups (group_size), algorithm.refill = 'until_full'.",
+    keys=STEP_KEYS,
+    remedy="By cause: a larger T, a form of answer that the verifier reads, or other problems.",
 )
-def groups_rejected(series: Series) -> str | None:
-    """More than three quarters of the groups without any advantage, over ten steps."""
+def groups_rejected(series: Series) -> SampledAnswers | None:
+    """More than three quarters of the groups without any advantage over ten steps, or all of them in three."""
     rejected = tail(series, 2 * RECENT, "groups/rejected/ratio")
-    accuracy = tail(series, 2 * RECENT, ACCURACY)
-    if len(rejected) < 2 * RECENT or mean(rejected) <= 0.75:
-        return None
-    share = percent(mean(rejected))
-    if not accuracy:
-        return f"{share} of the groups rejected over the last {2 * RECENT} steps"
-    now = mean(accuracy)
-    cause = "the problems are too easy now" if now > 0.5 else "the problems are too hard"
-    return f"{share} of the groups rejected over the last {2 * RECENT} steps at accuracy {percent(now)}: {cause}"
+    often = len(rejected) == 2 * RECENT and mean(rejected) > 0.75
+    return answers_in(series[-2 * RECENT :]) if often or (len(rejected) >= 3 and min(rejected) == 1) else None
 
 
 def _off_policy(series: Series) -> bool:

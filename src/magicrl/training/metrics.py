@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from magicrl.records import ScoredGroup
+from magicrl.records import Completion, ScoredGroup, Verdict
 from magicrl.training.protocols import UpdateMetrics
+from magicrl.verifiers.base import NO_ANSWER
 
 Values = dict[str, float | int | str | None]
 
@@ -31,6 +32,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "train/accuracy/standard_error": None if error is None else float(error),
         "train/accuracy_nontruncated/mean": _mean(finished),
         "train/reward/mean": _mean(rewards),
+        "train/answered/ratio": answered_share([g.group.completions for g in groups], [g.verdicts for g in groups]),
         "train/truncation/ratio": float(np.mean([c.truncated for g in groups for c in g.group.completions])),
         "length/mean": float(lengths.mean()),
         "length/min": int(lengths.min()),
@@ -43,6 +45,12 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "tokens/sampled": int(lengths.sum()),
         "verify/seconds": float(np.sum(verified)),
     }
+
+
+def answered_share(completions: Iterable[Sequence[Completion]], verdicts: Iterable[Sequence[Verdict]]) -> float:
+    """Share of responses that ended by themselves and held an answer that the verifier read; a sequence a group."""
+    pairs = [pair for c, v in zip(completions, verdicts, strict=True) for pair in zip(c, v, strict=True)]
+    return float(np.mean([not completion.truncated and v.status not in NO_ANSWER for completion, v in pairs]))
 
 
 def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:

@@ -42,6 +42,7 @@ from magicrl.training.checkpoint import (
     save_checkpoint,
     split_state,
 )
+from magicrl.training.diagnosis import judging_of
 from magicrl.training.difficulty import DifficultyFilter
 from magicrl.training.exam import Exam
 from magicrl.training.health import HealthMonitor
@@ -153,7 +154,8 @@ class Session:
         self._workers = Workers(without_lag(built.engine), judge, built.learner)
         self._schedule = StageSchedule(config.stages)
         self._controller = entropy_controller(config.entropy)
-        self._monitor = HealthMonitor()
+        self._judging = judging_of(config.verifier, built.data.train)
+        self._monitor = HealthMonitor(self._judging)
         self._visits = VisitRecord()
         self._solved = 0
         self._steps_done = 0
@@ -295,9 +297,13 @@ class Session:
             return self._data.train
         path = self._folder.path / "difficulty.json"
         difficulty = DifficultyFilter(
-            config=settings, max_tokens=self._config.stages[0].max_tokens, seed=self._config.run.seed, path=path
+            config=settings,
+            max_tokens=self._config.stages[0].max_tokens,
+            seed=self._config.run.seed,
+            path=path,
+            judging=self._judging,
         )
-        result = difficulty.apply(
+        result, found = difficulty.apply(
             self._data.train,
             self._engine,
             self._judge,
@@ -312,6 +318,10 @@ class Session:
             all_wrong=result.all_wrong,
             all_correct=result.all_correct,
         )
+        if len(result.kept) < (step := self._config.stages[0].rollout_batch):
+            few = f"the difficulty filter kept {len(result.kept)} problems, fewer than a step draws (D_R = {step})"
+            details = {"rule": "filter_keeps_little", "severity": "critical", "remedy": found.remedy}
+            self._event_once("health", f"{few}: {found.message}", **details)
         kept = set(result.kept)
         return tuple(p for p in self._data.train if p.id in kept)
 

@@ -47,6 +47,9 @@ OUTCOME_OF_STATUS: MappingProxyType[str, Outcome] = MappingProxyType(
 )
 """Every status of the built-in verifiers and its outcome."""
 
+NO_ANSWER = frozenset({"no_answer", "no_code"})
+"""Statuses of responses that hold nothing to judge."""
+
 MAX_EXTRACTED = 1000
 """Characters of the extracted answer that a verdict keeps."""
 
