@@ -123,13 +123,21 @@ class Outcome(StrEnum):
     NOT_JUDGED = "not_judged"
 
 
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of a conversation; ``role`` is ``system``, ``user``, ``assistant`` or ``tool``."""
+
+    role: str
+    content: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
     """One verifiable problem.
 
     Attributes:
         id: unique within its data set; recorded with every rollout.
-        prompt: the user's text. A model with a chat template gets it as one user message.
+        prompt: the user's text, the last turn of ``messages``.
         golds: the accepted answers; any one earns the reward.
         verifier: name of the verifier that judges it (``exact``, ``maths``, ``code``; for code, tests are JSON in
             ``golds[0]``).
@@ -140,6 +148,7 @@ class Problem:
             ``dataclasses.replace``, so that instructions put around a prompt make no other problem of it. Two problems
             of one key are the same problem, whatever their ids: together in a hold-out, a filter, a removal.
         template: name of the template that a generated prompt was filled into, if it has one.
+        context: the turns before the prompt: a system prompt, an earlier exchange; mostly none.
 
     Example:
         >>> Problem(id="add-0", prompt="What is 2 + 3?", golds=("5",), verifier="maths", source="doc").level
@@ -154,15 +163,22 @@ class Problem:
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
     key: str = field(default="", repr=False)
     template: str | None = None
+    context: tuple[Message, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.key:
-            object.__setattr__(self, "key", prompt_key(self.prompt))
+            turns = [{"role": message.role, "content": message.content} for message in self.messages]
+            object.__setattr__(self, "key", prompt_key(turns if self.context else self.prompt))
 
     @property
     def cluster(self) -> str:
         """What makes two problems dependent observations: their template, else their key. The unit of an interval."""
         return self.key if self.template is None else f"{self.source}/{self.template}"
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The conversation that the model goes on with; its chat template renders it."""
+        return (*self.context, Message("user", self.prompt))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -72,7 +72,7 @@ def test_hub_sets_load_through_datasets(tmp_path: Path) -> None:
     assert [p.id for p in load_problems(source, base_folder=tmp_path)] == ["sums-0"]
     with pytest.raises(ValueError, match="unknown option 'nam'; known: subset, revision"):
         load_problems(SourceConfig(hub=str(folder), options={"nam": "x"}), base_folder=tmp_path)
-    with pytest.raises(ValueError, match=r"split 'dev'.*Check name, split and options\.subset"):
+    with pytest.raises(ValueError, match=r"no split 'dev'; it has: train, test\. Set split to one of them"):
         load_problems(SourceConfig(hub=str(folder), split="dev"), base_folder=tmp_path)
 
 
@@ -146,7 +146,7 @@ def test_the_verifier_can_be_chosen(tmp_path: Path) -> None:
 )
 def test_released_golds(tmp_path: Path, ground_truth: str, golds: tuple[str, ...]) -> None:
     pq.write_table(pa.Table.from_pylist([released(ground_truth)]), tmp_path / "or1.parquet")
-    (problem,) = load(tmp_path, "or1.parquet", format="released")
+    (problem,) = load(tmp_path, "or1.parquet")
     assert problem.golds == golds
     assert (problem.id, problem.prompt, problem.source) == ("or1-0", "What is 2 + 3?", "train-math-numina")
     assert problem.extra["extra_info"] == {"index": 7, "model_difficulty": {"m": 3}}
@@ -188,30 +188,29 @@ def test_tests_of_a_named_field(tmp_path: Path) -> None:
     tests = {"inputs": ["1"], "outputs": ["2"]}
     mapping = {"prompt": "q", "answer": "tests"}
     write_lines(tmp_path / "a.jsonl", [{"q": "x", "tests": tests}, {"q": "y", "tests": json.dumps(tests)}])
-    first, second = load(tmp_path, "a.jsonl", format="fields", fields=mapping, verifier="code")
+    first, second = load(tmp_path, "a.jsonl", fields=mapping, verifier="code")
     assert (first.verifier, first.golds) == ("code", (json.dumps(tests),))
     assert second.golds == first.golds
     write_lines(tmp_path / "b.jsonl", [{"q": "x", "tests": {}}])
     with pytest.raises(ValueError, match="must be an object of tests"):
-        load(tmp_path, "b.jsonl", format="fields", fields=mapping, verifier="code")
+        load(tmp_path, "b.jsonl", fields=mapping, verifier="code")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"reward_model": None}, r"'reward_model.ground_truth': nothing named 'ground_truth' inside NoneType"),
+        ({"reward_model": "5"}, r"'reward_model.ground_truth' has nothing named 'ground_truth' inside str"),
         ({"reward_model": {"style": "rule"}}, r"no field 'reward_model.ground_truth'"),
-        ({"reward_model": {"ground_truth": "[]"}}, r"'reward_model.ground_truth' is an empty list"),
-        ({"reward_model": {"ground_truth": '[""]'}}, r"'reward_model.ground_truth' holds an empty answer"),
-        ({"prompt": "text"}, r"'prompt' must be a list with one"),
-        ({"prompt": [{"role": "system", "content": "x"}]}, r"role must be 'user', got 'system'"),
-        ({"prompt": [{"role": "user", "content": " "}]}, r"content must be text"),
+        ({"prompt": ["text"]}, r"'prompt' must be text or a list of \{role, content\} messages"),
+        ({"prompt": [{"role": "system", "content": "x"}]}, r"must end in a user's message .* got the role 'system'"),
+        ({"prompt": [{"role": "user", "content": " "}]}, r"message 1: the content must be text"),
+        ({"prompt": [{"role": "speaker", "content": "x"}]}, r"message 1: the role 'speaker' is unknown; known: system"),
     ],
 )
 def test_released_errors_name_line_and_field(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     write_lines(tmp_path / "r.jsonl", [released("5"), {**released("5"), **change}])
     with pytest.raises(ValueError, match=r"r\.jsonl, line 2: .*" + message):
-        load(tmp_path, "r.jsonl", format="released")
+        load(tmp_path, "r.jsonl")
 
 
 def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
@@ -220,7 +219,7 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
         extra = {"index": index, "model_difficulty": {"Small": failed, "Large": 3}}
         rows.append({**released("5", prompt=f"What is {index} + 3?"), "extra_info": extra})
     write_lines(tmp_path / "r.jsonl", rows)
-    loaded = load_source(SourceConfig(path="r.jsonl", format="released", difficulty_of="Small"), base_folder=tmp_path)
+    loaded = load_source(SourceConfig(path="r.jsonl", difficulty_of="Small"), base_folder=tmp_path)
     assert [p.prompt for p in loaded.problems] == ["What is 1 + 3?", "What is 2 + 3?"]
     assert [item.reason.partition(" (")[0] for item in loaded.set_aside] == [
         "Small solved it always",
@@ -231,12 +230,6 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
         load_problems(SourceConfig(path="r.jsonl", difficulty_of="Tiny"), base_folder=tmp_path)
 
 
-def test_released_format_on_other_files_says_so(tmp_path: Path) -> None:
-    write_lines(tmp_path / "s.jsonl", TWO)
-    with pytest.raises(ValueError, match=r"no field 'prompt'; the nearest is 'problem'.*format = \"fields\""):
-        load(tmp_path, "s.jsonl", format="released")
-
-
 # ---- what a newcomer gets wrong -----------------------------------------------------------------
 
 
@@ -244,18 +237,18 @@ def test_released_format_on_other_files_says_so(tmp_path: Path) -> None:
     ("record", "message"),
     [
         (
-            {"question": "?", "answer": "1"},
-            r"no field 'problem'.*It has: question, answer\. Remedy: set fields\.prompt",
+            {"frage": "?", "answer": "1"},
+            r"no column of the problem is known.*It has: frage, answer\. Remedy: --set data\.train\.0\.fields\.prompt=",
         ),
-        ({"Problem": "?", "answer": "1"}, r"no field 'problem'; the nearest is 'Problem'"),
+        ({"problems": "?", "answer": "1"}, r"no column of the problem is known; the nearest is 'problems'"),
+        (
+            {"prompt": "?", "question": "?", "answer": "1"},
+            r"several columns may hold the problem: question, prompt\. .* --set data\.train\.0\.fields\.prompt=q",
+        ),
+        ({"problem": "?", "gold": "1", "target": "1"}, r"several columns may hold the answer: gold, target"),
         ({"problem": 3, "answer": "1"}, r"field 'problem' must be text, got int \('3'\)"),
         ({"problem": "  ", "answer": "1"}, r"field 'problem' is empty"),
-        ({"problem": "?", "answer": ""}, r"field 'answer' holds an empty answer"),
-        ({"problem": "?", "answer": None}, r"field 'answer' must be text, a number or a list of them, got NoneType"),
         ({"problem": "?", "answer": True}, r"got bool"),
-        ({"problem": "?", "answer": float("nan")}, r"holds nan"),
-        ({"problem": "?", "answer": []}, r"field 'answer' is an empty list"),
-        ({"problem": "?", "answer": "#### "}, r"field 'answer' holds an empty answer"),
         ({"problem": "?", "answer": {"x": 1}}, r"got dict"),
     ],
 )
@@ -263,6 +256,29 @@ def test_bad_records_are_named_by_line_and_field(tmp_path: Path, record: dict[st
     write_lines(tmp_path / "bad.jsonl", [TWO[0], record])
     with pytest.raises(ValueError, match=r"bad\.jsonl, line 2: .*" + message):
         load(tmp_path, "bad.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        ({"problem": "?", "answer": ""}, "field 'answer' is empty"),
+        ({"problem": "?", "answer": None}, "field 'answer' holds None"),
+        ({"problem": "?", "answer": float("nan")}, "field 'answer' holds nan"),
+        ({"problem": "?", "answer": []}, "field 'answer' is an empty list"),
+        ({"problem": "?", "answer": "#### "}, "field 'answer' is empty"),
+        ({"problem": "?", "solution": "It is 5."}, "the text of field 'solution' has neither a box nor a last line"),
+        (released("[]"), "field 'reward_model.ground_truth' is an empty list"),
+        (released('[""]'), "field 'reward_model.ground_truth' is empty"),
+    ],
+)
+def test_records_without_an_answer_are_set_aside(
+    tmp_path: Path, record: dict[str, Any], reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_lines(tmp_path / "some.jsonl", [TWO[0], record])
+    with caplog.at_level(logging.WARNING):
+        assert [p.golds for p in load(tmp_path, "some.jsonl")] == [("2",)]
+    assert f"1 records set aside: no answer: {reason}" in caplog.text
+    assert "some.jsonl, line 2)" in caplog.text
 
 
 @pytest.mark.parametrize("value", ["hard", True, None])
@@ -314,13 +330,13 @@ def test_missing_files_say_what_is_there(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"the folder .*sub does not exist \(relative paths start at"):
         load(tmp_path, "sub/a.jsonl")
     (tmp_path / "dir.jsonl").mkdir()
-    with pytest.raises(ValueError, match=r"dir\.jsonl: is a folder; name one data file"):
+    with pytest.raises(ValueError, match=r"dir\.jsonl: the folder holds no data file"):
         load(tmp_path, "dir.jsonl")
     lines = '{"problem": "?", "answer": 1}\n' * 1000  # beyond the decoder's first block
     (tmp_path / "latin.jsonl").write_bytes((lines + '{"problem": "é"}\n').encode("latin-1"))
     with pytest.raises(ValueError, match=r"latin\.jsonl, line 1001: not UTF-8 text"):
         load(tmp_path, "latin.jsonl")
-    with pytest.raises(ValueError, match=r"options are for families and hub data sets, got \['name'\]"):
+    with pytest.raises(ValueError, match=r"options are for families, folders and hub data sets, got \['name'\]"):
         load(tmp_path, "train.jsonl", options={"name": "x"})
 
 

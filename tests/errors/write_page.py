@@ -32,7 +32,8 @@ STATED = """## What is no error
   `run.json` (`dropped_overlong`). Validation and test prompts are never dropped.
 - **A training problem that a validation or test set holds too** (same prompt but for case and spacing): left out of
   training with a warning, and counted in `run.json` (`dropped_in_test`).
-- **Code problems of the released mixture**: set aside with a warning that counts them.
+- **Rows without an answer, and code problems without usable tests**: set aside with a warning that counts them and
+  names the first; a file of nothing else is an error.
 - **A step whose groups were all rejected**: no update, recorded as `groups/all_rejected`; after
   `algorithm.stop_after_empty_steps` such steps in a row the run stops (above). `algorithm.refill` samples more instead.
 - **A model without a chat template**: prompts go to it as plain text; `run.json` says `prompt_format`.

@@ -44,7 +44,7 @@ def pipeline(write_rows: Callable[..., Path], model: Path) -> dict[str, Any]:
         "label": "tiny",
         "time_limit": 20,
     }
-    source = {"path": str(write_rows("sums.jsonl", rows)), "columns": columns, "template": "{prompt}"}
+    source = {"path": str(write_rows("sums.jsonl", rows)), "fields": columns, "template": "{prompt}"}
     return {"sources": [source], "steps": [step]}
 
 
@@ -152,7 +152,7 @@ def test_a_prompt_that_leaves_no_room_is_dropped_or_an_error(
     pipeline: dict[str, Any], run: Any, write_rows: Callable[..., Path]
 ) -> None:
     long = write_rows("long.jsonl", [{"problem": "what is 1 + 1 ? " * 30, "answer": "2", "id": "long"}])
-    pipeline["sources"].append({"path": str(long), "columns": {"id": "id"}, "template": "{prompt}"})
+    pipeline["sources"].append({"path": str(long), "fields": {"id": "id"}, "template": "{prompt}"})
     pipeline["steps"][0] |= {"samples": 2}
     run(pipeline)
     assert run.reasons("01-difficulty")["long/long"] == "prompt unfit for the model"

@@ -19,7 +19,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.evaluation.locks import only_writer
 from magicrl.pipeline import parts as part_files
 from magicrl.pipeline.sources import importing
-from magicrl.pipeline.sources.records import RecordReader
+from magicrl.pipeline.sources.records import EntryReader
 from magicrl.pipeline.stats import counts_of, way_of
 
 RULES = {"maths": {"agreement": False, "unreadable_golds": "keep"}}
@@ -163,13 +163,13 @@ def test_an_import_that_was_killed_reads_only_the_records_it_had_not(
     for folder in ("kept", "dropped"):
         (run.output / "sources" / "a" / folder / "a.00002.parquet").unlink()
     read: list[int] = []
-    really = RecordReader.entry
+    really = EntryReader.entry
 
-    def entry(self: RecordReader, row: Any) -> Any:
+    def entry(self: EntryReader, row: Any) -> Any:
         read.append(row.index)
         return really(self, row)
 
-    monkeypatch.setattr(RecordReader, "entry", entry)
+    monkeypatch.setattr(EntryReader, "entry", entry)
     run(tree)
     assert read == [8, 9], "two parts of four records were there"
     assert run.files() == whole

@@ -222,8 +222,8 @@ def test_a_record_in_the_columns_of_the_real_set_is_read(kind: str, write_rows: 
 
 def test_columns_name_what_a_known_form_does_not(write_rows: Callable[..., Path], run: Any) -> None:
     rows = [{"q": {"text": "2 + 3?"}, "gold": 5, "why": "because \\boxed{5}", "nr": "x1", "set": "a"}]
-    columns = {"problem": "q.text", "answer": "gold", "solutions": ["why"], "id": "nr", "notes": ["set"]}
-    run({"sources": [{"name": "own", "path": str(write_rows("r.jsonl", rows)), "columns": columns}]})
+    columns = {"prompt": "q.text", "answer": "gold", "solutions": ["why"], "id": "nr", "notes": ["set"]}
+    run({"sources": [{"name": "own", "path": str(write_rows("r.jsonl", rows)), "fields": columns}]})
     (entry,) = run.kept("sources/own")
     assert (entry.id, entry.problem, entry.golds) == ("own/x1", "2 + 3?", ("5",))
     assert (entry.solutions, entry.notes) == (("because \\boxed{5}",), {"set": "a"})
@@ -273,10 +273,10 @@ def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, 
     said = [
         "broken JSON",
         "not UTF-8",
-        "nan, which is no answer",
-        "must be text",
+        "no answer: field 'answer' holds nan",
+        "no answer: field 'answer' holds None",
         "is empty",
-        "no known form",
+        "no column of the problem is known; the nearest is 'frage'",
         "an object",
         "more than max_field_characters",
         "the solution holds half a character",
@@ -320,7 +320,7 @@ def test_a_parquet_row_that_is_no_text_is_set_aside_and_the_others_are_read(tmp_
     assert [entry.id for entry in run.kept("sources/r")] == ["r/r-0"]
     first, second = run.dropped("sources/r")
     assert "r.parquet, row 2: not UTF-8 text" in first["detail"]
-    assert "row 3: field 'answer' holds nan" in second["detail"]
+    assert "row 3: no answer: field 'answer' holds nan" in second["detail"]
 
 
 def test_a_folder_is_read_by_datasets(tmp_path: Path, run: Any) -> None:

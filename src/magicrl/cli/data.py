@@ -81,7 +81,7 @@ def import_(
     kind
         What it is; --list shows the known ones; auto: by its columns.
     set_
-        A setting of the source: --set limit=1000, --set columns.problem=text (repeatable).
+        A setting of the source: --set limit=1000, --set fields.prompt=text (repeatable).
     list_
         Show the known kinds.
     """

@@ -146,7 +146,7 @@ def _data(data: dict[str, Any], folder: Path, told: list[str]) -> dict[str, Any]
         path = folder / f"rows-{first}.jsonl"
         rows = [_row(first + n, source["split"] == "code", source["difficulty_of"]) for n in range(PROBLEMS)]
         path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        return source | {"hub": None, "path": str(path), "format": "released", "count": PROBLEMS, "split": "train"}
+        return source | {"hub": None, "path": str(path), "fields": {}, "count": PROBLEMS, "split": "train"}
 
     data["train"] = [smaller(source) for source in data["train"]]
     data["validation"] = [smaller(source) for source in data["validation"]]

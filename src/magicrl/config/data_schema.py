@@ -10,12 +10,12 @@ from magicrl.config.section import Section
 
 
 class FieldMapping(Section):
-    """Which columns of a file hold what; dotted names reach into nested records."""
+    """Which columns of a file hold what, where that is not seen from their names; dotted names reach into records."""
 
-    prompt: str = "problem"
-    """The question."""
-    answer: str = "answer"
-    """The gold answer, a list of accepted ones, or the tests of a code problem."""
+    prompt: str | tuple[str, ...] | None = None
+    """The question, or a list of messages; of several columns the texts are joined as sentences."""
+    answer: str | None = None
+    """The gold answer, a list of accepted ones, a solution that boxes it or ends in ``#### 42``, or the tests."""
     id: str | None = None
     """Default: the file's name and the row's number."""
     level: str | None = None
@@ -28,9 +28,9 @@ class SourceConfig(Section):
     family: str | None = None
     """Name of a generated task family: ``running_sum`` or ``word_problems``."""
     path: str | None = None
-    """A JSONL, JSON, CSV or parquet file, relative to the recipe."""
+    """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
     hub: str | None = None
-    """A data set of the Hugging Face hub, or a folder that ``datasets`` can load."""
+    """A data set of the Hugging Face hub."""
     # generated families
     seed: int = Field(default=0, ge=0)
     """Of a family's problems."""
@@ -39,22 +39,20 @@ class SourceConfig(Section):
     levels: tuple[int, ...] | None = None
     """A family's levels of difficulty; default: all."""
     split: str = "train"
-    """Hub split, or a family's split: ``train``, ``validation`` and ``test`` share no instance."""
+    """Of a folder or a hub data set; or a family's: ``train``, ``validation`` and ``test`` share no instance."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
-    """Keyword arguments of the family."""
+    """Keyword arguments of the family; of a folder or hub data set ``subset`` and ``revision``."""
     label_noise: float = Field(default=0.0, ge=0, le=1)
     """Share of the problems that get another one's answer: for studies of wrong labels."""
     # files
-    format: Literal["auto", "fields", "released"] = "auto"
-    """``released``: the Skywork parquet schema; ``fields``: by mapping; ``auto``: by the columns present."""
     fields: FieldMapping = FieldMapping()
     difficulty_of: str | None = None
     """A model's name in the released schema's ``model_difficulty``: its offline filter as recorded there. Problems that
     it failed 0 or 16 times of 16, and those without its figure, are set aside."""
     template: str = "{prompt}"
-    """Text around each prompt; must hold ``{prompt}``."""
+    """Text around each prompt (the last turn of a conversation); must hold ``{prompt}``."""
     verifier: Literal["maths", "exact", "code"] | None = None
-    """Default: the family's own; ``maths`` for files (``code`` for code problems of the released schema)."""
+    """Default: the family's own; ``code`` for problems with tests, else ``maths``."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

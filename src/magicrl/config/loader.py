@@ -142,7 +142,7 @@ def _apply_override(tree: Tree, override: str) -> None:
     elif key == "data":
         tree["data"] = {
             **{k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test")},
-            "train": [{"path": value, "format": "auto"}],
+            "train": [{"path": value}],
             "holdout": HELD_OUT_BY_SHORTHAND,
         }
     else:

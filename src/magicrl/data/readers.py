@@ -1,240 +1,186 @@
-"""Local files and hub data sets as plain records, each with the words that say where it stands.
+"""The one reader of problems: files, folders and hub data sets whose columns are known by their names.
 
-Nothing here knows what a problem is; errors name the file, the line or row, and what to do.
+Training, evaluation, the pipeline and ``magicrl init`` read through here. `recognise` says what a file holds without
+using it; `read_problems` gives its problems. Which names are known: ``schemas.toml``.
 """
 
 from __future__ import annotations
 
-import codecs
-import csv
-import json
-import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from magicrl.config.errors import RecipeError
+from magicrl.config.schema import FieldMapping
+from magicrl.data.files import BadRow, Row, read_place
+from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Unrecognised
+
+__all__ = [
+    "BadRow",
+    "Place",
+    "Quarantined",
+    "Read",
+    "Recognised",
+    "RecordReader",
+    "Rejected",
+    "Row",
+    "Unrecognised",
+    "read_problems",
+    "recognise",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Row:
-    """One record of a source.
+class Place:
+    """Where records lie.
 
     Attributes:
-        index: running number of the record within its source, from 0.
-        where: its place in words, e.g. ``train.jsonl, line 3``.
-        record: its fields.
+        path: a file, a folder of data files with splits, or one that ``save_to_disk`` wrote.
+        hub: the name of a hub data set, where there is no path.
+        splits: of a folder or hub data set, in order of preference.
+        subset, revision: of a folder or hub data set.
     """
 
-    index: int
-    where: str
-    record: dict[str, Any]
+    path: Path | None = None
+    hub: str | None = None
+    splits: tuple[str, ...] = ("train",)
+    subset: str | None = None
+    revision: str | None = None
+
+    @staticmethod
+    def of(text: str | Path) -> Place:
+        """A path that exists, else a hub name (``owner/name``), else a path.
+
+        Example:
+            >>> Place.of("openai/gsm8k").hub
+            'openai/gsm8k'
+        """
+        path = Path(text).expanduser()
+        name = str(text)
+        hub = not path.exists() and name.count("/") == 1 and not path.suffix and name[0] not in "./~"
+        return Place(hub=name) if hub else Place(path=path)
+
+    @property
+    def stem(self) -> str:
+        """For ids and names."""
+        return Path(self.hub or self.path or "").stem
+
+    def rows(self) -> Iterator[Row | BadRow]:
+        """Its records in order, broken ones as such.
+
+        Raises:
+            RecipeError: no such file, folder, split or hub data set.
+            ValueError: the content as a whole cannot be read.
+        """
+        return read_place(self.path, self.hub, splits=self.splits, subset=self.subset, revision=self.revision)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BadRow:
-    """A record that cannot be read, in a file whose others can.
+class Rejected:
+    """A record that gives no problem.
 
     Attributes:
-        index: running number of the record within its source, from 0.
         where: its place in words.
-        reason: what is wrong and what to do, the place included.
-        text: the record as it stands, as far as that can be shown.
+        reason: why not, and what to do; no place in it where ``quarantined``.
+        quarantined: the record is whole, but cannot be used (no answer, no usable tests).
+        error: what was raised.
     """
 
-    index: int
     where: str
     reason: str
-    text: str
+    quarantined: bool
+    error: ValueError
 
 
-def read_file(path: Path) -> Iterator[Row]:
-    """The records of a ``.jsonl``, ``.json`` (a list of objects), ``.csv`` or ``.parquet`` file, in order.
-
-    Raises:
-        RecipeError: there is no such file, it is none, or of an unknown kind (key ``path``).
-        ValueError: empty, unreadable or broken (naming the line or row).
-    """
-    for row in read_rows(path):
-        if isinstance(row, BadRow):
-            raise ValueError(row.reason)
-        yield row
-
-
-def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """As ``read_file``, but a broken record is handed out as such and those after it are read.
+def read_problems(place: Place, reader: RecordReader) -> Iterator[Read | Rejected]:
+    """What every record of ``place`` gives, in order; nothing is left out silently.
 
     Raises:
-        RecipeError: as ``read_file``.
-        ValueError: the file as a whole cannot be read.
+        RecipeError, ValueError: as `Place.rows`.
     """
-    _check_path(path)
-    if path.stat().st_size == 0:
-        raise ValueError(f"{path}: the file is empty; give a file with one problem a line or row")
-    try:
-        yield from _READERS[path.suffix.lower()](path)
-    except UnicodeDecodeError:
-        raise ValueError(f"{path}, line {_undecodable_line(path)}: not UTF-8 text; convert the file to UTF-8") from None
-    except PermissionError as error:
-        raise ValueError(f"{path}: cannot be read: {error.strerror}; allow it with chmod") from None
-
-
-def _check_path(path: Path) -> None:
-    if re.match(r"[a-z][a-z0-9+.-]*:/", str(path)):
-        raise RecipeError(f"{path}: is a URL; download it first and give the file", key="path")
-    if path.is_dir():
-        raise RecipeError(f"{path}: is a folder; name one data file in it", key="path")
-    if path.suffix.lower() not in _READERS:
-        kinds = ", ".join(_READERS)
-        raise RecipeError(f"{path}: unknown kind of file {path.suffix!r}; supported: {kinds}", key="path")
-    if not path.exists():
-        raise RecipeError(f"{path}: no such file{_nearby(path)}", key="path")
-    if not path.is_file():
-        raise RecipeError(f"{path}: is neither a file nor a link to one; name one data file", key="path")
-
-
-def _undecodable_line(path: Path) -> int:
-    """Found anew in the bytes: a decoder's own position counts from its last block."""
-    content = path.read_bytes()
-    try:
-        content.decode("utf-8")
-    except UnicodeDecodeError as error:
-        return content.count(b"\n", 0, error.start) + 1
-    raise AssertionError("the file changed while it was read")
-
-
-def _nearby(path: Path) -> str:
-    """What stands in the nearest folder that exists, as the tail of an error."""
-    folder = path.parent
-    if not folder.is_dir():
-        return f"; the folder {folder} does not exist (relative paths start at the recipe's folder)"
-    names = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _READERS)
-    if not names:
-        return f"; {folder} holds no data files"
-    return f"; in {folder} there are: {', '.join(names[:5])}{', ...' if len(names) > 5 else ''}"
-
-
-def _as_row(record: Any, index: int, where: str) -> Row | BadRow:
-    if not isinstance(record, dict):
-        kind = type(record).__name__
-        shown = str(record)
-        reason = f"{where}: expected an object with named fields, got {kind} ({shown[:40]!r})"
-        return BadRow(index=index, where=where, reason=reason, text=shown)
-    return Row(index=index, where=where, record=record)
-
-
-def _parse(text: str, where: str, remedy: str, *, many_lines: bool = False) -> Any:
-    """JSON of a line, or of a file of many lines."""
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        place = f"{where}, line {error.lineno}" if many_lines else where
-        raise ValueError(f"{place}: broken JSON at column {error.colno} ({error.msg}); {remedy}") from None
-    except RecursionError:
-        raise ValueError(f"{where}: broken JSON (brackets nested without end); {remedy}") from None
-    except ValueError:  # Python refuses integers of more than 4300 digits
-        raise ValueError(f"{where}: a number has more than 4300 digits; write it as text, in quotes") from None
-
-
-def _read_jsonl(path: Path) -> Iterator[Row | BadRow]:
-    index = 0
-    with path.open("rb") as lines:  # decoded line by line: one that is no UTF-8 does not hide those after it
-        for number, raw in enumerate(lines, start=1):
-            line = raw.removeprefix(codecs.BOM_UTF8) if number == 1 else raw
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                yield _as_row(_parse(line.decode(), where, "every line must hold one whole object"), index, where)
-            except UnicodeDecodeError:
-                reason = f"{where}: not UTF-8 text; convert the file to UTF-8"
-                yield BadRow(index=index, where=where, reason=reason, text=line.decode(errors="replace"))
-            except ValueError as error:
-                yield BadRow(index=index, where=where, reason=str(error), text=line.decode())
-            index += 1
-
-
-def _read_json(path: Path) -> Iterator[Row | BadRow]:
-    text = path.read_text(encoding="utf-8-sig")
-    records = _parse(text, str(path), "for one object a line name the file .jsonl", many_lines=True)
-    if not isinstance(records, list):
-        raise ValueError(f"{path}: expected a list of objects, got {type(records).__name__}")
-    for index, record in enumerate(records):
-        yield _as_row(record, index, f"{path}, row {index + 1}")
-
-
-def _read_csv(path: Path) -> Iterator[Row | BadRow]:
-    with path.open(encoding="utf-8-sig", newline="") as text:
-        table = csv.DictReader(text, strict=True)
+    for row in place.rows():
         try:
-            for index, record in enumerate(table):
-                where = f"{path}, line {table.line_num}"
-                if None in record or None in record.values():
-                    named = len(table.fieldnames or ())
-                    reason = f"{where}: the line has more or fewer cells than the {named} named in the first"
-                    yield BadRow(index=index, where=where, reason=reason, text=str(record))
-                else:
-                    yield _as_row(record, index, where)
-        except csv.Error as error:
-            raise ValueError(f"{path}: broken CSV after line {table.line_num} ({error})") from error
+            if isinstance(row, BadRow):
+                raise ValueError(row.reason)
+            yield reader.read(row)
+        except ValueError as error:
+            yield Rejected(where=row.where, reason=str(error), quarantined=isinstance(error, Quarantined), error=error)
 
 
-def _read_parquet(path: Path) -> Iterator[Row | BadRow]:
-    import pyarrow as pa  # heavy, and only this kind of file needs it
-    import pyarrow.parquet as pq
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Recognised:
+    """What a file, folder or hub data set holds.
 
-    index = 0
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as table:
-            for batch in table.iter_batches(batch_size=1024):
-                for record in _records(batch):
-                    where = f"{path}, row {index + 1}"
-                    if isinstance(record, UnicodeDecodeError):
-                        reason = f"{where}: not UTF-8 text; write the file anew in UTF-8"
-                        shown = bytes(record.object).decode("utf-8", "replace")
-                        yield BadRow(index=index, where=where, reason=reason, text=shown)
-                    else:
-                        yield _as_row(record, index, where)
-                    index += 1
-    except (pa.ArrowException, OSError) as error:
-        raise ValueError(f"{path}: not a readable parquet file ({error}); is it whole? Copy it again") from error
+    Attributes:
+        schema: of most of its problems: a row of ``schemas.toml``, or the columns (``question, answer``).
+        fields: the columns of ``prompt`` and ``answer``; no ``answer`` where tests or the last turn are.
+        schemas: how many problems by schema.
+        columns: of the first record.
+        rows: records in all.
+        problems: those that can be used.
+        verifiers: how many problems by verifier (``maths``, ``code``).
+        conversations: problems with turns before the prompt.
+        rejected: the others, each with its place and its reason.
+        first: the first problem; None where there is none.
+    """
 
-
-def _records(batch: Any) -> Iterator[Any]:
-    """The rows of a record batch; of one whose text is no UTF-8 the error."""
-    try:
-        yield from batch.to_pylist()
-    except UnicodeDecodeError:
-        for number in range(batch.num_rows):
-            try:
-                yield batch.slice(number, 1).to_pylist()[0]
-            except UnicodeDecodeError as error:
-                yield error
+    schema: str | None
+    fields: dict[str, str | tuple[str, ...]]
+    schemas: dict[str, int]
+    columns: tuple[str, ...]
+    rows: int
+    problems: int
+    verifiers: dict[str, int]
+    conversations: int
+    rejected: tuple[Rejected, ...]
+    first: Read | None
 
 
-_READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
-    ".jsonl": _read_jsonl,
-    ".json": _read_json,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
+def recognise(place: str | Path | Place, fields: FieldMapping | None = None, *, offer: str | None = None) -> Recognised:
+    """Read all of ``place`` and say what it holds: schema, columns, counts, and every record that is rejected and why.
 
-
-def read_hub(name: str, *, split: str, subset: str | None = None, revision: str | None = None) -> Iterator[Row]:
-    """The records of one split of a hub data set, or of a local folder that ``datasets`` can load.
+    Args:
+        place: a file or folder, or a hub name.
+        fields: columns that the user named.
+        offer: how a user names a column, for the reasons, e.g. ``--set data.train.0.fields.{field}={column}``.
 
     Raises:
-        ValueError: the library cannot load it; its own words and the remedy.
+        RecipeError, ValueError: it cannot be read as a whole (no such file, not UTF-8, unknown kind).
     """
-    import datasets.exceptions  # slow to import, and only hub sources need it
+    place = place if isinstance(place, Place) else Place.of(place)
+    reader = RecordReader(stem=place.stem, fields=fields or FieldMapping(), extra=False, offer=offer or OFFER)
+    schemas: Counter[str] = Counter()
+    verifiers: Counter[str] = Counter()
+    mappings: dict[str, dict[str, str | tuple[str, ...]]] = {}
+    rejected: list[Rejected] = []
+    conversations = 0
+    first: Read | None = None
+    for read in read_problems(place, reader):
+        if isinstance(read, Rejected):
+            rejected.append(read)
+            continue
+        first = first or read
+        schemas[read.schema] += 1
+        verifiers[read.problem.verifier] += 1
+        conversations += bool(read.problem.context)
+        mappings.setdefault(read.schema, _mapping(read))
+    most = schemas.most_common(1)[0][0] if schemas else None
+    columns = next((tuple(map(str, row.record)) for row in place.rows() if isinstance(row, Row)), ())
+    return Recognised(
+        schema=most,
+        fields={} if most is None else mappings[most],
+        schemas=dict(schemas),
+        columns=columns,
+        rows=sum(schemas.values()) + len(rejected),
+        problems=sum(schemas.values()),
+        verifiers=dict(verifiers),
+        conversations=conversations,
+        rejected=tuple(rejected),
+        first=first,
+    )
 
-    try:
-        table = datasets.load_dataset(name, subset, split=split, revision=revision)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:  # offline, unknown name, split or subset
-        raise ValueError(
-            f"hub data set {name!r} (split {split!r}): {str(error).strip() or type(error).__name__}. Check name, split "
-            "and options.subset; without network download it once elsewhere and give the file as `path`"
-        ) from error
-    for index, record in enumerate(table):
-        yield Row(index=index, where=f"{name} [{split}], row {index + 1}", record=dict(record))
+
+def _mapping(read: Read) -> dict[str, str | tuple[str, ...]]:
+    prompt, answer = read.columns
+    named: dict[str, str | tuple[str, ...]] = {"prompt": prompt[0] if len(prompt) == 1 else prompt}
+    return named if answer is None else {**named, "answer": answer}

@@ -1,4 +1,4 @@
-"""From one record of a file to one problem: by a field mapping, or in the released schema (RECIPE section 7)."""
+"""From one record of a file to one problem: which columns hold what (``schemas.toml``), and what they hold."""
 
 from __future__ import annotations
 
@@ -6,227 +6,537 @@ import difflib
 import json
 import math
 import re
-from collections.abc import Mapping
-from typing import Any
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import date
+from functools import cache
+from importlib import resources
+from typing import Any, cast
 
-from magicrl.config.schema import FieldMapping
-from magicrl.data.readers import Row
-from magicrl.records import Problem
+from magicrl.config.schema import FieldMapping, Section
+from magicrl.data.code_records import CodeTask, code_task
+from magicrl.data.conversations import Turns, read_turns
+from magicrl.data.files import Row
+from magicrl.records import Message, Problem
+from magicrl.verifiers.code.suite import SuiteError, parse_suite
+from magicrl.verifiers.extraction import last_box
 
-_CODE_KEYS = ("inputs", "test_code", "assert_case")
-_RELEASED_FIELDS = ("prompt", "reward_model")
+OFFER = "--set data.train.0.fields.{field}={column}"
+"""How a user of ``magicrl train`` names a column."""
+_TEST_KEYS = ("inputs", "inputs_kw", "test_code", "code", "assert_case", "checker")
 
 
 class Quarantined(ValueError):
-    """A well-formed record that this version cannot use: set aside with its reason, not an error of the file."""
+    """A well-formed record that cannot be used: set aside with its reason (no place in it), no error of the file."""
 
 
-def is_released(row: Row) -> bool:
-    """Whether the record has the released schema's columns (a prompt that is a list, and a reward model)."""
-    return isinstance(row.record.get("prompt"), list) and "reward_model" in row.record
+class Unrecognised(ValueError):
+    """No column, or more than one, may hold the problem or its answer; the message offers what to write."""
 
 
-def problem_by_fields(row: Row, mapping: FieldMapping, *, stem: str, verifier: str) -> Problem:
-    """The problem of a record whose columns ``mapping`` names.
+class Template(Section):
+    """Text around a prompt; left out where the conversation holds ``unless`` already."""
 
-    A list of answers means that any one is accepted. A solution that ends in ``#### 42``, as GSM8K's do, gives 42.
+    text: str
+    unless: str | None = None
 
-    Raises:
-        ValueError: a field is missing, empty or of the wrong type; names file, line and field.
+    def around(self, problem: Problem) -> Problem:
+        """The problem with the text around its last turn."""
+        if self.unless is not None and any(self.unless in message.content for message in problem.messages):
+            return problem
+        return replace(problem, prompt=self.text.replace("{prompt}", problem.prompt))
+
+
+class Schema(Section):
+    """Which columns of a record hold what.
+
+    Attributes:
+        prompt: columns of the statement, joined as sentences; empty: the one that [columns] knows.
+        answer: column of the gold answer; None for code, and for a conversation whose last turn is the answer.
+        worked: the answer is a worked solution: it must mark its answer by a box or a last ``####``.
+        id: column of an id.
+        level: column of a difficulty level.
+        date: column of the day the problem appeared.
+        needs: further columns that must be there.
+        solutions: columns of worked solutions or reference programs, each a text or a list of texts.
+        notes: columns that the pipeline carries along.
+        code: how the tests are read.
+        released: golds and tests as the released data writes them: JSON text.
     """
-    prompt = _text(row, mapping.prompt, "fields.prompt")
-    golds = (_tests(row, mapping.answer),) if verifier == "code" else _golds(row, mapping.answer)
-    name = f"{stem}-{row.index}" if mapping.id is None else _identifier(row, mapping.id)
-    level = None if mapping.level is None else _level(row, mapping.level)
-    used = {mapping.prompt, mapping.answer, mapping.id, mapping.level}
-    extra = {key: value for key, value in row.record.items() if key not in used}
-    return Problem(id=name, prompt=prompt, golds=golds, verifier=verifier, source=stem, level=level, extra=extra)
+
+    prompt: tuple[str, ...] = ()
+    answer: str | None = None
+    worked: bool = False
+    id: str | None = None
+    level: str | None = None
+    date: str | None = None
+    needs: tuple[str, ...] = ()
+    solutions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    code: str | None = None
+    released: bool = False
 
 
-def problem_released(row: Row, *, stem: str, verifier: str) -> Problem:
-    """The problem of a record in the released schema.
+class Columns(Section):
+    """Names that say what a column holds, whatever their case."""
 
-    ``prompt`` is a list with one user message; ``reward_model.ground_truth`` is JSON text, a list of strings for
-    several accepted golds; text that is no such list is itself the gold (the released evaluation files).
+    prompt: tuple[str, ...]
+    answer: tuple[str, ...]
+    worked: tuple[str, ...]
+    id: tuple[str, ...]
+    level: tuple[str, ...]
+    solutions: tuple[str, ...]
+    notes: tuple[str, ...]
 
-    Raises:
-        ValueError: a field is missing, empty or of the wrong type; names file, line and field.
-        Quarantined: a code problem without tests in a known form.
+
+class Catalogue(Section):
+    """All of ``schemas.toml``."""
+
+    columns: Columns
+    schemas: dict[str, Schema]
+    templates: dict[str, Template]
+
+
+@cache
+def catalogue() -> Catalogue:
+    """The schemas that come with magicrl."""
+    text = resources.files("magicrl.data").joinpath("schemas.toml").read_text(encoding="utf-8")
+    return Catalogue.model_validate(tomllib.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Read:
+    """What a record gives.
+
+    Attributes:
+        where: the record's place in words.
+        problem: no text around its prompt yet; its id is made of the row's number unless ``fields.id`` names one.
+        schema: a row of ``schemas.toml``, else the columns, e.g. ``question, answer``.
+        columns: the columns of the prompt and of the answer.
+        template: name of the text that belongs around the prompt.
+        own_id: of a column that [columns] or the schema knows, None without one.
+        date: the day the problem appeared, where that is said.
+        solutions: worked solutions or programs, each once.
+        notes: what the source says of it.
     """
-    for name in _RELEASED_FIELDS:
-        if name not in row.record:
-            raise ValueError(_missing(row, name, name, row.record, 'set format = "fields" for other schemas'))
-    ground_truth = _lookup(row, "reward_model.ground_truth", "the released schema")
-    tests = _code_tests(row, ground_truth)
-    golds = _released_golds(row, ground_truth) if tests is None else (tests,)
-    source = row.record.get("data_source")
-    extra = {key: value for key, value in row.record.items() if key not in _RELEASED_FIELDS}
-    return Problem(
-        id=f"{stem}-{row.index}",
-        prompt=_user_message(row, row.record["prompt"]),
-        golds=golds,
-        verifier=verifier if tests is None else "code",
-        source=source if isinstance(source, str) and source else stem,
-        extra=extra,
-    )
+
+    where: str
+    problem: Problem
+    schema: str
+    columns: tuple[tuple[str, ...], str | None]
+    template: str = "maths"
+    own_id: str | None = None
+    date: date | None = None
+    solutions: tuple[str, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
-def _missing(row: Row, name: str, key: str, record: Mapping[str, Any], setting: str) -> str:
-    near = difflib.get_close_matches(key.lower(), [str(k).lower() for k in record], n=1, cutoff=0.5)
-    nearest = next((str(k) for k in record if near and str(k).lower() == near[0]), None)
-    hint = f"; the nearest is {nearest!r}" if nearest else ""
-    fields = ", ".join(map(str, record)) or "none"
-    return f"{row.where}: no field {name!r}{hint}. It has: {fields}. Remedy: {setting}, or correct the row"
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordReader:
+    """Reads the records of one source.
 
+    Attributes:
+        stem: of ids that are made, and the problems' source.
+        fields: columns that the user named; they win over what their names say.
+        verifier: of problems without tests; ``code``: the answer column holds tests.
+        offer: how a user names a column, e.g. ``--set data.train.0.fields.{field}={column}``.
+        extra: carry the other columns along in ``Problem.extra``.
+        solutions, notes: further columns of these.
+    """
 
-def _lookup(row: Row, name: str, setting: str) -> Any:
-    """The value under a dotted name; a key that holds the dots itself wins."""
-    if name in row.record:
-        return row.record[name]
-    value: Any = row.record
-    for part in name.split("."):
-        if not isinstance(value, Mapping):
-            raise ValueError(
-                f"{row.where}: field {name!r}: nothing named {part!r} inside {type(value).__name__}; set {setting}"
+    stem: str
+    fields: FieldMapping = field(default_factory=FieldMapping)
+    verifier: str = "maths"
+    offer: str = OFFER
+    extra: bool = True
+    solutions: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    _found: dict[tuple[str, ...], tuple[str, Schema]] = field(default_factory=dict[tuple[str, ...], tuple[str, Schema]])
+
+    def read(self, row: Row) -> Read:
+        """What the record holds.
+
+        Raises:
+            Unrecognised: it is not known which columns hold the problem and its answer.
+            Quarantined: the record is whole, but has no answer or no usable tests.
+            ValueError: a field has the wrong type; names file, line and field.
+        """
+        present = tuple(name for name, value in row.record.items() if value is not None)
+        if present not in self._found:
+            self._found[present] = self._schema(row, present)
+        name, schema = self._found[present]
+        return _RowReader(row=row, reader=self, name=name, schema=schema).read()
+
+    def named(self, what: str, column: str = "COLUMN") -> str:
+        """What to write so that ``column`` holds ``what``."""
+        return self.offer.format(field=what, column=json.dumps(column) if re.search(r"[\s\"']", column) else column)
+
+    def _schema(self, row: Row, present: tuple[str, ...]) -> tuple[str, Schema]:
+        """The first schema that fits, else the columns by their names."""
+        own = self.fields
+        known = catalogue()
+        if own.prompt is None and own.answer is None:
+            for name, schema in known.schemas.items():
+                if all(column in present for column in (*schema.prompt, *schema.needs)) and (
+                    schema.answer is None or schema.answer.partition(".")[0] in present
+                ):
+                    prompt = schema.prompt or (self._column(row, present, "prompt", known.columns.prompt),)
+                    return name, self._completed(schema.model_copy(update={"prompt": prompt}), present)
+        prompt = (own.prompt,) if isinstance(own.prompt, str) else own.prompt
+        if prompt is None:
+            prompt = (self._column(row, present, "prompt", known.columns.prompt),)
+        if self.verifier == "code" and own.answer is not None:
+            schema = Schema(prompt=prompt, answer=own.answer, code="given")
+            return f"{', '.join(prompt)}, {own.answer}", self._completed(schema, present)
+        worked = False
+        answer = own.answer
+        if answer is None and _one_of(present, known.columns.answer, prompt):
+            answer = self._column(row, present, "answer", known.columns.answer, prompt)
+        elif answer is None and _one_of(present, known.columns.worked, prompt):
+            answer = self._column(row, present, "answer", known.columns.worked, prompt)
+            worked = True
+        elif answer is None and not _ends_in_answer(row, prompt):
+            answer = self._column(row, tuple(row.record), "answer", known.columns.answer, prompt)
+        schema = Schema(prompt=prompt, answer=answer, worked=worked or answer is None)
+        return f"{', '.join(prompt)}, {answer or 'last turn'}", self._completed(schema, present)
+
+    def _completed(self, schema: Schema, present: tuple[str, ...]) -> Schema:
+        """With the columns that stand beside prompt and answer."""
+        known = catalogue().columns
+        used = (*schema.prompt, schema.answer)
+        return schema.model_copy(
+            update={
+                "id": self.fields.id or schema.id or next(iter(_one_of(present, known.id, used)), None),
+                "level": self.fields.level or schema.level or next(iter(_one_of(present, known.level, used)), None),
+                "solutions": self.solutions or (*schema.solutions, *_one_of(present, known.solutions, used)),
+                "notes": self.notes or (*schema.notes, *_one_of(present, known.notes, used)),
+            }
+        )
+
+    def _column(
+        self, row: Row, present: Sequence[str], what: str, names: Sequence[str], used: Sequence[str | None] = ()
+    ) -> str:
+        """The one column that may hold ``what``; of empty ones only where no other is filled.
+
+        Raises:
+            Unrecognised: none, or several.
+        """
+        found = _one_of(present, names, used) or _one_of(tuple(row.record), names, used)
+        if len(found) == 1:
+            return found[0]
+        columns = ", ".join(map(str, row.record)) or "none"
+        meant = "problem" if what == "prompt" else "answer"
+        if found:
+            raise Unrecognised(
+                f"{row.where}: several columns may hold the {meant}: {', '.join(found)}. It has: {columns}. "
+                f"Remedy: {self.named(what, found[0])}, or another of them"
             )
-        if part not in value:
-            raise ValueError(_missing(row, name, part, value, f"set {setting}"))
-        value = value[part]
-    return value
-
-
-def _text(row: Row, name: str, setting: str) -> str:
-    value = _lookup(row, name, setting)
-    if not isinstance(value, str):
-        remedy = "; put it in quotes, or name another column in " + setting
-        raise ValueError(
-            f"{row.where}: field {name!r} must be text, got {type(value).__name__} ({str(value)[:40]!r}){remedy}"
+        guess = self._guess(row, names, used)
+        nearest = "" if guess is None else f"; the nearest is {guess!r}"
+        raise Unrecognised(
+            f"{row.where}: no column of the {meant} is known{nearest}. It has: {columns}. Remedy: "
+            f"{self.named(what, guess or 'COLUMN')}, or correct the row"
         )
-    if not value.strip():
-        raise ValueError(f"{row.where}: field {name!r} is empty; remove the row or correct it")
-    return _whole(row, name, value)
+
+    def _guess(self, row: Row, names: Sequence[str], used: Sequence[str | None]) -> str | None:
+        """The column whose name is nearest to a known one, else the only one that is left."""
+        left = [name for name in map(str, row.record) if name not in used]
+        near = [(difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6), name) for name in left]
+        return next((name for match, name in near if match), left[0] if len(left) == 1 else None)
 
 
-def _whole(row: Row, name: str, text: str) -> str:
-    """``text``, unless it holds half a character: JSON can spell one (a lone surrogate), no tokenizer reads it."""
-    half = re.search("[\ud800-\udfff]", text)
-    if half:
-        raise ValueError(f"{row.where}: field {name!r} holds half a character ({half.group()!r}); correct the text")
-    return text
+def _one_of(present: Sequence[str], names: Sequence[str], used: Sequence[str | None] = ()) -> list[str]:
+    """The columns with these names, whatever their case, in the order of ``names``."""
+    lower: dict[str, list[str]] = {}
+    for column in present:
+        lower.setdefault(str(column).lower(), []).append(column)
+    return [column for name in names for column in lower.get(name, []) if column not in used]
 
 
-def _identifier(row: Row, name: str) -> str:
-    value = _lookup(row, name, "fields.id")
-    if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise ValueError(
-            f"{row.where}: field {name!r} must be a non-empty text or integer id, got {value!r}; correct it, or leave "
-            "fields.id out to number the rows"
-        )
-    return str(value)
-
-
-def _level(row: Row, name: str) -> int:
-    """An integer, or text that ends in one (``Level 5``)."""
-    value = _lookup(row, name, "fields.level")
-    found = re.fullmatch(r"(?:[A-Za-z ]*[ ])?(\d+)(?:\.0)?", str(value).strip())
-    if isinstance(value, bool) or found is None:
-        raise ValueError(
-            f"{row.where}: field {name!r} must be an integer level or end in one, got {value!r}; correct it"
-        )
-    return int(found.group(1))
-
-
-def _gold(row: Row, name: str, value: Any) -> str:
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)  # JSON and CSV tools write 51 as 51.0
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        kind = type(value).__name__
-        raise ValueError(
-            f"{row.where}: field {name!r} must be text, a number or a list of them, got {kind} ({value!r:.40}); "
-            "correct it, or name another column in fields.answer"
-        )
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{row.where}: field {name!r} holds {value}, which is no answer; remove the row or correct it")
-    text = str(value).strip()
-    if not text:
-        raise ValueError(f"{row.where}: field {name!r} holds an empty answer; remove the row or correct it")
-    return _whole(row, name, text)
-
-
-def _golds(row: Row, name: str) -> tuple[str, ...]:
-    value = _lookup(row, name, "fields.answer")
-    values: list[Any] = value if isinstance(value, list) else [value]
-    if not values:
-        raise ValueError(f"{row.where}: field {name!r} is an empty list; give at least one answer")
-    return tuple(_gold(row, name, _after_hashes(v)) for v in values)
-
-
-def _tests(row: Row, name: str) -> str:
-    """The tests of a code problem (an object, or its JSON text) as JSON text."""
-    value = _lookup(row, name, "fields.answer")
+def _ends_in_answer(row: Row, prompt: Sequence[str]) -> bool:
+    """Whether the prompt is a conversation that an assistant's turn ends."""
+    if len(prompt) != 1 or prompt[0] not in row.record:
+        return False
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{row.where}: field {name!r} is text but no JSON: {error}") from error
-    if not isinstance(parsed, Mapping) or not any(parsed.get(key) for key in _CODE_KEYS):
-        known = ", ".join(_CODE_KEYS)
-        raise ValueError(
-            f"{row.where}: field {name!r} must be an object of tests with one of {known}, got {value!r:.60}"
+        turns = read_turns(row.record[prompt[0]])
+    except ValueError:
+        return False
+    return turns is not None and turns.answer is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _RowReader:
+    """One record on its way to a problem: its fields by name, errors that say where they stand and what to do."""
+
+    row: Row
+    reader: RecordReader
+    name: str
+    schema: Schema
+
+    def read(self) -> Read:
+        schema = self.schema
+        if schema.code is not None:
+            return self._code(self._statement(), self.row.record, schema.code, schema.answer)
+        turns = self._conversation() or Turns(context=(), prompt=self._statement(), answer=None)
+        if schema.released:
+            tests = _released_tests(self.row, self._value("reward_model.ground_truth", "answer"))
+            if tests is not None:
+                given = {"tests": tests}
+                return replace(self._code(turns.prompt, given, "given", None, turns.context), template="bare")
+        return self._answered(turns)
+
+    def _answered(self, turns: Turns) -> Read:
+        schema = self.schema
+        raw = turns.answer if schema.answer is None else self._value(schema.answer, "answer")
+        where = schema.answer or schema.prompt[0]
+        if schema.released:
+            raw = _parsed_golds(raw)
+            if raw == []:
+                raise Quarantined(f"no answer: field {where!r} is an empty list")
+        golds = self._golds(raw, where)
+        texts = [text for text in [turns.answer, *self._texts(schema.solutions)] if text]
+        # a text that marks its answer is a solution, too
+        given: list[Any] = cast("list[Any]", raw) if isinstance(raw, list) else [raw]
+        texts += [t for t in given if isinstance(t, str) and t.strip() not in golds and _marked(t) not in (None, t)]
+        problem = self._problem(turns, golds, self.reader.verifier)
+        own = [text for text in dict.fromkeys(texts) if text.strip() not in golds]
+        return self._read(problem, "maths", tuple(own), {})
+
+    def _code(
+        self,
+        statement: str,
+        record: Mapping[str, Any],
+        kind: str,
+        tests: str | None,
+        context: tuple[Message, ...] = (),
+    ) -> Read:
+        """A problem with tests; of ones that cannot be run the record is set aside."""
+        if tests is not None:
+            value = self._value(tests, "answer")
+            record = {**record, "tests": value}
+        try:
+            if kind == "given":
+                _check_tests_given(record["tests"])
+            task: CodeTask = code_task(record, kind, statement)
+            parse_suite(task.tests)
+        except (SuiteError, ValueError) as error:
+            raise Quarantined(str(error)) from None
+        if not task.prompt.strip():
+            raise Quarantined("the prompt is empty; remove the row or correct it")
+        turns = Turns(context=context, prompt=task.prompt, answer=None)
+        problem = self._problem(turns, (json.dumps(task.tests, ensure_ascii=False),), "code")
+        found = tuple(dict.fromkeys([*task.solutions, *self._texts(self.schema.solutions)]))
+        return self._read(problem, task.style, found, task.notes)
+
+    def _problem(self, turns: Turns, golds: tuple[str, ...], verifier: str) -> Problem:
+        schema, record, fields = self.schema, self.row.record, self.reader.fields
+        used = {*schema.prompt, schema.answer, fields.id, fields.level} - {None}
+        used |= {"reward_model"} if schema.released else set()
+        source = record.get("data_source") if schema.released else None
+        return Problem(
+            id=f"{self.reader.stem}-{self.row.index}" if fields.id is None else self._identifier(fields.id),
+            prompt=turns.prompt,
+            context=turns.context,
+            golds=golds,
+            verifier=verifier,
+            source=source if isinstance(source, str) and source else self.reader.stem,
+            level=self._level(),
+            extra={key: value for key, value in record.items() if key not in used} if self.reader.extra else {},
         )
-    return json.dumps(parsed)
 
+    def _read(self, problem: Problem, template: str, solutions: tuple[str, ...], notes: Mapping[str, Any]) -> Read:
+        record, schema = self.row.record, self.schema
+        own = None if schema.id is None else record.get(schema.id)
+        said = {name: record[name] for name in schema.notes if record.get(name) not in (None, "", [])}
+        return Read(
+            where=self.row.where,
+            problem=problem,
+            schema=self.name,
+            columns=(schema.prompt, schema.answer),
+            template=template,
+            own_id=str(own) if isinstance(own, str | int) and own != "" else None,
+            date=self._day(),
+            solutions=solutions,
+            notes={**said, **notes},
+        )
 
-def _after_hashes(value: Any) -> Any:
-    """The answer of a worked solution whose last line is ``#### answer``; anything else as it is."""
-    if not isinstance(value, str):
+    # ---- the fields ----------------------------------------------------------------------------
+
+    def _error(self, name: str, problem: str, remedy: str) -> ValueError:
+        return ValueError(f"{self.row.where}: field {name!r} {problem}; {remedy}")
+
+    def _value(self, name: str, what: str) -> Any:
+        """The value under a dotted name; a key that holds the dots itself wins."""
+        record = self.row.record
+        if name in record:
+            return record[name]
+        value: Any = record
+        for part in name.split("."):
+            if not isinstance(value, Mapping):
+                kind = type(value).__name__
+                remedy = self.reader.named(what)
+                raise self._error(name, f"has nothing named {part!r} inside {kind}", f"name another: {remedy}")
+            if part not in value:
+                near = difflib.get_close_matches(part.lower(), [str(k).lower() for k in value], n=1, cutoff=0.5)
+                nearest = next((str(k) for k in value if near and str(k).lower() == near[0]), None)
+                hint = f"; the nearest is {nearest!r}" if nearest else ""
+                raise ValueError(
+                    f"{self.row.where}: no field {name!r}{hint}. It has: {', '.join(map(str, value)) or 'none'}. "
+                    f"Remedy: {self.reader.named(what, nearest or 'COLUMN')}, or correct the row"
+                )
+            value = cast("Mapping[str, Any]", value)[part]
         return value
-    found = re.search(r"(?:^|\n)####[ \t]*([^\n]*?)\s*\Z", value)
-    return found.group(1) if found else value
+
+    def _conversation(self) -> Turns | None:
+        if len(self.schema.prompt) != 1:
+            return None
+        name = self.schema.prompt[0]
+        try:
+            return read_turns(self._value(name, "prompt"))
+        except ValueError as error:
+            raise self._error(name, str(error), "correct the row") from None
+
+    def _statement(self) -> str:
+        """The prompt's text; of several columns their texts as sentences."""
+        texts = [self._text(name) for name in self.schema.prompt]
+        if len(texts) == 1:
+            return texts[0]
+        ended = [text if text.endswith((".", "?", "!", ":", ",")) else text + "." for text in map(str.strip, texts)]
+        return " ".join([*ended[:-1], texts[-1].strip()])
+
+    def _text(self, name: str) -> str:
+        value = self._value(name, "prompt")
+        if not isinstance(value, str):
+            remedy = f"put it in quotes, or name another column: {self.reader.named('prompt')}"
+            raise self._error(name, f"must be text, got {type(value).__name__} ({str(value)[:40]!r})", remedy)
+        if not value.strip():
+            raise self._error(name, "is empty", "remove the row or correct it")
+        return self._whole(name, value)
+
+    def _whole(self, name: str, text: str) -> str:
+        """``text``, unless it holds half a character: JSON can spell one (a lone surrogate), no tokenizer reads it."""
+        half = re.search("[\ud800-\udfff]", text)
+        if half:
+            raise self._error(name, f"holds half a character ({half.group()!r})", "correct the text")
+        return text
+
+    def _identifier(self, name: str) -> str:
+        value = self._value(name, "id")
+        if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
+            remedy = "correct it, or leave fields.id out to number the rows"
+            raise self._error(name, f"must be a non-empty text or integer id, got {value!r}", remedy)
+        return str(value)
+
+    def _level(self) -> int | None:
+        """An integer, or text that ends in one (``Level 5``); an error only where the user named the column."""
+        if self.schema.level is None:
+            return None
+        named = self.reader.fields.level is not None
+        value = self._value(self.schema.level, "level") if named else self.row.record.get(self.schema.level)
+        found = re.fullmatch(r"(?:[A-Za-z ]*[ ])?(\d+)(?:\.0)?", str(value).strip())
+        if found is not None and not isinstance(value, bool):
+            return int(found.group(1))
+        if named:
+            raise self._error(self.schema.level, f"must be an integer level or end in one, got {value!r}", "correct it")
+        return None
+
+    def _golds(self, value: Any, name: str) -> tuple[str, ...]:
+        values: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+        if not values:
+            raise Quarantined(f"no answer: field {name!r} is an empty list")
+        return tuple(self._gold(name, each) for each in values)
+
+    def _gold(self, name: str, value: Any) -> str:
+        """One accepted answer: what a solution marks as its answer, else the text itself."""
+        if value is None or (isinstance(value, float) and not math.isfinite(value)):
+            raise Quarantined(f"no answer: field {name!r} holds {value}")
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)  # JSON and CSV tools write 51 as 51.0
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
+            kind = type(value).__name__
+            remedy = f"correct it, or name another column: {self.reader.named('answer')}"
+            raise self._error(name, f"must be text, a number or a list of them, got {kind} ({value!r:.40})", remedy)
+        text = str(value).strip()
+        marked = _marked(text)
+        if marked is None and self.schema.worked and text:
+            raise Quarantined(
+                f"no answer: the text of field {name!r} has neither a box nor a last line with ####; "
+                f"where the whole text is the answer: {self.reader.named('answer', name)}"
+            )
+        gold = (text if marked is None else marked).strip()
+        if len(gold) > 1 and gold.count("$") == 2 and gold[0] == gold[-1] == "$":
+            gold = gold[1:-1].strip()  # a formula's dollar signs are no part of it
+        if not gold:
+            raise Quarantined(f"no answer: field {name!r} is empty")
+        return self._whole(name, gold)
+
+    def _texts(self, columns: Sequence[str]) -> list[str]:
+        """Every text in these columns, each once, in order."""
+        found: list[str] = []
+        for column in columns:
+            value = self.row.record.get(column)
+            texts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+            found += [text for text in texts if isinstance(text, str) and text.strip() and text not in found]
+        return found
+
+    def _day(self) -> date | None:
+        name = self.schema.date
+        value = None if name is None else self.row.record.get(name)
+        if name is None or value in (None, "", "None"):
+            return None
+        try:
+            return date.fromisoformat(str(value)[:10])
+        except ValueError:
+            raise self._error(name, f"must be a day such as 2024-08-01, got {value!r}", "correct it") from None
 
 
-def _code_tests(row: Row, ground_truth: Any) -> str | None:
-    """The tests of a code problem as JSON text, or None for a problem of another kind.
+def _marked(text: str) -> str | None:
+    """What a solution marks as its answer: after a last ``####``, else in its last box; None without either."""
+    found = re.search(r"(?:^|\n)####[ \t]*([^\n]*?)\s*\Z", text)
+    if found:
+        return found.group(1)
+    return last_box(text) if "boxed" in text or "fbox" in text else None
+
+
+def _json(value: Any) -> Any:
+    """JSON text as what it says, None where it is none; anything else as it is."""
+    try:
+        return json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError):  # LaTeX, zero-padded numbers: the text itself is the gold
+        return None
+
+
+def _parsed_golds(value: Any) -> Any:
+    """A ground truth of the released schema: a list of texts is several golds, a JSON text one; else as it stands."""
+    parsed = _json(value)
+    if parsed == [] or isinstance(parsed, str):
+        return parsed
+    several = isinstance(parsed, list) and all(isinstance(gold, str) for gold in cast("list[Any]", parsed))
+    return parsed if several else value
+
+
+def _released_tests(row: Row, value: Any) -> Any:
+    """The tests of a code problem of the released schema, None for a problem of another kind.
 
     Raises:
         Quarantined: a code problem without tests in a known form.
     """
-    try:
-        parsed = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
-    except json.JSONDecodeError:
-        parsed = None
-    if isinstance(parsed, Mapping) and any(parsed.get(key) for key in _CODE_KEYS):
-        return json.dumps(parsed)
+    parsed = _json(value)
+    if isinstance(parsed, Mapping) and any(parsed.get(key) for key in _TEST_KEYS):
+        return cast("Mapping[str, Any]", parsed)
     if row.record.get("ability") != "code":
         return None
-    if isinstance(parsed, list) and parsed and all(isinstance(text, str) for text in parsed):
-        return json.dumps({"assert_case": parsed})
+    if isinstance(parsed, list) and parsed and all(isinstance(text, str) for text in cast("list[Any]", parsed)):
+        return {"assert_case": parsed}
     raise Quarantined("a code problem without tests in a known form")
 
 
-def _released_golds(row: Row, ground_truth: Any) -> tuple[str, ...]:
-    name = "reward_model.ground_truth"
+def _check_tests_given(value: Any) -> None:
     try:
-        parsed = json.loads(ground_truth) if isinstance(ground_truth, str) else ground_truth
-    except json.JSONDecodeError:
-        parsed = None  # LaTeX, zero-padded numbers: the text itself is the gold
-    if isinstance(parsed, list) and parsed and all(isinstance(gold, str) for gold in parsed):
-        return tuple(_gold(row, name, gold) for gold in parsed)
-    if isinstance(parsed, str):
-        return (_gold(row, name, parsed),)
-    if parsed == []:
-        raise ValueError(f"{row.where}: field {name!r} is an empty list; remove the row or correct it")
-    return (_gold(row, name, ground_truth),)  # a number, an interval such as [1, 2]: its own text
-
-
-def _user_message(row: Row, prompt: Any) -> str:
-    if not isinstance(prompt, list) or len(prompt) != 1 or not isinstance(prompt[0], Mapping):
-        raise ValueError(
-            f"{row.where}: field 'prompt' must be a list with one {{role, content}} message, got {prompt!r:.60}"
-        )
-    message: Mapping[str, Any] = prompt[0]
-    if message.get("role") != "user":
-        raise ValueError(f"{row.where}: field 'prompt': the message's role must be 'user', got {message.get('role')!r}")
-    content = message.get("content")
-    if not isinstance(content, str) or not content.strip():
-        raise ValueError(f"{row.where}: field 'prompt': the message's content must be text, got {content!r}")
-    return content
+        tests = json.loads(value) if isinstance(value, str) else value
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"field 'tests' is text but no JSON: {error}") from None
+    if not isinstance(tests, Mapping) or not any(tests.get(key) for key in (*_TEST_KEYS, "type")):
+        known = ", ".join(_TEST_KEYS)
+        raise ValueError(f"field 'tests' must be an object of tests with one of {known}, got {value!r:.60}")

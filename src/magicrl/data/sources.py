@@ -1,10 +1,10 @@
-"""Sources of a recipe as problems: generated families, local files, hub data sets."""
+"""Sources of a recipe as problems: generated families, and what `readers` reads."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,8 +15,7 @@ from magicrl.config.schema import SourceConfig
 from magicrl.data.families import Split, make_family, unique_problems
 from magicrl.data.fingerprint import fingerprint
 from magicrl.data.label_noise import with_wrong_labels
-from magicrl.data.readers import Row, read_file, read_hub
-from magicrl.data.schemas import Quarantined, is_released, problem_by_fields, problem_released
+from magicrl.data.readers import Place, RecordReader, Rejected, read_problems
 from magicrl.records import Problem
 
 __all__ = [
@@ -50,46 +49,52 @@ class LoadedSource:
 
     Attributes:
         problems: in the source's order, ids unique.
-        set_aside: well-formed records that are not used (without a verifiable answer, left out by ``difficulty_of``).
+        set_aside: well-formed records that are not used (without an answer or usable tests, left out by
+            ``difficulty_of``).
     """
 
     problems: tuple[Problem, ...]
     set_aside: tuple[SetAside, ...] = ()
 
 
-def load_problems(source: SourceConfig, *, base_folder: Path) -> list[Problem]:
+def load_problems(source: SourceConfig, *, base_folder: Path, key: str = "data.train.0") -> list[Problem]:
     """The problems of one source; records that were set aside are counted in a warning.
 
     Args:
         source: family, path or hub, from the recipe.
         base_folder: where relative paths start (the recipe's folder).
+        key: of the source in the recipe, for what an error offers to write.
 
     Raises:
         RecipeError: the source itself is wrong: no such file or family, unknown options (with its key).
         ValueError: its content is; naming the file, line or row, field and remedy.
     """
-    loaded = load_source(source, base_folder=base_folder)
+    loaded = load_source(source, base_folder=base_folder, key=key)
+    first: dict[str, str] = {}
+    for item in loaded.set_aside:
+        first.setdefault(item.reason, item.where)
     for reason, count in Counter(item.reason for item in loaded.set_aside).items():
-        _log.warning("%s: %d records set aside: %s", source.path or source.hub, count, reason)
+        text = "%s: %d records set aside: %s (the first: %s)"
+        _log.warning(text, source.path or source.hub, count, reason, first[reason])
     return list(loaded.problems)
 
 
-def load_mixture(sources: Sequence[SourceConfig], *, base_folder: Path) -> list[Problem]:
+def load_mixture(sources: Sequence[SourceConfig], *, base_folder: Path, key: str = "data.train") -> list[Problem]:
     """All sources one after the other. A source listed twice weighs twice: a repeated id gets ``#2``, ``#3``, ...
 
     Raises:
         RecipeError, ValueError: as ``load_problems``, the key with the source's number before it.
     """
-    return [problem for part in load_parts(sources, base_folder=base_folder) for problem in part]
+    return [problem for part in load_parts(sources, base_folder=base_folder, key=key) for problem in part]
 
 
-def load_parts(sources: Sequence[SourceConfig], *, base_folder: Path) -> list[list[Problem]]:
+def load_parts(sources: Sequence[SourceConfig], *, base_folder: Path, key: str = "data.train") -> list[list[Problem]]:
     """As ``load_mixture``, the problems of each source by themselves."""
     seen: Counter[str] = Counter()
     parts: list[list[Problem]] = []
     for number, source in enumerate(sources):
         with under(str(number)):
-            problems = load_problems(source, base_folder=base_folder)
+            problems = load_problems(source, base_folder=base_folder, key=f"{key}.{number}")
         part: list[Problem] = []
         for problem in problems:
             seen[problem.id] += 1
@@ -99,9 +104,9 @@ def load_parts(sources: Sequence[SourceConfig], *, base_folder: Path) -> list[li
     return parts
 
 
-def load_source(source: SourceConfig, *, base_folder: Path) -> LoadedSource:
+def load_source(source: SourceConfig, *, base_folder: Path, key: str = "data.train.0") -> LoadedSource:
     """As ``load_problems``, with the records that were set aside."""
-    loaded = _generated(source) if source.family is not None else _recorded(source, base_folder)
+    loaded = _generated(source) if source.family is not None else _recorded(source, base_folder, key)
     if source.label_noise:
         with _at("label_noise"):
             loaded = replace(loaded, problems=tuple(with_wrong_labels(loaded.problems, source.label_noise)))
@@ -137,29 +142,31 @@ def _at(key: str) -> Generator[None]:
         raise RecipeError(str(error), key=key) from error
 
 
-def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:
-    """A file or hub data set."""
-    rows, name, stem = _rows(source, base_folder)
-    if source.levels is not None and (source.fields.level is None or source.format == "released"):
+def _recorded(source: SourceConfig, base_folder: Path, key: str) -> LoadedSource:
+    """What the reader gives of a file, a folder or a hub data set."""
+    place = _place(source, base_folder)
+    name = str(place.path or place.hub)
+    if source.levels is not None and source.fields.level is None:
         remedy = "needs fields.level, the column that holds the level"
         raise RecipeError(f"{name}: levels = {list(source.levels)} {remedy}", key="levels")
     problems: dict[str, Problem] = {}
     places: dict[str, str] = {}
     aside: list[SetAside] = []
-    for row in rows:
-        try:
-            problem = _problem(row, source, stem)
-            if source.difficulty_of is not None:
-                _check_difficulty(problem, source.difficulty_of)
-        except Quarantined as reason:
-            aside.append(SetAside(where=row.where, reason=str(reason)))
+    for read in read_problems(place, _reader(source, place, key)):
+        if isinstance(read, Rejected) and not read.quarantined:
+            raise read.error
+        reason = read.reason if isinstance(read, Rejected) else _against(read.problem, source.difficulty_of)
+        if reason is not None:
+            aside.append(SetAside(where=read.where, reason=reason))
             continue
+        assert not isinstance(read, Rejected), "a rejected record has its reason"
+        problem = read.problem
         if problem.id in places:
             raise ValueError(
-                f"{row.where}: id {problem.id!r} stood already in {places[problem.id]}; ids must be unique: "
+                f"{read.where}: id {problem.id!r} stood already in {places[problem.id]}; ids must be unique: "
                 "change one, or leave fields.id out to number the rows"
             )
-        places[problem.id] = row.where
+        places[problem.id] = read.where
         if source.levels is None or problem.level in source.levels:
             problems[problem.id] = problem
         if source.count is not None and len(problems) == source.count:
@@ -169,15 +176,18 @@ def _recorded(source: SourceConfig, base_folder: Path) -> LoadedSource:
     return LoadedSource(problems=tuple(problems.values()), set_aside=tuple(aside))
 
 
-def _check_difficulty(problem: Problem, model: str) -> None:
-    """Set a problem aside whose recorded rollouts give no signal, or that has none of this model."""
+def _against(problem: Problem, model: str | None) -> str | None:
+    """Why ``difficulty_of`` leaves a problem out: its recorded rollouts give no signal, or there are none."""
+    if model is None:
+        return None
     info: Any = problem.extra.get("extra_info")
     table: Any = info.get("model_difficulty") if isinstance(info, Mapping) else None
     failed = table.get(model) if isinstance(table, Mapping) else None
     if not isinstance(failed, int):
-        raise Quarantined(f"extra_info.model_difficulty says nothing of {model} (difficulty_of)")
+        return f"extra_info.model_difficulty says nothing of {model} (difficulty_of)"
     if not 0 < failed < RECORDED_ROLLOUTS:
-        raise Quarantined(f"{model} solved it {'always' if failed <= 0 else 'never'} (difficulty_of)")
+        return f"{model} solved it {'always' if failed <= 0 else 'never'} (difficulty_of)"
+    return None
 
 
 def place_of(problem_id: str, source: SourceConfig, *, base_folder: Path) -> str | None:
@@ -188,13 +198,10 @@ def place_of(problem_id: str, source: SourceConfig, *, base_folder: Path) -> str
     if source.family is not None:
         return None
     problem_id = problem_id.partition("#")[0] if source.fields.id is None else problem_id
-    rows, _, stem = _rows(source, base_folder)
-    for row in rows:
-        try:
-            if _problem(row, source, stem).id == problem_id:
-                return row.where
-        except Quarantined:
-            continue
+    place = _place(source, base_folder)
+    for read in read_problems(place, _reader(source, place, "data")):
+        if not isinstance(read, Rejected) and read.problem.id == problem_id:
+            return read.where
     return None
 
 
@@ -214,34 +221,22 @@ def _why_none(source: SourceConfig, read: int, aside: Sequence[SetAside]) -> str
     return "; it holds no records, give it some"
 
 
-def _rows(source: SourceConfig, base_folder: Path) -> tuple[Iterator[Row], str, str]:
-    """The records, the source's name for errors, and the stem of default ids."""
-    if source.path is not None:
-        if source.options:
-            raise RecipeError(
-                f"{source.path}: options are for families and hub data sets, got {sorted(source.options)}; remove them",
-                key="options",
-            )
-        path = base_folder / Path(source.path).expanduser()
-        return read_file(path), str(path), path.stem
-    assert source.hub is not None, "the schema checks that one is given"
+def _place(source: SourceConfig, base_folder: Path) -> Place:
+    """Where the source's records lie."""
+    path = None if source.path is None else base_folder / Path(source.path).expanduser()
+    name = source.path or source.hub
+    if source.options and path is not None and path.is_file():
+        raise RecipeError(
+            f"{name}: options are for families, folders and hub data sets, got {sorted(source.options)}; remove them",
+            key="options",
+        )
     unknown = sorted(set(source.options) - {"subset", "revision"})
     if unknown:
-        raise RecipeError(
-            f"hub data set {source.hub!r}: unknown option {unknown[0]!r}; known: subset, revision", key="options"
-        )
-    subset, revision = (source.options.get(key) for key in ("subset", "revision"))
-    rows = read_hub(
-        source.hub,
-        split=source.split,
-        subset=None if subset is None else str(subset),
-        revision=None if revision is None else str(revision),
-    )
-    return rows, source.hub, Path(source.hub).name
+        raise RecipeError(f"{name}: unknown option {unknown[0]!r}; known: subset, revision", key="options")
+    chosen = {key: str(value) for key, value in source.options.items()}
+    return Place(path=path, hub=source.hub, splits=(source.split,), **chosen)
 
 
-def _problem(row: Row, source: SourceConfig, stem: str) -> Problem:
-    verifier = source.verifier or "maths"
-    if source.format == "released" or (source.format == "auto" and is_released(row)):
-        return problem_released(row, stem=stem, verifier=verifier)
-    return problem_by_fields(row, source.fields, stem=stem, verifier=verifier)
+def _reader(source: SourceConfig, place: Place, key: str) -> RecordReader:
+    offer = f"--set {key}.fields.{{field}}={{column}}"
+    return RecordReader(stem=place.stem, fields=source.fields, verifier=source.verifier or "maths", offer=offer)

@@ -1,9 +1,10 @@
-"""Benchmarks by name: where they are, how their records read, what is put around a prompt (``benchmarks.toml``)."""
+"""Benchmarks by name: where they are and what is asked of them (``benchmarks.toml``); `data.readers` reads them."""
 
 from __future__ import annotations
 
 import difflib
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
@@ -16,25 +17,14 @@ import numpy as np
 from huggingface_hub import hf_hub_download
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.schema import Section
-from magicrl.data.readers import Row, read_file, read_hub
+from magicrl.config.schema import FieldMapping, Section
+from magicrl.data.readers import Place, Read, RecordReader, Rejected, read_problems
+from magicrl.data.schemas import Template
+from magicrl.data.schemas import catalogue as schemas
 from magicrl.evaluation.gym_tasks import PREFIX, SEED, gym_problems
-from magicrl.evaluation.records import Form, Read, read_record
 from magicrl.records import Problem
 
 Window = tuple[date | None, date | None]
-
-
-class Template(Section):
-    """Text around a prompt; left out where the prompt holds ``unless`` already."""
-
-    text: str
-    unless: str | None = None
-
-    def around(self, prompt: str) -> str:
-        if self.unless is not None and self.unless in prompt:
-            return prompt
-        return self.text.replace("{prompt}", prompt)
 
 
 class Benchmark(Section):
@@ -49,7 +39,6 @@ class Benchmark(Section):
     problems: int | None = None
     licence: str
     verifier: Literal["maths", "exact", "code"] = "maths"
-    forms: tuple[str, ...]
     window: tuple[date, date] | None = None
     local: str = ""
 
@@ -57,8 +46,6 @@ class Benchmark(Section):
 class Catalogue(Section):
     """All of ``benchmarks.toml``."""
 
-    templates: dict[str, Template]
-    forms: dict[str, Form]
     benchmarks: dict[str, Benchmark]
 
 
@@ -71,19 +58,21 @@ def catalogue() -> Catalogue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a ``--benchmark`` names: ``NAME``, ``NAME=FILE``, ``FILE`` or ``reasoning_gym/TASK``.
+    """What a ``--benchmark`` names: ``NAME``, ``NAME=FILE``, ``FILE``, a hub name or ``reasoning_gym/TASK``.
 
     Attributes:
         name: of its folder and its results.
-        known: the row of the catalogue, None for a file of the user's own.
+        known: the row of the catalogue, None for a set of the user's own.
         path: the local file or folder, None for the hub.
         task: a task of reasoning-gym, None for anything else.
+        hub: a hub data set of the user's own.
     """
 
     name: str
     known: Benchmark | None
     path: Path | None
     task: str | None = None
+    hub: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +83,7 @@ class Reading:
         limit: at most so many problems, the first ones.
         limit_seed: draw them at random in place of that; a larger limit then holds those of a smaller one.
         template: text around each prompt in place of the benchmark's; holds ``{prompt}``.
-        fields: columns in place of a form's: ``prompt``, ``answer``, ``id``, ``level``.
+        fields: columns that are not known by their names: ``prompt``, ``answer``, ``id``, ``level``.
         verifier: in place of the benchmark's.
         window: first and last day of problems that have a date; None: the benchmark's own.
     """
@@ -153,11 +142,13 @@ def parse_asked(text: str) -> Asked:
         return Asked(name=text, known=known[text], path=None)
     if Path(text).exists() or Path(text).suffix:
         return Asked(name=_folder_name(Path(text).stem), known=None, path=Path(text))
+    if Place.of(text).hub is not None:
+        return Asked(name=_folder_name(text), known=None, path=None, hub=text)
     near = difflib.get_close_matches(text.lower().replace("-", ""), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     raise RecipeError(
         f"--benchmark {text}: no such benchmark and no such file; {hint}Known: {', '.join(known)}; "
-        f"{PREFIX}TASK, NAME=FILE, or a file"
+        f"{PREFIX}TASK, NAME=FILE, a file or folder, or a hub name (OWNER/NAME)"
     )
 
 
@@ -166,7 +157,7 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
 
     Raises:
         RecipeError: no such file, or of an unknown kind.
-        ValueError: the file is broken, no form fits its records, or nothing is left.
+        ValueError: the file cannot be read as a whole, no columns are known, or nothing is left.
     """
     known = asked.known
     window = reading.window or (known.window if known is not None else None) or (None, None)
@@ -175,8 +166,7 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
         why = f": {aside[0]}" if aside else " (an empty file, or no problem in the window)"
         raise ValueError(f"benchmark {asked.name}: no problem can be used{why}")
     default = known.verifier if known is not None else "exact" if asked.task is not None else "maths"
-    problems = tuple(_finished(read, asked.name, reading, default) for read in found)
-    _check_ids(problems, asked.name)
+    problems = _finished(found, asked.name, reading, default)
     limited = reading.limit is not None and len(problems) >= reading.limit
     narrowed = known is not None and reading.window not in (None, known.window)
     size = known.problems if known is not None and known.problems is not None else len(problems)
@@ -206,24 +196,24 @@ def _source(asked: Asked) -> str:
         return str(asked.path)
     if asked.task is not None:
         return f"{PREFIX}{asked.task}, seed {SEED}"
-    assert asked.known is not None, "a name without a file is one of the catalogue"
-    return asked.known.hub
+    return str(asked.hub if asked.known is None else asked.known.hub)
 
 
 def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
     if asked.task is not None:
         problems = gym_problems(asked.task, reading.limit, stem=asked.name)
-        return [Read(problem=problem, template="maths") for problem in problems], []
+        return [
+            Read(where=problem.id, problem=problem, schema="reasoning_gym", columns=((), None)) for problem in problems
+        ], []
     found: list[Read] = []
     aside: list[str] = []
-    forms = _forms(asked, reading)
-    for row in _rows(asked):
-        try:
-            read = read_record(row, forms, stem=asked.name)
-        except ValueError as error:
-            aside.append(str(error))
-            continue
-        if _inside(read.date, window):
+    stem, fields = asked.name, FieldMapping.model_validate(dict(reading.fields))
+    offer = "--field {field}={column}"
+    reader = RecordReader(stem=stem, fields=fields, verifier=reading.verifier or "maths", offer=offer, extra=False)
+    for read in (read for place in _places(asked) for read in read_problems(place, reader)):
+        if isinstance(read, Rejected):
+            aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)
+        elif _inside(read.date, window):
             found.append(read)
         if reading.limit_seed is None and reading.limit is not None and len(found) == reading.limit:
             break
@@ -238,30 +228,15 @@ def _drawn(found: Sequence[Read], reading: Reading) -> list[Read]:
     return [found[place] for place in sorted(places[: reading.limit])]
 
 
-def _forms(asked: Asked, reading: Reading) -> list[Form]:
-    every = catalogue().forms
-    if reading.fields:
-        own = dict(reading.fields)
-        prompt = own.pop("prompt", "problem")
-        return [Form.model_validate({"answer": "answer", **own, "prompt": [prompt]})]
-    first = [] if asked.known is None else [every[name] for name in asked.known.forms]
-    return [*first, *(form for form in every.values() if form not in first)]
-
-
-def _rows(asked: Asked) -> Iterator[Row]:
+def _places(asked: Asked) -> Iterator[Place]:
     known = asked.known
-    if asked.path is not None:
-        paths = sorted(asked.path.glob("*.jsonl")) if asked.path.is_dir() else [asked.path]
-        if not paths:
-            raise RecipeError(f"{asked.path}: the folder holds no .jsonl file; name one data file")
-        for path in paths:
-            yield from read_file(path)
-    elif known is not None and known.files:
-        for name in known.files:
-            yield from read_file(_fetched(known, name))
+    if asked.path is not None or known is None:
+        first = () if known is None else (known.split,)
+        yield Place(path=asked.path, hub=asked.hub, splits=(*first, "test", "validation", "train"))
+    elif known.files:
+        yield from (Place(path=_fetched(known, name)) for name in known.files)
     else:
-        assert known is not None, "a name without a file is one of the catalogue"
-        yield from read_hub(known.hub, split=known.split, subset=known.subset, revision=known.revision)
+        yield Place(hub=known.hub, splits=(known.split,), subset=known.subset, revision=known.revision)
 
 
 def _fetched(known: Benchmark, name: str) -> Path:
@@ -281,19 +256,20 @@ def _inside(day: date | None, window: Window) -> bool:
     return (first is None or day >= first) and (last is None or day <= last)
 
 
-def _finished(read: Read, name: str, reading: Reading, verifier: str) -> Problem:
-    """With the text around its prompt, and its verifier."""
-    template = Template(text=reading.template) if reading.template else catalogue().templates[read.template]
-    kind = reading.verifier or ("code" if read.problem.verifier == "code" else verifier)
-    return replace(read.problem, prompt=template.around(read.problem.prompt), verifier=kind, source=name)
-
-
-def _check_ids(problems: Sequence[Problem], name: str) -> None:
-    seen: set[str] = set()
-    for problem in problems:
-        if problem.id in seen:
-            raise ValueError(f"benchmark {name}: id {problem.id!r} stands twice; correct the file, or name another id")
-        seen.add(problem.id)
+def _finished(found: Sequence[Read], name: str, reading: Reading, verifier: str) -> tuple[Problem, ...]:
+    """With the text around their prompts, their verifier, and the ids that the records give themselves."""
+    problems: list[Problem] = []
+    seen: Counter[str] = Counter()
+    for read in found:
+        template = Template(text=reading.template) if reading.template else schemas().templates[read.template]
+        kind = reading.verifier or ("code" if read.problem.verifier == "code" else verifier)
+        own = read.problem.id if "id" in reading.fields or read.own_id is None else read.own_id
+        seen[own] += 1
+        if seen[own] > 1 and "id" in reading.fields:
+            raise ValueError(f"benchmark {name}: id {own!r} stands twice; correct the file, or name another id")
+        own = own if seen[own] == 1 else f"{own}#{seen[own]}"
+        problems.append(replace(template.around(read.problem), id=own, verifier=kind, source=name))
+    return tuple(problems)
 
 
 def _folder_name(name: str) -> str:

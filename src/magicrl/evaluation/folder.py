@@ -186,5 +186,6 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 def _shown(problem: Problem) -> dict[str, Any]:
     """A problem for a reader; the tests of a code problem are left out, they may be megabytes."""
     golds = None if problem.verifier == "code" else list(problem.golds)
-    known = {"id": problem.id, "prompt": problem.prompt, "golds": golds, "level": problem.level}
+    before = [{"role": turn.role, "content": turn.content} for turn in problem.context] or None
+    known = {"id": problem.id, "context": before, "prompt": problem.prompt, "golds": golds, "level": problem.level}
     return {name: value for name, value in known.items() if value is not None} | {"verifier": problem.verifier}

@@ -19,10 +19,10 @@ _MARK = "magicrlmark"
 class PromptEncoder:
     """Encodes prompts and responses for one tokenizer.
 
-    A tokenizer with a chat template gets the prompt as one user message followed by the template's generation
-    prompt; one without gets the text alone, after the begin-of-text token where the tokenizer puts one. The text of a
-    problem or of a response is always plain text: the name of a control token inside it (``<|im_end|>``) is spelled
-    out and cannot end a turn.
+    A tokenizer with a chat template gets the problem's messages (mostly one user message) followed by the template's
+    generation prompt; one without gets the text alone, after the begin-of-text token where the tokenizer puts one, and
+    no turns before it. The text of a message or of a response is always plain text: the name of a control token inside
+    it (``<|im_end|>``) is spelled out and cannot end a turn.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
@@ -57,11 +57,18 @@ class PromptEncoder:
         """The prompt as the model sees it, ``[P]``.
 
         Raises:
-            ValueError: longer than ``max_prompt_tokens``, empty, or with a symbol the vocabulary lacks (names the
-                problem).
+            ValueError: longer than ``max_prompt_tokens``, empty, with a symbol the vocabulary lacks, or with turns
+                before it where there is no chat template (names the problem).
         """
-        tokens = self._prompt_tokens(problem.prompt)
-        self._check_known(tokens, problem.prompt, f"problem {problem.id!r}")
+        if problem.context and self._around is None:
+            roles = ", ".join(message.role for message in problem.messages)
+            raise ValueError(
+                f"problem {problem.id!r}: its prompt is a conversation ({roles}), and the model has no chat template "
+                "to render it; take a chat model, put chat_template.jinja into its folder, or name a column of plain "
+                "text as fields.prompt"
+            )
+        tokens = self._prompt_tokens(problem)
+        self._check_known(tokens, " ".join(m.content for m in problem.messages), f"problem {problem.id!r}")
         if not tokens:
             raise ValueError(f"problem {problem.id!r} has an empty prompt")
         if len(tokens) > self._max_prompt_tokens:
@@ -77,7 +84,7 @@ class PromptEncoder:
 
     def length(self, problem: Problem) -> int:
         """Tokens of the encoded prompt, whether or not that is too many."""
-        return len(self._prompt_tokens(problem.prompt))
+        return len(self._prompt_tokens(problem))
 
     def encode_response(self, text: str) -> TokenArray:
         """A whole response as the model should have produced it, ``[T]``: the text, then the end token.
@@ -95,13 +102,19 @@ class PromptEncoder:
         text = self._tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
         return cast(str, text)
 
-    def _prompt_tokens(self, text: str) -> list[int]:
+    def _prompt_tokens(self, problem: Problem) -> list[int]:
         if self._around is None:
-            return [*self._begin, *self._plain(text)] if text.strip() else []
-        if any(token in text for token in self._special):
-            before, after = self._around
-            return [*self._with_controls(before), *self._plain(text), *self._with_controls(after)]
-        return self._with_controls(_render(self._tokenizer, [("user", text)], generation_prompt=True))
+            return [*self._begin, *self._plain(problem.prompt)] if problem.prompt.strip() else []
+        texts = [message.content for message in problem.messages]
+        if not any(token in text for text in texts for token in self._special):
+            turns = [(message.role, message.content) for message in problem.messages]
+            return self._with_controls(_render(self._tokenizer, turns, generation_prompt=True))
+        roles = tuple(message.role for message in problem.messages)
+        first, *after = self._around if roles == ("user",) else _frame(self._tokenizer, roles)
+        tokens = self._with_controls(first)
+        for text, piece in zip(texts, after, strict=True):
+            tokens += [*self._plain(text), *self._with_controls(piece)]
+        return tokens
 
     def _plain(self, text: str) -> list[int]:
         """Tokens of ``text``, names of control tokens spelled out as ordinary characters."""
@@ -164,17 +177,25 @@ def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[str, int] | None:
     return {word: token for word, token in tokenizer.get_vocab().items() if token not in control}
 
 
-def _chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, str] | None:
-    """What the template puts before and after a user's message (the generation prompt included)."""
-    if not tokenizer.chat_template:
-        return None
-    before, mark, after = _render(tokenizer, [("user", _MARK)], generation_prompt=True).partition(_MARK)
-    if not mark:
-        raise ValueError(
-            "the tokenizer's chat template leaves the user's message out, so no prompt would reach the model; "
-            "correct chat_template in tokenizer_config.json or chat_template.jinja, or remove it"
-        )
-    return before, after
+def _chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...] | None:
+    """What the template puts before and after a user's message; None without a template."""
+    return _frame(tokenizer, ("user",)) if tokenizer.chat_template else None
+
+
+def _frame(tokenizer: PreTrainedTokenizerBase, roles: Sequence[str]) -> tuple[str, ...]:
+    """What the template puts before, between and after messages of these roles, the generation prompt included."""
+    marks = [f"{_MARK}{number}x" for number in range(len(roles))]
+    rest = _render(tokenizer, list(zip(roles, marks, strict=True)), generation_prompt=True)
+    pieces: list[str] = []
+    for role, mark in zip(roles, marks, strict=True):
+        before, found, rest = rest.partition(mark)
+        if not found:
+            raise ValueError(
+                f"the tokenizer's chat template leaves the {role}'s message out, so no prompt would reach the model; "
+                "correct chat_template in tokenizer_config.json or chat_template.jinja, or remove it"
+            )
+        pieces.append(before)
+    return (*pieces, rest)
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, turns: Sequence[tuple[str, str]], *, generation_prompt: bool) -> str:

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from magicrl.records import Problem
+from magicrl.records import Message, Problem
 
 Ability = Literal["math", "code"]
 
@@ -57,7 +57,7 @@ class Entry:
         data_source: the released schema's column; the source unless the record has one of its own.
         ability: ``math`` or ``code``.
         problem: the bare statement, which dedup, decontamination and judges read.
-        prompt: the statement with the text around it that a model is given.
+        prompt: the statement with the text around it that a model is given, the last turn of its conversation.
         golds: accepted answers; for code the tests as JSON, alone.
         solutions: worked solutions or reference programs, the best first.
         index: the record's number within its source, from 0.
@@ -65,6 +65,7 @@ class Entry:
         where: place of the record in words.
         difficulty: failures of 16 by model, the released form.
         notes: what the source or a step says of it (``question_type``, ``needs_checker``, ``judge``).
+        context: the turns before the prompt, mostly none.
     """
 
     id: str
@@ -80,6 +81,7 @@ class Entry:
     where: str = ""
     difficulty: Mapping[str, int] = field(default_factory=dict[str, int])
     notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    context: tuple[Message, ...] = ()
 
     def as_problem(self) -> Problem:
         """What a model is asked, and its verifier."""
@@ -90,6 +92,7 @@ class Entry:
             verifier="code" if self.ability == "code" else "maths",
             source=self.source,
             level=self.level,
+            context=self.context,
         )
 
 
@@ -98,7 +101,7 @@ def row_of(entry: Entry) -> dict[str, Any]:
     code = entry.ability == "code"
     return {
         "data_source": entry.data_source,
-        "prompt": [{"content": entry.prompt, "role": "user"}],
+        "prompt": [{"content": turn.content, "role": turn.role} for turn in entry.as_problem().messages],
         "ability": entry.ability,
         "reward_model": {
             "ground_truth": entry.golds[0] if code else json.dumps(list(entry.golds), ensure_ascii=False),
@@ -125,7 +128,8 @@ def entry_of(row: Mapping[str, Any]) -> Entry:
         data_source=row["data_source"],
         ability=row["ability"],
         problem=row["problem"],
-        prompt=row["prompt"][0]["content"],
+        prompt=row["prompt"][-1]["content"],
+        context=tuple(Message(turn["role"], turn["content"]) for turn in row["prompt"][:-1]),
         golds=(truth,) if row["ability"] == "code" else tuple(json.loads(truth)),
         solutions=tuple(row["solutions"] or ()),
         index=extra["index"],

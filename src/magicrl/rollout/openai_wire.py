@@ -74,7 +74,7 @@ class Wire:
             "seed": sample_seed(sampling.seed, request.draw, index, bits=31),
         }
         if chat:
-            body["messages"] = [{"role": "user", "content": request.problem.prompt}]
+            body["messages"] = [{"role": turn.role, "content": turn.content} for turn in request.problem.messages]
         else:
             body["prompt"] = self._prompt(request)
         if self.vllm:
@@ -113,6 +113,11 @@ class Wire:
     def _prompt(self, request: RolloutRequest) -> list[int] | str:
         tokens = cast("list[int]", request.prompt_tokens.tolist())
         if not tokens:
+            if request.problem.context:
+                raise ValueError(
+                    f"problem {request.problem.id!r}: its prompt is a conversation, and without the model's tokenizer "
+                    "it cannot be turned into text; use mode = 'chat', or name the tokenizer"
+                )
             return request.problem.prompt
         if self.vllm:
             return tokens

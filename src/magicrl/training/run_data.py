@@ -51,7 +51,7 @@ def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) 
     with under("data.train"):
         parts = load_parts(data.train, base_folder=recipe_folder)
     with under("data.validation"):
-        validation = load_parts(data.validation, base_folder=recipe_folder)
+        validation = load_parts(data.validation, base_folder=recipe_folder, key="data.validation")
     test = {name: _load_test(name, source, recipe_folder) for name, source in data.test.items()}
     examined = [*zip(data.validation, validation, strict=True), *((data.test[name], test[name]) for name in test)]
     train, in_test = _without_test_problems(list(zip(data.train, parts, strict=True)), examined)
@@ -85,7 +85,7 @@ def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) 
 
 def _load_test(name: str, source: SourceConfig, recipe_folder: Path) -> list[Problem]:
     with under(f"data.test.{name}"):
-        return load_problems(source, base_folder=recipe_folder)
+        return load_problems(source, base_folder=recipe_folder, key=f"data.test.{name}")
 
 
 def _text(problem: Problem, source: SourceConfig) -> str:

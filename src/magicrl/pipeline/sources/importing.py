@@ -13,14 +13,15 @@ from typing import Any
 import pyarrow as pa
 
 from magicrl.config.errors import RecipeError, without_secrets
-from magicrl.data.readers import BadRow, Row, read_hub, read_rows
+from magicrl.data.files import read_hub, read_place
+from magicrl.data.readers import BadRow, Row
 from magicrl.evaluation.provenance import write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, Entry, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
-from magicrl.pipeline.sources.records import NotWanted, RecordReader, check_text, shown
+from magicrl.pipeline.sources.records import EntryReader, NotWanted, check_text, shown
 from magicrl.pipeline.sources.settings import PipelineSource
 
-IMPORT_VERSION = 2
+IMPORT_VERSION = 3
 PART_ROWS = 5000
 PART_CHARACTERS = 64 << 20
 """A part ends at so many rows or characters, so that a step holds little in memory whatever the rows."""
@@ -62,7 +63,7 @@ def import_source(source: PipelineSource, base: Path, folder: Path, most_charact
         return done
     parts, seen, read = _taken_up(step, source.label, key)
     buffer = _Buffer()
-    reader = RecordReader(source=source, most_characters=most_characters)
+    reader = EntryReader(source, most_characters)
     for number, row in enumerate(_rows(source, base, files)):
         if source.limit is not None and number == source.limit:
             break
@@ -81,7 +82,7 @@ def import_source(source: PipelineSource, base: Path, folder: Path, most_charact
     return parts
 
 
-def _read_one(row: Row | BadRow, reader: RecordReader, buffer: _Buffer, seen: set[str]) -> None:
+def _read_one(row: Row | BadRow, reader: EntryReader, buffer: _Buffer, seen: set[str]) -> None:
     try:
         if isinstance(row, BadRow):
             raise ValueError(row.reason)
@@ -172,7 +173,7 @@ def _rows(source: PipelineSource, base: Path, files: list[Path]) -> Iterator[Row
         assert name is not None, "the schema checks it"
         yield from read_hub(
             name,
-            split=source.split or (row.split if row is not None and source.hub is None else "train"),
+            splits=(source.split or (row.split if row is not None and source.hub is None else "train"),),
             subset=source.subset or (row.subset if row is not None and source.hub is None else None),
             revision=source.revision,
         )
@@ -180,11 +181,7 @@ def _rows(source: PipelineSource, base: Path, files: list[Path]) -> Iterator[Row
     index = 0
     for path in files:
         name, shown_name = str(path), without_secrets(str(path))
-        if path.is_dir():
-            rows = read_hub(str(path), split=source.split or "train", subset=source.subset)
-        else:
-            rows = read_rows(path)
-        for row in rows:
+        for row in read_place(path, None, splits=(source.split or "train",), subset=source.subset):
             where = row.where if shown_name == name else row.where.replace(name, shown_name)
             yield replace(row, index=index, where=where)
             index += 1

@@ -1,35 +1,13 @@
-"""Known sources by name (``kinds.toml``), and what a record's columns hold."""
+"""Known sources by name (``kinds.toml``)."""
 
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Literal
 
 from magicrl.config.schema import Section
-from magicrl.evaluation.records import Form
-
-
-class EntryForm(Form):
-    """Which columns of a record hold what, those included that only the pipeline reads.
-
-    Attributes:
-        solutions: columns of worked solutions or reference programs, each a text or a list of texts.
-        notes: columns that are carried along.
-        convert: the function of `conversions` that rewrites the record first.
-    """
-
-    solutions: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    convert: str | None = None
-
-    def fits(self, record: dict[str, Any]) -> bool:
-        """Whether the record has the columns; of one that will be rewritten only ``needs`` is asked."""
-        if self.convert is not None:
-            return all(name in record for name in self.needs)
-        return super().fits(record)
 
 
 class Before(Section):
@@ -48,7 +26,6 @@ class Kind(Section):
     split: str = "train"
     licence: str
     ability: Literal["math", "code"] = "math"
-    forms: tuple[str, ...]
     before: Before | None = None
     checked: str
 
@@ -56,16 +33,7 @@ class Kind(Section):
 class Kinds(Section):
     """All of ``kinds.toml``."""
 
-    forms: dict[str, EntryForm]
     kinds: dict[str, Kind]
-
-    def in_order(self, first: tuple[str, ...]) -> Iterator[EntryForm]:
-        """The named forms, then every other."""
-        for name in first:
-            yield self.forms[name]
-        for name, form in self.forms.items():
-            if name not in first:
-                yield form
 
 
 @cache

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
 from typing import Any, cast
 
-from magicrl.data.readers import Row
-from magicrl.data.schemas import is_released
-from magicrl.evaluation.benchmarks import Template, catalogue
-from magicrl.evaluation.records import Read, read_record
+from magicrl.data.readers import Quarantined, Read, RecordReader, Row
+from magicrl.data.schemas import Template, catalogue
 from magicrl.pipeline.entry import Ability, Entry, entry_of, is_entry
-from magicrl.pipeline.sources.conversions import converted
-from magicrl.pipeline.sources.kinds import EntryForm
 from magicrl.pipeline.sources.settings import PipelineSource
 
 
@@ -21,20 +16,26 @@ class NotWanted(ValueError):
     """A well-formed record that the source's settings leave out."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RecordReader:
-    """Reads the records of one source.
+class EntryReader:
+    """Reads the records of one source of a pipeline: `data.readers`, and what the source's settings leave out."""
 
-    Attributes:
-        source: its settings.
-        most_characters: a longer field sets its record aside.
-        forms: filled while it reads.
-    """
-
-    source: PipelineSource
-    most_characters: int
-    forms: dict[tuple[str, ...], EntryForm] = field(default_factory=dict[tuple[str, ...], EntryForm])
-    """The form of records with these columns, once found: it depends on nothing else."""
+    def __init__(self, source: PipelineSource, most_characters: int) -> None:
+        """
+        Args:
+            source: its settings.
+            most_characters: a longer field sets its record aside.
+        """
+        self.source = source
+        self._most = most_characters
+        own = source.fields
+        self._reader = RecordReader(
+            stem=source.label,
+            fields=own,
+            verifier="code" if source.ability == "code" else "maths",
+            offer="--set fields.{field}={column}",
+            solutions=own.solutions,
+            notes=own.notes,
+        )
 
     def entry(self, row: Row) -> Entry:
         """The entry of a record.
@@ -47,14 +48,11 @@ class RecordReader:
         if is_entry(row.record):
             return entry_of(row.record)
         self._check_wanted(row.record)
-        if is_released(row):
-            return self._released(row)
-        row, form = self._in_its_form(_with_dotted(row, self.source))
-        read = read_record(row, [form], stem=self.source.label)
-        entry = self._entry(row, read)
-        notes = {name: row.record[name] for name in form.notes if row.record.get(name) not in (None, "", [])}
-        solutions = tuple(text for text in _solutions(row.record, form.solutions) if text.strip() not in entry.golds)
-        return replace(entry, solutions=solutions, notes=notes)
+        try:
+            read = self._reader.read(row)
+        except Quarantined as error:
+            raise ValueError(f"{row.where}: {error}") from None
+        return self._entry(row, read)
 
     def _entry(self, row: Row, read: Read) -> Entry:
         label = self.source.label
@@ -65,60 +63,32 @@ class RecordReader:
                 f"{row.where}: is a {ability} problem, and the source is said to hold {self.source.ability}"
             )
         own = self.source.template
-        template = Template(text=own, unless=None) if own is not None else catalogue().templates[read.template]
-        name = problem.id.removeprefix(f"{label}/")
+        template = Template(text=own) if own is not None else catalogue().templates[read.template]
+        named = self.source.fields.id is not None or read.own_id is None
+        name = (problem.id if named else str(read.own_id)).removeprefix(f"{label}/")
         return Entry(
             id=f"{label}/{name}",
             source=label,
-            data_source=label,
+            data_source=problem.source,
             ability=ability,
             problem=problem.prompt,
-            prompt=template.around(problem.prompt),
-            golds=(released_tests(problem.golds[0]),) if ability == "code" else problem.golds,
+            prompt=template.around(problem).prompt,
+            context=problem.context,
+            golds=problem.golds,
+            solutions=read.solutions,
             index=row.index,
             level=problem.level,
             where=row.where,
+            difficulty=_recorded_difficulty(problem.extra),
+            notes=read.notes,
         )
-
-    def _released(self, row: Row) -> Entry:
-        read = read_record(row, [], stem=self.source.label)
-        entry = self._entry(row, read)
-        own = row.record.get("data_source")
-        extra = row.record.get("extra_info")
-        known = cast("Mapping[str, Any]", extra) if isinstance(extra, Mapping) else {}
-        rates = known.get("model_difficulty")
-        pairs = cast("Mapping[str, Any]", rates).items() if isinstance(rates, Mapping) else rates or ()
-        return replace(
-            entry,
-            data_source=own if isinstance(own, str) and own else entry.data_source,
-            difficulty={str(name): int(count) for name, count in pairs if count is not None},
-        )
-
-    def _in_its_form(self, row: Row) -> tuple[Row, EntryForm]:
-        columns = tuple(row.record)
-        form = self.forms.get(columns) or next((one for one in self.source.forms() if one.fits(row.record)), None)
-        if form is None:
-            known = ", ".join(map(str, row.record)) or "none"
-            raise ValueError(
-                f"{row.where}: no known form; it has the columns {known}. Name them with columns = {{ problem = ..., "
-                "answer = ... }"
-            )
-        self.forms[columns] = form
-        if form.convert is None:
-            return row, form
-        try:
-            done = replace(row, record=converted(row.record, form.convert))
-            return done, form.model_copy(update={"convert": None, "needs": ()})
-        except (ValueError, KeyError, TypeError) as error:
-            raise ValueError(f"{row.where}: {error}") from None
 
     def _check_size(self, row: Row) -> None:
         for name, value in row.record.items():
             size = len(value) if isinstance(value, str | bytes) else 0
-            if size > self.most_characters:
+            if size > self._most:
                 raise ValueError(
-                    f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = "
-                    f"{self.most_characters}"
+                    f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
                 )
 
     def _check_wanted(self, record: Mapping[str, Any]) -> None:
@@ -137,54 +107,12 @@ class RecordReader:
                 return
 
 
-_RELEASED_NAMES = {"code": "test_code", "prelude": "import_prefix", "inputs_kw": "inputs"}
-
-
-def released_tests(tests: str) -> str:
-    """Tests under the names that the released schema has for them, which training's reader knows.
-
-    Example:
-        >>> released_tests('{"type": "assert", "code": "assert f(1) == 2"}')
-        '{"test_code": "assert f(1) == 2"}'
-    """
-    parsed: Any = json.loads(tests)
-    if not isinstance(parsed, dict):
-        return tests
-    known = cast("dict[str, Any]", parsed)
-    renamed = {name: value for name, value in known.items() if name not in _RELEASED_NAMES and name != "type"}
-    for name, own in _RELEASED_NAMES.items():
-        if known.get(name) is not None:
-            renamed.setdefault(own, known[name])
-    return json.dumps(renamed, ensure_ascii=False)
-
-
-def _with_dotted(row: Row, source: PipelineSource) -> Row:
-    """The record with the nested values that ``columns`` names by dots as columns of their own."""
-    if source.columns is None:
-        return row
-    own = source.columns
-    first = (own.problem,) if isinstance(own.problem, str) else own.problem
-    named = [*first, own.answer, own.id, own.level, *own.solutions, *own.notes]
-    added: dict[str, Any] = {}
-    for name in named:
-        if name is None or "." not in name or name in row.record:
-            continue
-        value: Any = row.record
-        for part in name.split("."):
-            value = cast("Mapping[str, Any]", value).get(part) if isinstance(value, Mapping) else None
-        if value is not None:
-            added[name] = value
-    return replace(row, record={**row.record, **added}) if added else row
-
-
-def _solutions(record: Mapping[str, Any], columns: Sequence[str]) -> tuple[str, ...]:
-    """Every text in the solution columns, each once, in order."""
-    found: list[str] = []
-    for column in columns:
-        value = record.get(column)
-        texts: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
-        found += [text for text in texts if isinstance(text, str) and text.strip() and text not in found]
-    return tuple(found)
+def _recorded_difficulty(extra: Mapping[str, Any]) -> dict[str, int]:
+    """Failures of 16 by model, where the record has the released schema's column of them."""
+    info = extra.get("extra_info")
+    rates: Any = cast("Mapping[str, Any]", info).get("model_difficulty") if isinstance(info, Mapping) else None
+    pairs = cast("Mapping[str, Any]", rates).items() if isinstance(rates, Mapping) else rates or ()
+    return {str(name): int(count) for name, count in pairs if count is not None}
 
 
 def check_text(entry: Entry) -> None:

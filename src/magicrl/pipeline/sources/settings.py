@@ -5,27 +5,21 @@ from __future__ import annotations
 import difflib
 import re
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from magicrl.config.schema import Section
-from magicrl.pipeline.sources.kinds import EntryForm, Kind, known_kinds
+from magicrl.config.schema import FieldMapping, Section
+from magicrl.pipeline.sources.kinds import Kind, known_kinds
 
 
-class ColumnsConfig(Section):
-    """Which columns of a file hold what, in place of a known form; dotted names reach into nested records."""
+class PipelineFields(FieldMapping):
+    """Which columns of a file hold what, where that is not seen from their names."""
 
-    problem: str | tuple[str, ...] = "problem"
-    """Column of the statement; several are joined as sentences."""
-    answer: str | None = "answer"
-    """Column of the gold answer; for code, of the tests (an object, or its JSON text)."""
-    boxed: bool = False
-    """The gold is what the answer column's last box holds."""
     solutions: tuple[str, ...] = ()
-    id: str | None = None
-    level: str | None = None
+    """Columns of worked solutions or reference programs."""
     notes: tuple[str, ...] = ()
+    """Columns that are carried along."""
 
 
 class PipelineSource(Section):
@@ -34,7 +28,7 @@ class PipelineSource(Section):
     name: str | None = None
     """Of its rows and its folder; default: the kind, else the file's stem."""
     kind: str = "auto"
-    """A row of ``magicrl data import --list``; ``auto``: by the columns present."""
+    """A row of ``magicrl data import --list``, for where the set lies and its licence."""
     path: str | tuple[str, ...] | None = None
     """Files (``*`` stands for any), or a folder that ``datasets`` can load; default: the kind's hub data set."""
     hub: str | None = None
@@ -42,7 +36,7 @@ class PipelineSource(Section):
     split: str | None = None
     revision: str | None = None
     """Of the hub data set. Without one a change there is not noticed by a rerun."""
-    columns: ColumnsConfig | None = None
+    fields: PipelineFields = PipelineFields()
     ability: Literal["math", "code"] | None = None
     only: dict[str, tuple[str, ...]] = Field(default_factory=dict[str, tuple[str, ...]])
     """Columns and the values wanted in them, e.g. NuminaMath's subsets: ``only = { source = ["amc_aime"] }``."""
@@ -65,8 +59,6 @@ class PipelineSource(Section):
             raise ValueError("a source needs a path, a hub name, or a kind that has one")
         if self.template is not None and "{prompt}" not in self.template:
             raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
-        if self.columns is not None and self.columns.answer is None and self.ability != "math":
-            raise ValueError("columns.answer is missing; a problem without a gold answer cannot be judged")
         return self
 
     @property
@@ -84,17 +76,6 @@ class PipelineSource(Section):
     @property
     def paths(self) -> tuple[str, ...]:
         return (self.path,) if isinstance(self.path, str) else self.path or ()
-
-    def forms(self) -> list[EntryForm]:
-        """The forms to try on a record, in order."""
-        if self.columns is None:
-            return list(known_kinds().in_order(self.row.forms if self.row is not None else ()))
-        own = self.columns
-        names = (own.problem,) if isinstance(own.problem, str) else own.problem
-        common: dict[str, Any] = {"id": own.id, "solutions": own.solutions, "notes": own.notes}
-        if self.ability == "code":
-            return [EntryForm(prompt=names, code="given", **common)]
-        return [EntryForm(prompt=names, answer=own.answer, boxed=own.boxed, level=own.level, **common)]
 
     def stated_licence(self) -> str:
         """The licence given, else the kind's, else that none is known."""

@@ -1,4 +1,8 @@
-"""Code benchmarks' records as a statement and tests in the forms that the code verifier reads."""
+"""Records of code sets as a statement and tests under the names of the released schema.
+
+Nothing is executed or unpickled here. A value that does not have the shape it should raises ``ValueError``, and the
+record is set aside with that reason.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,8 @@ import json
 import pickletools
 import re
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Style = Literal["stdin", "function", "complete"]
@@ -37,11 +41,13 @@ _OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CodeTask:
-    """A code problem: its statement, its tests, and which template belongs around it."""
+    """A code problem: its statement, its tests, which template belongs around it, and programs that solve it."""
 
     prompt: str
     tests: dict[str, Any]
     style: Style
+    solutions: tuple[str, ...] = ()
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 def code_task(record: Mapping[str, Any], kind: str, prompt: str) -> CodeTask:
@@ -50,7 +56,28 @@ def code_task(record: Mapping[str, Any], kind: str, prompt: str) -> CodeTask:
     Raises:
         ValueError: a field is missing or of the wrong type; names the field.
     """
-    return _KINDS[kind](record, prompt)
+    try:
+        task = _KINDS[kind](record, prompt)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"the tests do not have the shape of a {kind} record ({error!r})") from None
+    return replace(task, tests=released_tests(task.tests))
+
+
+_RELEASED_NAMES = {"code": "test_code", "prelude": "import_prefix", "inputs_kw": "inputs"}
+
+
+def released_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
+    """Tests under the released schema's names, so that every command writes and reads the same ones.
+
+    Example:
+        >>> released_tests({"type": "assert", "code": "assert f(1) == 2"})
+        {'test_code': 'assert f(1) == 2'}
+    """
+    known = {name: value for name, value in tests.items() if name not in _RELEASED_NAMES and name != "type"}
+    for name, own in _RELEASED_NAMES.items():
+        if tests.get(name) is not None:
+            known.setdefault(own, tests[name])
+    return known
 
 
 def _parsed(value: Any) -> Any:
@@ -91,8 +118,9 @@ def _given(record: Mapping[str, Any], prompt: str) -> CodeTask:
 
 def _statement(record: Mapping[str, Any], tests: Mapping[str, Any], prompt: str) -> tuple[str, Style]:
     """What to say beside the prompt so that it names what the tests call."""
-    if tests.get("starter_code") or record.get("starter_code"):
-        return f"{prompt.rstrip()}\n\nStart from this:\n```python\n{record['starter_code'].rstrip()}\n```", "function"
+    starter = tests.get("starter_code") or record.get("starter_code")
+    if starter:
+        return f"{prompt.rstrip()}\n\nStart from this:\n```python\n{str(starter).rstrip()}\n```", "function"
     entry = tests.get("entry_point") or tests.get("fn_name")
     if entry and _is_stub(prompt, str(entry)):
         return prompt, "complete"
@@ -184,7 +212,9 @@ def _puzzle(tests: dict[str, Any], prompt: str) -> CodeTask:
 def _humaneval(record: Mapping[str, Any], prompt: str) -> CodeTask:
     """The prompt's own imports and helpers stand before the program, as in the authors' harness."""
     tests = {"test_code": record["test"], "entry_point": record["entry_point"], "import_prefix": before_stub(prompt)}
-    return CodeTask(prompt=prompt, tests=tests, style="complete")
+    solution = record.get("canonical_solution")
+    whole = () if solution is None else (prompt + str(solution),)
+    return CodeTask(prompt=prompt, tests=tests, style="complete", solutions=whole)
 
 
 def _mbpp(record: Mapping[str, Any], prompt: str) -> CodeTask:
@@ -259,10 +289,135 @@ def unwrapped_text(value: str) -> str:
     return text
 
 
-_KINDS = {
+def _json_field(record: Mapping[str, Any], name: str) -> Any:
+    """A field that may be JSON text; empty text is None."""
+    value = record.get(name)
+    if not isinstance(value, str):
+        return value
+    if not value.strip():
+        return None
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:  # int() refuses more than 4300 digits with a ValueError, too
+        raise ValueError(f"field {name!r} is text that is no JSON ({error})") from None
+
+
+def _texts(value: Any, name: str) -> list[str]:
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise ValueError(f"field {name!r} must be a list of texts, got {type(value).__name__}")
+    return list(value)
+
+
+def _apps(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    """APPS and TACO: tests and solutions are JSON texts, limits are written out (``2.0 seconds``)."""
+    tests = _json_field(record, "input_output")
+    if not isinstance(tests, Mapping):
+        raise ValueError("field 'input_output' holds no tests")
+    tests = dict(tests)
+    seconds = _quantity(record.get("time_limit"), {"second": 1.0, "millisecond": 0.001})
+    memory = _quantity(record.get("memory_limit"), {"megabyte": 1.0, "gigabyte": 1024.0, "kilobyte": 1 / 1024})
+    limits = {"time_limit": seconds, "memory_limit_mb": memory}
+    known = tests | {key: value for key, value in limits.items() if value is not None}
+    solutions = _texts(_json_field(record, "solutions"), "solutions")
+    return _with_solutions({**record, "tests": known}, prompt, solutions)
+
+
+def _with_solutions(record: Mapping[str, Any], prompt: str, solutions: list[str], **notes: Any) -> CodeTask:
+    """The task of a record whose tests have been brought into the given form."""
+    return replace(_given(record, prompt), solutions=tuple(solutions), notes=notes)
+
+
+def _quantity(value: Any, units: Mapping[str, float]) -> float | None:
+    """``"2.0 seconds"`` as 2.0; None where nothing readable is said."""
+    parts = str(value or "").split()
+    if len(parts) != 2:
+        return None
+    try:
+        return float(parts[0]) * units[parts[1].rstrip("s").lower()]
+    except (ValueError, KeyError):
+        return None
+
+
+def _leetcode(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    """LeetCodeDataset: ``test`` defines ``check``, ``prompt`` holds the imports, ``completion`` the solution."""
+    solution = record.get("completion")
+    tests = {"test_code": record["test"], "import_prefix": record.get("prompt") or ""}
+    solutions = [] if solution is None else _texts([solution], "completion")
+    return _with_solutions({**record, "tests": tests}, prompt, solutions)
+
+
+def _code_contests(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    """DeepMind's: three lists of tests, solutions in several languages, limits as a protobuf duration."""
+    inputs: list[str] = []
+    outputs: list[str] = []
+    for name in ("public_tests", "private_tests", "generated_tests"):
+        tests = record.get(name) or {}
+        if not isinstance(tests, Mapping):
+            raise ValueError(f"field {name!r} must be an object of inputs and outputs, got {type(tests).__name__}")
+        inputs += _texts(tests.get("input"), f"{name}.input")
+        outputs += _texts(tests.get("output"), f"{name}.output")
+    limits: dict[str, Any] = {}
+    duration = record.get("time_limit")
+    if isinstance(duration, Mapping):
+        seconds = float(duration.get("seconds") or 0) + float(duration.get("nanos") or 0) / 1e9
+        limits |= {"time_limit": seconds} if seconds > 0 else {}
+    if record.get("memory_limit_bytes"):
+        limits["memory_limit_mb"] = int(record["memory_limit_bytes"]) >> 20
+    tests = {"inputs": inputs, "outputs": outputs, **limits}
+    wrong = _in_python(record.get("incorrect_solutions"), "incorrect_solutions")[:4]
+    solutions = _in_python(record.get("solutions"), "solutions")
+    return _with_solutions({"tests": tests}, prompt, solutions, wrong_solutions=wrong)
+
+
+def _in_python(value: Any, name: str) -> list[str]:
+    """The Python 3 programs of ``{language: [...], solution: [...]}``."""
+    if value is None:
+        return []
+    if not isinstance(value, Mapping):
+        raise ValueError(f"field {name!r} must be an object of languages and solutions, got {type(value).__name__}")
+    programs = _texts(value.get("solution"), f"{name}.solution")
+    languages = list(value.get("language") or ())
+    return [text for language, text in zip(languages, programs, strict=False) if language == 3]
+
+
+def _code_contests_plus(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    """ByteDance's: ``test_cases`` of {input, output}, submissions of {code, language}, limits in ms and MB.
+
+    Their checkers are C++ programs against testlib, which our sandbox does not run: noted, so that cleaning can set
+    aside the problems that need one.
+    """
+    cases = record["test_cases"]
+    if not isinstance(cases, list) or not all(isinstance(case, Mapping) for case in cases):
+        raise ValueError("field 'test_cases' must be a list of objects with input and output")
+    submissions = record["correct_submissions"] or []
+    if not isinstance(submissions, list) or not all(isinstance(one, Mapping) for one in submissions):
+        raise ValueError("field 'correct_submissions' must be a list of objects with code and language")
+    python = [str(one.get("code")) for one in submissions if str(one.get("language")).lower() in ("py3", "python3")]
+    limits: dict[str, Any] = {}
+    if record.get("time_limit"):
+        limits["time_limit"] = float(record["time_limit"]) / 1000
+    if record.get("memory_limit"):
+        limits["memory_limit_mb"] = int(record["memory_limit"])
+    title = str(record.get("title") or "").strip()
+    tests = {
+        "inputs": [case.get("input") for case in cases],
+        "outputs": [case.get("output") for case in cases],
+        **limits,
+    }
+    statement = f"{title}\n\n{prompt}" if title else prompt
+    return _with_solutions({"tests": tests}, statement, python, their_checker=bool(record.get("checker")))
+
+
+_KINDS: dict[str, Callable[[Mapping[str, Any], str], CodeTask]] = {
     "given": _given,
     "humaneval": _humaneval,
     "mbpp": _mbpp,
     "mbpp_plus": _mbpp_plus,
     "livecodebench": _livecodebench,
+    "leetcode": _leetcode,
+    "apps": _apps,
+    "code_contests": _code_contests,
+    "code_contests_plus": _code_contests_plus,
 }

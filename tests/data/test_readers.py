@@ -1,0 +1,183 @@
+"""The one reader: every shape of columns that people bring, folders, conversations, and what is said of the rest."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import FieldMapping, SourceConfig
+from magicrl.data.readers import Place, recognise
+from magicrl.data.sources import load_problems
+from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
+from magicrl.records import Message, Problem
+
+TURN = [{"role": "user", "content": "2 + 3?"}]
+SYSTEM = {"role": "system", "content": "Be brief."}
+SHARE = [{"from": "system", "value": "Be brief."}, {"from": "human", "value": "2 + 3?"}]
+
+
+def written(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def both(path: Path) -> list[Problem]:
+    """The problems of a file as training and as evaluation read it, which must be the same but for the text around."""
+    trained = load_problems(SourceConfig(path=str(path)), base_folder=path.parent)
+    examined = load_benchmark(parse_asked(str(path)), Reading(template="{prompt}")).problems
+    assert [(p.prompt, p.context, p.golds, p.key) for p in trained] == [
+        (p.prompt, p.context, p.golds, p.key) for p in examined
+    ]
+    return trained
+
+
+@pytest.mark.parametrize(
+    ("record", "schema"),
+    [
+        ({"question": "2 + 3?", "answer": "5"}, "question, answer"),
+        ({"prompt": "2 + 3?", "answer": 5}, "prompt, answer"),
+        ({"problem": "2 + 3?", "answer": 5.0}, "problem, answer"),
+        ({"Question": "2 + 3?", "Answer": "5", "Year": 1999, "ID": "1999-1"}, "Question, Answer"),
+        ({"problem": "2 + 3?", "solution": "So \\boxed{5}."}, "problem, solution"),
+        ({"problem": "2 + 3?", "solution": "So \\boxed{4}.", "answer": "5"}, "problem, answer"),
+        ({"question": "2 + 3?", "answer": "Five.\n#### 5"}, "question, answer"),
+        ({"prompt": "2 + 3?", "ground_truth": "$5$"}, "prompt, ground_truth"),
+        ({"question": "2 + 3?", "final_answer": ["5"], "r1_solution_1": "a"}, "question, final_answer"),
+        ({"instruction": "2 + 3?", "output": "It is \\boxed{5}."}, "instruction, output"),
+        ({"problem": "2 + 3?", "answer": "5", "generations": ["x"], "messages": TURN}, "open_r1"),
+        ({"prompt": TURN, "reward_model": {"ground_truth": "5", "style": "rule"}, "ability": "MATH"}, "released"),
+        ({"prompt": "2 + 3?", "solution": "5", "reward_model": {"ground_truth": "5"}}, "released"),
+        ({"messages": TURN, "answer": "5"}, "messages, answer"),
+        ({"messages": json.dumps(TURN), "answer": "5"}, "messages, answer"),
+        ({"conversations": [SHARE[1], {"from": "gpt", "value": "#### 5"}]}, "conversations, last turn"),
+        ({"Body": "Ann has 2.", "Question": "2 + 3?", "Answer": 5.0}, "svamp"),
+        ({"question": None, "problem": "2 + 3?", "answer": "5"}, "problem, answer"),
+    ],
+)
+def test_columns_are_known_by_their_names(tmp_path: Path, record: dict[str, Any], schema: str) -> None:
+    path = written(tmp_path / "own.jsonl", [record] * 2)
+    (problem, _) = both(path)
+    assert problem.prompt.endswith("2 + 3?")
+    assert problem.golds == ("5",)
+    found = recognise(path)
+    assert (found.schema, found.problems, found.rejected) == (schema, 2, ())
+    assert set(found.columns) == set(record)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"prompt": [SYSTEM, *TURN], "answer": "5"},
+        {"messages": [SYSTEM, *TURN, {"role": "assistant", "content": "\\boxed{5}"}]},
+        {"conversations": SHARE, "gold": "5"},
+        {"prompt": [SYSTEM, *TURN], "reward_model": {"ground_truth": '["5"]'}},
+    ],
+)
+def test_a_conversation_keeps_its_turns(tmp_path: Path, record: dict[str, Any]) -> None:
+    (problem,) = both(written(tmp_path / "chat.jsonl", [record]))
+    assert problem.messages == (Message("system", "Be brief."), Message("user", "2 + 3?"))
+    assert problem.golds == ("5",)
+    (bare,) = both(written(tmp_path / "bare.jsonl", [{"prompt": TURN, "answer": "5"}]))
+    assert bare.context == ()
+    assert bare.key != problem.key, "a conversation is another problem than its last turn"
+    assert recognise(tmp_path / "chat.jsonl").conversations == 1
+
+
+def test_the_box_is_asked_for_once_in_a_conversation(tmp_path: Path) -> None:
+    system = {"role": "system", "content": "Put the answer into \\boxed{}."}
+    path = written(tmp_path / "chat.jsonl", [{"messages": [system, *TURN], "answer": "5"}])
+    assert load_benchmark(parse_asked(str(path)), Reading()).problems[0].prompt == "2 + 3?"
+
+
+def test_what_is_rejected_is_told_with_place_and_reason(tmp_path: Path) -> None:
+    good = {"question": "2 + 3?", "answer": "5"}
+    rows = [good, {"question": "?", "answer": None}, {"q": "?", "answer": "1"}, {"question": 7, "answer": "1"}, good]
+    path = written(tmp_path / "own.jsonl", rows)
+    path.write_text(path.read_text() + "{broken\n")
+    found = recognise(path)
+    assert (found.rows, found.problems) == (6, 2)
+    assert [reject.where.rpartition(", ")[2] for reject in found.rejected] == ["line 2", "line 3", "line 4", "line 6"]
+    assert [reject.quarantined for reject in found.rejected] == [True, False, False, False]
+    assert "no column of the problem" in found.rejected[1].reason
+    with pytest.raises(ValueError, match="line 3: no column of the problem is known"):
+        load_problems(SourceConfig(path=str(path)), base_folder=tmp_path)
+    named = recognise(path, FieldMapping(prompt="q"))
+    assert named.problems == 1
+
+
+def test_what_is_offered_can_be_written(tmp_path: Path) -> None:
+    path = written(tmp_path / "own.jsonl", [{"Frage": "2 + 3?", "Text": "", "Lösung": "5"}])
+    with pytest.raises(
+        ValueError, match=r"It has: Frage, Text, Lösung\. Remedy: --set data\.train\.0\.fields\.prompt="
+    ):
+        load_problems(SourceConfig(path=str(path)), base_folder=tmp_path)
+    fields = FieldMapping(prompt="Frage")
+    with pytest.raises(ValueError, match=r"no column of the answer is known.*fields\.answer="):
+        load_problems(SourceConfig(path=str(path), fields=fields), base_folder=tmp_path)
+    fields = FieldMapping(prompt="Frage", answer="Lösung")
+    (problem,) = load_problems(SourceConfig(path=str(path), fields=fields), base_folder=tmp_path)
+    assert (problem.prompt, problem.golds) == ("2 + 3?", ("5",))
+
+
+def test_folders_of_data_files_and_saved_data_sets(tmp_path: Path) -> None:
+    rows = [{"question": f"{n} + 3?", "answer": str(n + 3)} for n in range(4)]
+    plain = tmp_path / "plain"
+    (plain / "data").mkdir(parents=True)
+    pq.write_table(pa.Table.from_pylist(rows[:2]), plain / "data" / "train-00000-of-00002.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[2:3]), plain / "data" / "train-00001-of-00002.parquet")
+    pq.write_table(pa.Table.from_pylist(rows[3:]), plain / "data" / "test-00000-of-00001.parquet")
+    saved = tmp_path / "saved"
+    parts = {"train": datasets.Dataset.from_list(rows[:3]), "test": datasets.Dataset.from_list(rows[3:])}
+    datasets.DatasetDict(parts).save_to_disk(str(saved))
+    single = tmp_path / "single"
+    parts["train"].save_to_disk(str(single))
+    for folder in (plain, saved):
+        trained = load_problems(SourceConfig(path=str(folder)), base_folder=tmp_path)
+        assert [p.golds[0] for p in trained] == ["3", "4", "5"], folder
+        assert len({p.id for p in trained}) == 3
+        assert [p.golds[0] for p in load_benchmark(parse_asked(str(folder)), Reading()).problems] == ["6"], folder
+        with pytest.raises(RecipeError, match="no split 'dev'; it has: train, test"):
+            load_problems(SourceConfig(path=str(folder), split="dev"), base_folder=tmp_path)
+    assert recognise(single).problems == 3
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(RecipeError, match="holds no data file"):
+        recognise(tmp_path / "empty")
+
+
+def test_rows_of_a_folder_need_not_be_alike(tmp_path: Path) -> None:
+    """``datasets`` itself refuses a column that is a number here and text there."""
+    folder = tmp_path / "mixed"
+    folder.mkdir()
+    written(folder / "train.jsonl", [{"prompt": "?", "answer": 1}, {"prompt": "??", "answer": ["a", "b"]}])
+    assert [p.golds for p in load_problems(SourceConfig(path=str(folder)), base_folder=tmp_path)] == [
+        ("1",),
+        ("a", "b"),
+    ]
+
+
+def test_a_hub_name_without_a_hub_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
+    assert Place.of("openai/gsm8k").hub == "openai/gsm8k"
+    assert Place.of("data/own.jsonl").hub is None
+    with pytest.raises(ValueError, match=r"hub data set 'openai/gsm8k'.*without network download it once elsewhere"):
+        recognise("openai/gsm8k")
+    with pytest.raises(ValueError, match="hub data set 'openai/gsm8k'"):
+        load_benchmark(parse_asked("openai/gsm8k"), Reading())
+
+
+def test_every_set_that_is_here_is_read_whole_by_every_command(shared_data: Path) -> None:
+    sets = [*sorted(shared_data.glob("math/sets/*/*")), *sorted(shared_data.glob("code/sets/*/data.jsonl"))]
+    assert len(sets) > 25
+    for path in sets:
+        found = recognise(path)
+        bad = [reject for reject in found.rejected if not reject.quarantined]
+        assert not bad, (path, bad[:2])
+        assert found.problems >= 0.999 * found.rows, path
+        assert found.verifiers == {"code" if "code" in path.parts else "maths": found.problems}, path
