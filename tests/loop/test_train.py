@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from magicrl.cli.train import run_training
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics, TrainBatch
 from magicrl.rollout.recording import read_rollouts
@@ -249,3 +250,29 @@ def test_the_online_filter_tells_what_it_removed_by_source_and_difficulty(toy_re
     for counts in (event["by_source"], event["by_difficulty"]):
         assert [sum(column) for column in zip(*counts.values(), strict=True)] == [event["removed"], 60]
     assert len(event["by_difficulty"]) > 1, "a level each"
+
+
+def test_a_run_that_cannot_learn_says_so_everywhere(
+    toy_recipe: Path, toy_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only a box is an answer, and the model writes none: no group has a signal, no weight changes."""
+    output = tmp_path / "run"
+    settings = ("verifier.extract=box", "stages.0.max_tokens=24", "stages.0.max_steps=2", "stages.1.max_steps=1")
+    assert run_training(toy_recipe, settings, output, resume=False) == 3
+    learning = json.loads((output / "run.json").read_text())["learning"]
+    assert learning["outcome"] == "nothing_to_learn"
+    assert learning["facts"]["updates"] == 0
+    assert learning["facts"]["weights_changed"] is False
+    said = " ".join(capsys.readouterr().out.split())
+    page, card = (output / "report.html").read_text(), (output / "model" / "README.md").read_text()
+    assert "Did it learn? nothing to learn from: not one group had a signal" in said
+    assert page.index("nothing to learn from") < page.index('id="learning"'), "at the top"
+    assert "verifier.extract = &#34;lenient&#34;" in page
+    assert 'verifier.extract = "lenient"' in said
+    assert "**Nothing to learn from**" in card
+    assert "reinforcement" not in card
+    start, end = load_file(toy_model / "model.safetensors"), load_file(output / "model" / "model.safetensors")
+    assert all(torch.equal(end[name], start[name]) for name in end)
+    events = [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
+    (told,) = [event for event in events if event.get("rule") == "groups_rejected"]
+    assert "lenient" in told["remedy"]

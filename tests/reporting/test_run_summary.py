@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from magicrl.reporting.summary import print_summary
+from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.summary import summary
 from magicrl.reporting.wording import duration, moment, number, percent, points, temperature, visible
 
 
 def printed(folder: Path, width: int = 80) -> str:
     out = io.StringIO()
-    print_summary(folder, Console(file=out, width=width))
+    Console(file=out, width=width).print(summary(read_run(folder)))
     return out.getvalue()
 
 

@@ -17,12 +17,21 @@ from magicrl.config.schema import RunConfig, TrainConfig
 from magicrl.config.sft_schema import SftConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
-from magicrl.training.model_card import RunFacts, called_as, front_matter, model_card, run_card, run_facts
+from magicrl.training.conclusion import Conclusion, LearningFacts, conclude
+from magicrl.training.model_card import RunFacts, called_as, front_matter, model_card, model_texts, run_facts
 from magicrl.training.observer import NullObserver
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
 
 CHAT = "{% for m in messages %}{{ m['content'] }} {% endfor %}"
+
+
+def concluded(*, updates: int, weights_changed: bool | None = True) -> Conclusion:
+    return conclude(
+        LearningFacts(
+            steps=110, updates=updates, weights_changed=weights_changed, tokens_share=0.5, answers=None, rise=None
+        )
+    )
 
 
 def facts(**changes: Any) -> RunFacts:
@@ -47,6 +56,7 @@ def facts(**changes: Any) -> RunFacts:
         "environments": [{"git": "f00d", "versions": {"torch": "2.13.0"}, "python": "3.11.7", "machine": "two cores"}],
         "evaluations": [test("before", accuracy), test("after", after)],
         "max_tokens": 128,
+        "conclusion": concluded(updates=110),
     }
     return RunFacts(**(given | changes))
 
@@ -60,6 +70,16 @@ def test_the_card_states_what_was_measured_and_what_made_it() -> None:
     assert f"train: 10 problems, `{'ab' * 32}`" in text
     assert "validation" not in text, "an empty set has no fingerprint"
     assert "    Q: {prompt}\n    A:\n" in text
+
+
+@pytest.mark.parametrize("left", [concluded(updates=0), concluded(updates=4, weights_changed=False)])
+def test_weights_that_no_update_changed_are_not_called_trained(left: Conclusion) -> None:
+    text = model_card(facts(conclusion=left))
+    assert "The weights are those of **tiny-start**" in text
+    assert "reinforcement" not in text.lower()
+    assert "Trained with" not in text
+    assert "**No weight changed**" in text
+    assert "trained with reinforcement learning" in model_card(facts())
 
 
 def test_a_run_that_measured_nothing_says_so() -> None:
@@ -213,8 +233,8 @@ def test_a_torn_line_of_the_metrics_is_no_step(finished: tuple[TrainConfig, Path
     for name in ("run.json", "config.toml"):
         (tmp_path / name).write_text((folder / name).read_text())
     (tmp_path / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text() + '{"step": 3, "sta')
-    assert run_facts(config, tmp_path).stages == ((24, 2),)
-    assert set(run_card(config, tmp_path)) == {"README.md", "config.toml", "LICENSE"}
+    assert run_facts(config, tmp_path, concluded(updates=2)).stages == ((24, 2),)
+    assert set(model_texts(tmp_path)) == {"config.toml", "LICENSE"}
 
 
 def test_the_supervised_start_has_a_front_matter_too(tmp_path: Path) -> None:

@@ -51,6 +51,9 @@ def train(
 ) -> int:
     """Train with MAGIC: supervised start if asked for, test, reinforcement learning in stages, test, report.
 
+    Exit status: 0 it learned, or its test cannot tell; 3 it went to its end and learned nothing (the terminal, the
+    report and run.json say why); 1 it stopped; 2 the command line or the recipe is wrong.
+
     Example: magicrl train quickstart --set run.seed=1 --output runs/seed-1
 
     Parameters

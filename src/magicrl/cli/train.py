@@ -16,8 +16,10 @@ from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_err
 from magicrl.config.schema import TrainConfig
 from magicrl.config.shipped import find_recipe
 from magicrl.reporting.report import write_report
-from magicrl.reporting.summary import print_summary
+from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.summary import summary
 from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+from magicrl.training.conclusion import NOTHING_LEARNED
 from magicrl.training.observer import Observers
 
 if TYPE_CHECKING:
@@ -55,9 +57,10 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
                 console.print(f"report so far: {write_report(folder)}")
         raise
     page = write_report(folder)
-    print_summary(folder, console)
+    run = read_run(folder)
+    console.print(summary(run))
     console.print(f"report: {page}")
-    return 0
+    return NOTHING_LEARNED if run.learning is not None and run.learning.failed else 0
 
 
 def parts_of(config: TrainConfig) -> AbstractContextManager[PartsMaker | None]:

@@ -187,6 +187,14 @@ def paired_difference(
     return Difference(mean=float(delta.mean()), low=float(low), high=float(high), problems=len(delta))
 
 
+def paired_scores(after: Sequence[float | None], before: Sequence[float | None]) -> Difference | None:
+    """The paired difference over the problems that both tests judged, in the same order; None for fewer than two."""
+    if len(after) != len(before):
+        return None
+    pairs = [(a, b) for a, b in zip(after, before, strict=True) if a is not None and b is not None]
+    return paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) > 1 else None
+
+
 def _adjusted(delta: NDArray[np.float64], confidence: float) -> tuple[float, float]:
     """Bonett and Price's interval (2012): with +1 and -1 added; the observed mean lies in it."""
     padded = np.append(delta, (1.0, -1.0))

@@ -101,6 +101,27 @@ class WeightFiles:
         return f" (they have others, e.g. {self.unused[0]})" if self.unused else ""
 
 
+def weights_differ(trained: Path, start: Path) -> bool | None:
+    """Whether a weight of one model folder is not what the other has, in the trained one's precision.
+
+    It stops at the first that differs. None where the two have no name in common.
+    """
+    start_files = {name: file for file in _opened(start) for name in file.keys()}  # noqa: SIM118 (no mapping)
+    compared = 0
+    for file in _opened(trained):
+        for name in file.keys():  # noqa: SIM118
+            if name in start_files:
+                compared += 1
+                found = file.get_tensor(name)
+                if not torch.equal(found, start_files[name].get_tensor(name).to(found.dtype)):
+                    return True
+    return False if compared else None
+
+
+def _opened(folder: Path) -> list[Any]:
+    return [safe_open(path, framework="pt", device="cpu") for path in weight_paths(folder, str(folder))]
+
+
 def not_finite(name: str, source: str) -> str:
     """The error's text for a start model's weight that is NaN or infinite."""
     return (

@@ -17,7 +17,7 @@ from magicrl.reporting.rollouts import LEVELS, shown_rollouts
 from magicrl.reporting.run_folder import RecordedRun
 from magicrl.reporting.run_samples import run_browsers
 from magicrl.reporting.sample_browser import MOST_PROBLEMS
-from magicrl.reporting.scores import headline
+from magicrl.reporting.scores import headline, run_verdict
 from magicrl.reporting.timeline import read_timeline, timeline_rows
 from magicrl.reporting.views import bars_view, chart_view, hover, timeline_view
 from magicrl.reporting.workers import idle_bars, idle_chart, idle_shares
@@ -46,6 +46,7 @@ class Block:
 def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
     """The blocks of a run's report, in order; those without data are left out."""
     blocks = (
+        _optional("verdict", "Did it learn?", run_verdict(run)),
         _optional("headline", "Result", headline(run)),
         _health(run),
         *(_figures(run, group) for group in figure_groups(run)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from magicrl.evaluation.statistics import paired_difference
+from magicrl.evaluation.statistics import paired_scores
 from magicrl.reporting.run_folder import Evaluation, Interval, RecordedRun, TemperatureScore
 
 
@@ -96,14 +96,9 @@ class Comparison:
 
 def rise(before: TemperatureScore, after: TemperatureScore) -> Interval:
     """``after - before`` with a 95 % interval: paired by problem where both files tell each problem's share."""
-    if len(before.per_problem) != len(after.per_problem):
+    paired = paired_scores(after.per_problem, before.per_problem)
+    if paired is None:
         return difference(before.accuracy, after.accuracy)
-    pairs = [
-        (a, b) for a, b in zip(after.per_problem, before.per_problem, strict=True) if a is not None and b is not None
-    ]
-    if len(pairs) < 2:
-        return difference(before.accuracy, after.accuracy)
-    paired = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
     return Interval(mean=paired.mean, low=paired.low, high=paired.high)
 
 

@@ -12,6 +12,7 @@ from typing import Any, cast
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from magicrl.records import StepMetrics
+from magicrl.training.conclusion import SUCCESS
 
 SCHEMA_VERSION = 1
 
@@ -84,6 +85,35 @@ class Evaluation(_Document):
     samples: tuple[EvaluatedSample, ...] = ()
 
 
+class _Answers(_Document):
+    mixed: float
+    truncated: float
+    answered: float | None = None
+
+
+class _LearningFacts(_Document):
+    steps: int
+    updates: int
+    weights_changed: bool | None = None
+    tokens_share: float | None = None
+    answers: _Answers | None = None
+
+
+class Learning(_Document):
+    """The verdict on a run (``training.conclusion``), as ``run.json`` has it."""
+
+    outcome: str
+    title: str
+    reason: str
+    advice: tuple[str, ...] = ()
+    facts: _LearningFacts
+
+    @property
+    def failed(self) -> bool:
+        """The run went to its end and learned nothing."""
+        return self.outcome not in SUCCESS
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpan:
     """The steps of one stage: first and last training step, and T (None if it was not recorded)."""
@@ -124,6 +154,22 @@ class RecordedRun:
     @property
     def status(self) -> str:
         return str(self.run.get("status", "unknown"))
+
+    @property
+    def learning(self) -> Learning | None:
+        """Did it learn? None while it runs, and for runs of versions that did not say.
+
+        Raises:
+            RunFolderError: ``run.json`` holds no such verdict.
+        """
+        document: object = self.run.get("learning")
+        if document is None:
+            return None
+        try:
+            return Learning.model_validate(document)
+        except ValidationError as error:
+            field = ".".join(str(part) for part in error.errors()[0]["loc"])
+            raise RunFolderError(f"{self.path / 'run.json'}: learning.{field}: {error.errors()[0]['msg']}") from None
 
     @property
     def sets(self) -> tuple[str, ...]:

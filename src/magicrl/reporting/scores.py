@@ -12,6 +12,31 @@ from magicrl.reporting.wording import number, percent, points, temperature
 Tile = dict[str, str]
 
 
+def run_verdict(run: RecordedRun) -> dict[str, Any] | None:
+    """The data of the verdict's template, as the run's end recorded it; None for a run that has not ended."""
+    learning = run.learning
+    if learning is None:
+        return None
+    facts = learning.facts
+    changed = {True: "the weights changed", False: "no weight changed", None: ""}[facts.weights_changed]
+    inputs = [f"{facts.updates} SGD updates in {facts.steps} training steps", changed]
+    if facts.answers is not None:
+        inputs.append(f"{percent(facts.answers.mixed)} of the groups gave a gradient")
+    if facts.tokens_share is not None:
+        inputs.append(f"{percent(facts.tokens_share)} of the sampled tokens were learnt from")
+    if facts.answers is not None and facts.answers.answered is not None:
+        inputs.append(f"{percent(facts.answers.answered)} of the answers ended and could be read")
+        inputs.append(f"{percent(facts.answers.truncated)} were cut at T")
+    return {
+        "title": learning.title,
+        "reason": learning.reason,
+        "advice": learning.advice,
+        "good": learning.outcome == "learned",
+        "failed": learning.failed,
+        "inputs": ", ".join(part for part in inputs if part) + ".",
+    }
+
+
 def headline(run: RecordedRun) -> dict[str, Any] | None:
     """The data of the headline's template: tiles of the run, and a table and a figure a test set."""
     found = comparisons(run)

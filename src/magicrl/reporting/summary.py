@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from magicrl.reporting.comparison import Comparison, ScorePair, comparisons
-from magicrl.reporting.run_folder import Interval, RecordedRun, TemperatureScore, read_run
+from magicrl.reporting.run_folder import Interval, RecordedRun, TemperatureScore
 from magicrl.reporting.wording import duration, number, percent, points, temperature, visible
-
-
-def print_summary(run_folder: Path, console: Console | None = None) -> None:
-    """Read ``run_folder`` and write its summary to ``console`` (default: standard output).
-
-    Raises:
-        RunFolderError: as ``read_run``.
-    """
-    (console or Console()).print(summary(read_run(run_folder)))
 
 
 def summary(run: RecordedRun) -> RenderableType:
@@ -28,12 +17,25 @@ def summary(run: RecordedRun) -> RenderableType:
     parts: list[RenderableType] = []
     for comparison in comparisons(run):
         parts += [score_table(comparison), *rise_lines(comparison), cost_table(comparison)]
+    parts += verdict_lines(run)
     parts.append(Text(f"{len(run.metrics)} training steps in {duration(training_seconds(run))} ({run.status})"))
     for label, name in (("model", "model"), ("report", "report.html"), ("metrics", "metrics.jsonl")):
         path = run.path / name
         if path.exists():
             parts.append(Text(f"{label:8}{path}"))
     return Group(*parts)
+
+
+def verdict_lines(run: RecordedRun) -> list[Text]:
+    """Did it learn, why, and what helps."""
+    learning = run.learning
+    if learning is None:
+        return []
+    style = "bold green" if learning.outcome == "learned" else "bold red" if learning.failed else "bold yellow"
+    first = Text.assemble(
+        ("Did it learn? ", "bold"), (visible(learning.title), style), f": {visible(learning.reason)}."
+    )
+    return [first, *(Text(f"  remedy: {visible(sentence)}", style="dim") for sentence in learning.advice)]
 
 
 def training_seconds(run: RecordedRun) -> float | None:

@@ -22,6 +22,7 @@ from huggingface_hub import ModelCardData
 from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash
 from magicrl.config.schema import TrainConfig
+from magicrl.training.conclusion import Conclusion
 
 CARD = "README.md"
 RECIPE = "config.toml"
@@ -47,6 +48,7 @@ class RunFacts:
         evaluations: the documents of the tests.
         max_tokens: response limit of the test, which the generation config recommends.
         templates: the text around the prompts of training, where there is any.
+        conclusion: the verdict on the run.
         command: the command line, None where the run was called from Python.
     """
 
@@ -63,13 +65,14 @@ class RunFacts:
     environments: Sequence[Mapping[str, Any]]
     evaluations: Sequence[Mapping[str, Any]]
     max_tokens: int
+    conclusion: Conclusion
     templates: tuple[str, ...] = ()
     command: str | None = None
 
 
-def run_card(config: TrainConfig, folder: Path) -> dict[str, str]:
-    """The text files of a run's saved model: card, resolved recipe, and the start model's licence files."""
-    files = {CARD: model_card(run_facts(config, folder)), RECIPE: (folder / RECIPE).read_text(encoding="utf-8")}
+def model_texts(folder: Path) -> dict[str, str]:
+    """The text files of a run's saved model beside its card: resolved recipe, and the start model's licence files."""
+    files = {RECIPE: (folder / RECIPE).read_text(encoding="utf-8")}
     start = Path(str(_run_document(folder)["start_model"]))
     for name in _LICENCE_FILES:
         if (start / name).is_file():
@@ -92,7 +95,7 @@ def recommended_sampling(config: TrainConfig) -> dict[str, Any]:
     }
 
 
-def run_facts(config: TrainConfig, folder: Path) -> RunFacts:
+def run_facts(config: TrainConfig, folder: Path, conclusion: Conclusion) -> RunFacts:
     """The facts of the run in ``folder``."""
     run = _run_document(folder)
     done = _steps_done(folder)
@@ -114,6 +117,7 @@ def run_facts(config: TrainConfig, folder: Path) -> RunFacts:
             json.loads(path.read_text(encoding="utf-8")) for path in sorted((folder / "evaluations").glob("*.json"))
         ],
         max_tokens=_test_tokens(config),
+        conclusion=conclusion,
         templates=tuple(dict.fromkeys(s.template for s in config.data.train if s.template != "{prompt}")),
         command=called_as(sys.argv),
     )
@@ -121,14 +125,17 @@ def run_facts(config: TrainConfig, folder: Path) -> RunFacts:
 
 def model_card(facts: RunFacts) -> str:
     """The card: front matter and text, in Markdown."""
-    steps = sum(done for _, done in facts.stages)
-    stages = ", ".join(f"{done} at T = {limit}" for limit, done in facts.stages)
+    trained = facts.conclusion.facts.updates > 0 and facts.conclusion.facts.weights_changed is not False
     parts = [
-        front_matter(licence=facts.licence, base=facts.base, tags=("reinforcement-learning", "magic")),
+        front_matter(
+            licence=facts.licence,
+            base=facts.base,
+            tags=("reinforcement-learning", "magic") if trained else (),
+        ),
         f"# {facts.name}\n",
-        "A causal language model trained with reinforcement learning on problems with verifiable answers, by magicrl "
-        f"with the recipe [MAGIC](https://arxiv.org/abs/2505.22312), from **{facts.start}**: {steps} training steps "
-        f"({stages}), sampled at temperature {facts.temperature:g}, loss `{facts.loss}`.\n",
+        _made(facts) if trained else _unchanged(facts),
+        "## Did it learn?\n",
+        f"**{facts.conclusion.title.capitalize()}**: {facts.conclusion.reason}.\n",
         "## Measured\n",
         _results(facts),
         "## Use\n",
@@ -136,9 +143,29 @@ def model_card(facts: RunFacts) -> str:
         "## Made by\n",
         _provenance(facts),
         "## Limits\n",
-        _limits(facts),
+        _limits(facts, trained=trained),
     ]
     return "\n".join(parts)
+
+
+def _made(facts: RunFacts) -> str:
+    return (
+        "A causal language model trained with reinforcement learning on problems with verifiable answers, by magicrl "
+        f"with the recipe [MAGIC](https://arxiv.org/abs/2505.22312), from **{facts.start}**: {_steps(facts)}, "
+        f"sampled at temperature {facts.temperature:g}, loss `{facts.loss}`.\n"
+    )
+
+
+def _unchanged(facts: RunFacts) -> str:
+    return (
+        f"The weights are those of **{facts.start}**: a run of magicrl with the recipe "
+        f"[MAGIC](https://arxiv.org/abs/2505.22312) ended after {_steps(facts)} without changing one.\n"
+    )
+
+
+def _steps(facts: RunFacts) -> str:
+    stages = ", ".join(f"{done} at T = {limit}" for limit, done in facts.stages)
+    return f"{sum(done for _, done in facts.stages)} training steps ({stages})"
 
 
 def front_matter(*, licence: str | None, base: str | None, tags: Sequence[str]) -> str:
@@ -250,7 +277,9 @@ def _provenance(facts: RunFacts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _limits(facts: RunFacts) -> str:
+def _limits(facts: RunFacts, *, trained: bool) -> str:
+    if not trained:
+        return "- The start model's limits and licence hold.\n"
     sets = ", ".join(sorted({str(document["set"]) for document in facts.evaluations})) or "nothing"
     return (
         f"- Measured on {sets} only, with one seed; other tasks may have become better or worse.\n"

@@ -91,7 +91,7 @@ class RunFolder:
         if self.resumed:
             document = self._facts()
             document["environments"].append(environment)
-            for ending in ("error", "ended"):
+            for ending in ("error", "ended", "learning"):
                 document.pop(ending, None)  # of the attempt before
         else:
             document = {

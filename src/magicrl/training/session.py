@@ -17,6 +17,9 @@ from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_fi
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.locks import only_writer
+from magicrl.evaluation.provenance import write_atomically
+from magicrl.models.folder import find_model
+from magicrl.models.weight_files import weights_differ
 from magicrl.records import Problem, StepMetrics
 from magicrl.rollout.lagged import newest_weights, without_lag
 from magicrl.rollout.protocol import Stateful, hand_over
@@ -42,6 +45,7 @@ from magicrl.training.checkpoint import (
     save_checkpoint,
     split_state,
 )
+from magicrl.training.conclusion import Conclusion, conclude, learning_facts
 from magicrl.training.diagnosis import judging_of
 from magicrl.training.difficulty import DifficultyFilter
 from magicrl.training.exam import Exam
@@ -49,7 +53,7 @@ from magicrl.training.health import HealthMonitor
 from magicrl.training.interrupt import StopRequest
 from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
-from magicrl.training.model_card import recommended_sampling, run_card
+from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling, run_facts
 from magicrl.training.observer import RunObserver
 from magicrl.training.protocols import WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder
@@ -146,6 +150,7 @@ class Session:
         self._folder = folder
         self._observer = observer
         self._judge = judge
+        self._start = built.start.folder
         self._data = built.data
         self._encode = built.encoder.encode
         self._learner = built.learner
@@ -199,10 +204,30 @@ class Session:
             with self._stop.deferred():
                 self._one_step(stage)
         self._examine("after", start=False)
-        card, sampling = run_card(self._config, self._folder.path), recommended_sampling(self._config)
-        self._learner.save_hf(self._folder.model, extra_files=card, generation=sampling)
+        texts, sampling = model_texts(self._folder.path), recommended_sampling(self._config)
+        self._learner.save_hf(self._folder.model, extra_files=texts, generation=sampling)
+        found = self._conclusion()
+        card = model_card(run_facts(self._config, self._folder.path, found))
+        write_atomically(self._folder.model / CARD, card)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-        self._folder.finish("finished", steps=self._steps_done, peak_rss_mb=peak)
+        self._folder.finish("finished", steps=self._steps_done, peak_rss_mb=peak, learning=found.as_dict())
+
+    def _conclusion(self) -> Conclusion:
+        """Did it learn? Of the run in its folder, resumed or not; the recipe's first test set decides."""
+        first = next(iter(self._data.test), None)
+        before, after = (
+            None if first is None else self._folder.read_evaluation(_file(name, first)) for name in ("before", "after")
+        )
+        facts = learning_facts(
+            self._folder.metrics(),
+            before,
+            after,
+            reuse=self._config.algorithm.reuse,
+            temperature=self._config.rollout.temperature,
+            weights_changed=weights_differ(self._folder.model, find_model(str(self._start))),
+            judging=self._judging,
+        )
+        return conclude(facts)
 
     def _one_step(self, stage: StageConfig) -> None:
         index = self._schedule.index
