@@ -118,9 +118,12 @@ class Response:
 
     tokens: list[int]
     truncated: bool
+    answered: bool  # it ended by itself and says something
     reward: float
-    sampler_logprobs: Tensor  # of the weights that sampled it
-    entropies: Tensor
+    versions: list[int]  # of the weights that sampled each token
+    spans: bool  # an update came while it was sampled
+    sampler_logprobs: Tensor  # of those weights
+    entropies: Tensor  # of those weights; asynchronous, of the learner's at the step's start
     advantage: float = 0.0
     old: Tensor | None = None
     ref: Tensor | None = None
@@ -177,8 +180,11 @@ class SlowLoop:
         self.weights = {name: w.clone() for name, w in self.policy.start.items()}
         self.first = {name: torch.zeros_like(w) for name, w in self.weights.items()}
         self.second = {name: torch.zeros_like(w) for name, w in self.weights.items()}
-        self.history = [self.weights]  # what the engine was given, newest last
         self.updates = 0
+        self.by_version = {0: self.weights}  # what the engine was given
+        self.pending: list[tuple[int, str]] = []  # draws that are asked for and not used, with their problems
+        self.again: list[str] = []  # problems whose draws a stage's end threw away
+        self.drained = 0
         self.steps = 0
         self.c = 0.0
         self.previous: float | None = None
@@ -201,7 +207,20 @@ class SlowLoop:
         """The present stage's settings."""
         return self.recipe["stages"][self.stage.index]
 
+    @property
+    def ahead(self) -> int:
+        """Steps that are asked for in advance: 0 is the synchronous run."""
+        return self.recipe["rollout"].get("max_staleness", 0)
+
+    @property
+    def served(self) -> int:
+        """The version that the engine samples with at a step's start."""
+        given = sorted(self.by_version)
+        return given[max(0, len(given) - 1 - self.recipe["rollout"].get("weight_lag", 0))]
+
     def _next_problem(self) -> str:
+        if self.again:
+            return self.again.pop(0)
         names = list(self.train)
         while True:
             if self.place == len(names):
@@ -216,47 +235,62 @@ class SlowLoop:
     @torch.no_grad()
     def _asked(self, count: int, recorded: Mapping[tuple[int, int], Mapping[str, Any]]) -> list[Group]:
         """The next ``count`` groups: who is asked follows from the seed, what was answered is recorded."""
+        left = max(0, min(self.ahead, self.now["max_steps"] - self.stage.steps - 1))
+        for _ in range(count + left * self.now["rollout_batch"] - len(self.pending)):
+            self.pending.append((self.draws, self._next_problem()))
+            self.draws += 1
         groups: list[Group] = []
-        lag = self.recipe["rollout"].get("weight_lag", 0)
-        behaviour = self.history[max(0, len(self.history) - 1 - lag)]
-        for _ in range(count):
-            name = self._next_problem()
+        for draw, name in self.pending[:count]:
             text, gold = self.train[name]
             prompt = self.policy.encode(text)
             responses: list[Response] = []
             for sample in range(self.now["group_size"]):
-                row = recorded[self.draws, sample]
-                assert row["problem_id"] == name, f"draw {self.draws} asked {row['problem_id']}, not {name}"
+                row = recorded[draw, sample]
+                assert row["problem_id"] == name, f"draw {draw} asked {row['problem_id']}, not {name}"
                 assert row["prompt_tokens"] == prompt
-                responses.append(self._response(row["tokens"], gold, prompt, behaviour, sample))
-            groups.append(Group(self.draws, name, prompt, responses))
-            self.draws += 1
+                responses.append(self._response(row, gold))
+            groups.append(Group(draw, name, prompt, responses))
+        self.pending = self.pending[count:]
         return groups
 
-    def _response(self, tokens: list[int], gold: str, prompt: list[int], behaviour: Weights, sample: int) -> Response:
-        limit = self.now["max_tokens"]
+    def _response(self, row: Mapping[str, Any], gold: str) -> Response:
+        tokens, prompt, limit = row["tokens"], row["prompt_tokens"], self.now["max_tokens"]
         stopped = tokens[-1] == self.policy.end
         assert self.policy.end not in tokens[:-1], "a response went on after its end"
         assert len(tokens) <= limit
         assert stopped or len(tokens) == limit, "a response was cut before T"
-        table = self.policy.distribution(behaviour, prompt, tokens, self.tau)
-        self._check_sampling(table, tokens, sample)
+        spans = row["version_spans"] or [row["policy_version"], len(tokens)]
+        versions = [v for v, n in zip(spans[::2], spans[1::2], strict=True) for _ in range(n)]
+        assert versions[0] == row["policy_version"]
+        assert len(versions) == len(tokens)
+        assert self.ahead or versions == [self.served] * len(tokens)
+        table = self.policy.distribution(self.by_version[versions[0]], prompt, tokens, self.tau)
+        # later weights go on with keys and values of the first ones: what they sample is taken as recorded
+        self._check_sampling(table[: spans[1]], row)
+        sampler_logprobs = torch.tensor(row["sampler_logprobs"]).double()
+        sampler_logprobs[: spans[1]] = table[torch.arange(len(tokens)), torch.tensor(tokens)][: spans[1]]
         words = self.policy.decode(tokens).split()
+        if self.ahead:
+            table = self.policy.distribution(self.weights, prompt, tokens, self.tau)
         return Response(
             tokens=tokens,
             truncated=not stopped,
-            reward=float(stopped and bool(words) and words[-1] == gold),
-            sampler_logprobs=table[torch.arange(len(tokens)), torch.tensor(tokens)],
+            answered=stopped and bool(words),
+            reward=float(stopped and words[-1:] == [gold]),
+            versions=versions,
+            spans=bool(row["version_spans"]),
+            sampler_logprobs=sampler_logprobs,
             entropies=-(table.exp() * table).sum(-1),
         )
 
-    def _check_sampling(self, table: Tensor, tokens: Sequence[int], sample: int) -> None:
+    def _check_sampling(self, table: Tensor, row: Mapping[str, Any]) -> None:
         """Each token is where its random number falls in the cumulative distribution."""
-        numbers = uniforms(self.recipe["run"]["seed"], self.draws, sample, np.arange(len(tokens)))
-        for place, (token, number) in enumerate(zip(tokens, numbers, strict=True)):
+        draw, sample = row["draw"], row["sample"]
+        numbers = uniforms(self.recipe["run"]["seed"], draw, sample, np.arange(len(table)))
+        for place, (token, number) in enumerate(zip(row["tokens"][: len(table)], numbers, strict=True)):
             edges = torch.cat([torch.zeros(1), table[place].exp().cumsum(0)])
             assert edges[token] - NEAR <= number <= edges[token + 1] + NEAR, (
-                f"token {place} of sample {sample} of draw {self.draws} is not what was drawn: {number} is not "
+                f"token {place} of sample {sample} of draw {draw} is not what was drawn: {number} is not "
                 f"between {float(edges[token])} and {float(edges[token + 1])}"
             )
 
@@ -300,8 +334,10 @@ class SlowLoop:
         self._give_logprobs(kept)
         values |= self._learn(kept, alpha)
         self._move_c(estimates[f"entropy/{self.recipe['entropy']['estimator']}/mean"])
-        if values["learner/sgd_steps"]:
-            self.history.append(self.weights)
+        if self.ahead:
+            values |= self._staleness_values(groups)
+            self.drained = 0
+        self.by_version[self.updates] = self.weights
         self.steps += 1
 
         left = len(self.train) - len(self.removed)
@@ -370,6 +406,7 @@ class SlowLoop:
             "train/accuracy/standard_error": spread / math.sqrt(len(shares)),
             "train/accuracy_nontruncated/mean": sum(whole) / len(whole) if whole else None,
             "train/reward/mean": sum(rewards) / len(rewards),
+            "train/answered/ratio": sum(r.answered for r in responses) / len(responses),
             "train/truncation/ratio": sum(r.truncated for r in responses) / len(responses),
             "length/mean": sum(lengths) / len(lengths),
             "length/min": lengths[0],
@@ -384,7 +421,7 @@ class SlowLoop:
         """Mean over all tokens of the buffer, and its error by a linearised ratio of sums over responses."""
         found: dict[str, float] = {}
         responses = [r for group in groups for r in group.responses]
-        for name in ("exact", "sampled"):
+        for name in ("exact",) if self.ahead else ("exact", "sampled"):
             totals = [float((r.entropies if name == "exact" else -r.sampler_logprobs).sum()) for r in responses]
             tokens = sum(len(r.tokens) for r in responses)
             mean = sum(totals) / tokens
@@ -394,6 +431,31 @@ class SlowLoop:
                 math.sqrt(squares * len(responses) / (len(responses) - 1)) / tokens
             )
         return found
+
+    def _staleness_values(self, groups: Sequence[Group]) -> dict[str, Any]:
+        """How many changes of the weights ago tokens were sampled, by the weights' versions at the steps' starts."""
+        given = sorted(self.by_version)
+        responses = [(g, r) for g in groups for r in g.responses]
+        ages = [len(given) - 1 - given.index(v) for _, r in responses for v in r.versions]
+        begun = [len(given) - 1 - given.index(r.versions[0]) for _, r in responses]
+        start = self.by_version[given[-1]]
+        gaps: list[float] = []
+        for group, r in responses:
+            if r.versions[0] == given[-1]:
+                now = self.policy.score(start, group.prompt, r.tokens, self.tau)[0].detach()
+                gaps += (now - r.sampler_logprobs).abs().tolist()
+        left = max(0, min(self.ahead, self.now["max_steps"] - self.stage.steps - 1))
+        return {
+            "staleness/mean": sum(ages) / len(ages),
+            "staleness/max": max(begun),
+            "staleness/begun/mean": sum(begun) / len(begun),
+            "staleness/older/ratio": sum(age > 0 for age in ages) / len(ages),
+            "staleness/spanning/ratio": sum(r.spans for _, r in responses) / len(responses),
+            **{f"staleness/share_{n}/ratio": ages.count(n) / len(ages) for n in range(self.ahead + 1)},
+            "staleness/fresh_gap/mean": sum(gaps) / len(gaps) if gaps else None,
+            "queue/in_flight": left * self.now["rollout_batch"],
+            "queue/drained": self.drained,
+        }
 
     def _alpha(self, entropy: float) -> float:
         settings = self.recipe["entropy"]
@@ -434,6 +496,7 @@ class SlowLoop:
             weight.requires_grad_(True)
         beta = self.recipe["reference"].get("coefficient", 0.0)
         sums = _Sums()
+        kept = self._second_moment(groups)
         loss, policy_loss = torch.zeros(()).double(), torch.zeros(()).double()
         for group in groups:
             for response in group.responses:
@@ -441,7 +504,7 @@ class SlowLoop:
                 logprobs, entropies = self.policy.score(self.weights, group.prompt, response.tokens, self.tau)
                 assert response.old is not None
                 old = response.old if several else logprobs.detach()
-                correction = self._correction(old - response.sampler_logprobs)
+                correction = self._correction(old - response.sampler_logprobs, kept)
                 objective, rho, clipped = self._surrogate(logprobs, old, response.advantage)
                 kl = None
                 if response.ref is not None:
@@ -475,11 +538,23 @@ class SlowLoop:
         each = 1 / (len(groups) * len(group.responses))
         return each if loss in ("pg", "ppo") else each / len(response.tokens)
 
-    def _correction(self, log_weights: Tensor) -> Tensor:
+    def _second_moment(self, groups: Sequence[Group]) -> float:
+        """m2po: the largest square of a log weight that the mini-batch keeps."""
+        if self.recipe["algorithm"]["correction"] != "m2po":
+            return math.inf
+        gaps = [r.old - r.sampler_logprobs for g in groups for r in g.responses if r.old is not None]
+        squares = sorted((torch.cat(gaps) ** 2).tolist())
+        while sum(squares) / len(squares) > self.recipe["algorithm"]["second_moment"]:
+            squares.pop()
+        return squares[-1]
+
+    def _correction(self, log_weights: Tensor, kept: float) -> Tensor:
         algorithm = self.recipe["algorithm"]
         if algorithm["correction"] == "none":
             return torch.ones_like(log_weights)
         weights = log_weights.exp()
+        if algorithm["correction"] == "m2po":
+            return weights * (log_weights**2 <= kept)
         cap = algorithm["correction_cap"]
         return weights.clamp(max=cap) if algorithm["correction"] == "tis" else weights * (weights <= cap)
 
@@ -577,6 +652,8 @@ class SlowLoop:
         self.stage = Stage(index=stage.index + 1)
         if self.stage.index < len(self.recipe["stages"]):
             self._remove_solved()
+        self.again += [name for _, name in self.pending if name not in self.removed]
+        self.drained, self.pending = len(self.pending), []
 
     def _remove_solved(self) -> None:
         if self.recipe["data"]["online_filter"]:
