@@ -83,13 +83,20 @@ def test_prompt_gold_and_level_of_every_problem() -> None:
         ("ladder", {2: 0.4, 4: 0.15, 5: 0.15, 7: 0.1, 8: 0.1, 9: 0.1}),
     ],
 )
-@pytest.mark.parametrize("split", ["train", "test"])
-def test_shares_of_levels(variant: str, shares: dict[int, float], split: str) -> None:
+def test_shares_of_levels(variant: str, shares: dict[int, float]) -> None:
     n = 2000
-    counts = Counter(p.level for p in take(n, split=split, variant=variant))
+    counts = Counter(p.level for p in take(n, variant=variant))
     assert counts.keys() == shares.keys()
     for level, share in shares.items():
         assert abs(counts[level] / n - share) < 4 * (share * (1 - share) / n) ** 0.5
+
+
+def test_prompts_repeat_in_training_only() -> None:
+    drawn = {split: take(200, seed=3, split=split) for split in ("train", "validation", "test")}
+    assert [len({p.key for p in drawn[split]}) for split in ("validation", "test")] == [200, 200]
+    assert len({p.key for p in drawn["train"]}) < len({p.id for p in drawn["train"]}) == 200
+    with pytest.raises(ValueError, match=r"gave only 31 distinct problems of the 90 asked for"):
+        unique_problems(family(), seed=3, split="test", count=90, levels=[2])
 
 
 def test_levels_argument_restricts_and_renormalises() -> None:

@@ -13,7 +13,11 @@ from magicrl.records import Problem
 
 
 def problems(n: int) -> list[Problem]:
-    return [Problem(id=f"p{i}", prompt=f"q{i}", golds=(str(i),), verifier="exact", source="t") for i in range(n)]
+    """Ids ``p0``, ..., keys ``k0``, ..."""
+    return [
+        Problem(id=f"p{i}", key=f"k{i}", prompt=f"q{i}", golds=(str(i),), verifier="exact", source="t")
+        for i in range(n)
+    ]
 
 
 def ids(drawn: list[Problem]) -> list[str]:
@@ -48,8 +52,9 @@ def test_removed_problems_are_skipped_and_the_rest_keep_their_order() -> None:
     plain, filtered = PromptSampler(problems(10), seed=1), PromptSampler(problems(10), seed=1)
     assert ids(plain.next(4)) == ids(filtered.next(4))
     gone = set(ids(plain.next(2))) | {"p0"}
-    assert filtered.remove(gone) == len(gone)
-    assert filtered.remove(gone) == 0
+    keys = {name.replace("p", "k") for name in gone}
+    assert filtered.remove(keys) == len(gone)
+    assert filtered.remove(keys) == 0
     rest = [i for i in ids(plain.next(24)) if i not in gone]
     assert ids(filtered.next(len(rest))) == rest
     assert len(filtered) == 10 - len(gone)
@@ -59,13 +64,24 @@ def test_removed_problems_are_skipped_and_the_rest_keep_their_order() -> None:
 
 def test_removing_everything_is_an_error_and_changes_nothing() -> None:
     sampler = PromptSampler(problems(3), seed=0)
-    sampler.remove(["p0"])
+    sampler.remove(["k0"])
     before = sampler.state()
     with pytest.raises(ValueError, match=r"would leave none of 3.*online_filter = false"):
-        sampler.remove(["p1", "p2", "p0"])
-    with pytest.raises(ValueError, match="'p9'"):
-        sampler.remove(["p1", "p9"])
+        sampler.remove(["k1", "k2", "k0"])
+    with pytest.raises(ValueError, match="'k9'"):
+        sampler.remove(["k1", "k9"])
     assert sampler.state() == before
+
+
+def test_every_problem_of_a_removed_prompt_goes() -> None:
+    asked = ["What is 2 + 3?", "what is  2 + 3?", "What is 2 + 4?"]
+    listed = [Problem(id=f"p{i}", prompt=p, golds=("5",), verifier="exact", source="t") for i, p in enumerate(asked)]
+    sampler = PromptSampler(listed, seed=0)
+    assert sampler.remove([listed[1].key]) == 2
+    assert sampler.removed == {"p0", "p1"}
+    assert set(ids(sampler.next(4))) == {"p2"}
+    with pytest.raises(ValueError, match="would leave none of 3"):
+        sampler.remove([listed[2].key])
 
 
 @given(
@@ -78,7 +94,7 @@ def test_state_round_trip_goes_on_where_it_was(n: int, seed: int, draws: list[in
     sampler = PromptSampler(problems(n), seed=seed)
     for size in draws:
         sampler.next(size)
-    gone = [f"p{i}" for i in removed if i < n]
+    gone = [f"k{i}" for i in removed if i < n]
     if len(gone) < n:
         sampler.remove(gone)
     state = json.loads(json.dumps(sampler.state()))

@@ -203,7 +203,7 @@ def test_a_score_counts_truncated_as_wrong_and_leaves_out_what_was_not_judged() 
         [row("a", 0), row("a", 1, cut=True, tokens=9), row("a", 2, "wrong"), row("a", 3, "not_judged")],
         [row("b", i) for i in range(4)],
     ]
-    found = score_rows(rows, pass_at=[2])
+    found = score_rows(rows, ["a", "b"], pass_at=[2])
     assert found.per_problem == pytest.approx((1 / 3, 1.0))
     assert found.not_judged == 1
     assert found.pass_at[2].mean == pytest.approx((1 - 1 / 3 + 1) / 2)

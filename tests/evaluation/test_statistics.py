@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from magicrl.evaluation.statistics import paired_difference, pass_at_k, share, wilson
+from magicrl.evaluation.statistics import mean_of, paired_difference, pass_at_k, permutation_test, share, wilson
 
 
 def test_pass_at_k_is_the_mean_over_all_subsets() -> None:
@@ -82,3 +82,42 @@ def test_no_difference_on_few_problems_is_no_certainty() -> None:
 def test_nothing_judged_is_an_error() -> None:
     with pytest.raises(ValueError, match="nothing to average"):
         share([])
+
+
+def test_problems_of_one_cluster_count_once() -> None:
+    """Every problem twice: the same mean and, but for G/(G-1) and Student's quantile, the error of each once."""
+    once = np.random.default_rng(0).binomial(8, 0.4, size=40) / 8
+    twice, names = np.tile(once, 2), [f"p{i}" for i in range(40)] * 2
+    alone, together, naive = share(once), share(twice, names), share(twice)
+    assert (together.problems, together.clusters, naive.clusters) == (80, 40, 80)
+    assert together.standard_error == pytest.approx(alone.standard_error, rel=1e-12)
+    assert together.standard_error > 1.4 * naive.standard_error
+    assert (together.low, together.high) == pytest.approx((alone.low, alone.high), abs=0.005)
+    assert mean_of(twice, names).low == pytest.approx(mean_of(once).low, rel=1e-12)
+    assert share(once, range(40)) == alone, "clusters of one change nothing"
+
+
+def test_the_cluster_robust_error_by_hand() -> None:
+    # mean 0.5; the clusters' summed deviations are a: 0.5, b: 0 + 0.5 + 0, c: -0.5 - 0.5
+    result = share([1.0, 0.5, 1.0, 0.0, 0.5, 0.0], ["a", "b", "b", "c", "b", "c"])
+    assert result.mean == 0.5
+    assert result.standard_error == pytest.approx((3 / 2 * (0.5**2 + 0.5**2 + 1**2)) ** 0.5 / 6)
+
+
+def test_a_difference_by_template_and_its_permutations() -> None:
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(400):  # 8 templates of 25 problems, the gain is the template's own
+        gain = np.repeat(rng.normal(0.1, 0.1, size=8), 25)
+        names = np.repeat(np.arange(8), 25).tolist()
+        found = paired_difference(0.4 + gain, np.full(200, 0.4), names)
+        hits += found.low <= 0.1 <= found.high
+    assert 0.92 <= hits / 400 <= 0.98, "a bootstrap over 200 problems would cover a third"
+    gains = np.repeat([0.3, 0.2, 0.4], 10)
+    names = np.repeat(np.arange(3), 10).tolist()
+    assert permutation_test(gains, names) == 2 / 2**3
+    assert permutation_test(gains) < 1e-4
+    same = paired_difference(np.full(30, 0.5), np.full(30, 0.5), names)
+    assert same.low < 0 < same.high, "three clusters that agree prove nothing"
+    one = paired_difference([1.0, 0.5], [0.0, 0.25], ["t", "t"])
+    assert one.low < 0 < one.high, "one cluster has no spread"

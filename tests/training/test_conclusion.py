@@ -23,7 +23,7 @@ SCARCE = SampledAnswers(groups=24, max_tokens=64, mixed=0.02, correct=0.99, trun
 
 
 def rise(low: float, high: float) -> ScoreRise:
-    change = Difference(mean=(low + high) / 2, low=low, high=high, problems=100)
+    change = Difference(mean=(low + high) / 2, low=low, high=high, problems=100, clusters=100)
     return ScoreRise(set_name="held_out", temperature=1.0, before=0.4, after=0.4 + change.mean, change=change)
 
 

@@ -9,7 +9,7 @@ from magicrl.training.removals import difficulties_of, in_words, removals
 
 
 def problem(name: str, source: str, **more: Any) -> Problem:
-    return Problem(id=name, prompt="?", golds=("1",), verifier="exact", source=source, **more)
+    return Problem(id=f"#{name}", key=name, prompt="?", golds=("1",), verifier="exact", source=source, **more)
 
 
 def released(name: str, table: object) -> Problem:

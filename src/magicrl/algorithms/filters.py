@@ -36,10 +36,10 @@ class PassCount:
 
 
 def pass_counts(groups: Iterable[ScoredGroup]) -> dict[str, PassCount]:
-    """Counts by problem id; several groups of one problem are added up."""
+    """Counts by ``Problem.key``; several groups of one prompt are added up."""
     counts: dict[str, PassCount] = {}
     for group in groups:
-        problem = group.group.request.problem.id
+        problem = group.group.request.problem.key
         found = PassCount.of(group)
         counts[problem] = counts[problem] + found if problem in counts else found
     return counts
@@ -50,8 +50,8 @@ class FilterResult:
     """What a filter left and what it took.
 
     Attributes:
-        kept: problem ids that stay, in the order given.
-        removed: problem ids that go, in the order given.
+        kept: problems that stay, by their key, in the order given.
+        removed: problems that go, likewise.
         all_correct: how many of those because every counted response was correct.
         all_wrong: how many because every counted response was wrong.
         not_judged: how many because no response could be judged.
@@ -89,7 +89,7 @@ def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str])
 
     Args:
         last_visits: ``VisitRecord.last_visits()`` of the stage that ended.
-        problems: ids of the present training set.
+        problems: keys of the present training set; a key that stands twice is one problem.
 
     Raises:
         ValueError: nothing is left.
@@ -134,9 +134,10 @@ class VisitRecord:
         """Note one scored group, kept or rejected. A visit without a judged response says nothing."""
         count = PassCount.of(group)
         request = group.group.request
-        before = self._visits.get(request.problem.id)
+        key = request.problem.key
+        before = self._visits.get(key)
         if count.counted and (before is None or before[0] <= request.draw):
-            self._visits[request.problem.id] = (request.draw, count)
+            self._visits[key] = (request.draw, count)
 
     def last_visits(self) -> dict[str, PassCount]:
         return {problem: count for problem, (_, count) in self._visits.items()}
@@ -146,7 +147,7 @@ class VisitRecord:
         self._visits.clear()
 
     def state(self) -> dict[str, list[int]]:
-        """JSON: problem id -> [draw, correct, counted]."""
+        """JSON: problem key -> [draw, correct, counted]."""
         return {problem: [draw, c.correct, c.counted] for problem, (draw, c) in self._visits.items()}
 
     def restore(self, state: Mapping[str, list[int]]) -> None:

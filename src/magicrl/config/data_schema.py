@@ -86,7 +86,7 @@ class DataConfig(Section):
     validation: tuple[SourceConfig, ...] = ()
     test: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])
     holdout: int = Field(default=0, ge=0)
-    """Training problems set aside as a further test set, ``holdout`` (chosen by a hash of the id)."""
+    """Training problems set aside as a further test set, ``holdout`` (chosen by a hash of the prompt)."""
     max_prompt_tokens: int = Field(default=2048, ge=1)
     """Longer prompts are an error, or dropped (below)."""
     overlong_prompts: Literal["error", "drop"] = "error"

@@ -32,13 +32,13 @@ def with_wrong_labels(problems: Sequence[Problem], share: float) -> list[Problem
         raise ValueError(
             f"label_noise = {share:g}: all {len(problems)} problems have one answer; nothing is wrong for it"
         )
-    return [_wrong(problem, golds) if _uniform(problem.id, "chosen") < share else problem for problem in problems]
+    return [_wrong(problem, golds) if _uniform(problem.key, "chosen") < share else problem for problem in problems]
 
 
 def _wrong(problem: Problem, golds: Sequence[tuple[str, ...]]) -> Problem:
     """The problem with golds drawn from the others', each distinct answer alike; ``golds`` are sorted."""
     own = bisect_left(golds, problem.golds)
-    place = int(_uniform(problem.id, "given") * (len(golds) - 1))
+    place = int(_uniform(problem.key, "given") * (len(golds) - 1))
     given = golds[place if place < own else place + 1]
     return replace(problem, golds=given, extra={**problem.extra, MARK: "wrong"})
 

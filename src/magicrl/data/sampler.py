@@ -1,7 +1,8 @@
 """The stateful prompt sampler: which problems the next training step gets.
 
 Every epoch visits each remaining problem once, in an order that is a function of (seed, epoch) alone. A problem that is
-removed is skipped from then on; the order of the others stays what it was, so that removing never reshuffles.
+removed is skipped from then on, and so is every other one with its prompt (``Problem.key``); the order of the others
+stays what it was, so that removing never reshuffles.
 """
 
 from __future__ import annotations
@@ -48,6 +49,9 @@ class PromptSampler:
             doubled = next(p.id for i, p in enumerate(self._problems) if self._index[p.id] != i)
             raise ValueError(f"problem id {doubled!r} stands twice in the training set; ids must be unique")
         self._seed = seed
+        self._of_key: dict[str, list[str]] = {}
+        for problem in self._problems:
+            self._of_key.setdefault(problem.key, []).append(problem.id)
         self._removed: set[str] = set()
         self._fingerprint = fingerprint(self._problems)
         self._start_epoch(0)
@@ -78,6 +82,7 @@ class PromptSampler:
 
     @property
     def removed(self) -> frozenset[str]:
+        """Ids."""
         return frozenset(self._removed)
 
     @property
@@ -118,17 +123,17 @@ class PromptSampler:
                 drawn.append(problem)
         return drawn
 
-    def remove(self, ids: Iterable[str]) -> int:
-        """Never draw these problems again (section 3, the online filter); how many were still there.
+    def remove(self, keys: Iterable[str]) -> int:
+        """Never draw the problems of these keys again (section 3, the online filter); how many were still there.
 
         Raises:
-            ValueError: an unknown id, or nothing would be left; the sampler is then unchanged.
+            ValueError: an unknown key, or nothing would be left; the sampler is then unchanged.
         """
-        wanted = set(ids)
-        unknown = sorted(wanted - self._index.keys())
+        wanted = set(keys)
+        unknown = sorted(wanted - self._of_key.keys())
         if unknown:
-            raise ValueError(f"cannot remove problem {unknown[0]!r}: no such id in the training set")
-        new = wanted - self._removed
+            raise ValueError(f"cannot remove prompt {unknown[0]!r}: no problem in the training set has this key")
+        new = {name for key in wanted for name in self._of_key[key]} - self._removed
         if len(new) == len(self):
             raise ValueError(
                 f"removing {len(new)} problems would leave none of {len(self._problems)}: every remaining one is "

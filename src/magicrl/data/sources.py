@@ -26,7 +26,6 @@ __all__ = [
     "load_problems",
     "load_source",
     "place_of",
-    "bare_prompt",
 ]
 
 RECORDED_ROLLOUTS = 16
@@ -203,14 +202,6 @@ def place_of(problem_id: str, source: SourceConfig, *, base_folder: Path) -> str
         if not isinstance(read, Rejected) and read.problem.id == problem_id:
             return read.where
     return None
-
-
-def bare_prompt(problem: Problem, source: SourceConfig) -> str:
-    """The prompt without the source's template around it."""
-    before, _, after = source.template.partition("{prompt}")
-    if "{prompt}" in after:
-        return problem.prompt
-    return problem.prompt[len(before) : len(problem.prompt) - len(after)]
 
 
 def _why_none(source: SourceConfig, read: int, aside: Sequence[SetAside]) -> str:

@@ -17,7 +17,6 @@ from magicrl.evaluation.scaling import (
     Marked,
     accuracy_at_mean_length,
     from_marks,
-    judged_only,
     limit_for_mean_length,
     right_within,
 )
@@ -64,27 +63,38 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
         return {"comparable": False, "why": "other problems: " + "; ".join(changed)}
     differ = differences(_shared(settings_old, old["samples"]), _shared(settings_new, new["samples"]))
     pairs = [
-        (a["accuracy"], b["accuracy"], b["mean_tokens"] - a["mean_tokens"])
-        for a, b in zip(old["per_problem"], new["per_problem"], strict=True)
+        (a["accuracy"], b["accuracy"], b["mean_tokens"] - a["mean_tokens"], cluster)
+        for a, b, cluster in zip(old["per_problem"], new["per_problem"], _clusters(old, new), strict=True)
         if a["accuracy"] is not None and b["accuracy"] is not None
     ]
     if not pairs:
         return {"comparable": False, "why": "no problem was judged in both"}
-    first, second, longer = (np.array(column, dtype=np.float64) for column in zip(*pairs, strict=True))
-    difference = paired_difference(second, first)
+    *columns, clusters = zip(*pairs, strict=True)
+    first, second, longer = (np.array(column, dtype=np.float64) for column in columns)
+    difference = paired_difference(second, first, clusters)
     return {
         "comparable": True,
         "settings_differ": differ,
-        "problems": len(pairs),
+        "problems": difference.problems,
+        "clusters": difference.clusters,
         "before": float(first.mean()),
         "after": float(second.mean()),
         "difference": {"mean": difference.mean, "low": difference.low, "high": difference.high},
-        "p_value": permutation_test(second - first),
+        "p_value": permutation_test(second - first, clusters),
         "better": int(np.sum(second > first)),
         "worse": int(np.sum(second < first)),
         "tokens_difference": float(longer.mean()),
         "efficiency": _efficiency(old, new),
     }
+
+
+def _clusters(*results: Mapping[str, Any]) -> list[int]:
+    """Each problem's cluster as the first result that tells it has it; earlier versions did not."""
+    for result in results:
+        told = [problem.get("cluster") for problem in result["per_problem"]]
+        if None not in told:
+            return told
+    return list(range(len(results[0]["per_problem"])))
 
 
 def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
@@ -100,7 +110,8 @@ def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     length = min(old["length"]["mean"], new["length"]["mean"])
     first, second = samples_of(old), samples_of(new)
     limits = [limit_for_mean_length(samples, length) for samples in (first, second)]
-    at = [accuracy_at_mean_length(samples, length) for samples in (first, second)]
+    named = _clusters(old, new)
+    at = [accuracy_at_mean_length(samples, length, named) for samples in (first, second)]
     found = {
         "mean_tokens": length,
         **{name: None if e is None else e.mean for name, e in zip(("before", "after"), at, strict=True)},
@@ -109,15 +120,16 @@ def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     if limits[0] is None or limits[1] is None:
         return found
     pairs = [
-        (right_within(a, limits[0]), right_within(b, limits[1]))
-        for a, b in (
-            ([s for s in x if s.counted], [s for s in y if s.counted]) for x, y in zip(first, second, strict=True)
+        (right_within(a, limits[0]), right_within(b, limits[1]), cluster)
+        for a, b, cluster in (
+            ([s for s in x if s.counted], [s for s in y if s.counted], cluster)
+            for x, y, cluster in zip(first, second, named, strict=True)
         )
         if a and b
     ]
     if pairs:
-        before, after = zip(*pairs, strict=True)
-        found["difference"] = asdict(paired_difference(after, before))
+        before, after, clusters = zip(*pairs, strict=True)
+        found["difference"] = asdict(paired_difference(after, before, clusters))
     return found
 
 
@@ -174,15 +186,15 @@ def _curves(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                 "accuracy": result["accuracy"],
                 "length": result["length"],
                 **{name: result["scaling"][name] for name in ("over_limits", "exact", "fresh", "over_samples")},
-                "efficiency": [_at(samples_of(result), tokens) for tokens in lengths],
+                "efficiency": [_at(samples_of(result), tokens, _clusters(result)) for tokens in lengths],
             }
             for folder, result in results.items()
         ],
     }
 
 
-def _at(samples: Sequence[Sequence[Marked]], tokens: float) -> dict[str, Any] | None:
-    found = accuracy_at_mean_length(judged_only(samples), tokens)
+def _at(samples: Sequence[Sequence[Marked]], tokens: float, clusters: Sequence[int]) -> dict[str, Any] | None:
+    found = accuracy_at_mean_length(samples, tokens, clusters)
     return None if found is None else found.as_dict()
 
 

@@ -17,7 +17,7 @@ from typing import Any, cast
 from magicrl.evaluation.locks import only_writer
 from magicrl.evaluation.provenance import write_atomically
 from magicrl.evaluation.samples import SampleRow, read_samples
-from magicrl.records import Problem
+from magicrl.records import Problem, prompt_key
 
 SCHEMA_VERSION = 1
 RESULTS = "results.json"
@@ -121,13 +121,19 @@ class EvaluationFolder:
 
     def problem_ids(self) -> list[str]:
         """Ids of the problems, in order."""
+        return [row["id"] for row in self._rows_of_problems()]
+
+    def clusters(self) -> list[str]:
+        """What each problem is dependent by (``Problem.cluster``), in order; of earlier versions' by its prompt."""
+        return [row.get("cluster") or prompt_key(row["prompt"]) for row in self._rows_of_problems()]
+
+    def _rows_of_problems(self) -> list[dict[str, Any]]:
         with self._problems.open(encoding="utf-8") as lines:
-            return [json.loads(line)["id"] for line in lines]
+            return [json.loads(line) for line in lines]
 
     def of_programs(self) -> bool:
         """Whether answers are programs: then no two of them are the same answer, and there is nothing to vote on."""
-        with self._problems.open(encoding="utf-8") as lines:
-            return any(json.loads(line).get("verifier") == "code" for line in lines)
+        return any(row.get("verifier") == "code" for row in self._rows_of_problems())
 
     def samples_path(self, shard: tuple[int, int]) -> Path:
         return self.path / f"samples-{shard[0]}-of-{shard[1]}.jsonl"
@@ -188,4 +194,5 @@ def _shown(problem: Problem) -> dict[str, Any]:
     golds = None if problem.verifier == "code" else list(problem.golds)
     before = [{"role": turn.role, "content": turn.content} for turn in problem.context] or None
     known = {"id": problem.id, "context": before, "prompt": problem.prompt, "golds": golds, "level": problem.level}
-    return {name: value for name, value in known.items() if value is not None} | {"verifier": problem.verifier}
+    shown = {name: value for name, value in known.items() if value is not None}
+    return shown | {"verifier": problem.verifier, "cluster": problem.cluster}

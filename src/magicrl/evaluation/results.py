@@ -102,7 +102,8 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
     programs = folder.of_programs()
     if programs:
         majority_at = ()
-    score = score_rows(problems, pass_at=pass_at, majority_at=majority_at)
+    clusters = folder.clusters()
+    score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at)
     sampling: Mapping[str, Any] = job.decides["sampling"]
     source: Mapping[str, Any] = job.recorded["benchmark"]
     return {
@@ -129,12 +130,13 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "scaling": scaling(
             problems,
             sampling["max_tokens"],
+            clusters,
             knows_limit=job.recorded["knows_limit"],
             vote=not programs,
             fresh=_fresh_rows(folder, ask, wanted),
         ),
         "usage": _usage(folder, ask),
-        "per_problem": [_problem(name, rows) for name, rows in zip(ids, problems, strict=True)],
+        "per_problem": [_problem(*one) for one in zip(ids, problems, score.clusters, strict=True)],
     }
 
 
@@ -222,10 +224,11 @@ def _table13(job: Job, source: Mapping[str, Any], *, samples: int) -> dict[str, 
     return {"differs": differs}
 
 
-def _problem(name: str, rows: Sequence[SampleRow]) -> dict[str, Any]:
+def _problem(name: str, rows: Sequence[SampleRow], cluster: int) -> dict[str, Any]:
     counted = [row for row in rows if row.counted]
     return {
         "id": name,
+        "cluster": cluster,
         "accuracy": sum(row.correct for row in counted) / len(counted) if counted else None,
         "correct": sum(row.correct for row in counted),
         "counted": len(counted),

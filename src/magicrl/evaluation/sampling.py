@@ -111,4 +111,4 @@ def score(groups: Sequence[JudgedGroup], pass_at: Sequence[int] = ()) -> Score:
         ]
         for group in groups
     ]
-    return score_rows(problems, pass_at=pass_at)
+    return score_rows(problems, [group.group.request.problem.cluster for group in groups], pass_at=pass_at)

@@ -1,24 +1,28 @@
 """avg@k and pass@k with intervals that respect the clustering of samples within problems.
 
-Samples of one problem are not independent, so the unit of every interval is the problem: the standard
-error comes from the spread of the per-problem means. The interval is Wilson's at the effective number
-of observations n_eff = p(1-p)/se^2, which keeps it inside [0, 1] and never lets it shrink to a point
-where all problems agree (n_eff is then the number of problems).
+Samples of one problem are not independent, nor are problems with one prompt or of one template: the unit of every
+interval is the cluster (``Problem.cluster``), a problem by itself where nothing else is said. The standard error of a
+mean over n problems in G clusters is the cluster-robust one, se^2 = G/(G-1) sum_g (sum_{i in g} (x_i - mean))^2 / n^2,
+which for clusters of one is the ordinary one. The interval of a share is Wilson's at the effective number of
+observations n_eff = p(1-p)/se^2, which keeps it inside [0, 1] and never lets it shrink to a point where all problems
+agree (n_eff is then G). Where clusters are fewer than problems, Student's quantile with G - 1 degrees of freedom stands
+for the normal one: templates are few.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import asdict, dataclass
 from statistics import NormalDist
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 MOST_ENUMERATED = 16
-"""Problems with a difference up to which a permutation test goes through all sign patterns."""
+"""Clusters with a difference up to which a permutation test goes through all sign patterns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +35,7 @@ class Estimate:
         high: upper end.
         standard_error: of the mean, clustered by problem; 0 where all problems agree.
         problems: how many problems.
+        clusters: of how many distinct prompts or templates.
     """
 
     mean: float
@@ -38,18 +43,19 @@ class Estimate:
     high: float
     standard_error: float
     problems: int
+    clusters: int
 
     def as_dict(self) -> dict[str, float | int]:
-        return {
-            "mean": self.mean,
-            "low": self.low,
-            "high": self.high,
-            "standard_error": self.standard_error,
-            "problems": self.problems,
-        }
+        return asdict(self)
 
 
-def share(per_problem: Sequence[float] | NDArray[np.float64], confidence: float = 0.95) -> Estimate:
+Clusters: TypeAlias = Sequence[Hashable] | None
+"""One name a problem; problems of one name are dependent. None: every problem stands by itself."""
+
+
+def share(
+    per_problem: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, confidence: float = 0.95
+) -> Estimate:
     """The mean of per-problem shares (each in [0, 1]) with its clustered interval.
 
     Raises:
@@ -62,15 +68,41 @@ def share(per_problem: Sequence[float] | NDArray[np.float64], confidence: float 
     if values.min() < 0 or values.max() > 1:
         raise ValueError(f"per-problem shares must lie in [0, 1], got {values.min()} to {values.max()}")
     mean = float(values.mean())
-    error = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else 0.0
-    effective = mean * (1 - mean) / error**2 if error > 0 else float(n)
-    low, high = wilson(mean, max(effective, 1.0), confidence)
-    return Estimate(mean=mean, low=low, high=high, standard_error=error, problems=n)
+    sums = _sums(values - mean, clusters)
+    groups, error = len(sums), _error(sums, n)
+    effective = mean * (1 - mean) / error**2 if error > 0 else float(groups)
+    quantile = student(groups - 1, confidence) if 1 < groups < n else None
+    low, high = wilson(mean, max(effective, 1.0), confidence, quantile)
+    return Estimate(mean=mean, low=low, high=high, standard_error=error, problems=n, clusters=groups)
 
 
-def wilson(mean: float, n: float, confidence: float = 0.95) -> tuple[float, float]:
-    """Wilson's score interval of a share ``mean`` seen in ``n`` (effective) observations."""
-    z = NormalDist().inv_cdf(0.5 + confidence / 2)
+def _sums(values: NDArray[np.float64], clusters: Clusters) -> NDArray[np.float64]:
+    """``[G]`` the sum of the values of each cluster, in the order of the clusters' first problems."""
+    if clusters is None:
+        return values
+    number: dict[Hashable, int] = {}
+    places = [number.setdefault(name, len(number)) for name in clusters]
+    assert len(places) == len(values), f"{len(places)} clusters of {len(values)} problems"
+    return np.bincount(places, weights=values, minlength=len(number)).astype(np.float64)
+
+
+def _error(sums: NDArray[np.float64], n: int) -> float:
+    """Standard error of a mean over ``n`` problems from the clusters' summed deviations; 0 with one cluster."""
+    groups = len(sums)
+    return float(np.sqrt(np.sum(sums**2) * groups / (groups - 1)) / n) if groups > 1 else 0.0
+
+
+def student(degrees: int, confidence: float = 0.95) -> float:
+    """Two-sided quantile of Student's t."""
+    return float(stdtrit(degrees, 0.5 + confidence / 2))
+
+
+def wilson(mean: float, n: float, confidence: float = 0.95, quantile: float | None = None) -> tuple[float, float]:
+    """Wilson's score interval of a share ``mean`` seen in ``n`` (effective) observations.
+
+    ``quantile`` stands for the normal one.
+    """
+    z = NormalDist().inv_cdf(0.5 + confidence / 2) if quantile is None else quantile
     centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -124,19 +156,22 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mean:
-    """A mean of per-problem values with its standard error and 95 % interval (Student's t, clustered by problem)."""
+    """A mean of per-problem values with its standard error and 95 % interval (Student's t, clustered)."""
 
     mean: float
     low: float
     high: float
     standard_error: float
     problems: int
+    clusters: int
 
     def as_dict(self) -> dict[str, float | int]:
         return asdict(self)
 
 
-def mean_of(per_problem: Sequence[float] | NDArray[np.float64], confidence: float = 0.95) -> Mean:
+def mean_of(
+    per_problem: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, confidence: float = 0.95
+) -> Mean:
     """The mean of one value a problem, e.g. its mean response length.
 
     Raises:
@@ -147,9 +182,10 @@ def mean_of(per_problem: Sequence[float] | NDArray[np.float64], confidence: floa
     if n == 0:
         raise ValueError("no problems: there is nothing to average")
     mean = float(values.mean())
-    error = float(values.std(ddof=1) / math.sqrt(n)) if n > 1 else 0.0
-    half = float(stdtrit(n - 1, 0.5 + confidence / 2)) * error if n > 1 else 0.0
-    return Mean(mean=mean, low=mean - half, high=mean + half, standard_error=error, problems=n)
+    sums = _sums(values - mean, clusters)
+    groups, error = len(sums), _error(sums, n)
+    half = student(groups - 1, confidence) * error if groups > 1 else 0.0
+    return Mean(mean=mean, low=mean - half, high=mean + half, standard_error=error, problems=n, clusters=groups)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -160,39 +196,52 @@ class Difference:
     low: float
     high: float
     problems: int
+    clusters: int
 
 
 def paired_difference(
     after: Sequence[float] | NDArray[np.float64],
     before: Sequence[float] | NDArray[np.float64],
+    clusters: Clusters = None,
     *,
     confidence: float = 0.95,
     resamples: int = 4000,
 ) -> Difference:
     """Mean of ``after - before`` over the same problems; interval by a bootstrap over problems (fixed seed).
 
-    Where every problem differs by the same amount (mostly by nothing) the bootstrap is a point, which would claim
-    certainty. Then the interval is Bonett and Price's adjusted one for paired shares: a problem more that is won and
-    one more that is lost.
+    Where clusters are fewer than problems it is Student's on the cluster-robust standard error: a bootstrap over few
+    clusters comes out too narrow. Where every problem differs by the same amount (mostly by nothing) both are a point,
+    which would claim certainty. Then the interval is Bonett and Price's adjusted one for paired shares: a cluster more
+    that is won and one more that is lost.
     """
     delta = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
-    if len(delta) == 0:
+    n = len(delta)
+    if n == 0:
         raise ValueError("no problems to compare")
-    if np.ptp(delta) == 0:
-        low, high = _adjusted(delta, confidence)
+    mean = float(delta.mean())
+    sums = _sums(delta - mean, clusters)
+    groups = len(sums)
+    if groups == 1 or np.ptp(delta) == 0:
+        low, high = _adjusted(np.full(groups, mean), confidence)
+    elif groups < n:
+        half = student(groups - 1, confidence) * _error(sums, n)
+        low, high = max(-1.0, mean - half), min(1.0, mean + half)
     else:
         rng = np.random.Generator(np.random.PCG64(0))
-        means = delta[rng.integers(0, len(delta), size=(resamples, len(delta)))].mean(axis=1)
+        means = delta[rng.integers(0, n, size=(resamples, n))].mean(axis=1)
         low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return Difference(mean=float(delta.mean()), low=float(low), high=float(high), problems=len(delta))
+    return Difference(mean=mean, low=float(low), high=float(high), problems=n, clusters=groups)
 
 
-def paired_scores(after: Sequence[float | None], before: Sequence[float | None]) -> Difference | None:
+def paired_scores(
+    after: Sequence[float | None], before: Sequence[float | None], clusters: Clusters = None
+) -> Difference | None:
     """The paired difference over the problems that both tests judged, in the same order; None for fewer than two."""
     if len(after) != len(before):
         return None
-    pairs = [(a, b) for a, b in zip(after, before, strict=True) if a is not None and b is not None]
-    return paired_difference([a for a, _ in pairs], [b for _, b in pairs]) if len(pairs) > 1 else None
+    named = range(len(after)) if clusters is None else clusters
+    told = [(a, b, c) for a, b, c in zip(after, before, named, strict=True) if a is not None and b is not None]
+    return paired_difference(*zip(*told, strict=True)) if len(told) > 1 else None
 
 
 def _adjusted(delta: NDArray[np.float64], confidence: float) -> tuple[float, float]:
@@ -203,11 +252,13 @@ def _adjusted(delta: NDArray[np.float64], confidence: float) -> tuple[float, flo
     return max(-1.0, min(mean - half, observed)), min(1.0, max(mean + half, observed))
 
 
-def permutation_test(delta: Sequence[float] | NDArray[np.float64], *, draws: int = 100_000) -> float:
-    """Two-sided p-value of a paired permutation test over problems: which of the two models is which is exchanged.
+def permutation_test(
+    delta: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, draws: int = 100_000
+) -> float:
+    """Two-sided p-value of a paired permutation test over clusters: which of the two models is which is exchanged.
 
-    Under the null hypothesis the sign of each problem's difference is a coin. All sign patterns are enumerated while
-    there are at most 2^16 of them (problems without a difference change nothing and are left out); otherwise
+    Under the null hypothesis the sign of each cluster's summed difference is a coin. All sign patterns are enumerated
+    while there are at most 2^16 of them (clusters without a difference change nothing and are left out); otherwise
     ``draws`` are drawn with a fixed seed and the observed one is counted among them, so that p is never 0.
 
     Args:
@@ -220,6 +271,7 @@ def permutation_test(delta: Sequence[float] | NDArray[np.float64], *, draws: int
     values = np.asarray(delta, dtype=np.float64)
     if len(values) == 0:
         raise ValueError("no problems to compare")
+    values = _sums(values, clusters)
     moved = np.abs(values[values != 0])
     if len(moved) == 0:
         return 1.0

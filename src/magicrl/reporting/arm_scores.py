@@ -1,7 +1,7 @@
 """Test scores of arms, and how each differs from the first one: intervals over problems, spread over runs apart.
 
 Two kinds of chance are in a difference of arms: which problems were asked, and how training went. The intervals are
-over problems (the unit of ``evaluation.statistics``), given the trained models; what the seed does is told by the
+over problems (clustered as in ``evaluation.statistics``), given the trained models; what the seed does is told by the
 smallest and the largest difference of the arm's single runs.
 """
 
@@ -103,9 +103,11 @@ def _score(arms: Sequence[Arm], index: int, set_name: str, before: _Tested, afte
         why = not_paired([*first, *after], set_name)
         if not why:
             base = mean_per_problem([score for _, score in first])
-            against = paired(mean_per_problem([score for _, score in after]), base)
+            clusters = _clusters([score for _, score in (*first, *after)])
+            against = paired(mean_per_problem([score for _, score in after]), base, clusters)
             why = "" if against is not None else "no problem was judged in both"
-            singles = [change.mean for _, score in after if (change := paired(_per_problem(score), base)) is not None]
+            changes = (paired(_per_problem(score), base, clusters) for _, score in after)
+            singles = [change.mean for change in changes if change is not None]
             spread = Spread(low=min(singles), high=max(singles)) if len(singles) > 1 else None
     elif index:
         why = "not tested after training" if not after else "the first arm was not tested after training"
@@ -118,7 +120,7 @@ def _score(arms: Sequence[Arm], index: int, set_name: str, before: _Tested, afte
         before=mean_score(old),
         after=mean_score(new),
         spread=Spread(low=min(means), high=max(means)) if len(means) > 1 else None,
-        rise=paired(mean_per_problem(new), mean_per_problem(old)) if both else None,
+        rise=paired(mean_per_problem(new), mean_per_problem(old), _clusters([*old, *new])) if both else None,
         against=against,
         against_spread=spread,
         unpaired=why,
@@ -149,6 +151,12 @@ def _per_problem(score: TemperatureScore) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in score.per_problem], dtype=np.float64)
 
 
+def _clusters(scores: Sequence[TemperatureScore]) -> np.ndarray:
+    """Each problem's cluster, as the first score that tells it has it; problems by themselves where none does."""
+    told = next((score.clusters for score in scores if score.clusters), None)
+    return np.arange(len(scores[0].per_problem)) if told is None else np.asarray(told)
+
+
 def mean_per_problem(scores: Sequence[TemperatureScore]) -> np.ndarray:
     """Each problem's mean share over several runs; NaN where no run judged it."""
     table = np.stack([_per_problem(score) for score in scores])
@@ -170,17 +178,17 @@ def mean_score(scores: Sequence[TemperatureScore]) -> Interval | None:
         mean = sum(a.mean for a in accuracies) / len(accuracies)
         return Interval(mean=mean, low=min(a.low for a in accuracies), high=max(a.high for a in accuracies))
     values = mean_per_problem(scores)
-    values = values[~np.isnan(values)]
-    if not len(values):
+    judged = ~np.isnan(values)
+    if not judged.any():
         return None
-    estimate = share(values)
+    estimate = share(values[judged], _clusters(scores)[judged].tolist())
     return Interval(mean=estimate.mean, low=estimate.low, high=estimate.high)
 
 
-def paired(after: np.ndarray, before: np.ndarray) -> Interval | None:
-    """``after - before`` over the problems that both have judged, by a bootstrap over problems; None without any."""
+def paired(after: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> Interval | None:
+    """``after - before`` over the problems that both have judged, with a clustered interval; None without any."""
     both = ~(np.isnan(after) | np.isnan(before))
     if not both.any():
         return None
-    change = paired_difference(after[both], before[both])
+    change = paired_difference(after[both], before[both], clusters[both].tolist())
     return Interval(mean=change.mean, low=change.low, high=change.high)

@@ -96,7 +96,7 @@ class Comparison:
 
 def rise(before: TemperatureScore, after: TemperatureScore) -> Interval:
     """``after - before`` with a 95 % interval: paired by problem where both files tell each problem's share."""
-    paired = paired_scores(after.per_problem, before.per_problem)
+    paired = paired_scores(after.per_problem, before.per_problem, after.clusters or before.clusters or None)
     if paired is None:
         return difference(before.accuracy, after.accuracy)
     return Interval(mean=paired.mean, low=paired.low, high=paired.high)

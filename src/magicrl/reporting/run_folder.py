@@ -39,7 +39,8 @@ class TemperatureScore(_Document):
     """The test at one temperature.
 
     ``entropy`` in nats per token, ``length_mean`` in tokens; ``boxed``: the share that ended by itself and holds
-    a box; ``per_problem``: each problem's share of right responses, None where none was judged.
+    a box; ``per_problem``: each problem's share of right responses, None where none was judged; ``clusters``: equal
+    numbers for problems of one prompt or template (runs of earlier versions do not tell them).
     """
 
     accuracy: Interval
@@ -50,6 +51,7 @@ class TemperatureScore(_Document):
     entropy: float | None = None
     boxed: float | None = Field(default=None, validation_alias=AliasChoices("boxed", "boxed_and_stopped"))
     per_problem: tuple[float | None, ...] = ()
+    clusters: tuple[int, ...] = ()
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
 
 

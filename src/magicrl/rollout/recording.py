@@ -73,7 +73,7 @@ def write_rollouts(path: Path, step: int, scored_groups: Sequence[ScoredGroup]) 
 def read_rollouts(folder: Path) -> list[RolloutGroup]:
     """The groups recorded in ``folder/*.parquet``, in draw order; verdicts are left aside.
 
-    Of a problem only its id, source and level are recorded; prompt text and golds are empty.
+    Of a problem only its id, source and level are recorded; prompt text and golds are empty, its key is the id.
 
     Raises:
         ValueError: no such folder or no file in it, a file that is no recording, a draw that stands twice.
@@ -160,7 +160,13 @@ def _group(columns: Mapping[str, Sequence[Any]], rows: range) -> RolloutGroup:
     request = RolloutRequest(
         draw=first["draw"],
         problem=Problem(
-            id=first["problem_id"], prompt="", golds=(), verifier="", source=first["source"], level=first["level"]
+            id=first["problem_id"],
+            key=first["problem_id"],
+            prompt="",
+            golds=(),
+            verifier="",
+            source=first["source"],
+            level=first["level"],
         ),
         prompt_tokens=frozen_tokens(first["prompt_tokens"]),
         group_size=len(rows),

@@ -69,9 +69,13 @@ class Built:
             "start_model": without_secrets(self.start.folder),
             "prompt_format": "chat template" if self.start.tokenizer.chat_template else "plain text",
             "start_model_licence": self.start.licence,
-            "data": {name: {"problems": len(p), "sha256": fingerprint(p)} for name, p in sets.items()},
+            "data": {
+                name: {"problems": len(p), "prompts": len({one.key for one in p}), "sha256": fingerprint(p)}
+                for name, p in sets.items()
+            },
             "dropped_overlong": self.data.dropped_overlong,
             "dropped_in_test": self.data.dropped_in_test,
+            "dropped_conflicting": self.data.dropped_conflicting,
             "devices": self.devices,
         }
 

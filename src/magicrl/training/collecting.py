@@ -159,7 +159,7 @@ class Collector:
         rollout = self._config.rollout
         if rollout.start_order == "issued" or sum(r.group_size for r in requests) <= rollout.max_rows:
             return requests
-        return [requests[place] for place in self._lengths.longest_first([r.problem.id for r in requests])]
+        return [requests[place] for place in self._lengths.longest_first([r.problem.key for r in requests])]
 
     def _request(self, draw: int, problem: Problem, group_size: int, sampling: SamplingParams) -> RolloutRequest:
         return RolloutRequest(
@@ -202,7 +202,7 @@ class Collector:
         judged = [(item.group, self._judge.result(item.ticket)) for item in wanted]
         groups = [(group, verdicts) for group, verdicts in judged if group is not None]
         for group, _ in groups:  # in issue order, so that what is expected never depends on who finished first
-            self._lengths.saw(group.request.problem.id, group.num_tokens / len(group.completions))
+            self._lengths.saw(group.request.problem.key, group.num_tokens / len(group.completions))
         return [score_group(group, verdicts) for group, verdicts in groups]
 
     def state(self) -> dict[str, Any]:

@@ -175,7 +175,7 @@ def _rise(before: Mapping[str, Any], after: Mapping[str, Any], temperature: floa
     if not both:
         return None
     at = temperature if temperature in both else max(both)
-    change = paired_scores(new[at]["per_problem"], old[at]["per_problem"])
+    change = paired_scores(new[at]["per_problem"], old[at]["per_problem"], new[at].get("clusters"))
     if change is None:
         return None
     means = [float(score["accuracy"]["mean"]) for score in (old[at], new[at])]

@@ -1,4 +1,4 @@
-"""The offline difficulty filter: sample every training problem N times, drop those that are 0/N or N/N."""
+"""The offline difficulty filter: sample every training prompt N times, drop those that are 0/N or N/N."""
 
 from __future__ import annotations
 
@@ -45,11 +45,15 @@ class DifficultyFilter:
         encode: Encode,
         progress: Callable[[int, int], None],
     ) -> tuple[FilterResult, Diagnosis]:
-        """What stays, and what the answers say. Raises ``ValueError`` if nothing stays or the table is damaged."""
+        """What stays, by key (problems of one prompt are sampled once), and what the answers say.
+
+        Raises:
+            ValueError: nothing stays, or the table is damaged.
+        """
         if not self.path.exists():
             document = self._measure(problems, engine, judge, encode, progress)
             write_atomically(self.path, json.dumps(document, indent=1))
-        counts, answers = self._read()
+        counts, answers = self._read(problems)
         found = diagnose(answers)
         try:
             return offline_filter(counts), found
@@ -58,13 +62,14 @@ class DifficultyFilter:
                 f"data.difficulty_filter: {error} (the counts are in {self.path}): {found.message}. {found.remedy}"
             ) from None
 
-    def _read(self) -> tuple[dict[str, PassCount], SampledAnswers]:
+    def _read(self, problems: Sequence[Problem]) -> tuple[dict[str, PassCount], SampledAnswers]:
         try:
             document = json.loads(self.path.read_text())
-            counts = {key: PassCount(correct=c, counted=n) for key, (c, n) in document["counts"].items()}
-            return counts, SampledAnswers(**document["answers"], judging=self.judging)
+            counts = {name: PassCount(correct=c, counted=n) for name, (c, n) in document["counts"].items()}
+            answers = SampledAnswers(**document["answers"], judging=self.judging)
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{self.path} is damaged ({error}); delete it to measure the difficulty anew") from None
+        return {p.key: counts[p.id] for p in problems if p.id in counts}, answers
 
     def _measure(
         self,
@@ -78,7 +83,7 @@ class DifficultyFilter:
         groups = sample_problems(
             engine,
             judge,
-            problems,
+            list({p.key: p for p in reversed(problems)}.values())[::-1],
             encode,
             samples=self.config.samples,
             temperature=self.config.temperature,
@@ -87,7 +92,7 @@ class DifficultyFilter:
             progress=progress,
         )
         counts = {
-            g.group.request.problem.id: PassCount(
+            g.group.request.problem.key: PassCount(
                 correct=int((g.correct & g.counted).sum()), counted=int(g.counted.sum())
             )
             for g in groups
@@ -98,7 +103,7 @@ class DifficultyFilter:
             "temperature": self.config.temperature,
             "table": filter_table(problems, counts),
             "answers": {key: value for key, value in answers.items() if key != "judging"},
-            "counts": {key: [c.correct, c.counted] for key, c in counts.items()},
+            "counts": {p.id: [counts[p.key].correct, counts[p.key].counted] for p in problems},
         }
 
 
@@ -107,7 +112,7 @@ def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -
     levels = sorted({p.level for p in problems}, key=lambda level: math.inf if level is None else level)
     rows: list[dict[str, Any]] = []
     for level in levels:
-        found = [counts[p.id] for p in problems if p.level == level and p.id in counts]
+        found = [counts[p.key] for p in problems if p.level == level and p.key in counts]
         rows.append(
             {
                 "level": level,

@@ -115,6 +115,7 @@ def score_document(result: Score) -> dict[str, Any]:
         "truncation": result.truncation.mean,
         "entropy": result.entropy,
         "boxed_and_stopped": result.boxed_and_stopped,
+        "clusters": list(result.clusters),
         "per_problem": [None if math.isnan(s) else round(s, 6) for s in result.per_problem],
     }
 

@@ -12,7 +12,7 @@ from typing import Any
 
 
 class PastLengths:
-    """Mean response length of every problem's last draw in this run, by the problem's id."""
+    """Mean response length of every problem's last draw in this run, by ``Problem.key``."""
 
     def __init__(self) -> None:
         self._means: dict[str, float] = {}

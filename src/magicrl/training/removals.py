@@ -12,7 +12,7 @@ Removals: TypeAlias = dict[str, dict[str, tuple[int, int]]]
 
 
 def removals(problems: Sequence[Problem], removed: Collection[str]) -> Removals:
-    """How many of ``problems`` are among ``removed``, by source and by difficulty.
+    """How many of ``problems`` have a key among ``removed``, by source and by difficulty.
 
     The difficulty is a generated problem's level, else the released schema's ``model_difficulty``: the number of failed
     samples of each model, so that such a problem counts once for every model. Problems without either are ``unknown``.
@@ -20,7 +20,7 @@ def removals(problems: Sequence[Problem], removed: Collection[str]) -> Removals:
     Example:
         >>> easy = Problem(id="a", prompt="1+1?", golds=("2",), verifier="exact", source="sums", level=1)
         >>> hard = Problem(id="b", prompt="9+9?", golds=("18",), verifier="exact", source="sums", level=2)
-        >>> removals([easy, hard], {"a"})
+        >>> removals([easy, hard], {easy.key})
         {'source': {'sums': (1, 2)}, 'difficulty': {'level 1': (1, 1), 'level 2': (0, 1)}}
     """
     gone = set(removed)
@@ -29,7 +29,7 @@ def removals(problems: Sequence[Problem], removed: Collection[str]) -> Removals:
         names = [("source", problem.source), *(("difficulty", name) for name in difficulties_of(problem))]
         for kind, name in names:
             dropped, total = found[kind].get(name, (0, 0))
-            found[kind][name] = (dropped + (problem.id in gone), total + 1)
+            found[kind][name] = (dropped + (problem.key in gone), total + 1)
     return {kind: dict(sorted(counts.items())) for kind, counts in found.items()}
 
 

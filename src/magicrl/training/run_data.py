@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import SourceConfig, TrainConfig
-from magicrl.data.sources import bare_prompt, load_parts, load_problems, place_of
+from magicrl.data.sources import load_parts, load_problems, place_of
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
 
@@ -26,7 +25,9 @@ class RunData:
         validation: drives stages; may be empty.
         test: test sets by name; drive claims.
         dropped_overlong: training problems left out because their prompt is too long.
-        dropped_in_test: training problems left out because a validation or test set holds the same prompt.
+        dropped_in_test: training problems left out because a validation or test set holds the same prompt, the
+            held-out ones' further copies among them.
+        dropped_conflicting: training problems left out because an earlier one of the same prompt has other golds.
     """
 
     train: tuple[Problem, ...]
@@ -34,6 +35,7 @@ class RunData:
     test: dict[str, tuple[Problem, ...]]
     dropped_overlong: int
     dropped_in_test: int = 0
+    dropped_conflicting: int = 0
 
     def verifiers(self) -> set[str]:
         """Names of the verifiers that the problems call for."""
@@ -53,10 +55,12 @@ def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) 
     with under("data.validation"):
         validation = load_parts(data.validation, base_folder=recipe_folder, key="data.validation")
     test = {name: _load_test(name, source, recipe_folder) for name, source in data.test.items()}
-    examined = [*zip(data.validation, validation, strict=True), *((data.test[name], test[name]) for name in test)]
-    train, in_test = _without_test_problems(list(zip(data.train, parts, strict=True)), examined)
+    examined = {p.key for problems in (*validation, *test.values()) for p in problems}
+    train, in_test = _without_test_problems([p for part in parts for p in part], examined)
+    train, conflicting = _without_conflicts(train)
     if data.holdout:
-        train, test["holdout"] = _hold_out(train, data.holdout)
+        train, test["holdout"], copies = _hold_out(train, data.holdout)
+        in_test += copies
     checker = _PromptChecker(encoder, data.max_prompt_tokens, recipe_folder)
     for key, problems, sources in (
         ("data.validation", [p for part in validation for p in part], data.validation),
@@ -80,6 +84,7 @@ def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) 
         test={name: tuple(problems) for name, problems in test.items()},
         dropped_overlong=len(train) - len(fitting),
         dropped_in_test=in_test,
+        dropped_conflicting=conflicting,
     )
 
 
@@ -88,41 +93,64 @@ def _load_test(name: str, source: SourceConfig, recipe_folder: Path) -> list[Pro
         return load_problems(source, base_folder=recipe_folder, key=f"data.test.{name}")
 
 
-def _text(problem: Problem, source: SourceConfig) -> str:
-    """The prompt as the source has it: a template, case and spacing make no other problem of one."""
-    return " ".join(bare_prompt(problem, source).casefold().split())
-
-
-def _without_test_problems(
-    train: Sequence[tuple[SourceConfig, Sequence[Problem]]], examined: Sequence[tuple[SourceConfig, Sequence[Problem]]]
-) -> tuple[list[Problem], int]:
-    """The training problems that no validation or test set holds, and how many others there were."""
-    held = {_text(p, source) for source, problems in examined for p in problems}
-    kept = [p for source, problems in train for p in problems if _text(p, source) not in held]
-    total = sum(len(problems) for _, problems in train)
-    dropped = total - len(kept)
+def _without_test_problems(train: Sequence[Problem], held: Collection[str]) -> tuple[list[Problem], int]:
+    """The training problems whose key is not among ``held``, and how many others there were."""
+    kept = [p for p in train if p.key not in held]
+    dropped = len(train) - len(kept)
     if not kept:
         raise RecipeError(
-            f"every one of its {total} problems stands in a validation or test set, so nothing is left to train on; "
-            "give other problems, or let data.holdout set some aside",
+            f"every one of its {len(train)} problems stands in a validation or test set, so nothing is left to train "
+            "on; give other problems, or let data.holdout set some aside",
             key="data.train",
         )
     if dropped:
         _log.warning(
             "data.train: %d of %d problems stand in a validation or test set too; they are left out of training",
             dropped,
-            total,
+            len(train),
         )
     return kept, dropped
 
 
-def _hold_out(train: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem]]:
-    """The training problems without ``count`` of them (chosen by a hash of the id), and those."""
-    if count >= len(train):
-        raise RecipeError(f"{count} would leave no training problems of {len(train)}; lower it", key="data.holdout")
-    ordered = sorted(train, key=lambda p: hashlib.sha256(p.id.encode()).digest())
-    held = {p.id for p in ordered[:count]}
-    return [p for p in train if p.id not in held], [p for p in train if p.id in held]
+def _without_conflicts(train: Sequence[Problem]) -> tuple[list[Problem], int]:
+    """The training problems without those that ask what an earlier one asks and want another answer, and how many.
+
+    Rewarding both answers to one prompt would teach neither. Copies with the same golds stay: they weigh.
+    """
+    first: dict[str, Problem] = {}
+    kept = [p for p in train if _same_golds(first.setdefault(p.key, p), p)]
+    if len(kept) < len(train):
+        other = next(p for p in train if not _same_golds(first[p.key], p))
+        _log.warning(
+            "data.train: %d of %d problems have the prompt of an earlier one and other golds (%r and %r, for one); "
+            "the first one's golds count, the others are left out of training",
+            len(train) - len(kept),
+            len(train),
+            first[other.key].id,
+            other.id,
+        )
+    return kept, len(train) - len(kept)
+
+
+def _same_golds(one: Problem, other: Problem) -> bool:
+    return one is other or {" ".join(g.split()) for g in one.golds} == {" ".join(g.split()) for g in other.golds}
+
+
+def _hold_out(train: Sequence[Problem], count: int) -> tuple[list[Problem], list[Problem], int]:
+    """Training problems without ``count`` of their prompts, one problem of each of those, and how many copies went.
+
+    A prompt's key decides, so that the choice depends on neither the order of a file nor its ids.
+    """
+    first: dict[str, Problem] = {}
+    for problem in train:
+        first.setdefault(problem.key, problem)
+    if count >= len(first):
+        raise RecipeError(
+            f"{count} would leave no training problems of {len(first)} distinct prompts; lower it", key="data.holdout"
+        )
+    held = set(sorted(first)[:count])
+    kept = [p for p in train if p.key not in held]
+    return kept, [p for key, p in first.items() if key in held], len(train) - len(kept) - count
 
 
 @dataclass(frozen=True, slots=True)

@@ -301,16 +301,18 @@ class Session:
             self._visits.clear()
             return
         remaining = self._sampler.remaining
-        result = online_filter(self._visits.last_visits(), [p.id for p in remaining])
+        result = online_filter(self._visits.last_visits(), [p.key for p in remaining])
         by = removals(remaining, result.removed)
-        self._sampler.remove(result.removed)
-        self._solved += len(result.removed)
+        removed = self._sampler.remove(result.removed)
+        self._solved += removed
         self._visits.clear()
         self._event(
             "filter",
-            f"online filter removed {len(result.removed)} solved prompts of {len(remaining)}: {in_words(by['source'])}",
-            removed=len(result.removed),
-            kept=len(result.kept),
+            f"online filter removed {removed} of {len(remaining)} problems, all that ask one of the "
+            f"{len(result.removed)} solved prompts: {in_words(by['source'])}",
+            removed=removed,
+            removed_prompts=len(result.removed),
+            kept=len(remaining) - removed,
             by_source=by["source"],
             by_difficulty=by["difficulty"],
         )
@@ -337,8 +339,9 @@ class Session:
         )
         self._event_once(
             "filter",
-            f"difficulty filter (N = {settings.samples}) kept {len(result.kept)} of {len(self._data.train)} "
-            f"problems: {result.all_wrong} never solved, {result.all_correct} always, {result.not_judged} not judged",
+            f"difficulty filter (N = {settings.samples}) kept {len(result.kept)} of "
+            f"{len(result.kept) + len(result.removed)} prompts: {result.all_wrong} never solved, "
+            f"{result.all_correct} always, {result.not_judged} not judged",
             kept=len(result.kept),
             all_wrong=result.all_wrong,
             all_correct=result.all_correct,
@@ -348,7 +351,7 @@ class Session:
             details = {"rule": "filter_keeps_little", "severity": "critical", "remedy": found.remedy}
             self._event_once("health", f"{few}: {found.message}", **details)
         kept = set(result.kept)
-        return tuple(p for p in self._data.train if p.id in kept)
+        return tuple(p for p in self._data.train if p.key in kept)
 
     def _examine(self, name: str, *, start: bool) -> None:
         """The test with the learner's present weights; skipped where its result is already there."""

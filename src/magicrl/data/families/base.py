@@ -104,7 +104,10 @@ def make_family(name: str, options: Mapping[str, OptionValue] | None = None) -> 
 def unique_problems(
     family: TaskFamily, *, seed: int, split: str, count: int, levels: Sequence[int] | None = None
 ) -> list[Problem]:
-    """The first ``count`` problems of a stream with distinct ids.
+    """The first ``count`` problems of a stream with distinct ids, and of validation and test with distinct prompts.
+
+    In training a repeated prompt is a weight, which keeps the shares of the levels; where scores are made of problems
+    every prompt counts once.
 
     Raises:
         ValueError: the family has too few distinct instances at these levels, or the split is unknown.
@@ -114,7 +117,7 @@ def unique_problems(
     found: dict[str, Problem] = {}
     stream = family.stream(seed=seed, split=split, levels=levels)
     for problem in islice(stream, 50 * count + 1000):
-        found.setdefault(problem.id, problem)
+        found.setdefault(problem.id if split == "train" else problem.key, problem)
         if len(found) == count:
             return list(found.values())
     raise ValueError(
