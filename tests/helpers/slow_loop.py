@@ -191,7 +191,7 @@ class SlowLoop:
         self.draws = 0
         self.epoch, self.place = 0, 0
         self.removed: list[str] = []
-        self.visits: dict[str, tuple[int, int]] = {}  # right and judged, of the last visit
+        self.visits: dict[str, tuple[int, int]] = {}  # right and judged, of a prompt's last visit
         self.stage = Stage()
         self.best: tuple[int, float] | None = None
         self.events: list[dict[str, Any]] = []
@@ -308,7 +308,7 @@ class SlowLoop:
         assert len(recorded) == len(groups) * stage["group_size"], "the run sampled another number of groups"
         for group in groups:
             right = [r.reward for r in group.responses]
-            self.visits[group.problem] = (int(sum(right)), len(right))
+            self.visits[self._prompt(group.problem)] = (int(sum(right)), len(right))
 
         values = self._rollout_values(groups)
         estimates = self._entropy_values(groups)
@@ -655,10 +655,13 @@ class SlowLoop:
         self.again += [name for _, name in self.pending if name not in self.removed]
         self.drained, self.pending = len(self.pending), []
 
+    def _prompt(self, name: str) -> str:
+        return " ".join(self.train[name][0].split())
+
     def _remove_solved(self) -> None:
         if self.recipe["data"]["online_filter"]:
-            solved = [name for name, (right, judged) in self.visits.items() if right == judged]
-            gone = [name for name in self.train if name in solved and name not in self.removed]
+            solved = [prompt for prompt, (right, judged) in self.visits.items() if right == judged]
+            gone = [name for name in self.train if self._prompt(name) in solved and name not in self.removed]
             left = len(self.train) - len(self.removed) - len(gone)
             self.removed += gone
             self.events.append({"kind": "filter", "removed": len(gone), "kept": left})
