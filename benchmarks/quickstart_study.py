@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.loader import config_hash, load_sft_recipe, load_train_recipe
-from magicrl.config.schema import RunConfig, TrainConfig
+from magicrl.config.schema import RunConfig, StartConfig, TrainConfig
 from magicrl.evaluation.sampling import evaluation_seed, sample_problems
 from magicrl.evaluation.statistics import paired_difference
 from magicrl.records import TrainSample
@@ -31,6 +31,7 @@ from magicrl.training.assemble import build, set_threads
 from magicrl.training.exam import Exam
 from magicrl.training.learner import LocalLearner
 from magicrl.training.observer import NullObserver
+from magicrl.training.preflight import check_run
 from magicrl.training.recorder import environment_facts, write_atomically
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
@@ -105,8 +106,10 @@ def study_key(seed: int) -> str:
 def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]:
     """Supervised steps on the start's own correct samples, as many response tokens as ``tokens``; then the test."""
     set_threads(config)
+    config = config.model_copy(update={"start": StartConfig(model=str(start))})
+    ready = check_run(config, RECIPE.parent, start.parent / "not-written", resume=False)
     with VerifierPool.from_config(config.verifier) as judge:
-        built = build(config, RECIPE.parent, start)
+        built = build(config, ready, start)
         built.engine.load_weights(built.learner.weights(), 0)
         samples: list[TrainSample] = []
         learned, turn = 0, 0

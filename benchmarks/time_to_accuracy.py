@@ -27,11 +27,12 @@ from measure import FIGURES, ROOT, Clock, Times, document, rounded
 from trl_whole import WholeSettings, train
 
 from magicrl.config.loader import config_hash, load_train_recipe
-from magicrl.config.schema import TrainConfig
+from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.sampling import evaluation_seed, sample_problems, score
 from magicrl.training.assemble import Built, build, entropy_controller, start_model_folder
 from magicrl.training.loop import Parts, Trainer
+from magicrl.training.preflight import check_run
 from magicrl.training.recorder import write_atomically
 from magicrl.verifiers.pool import VerifierPool
 
@@ -125,8 +126,10 @@ def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: P
         return
     head = document(asdict(case), ["trl", "transformers"])
     start = start_model_folder(config.start, recipe.parent, models, lambda *_: None)
+    config = config.model_copy(update={"start": StartConfig(model=str(start))})
+    ready = check_run(config, recipe.parent, models / "not-written", resume=False)
     with VerifierPool.from_config(config.verifier) as judge:
-        built = build(config, recipe.parent, start)
+        built = build(config, ready, start)
         judge.warm_up(built.data.verifiers())
         curve = Curve(case, built, judge, seed, config.stages[-1].max_tokens)
         (theirs if side == "trl" else ours)(config, built, judge, seed, curve, case)

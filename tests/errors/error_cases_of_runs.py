@@ -33,6 +33,12 @@ def nothing() -> None:
     """The plain recipe, and another command line."""
 
 
+def beside_others() -> list[str]:
+    Path("taken").mkdir()
+    Path("taken/thesis.tex").write_text("a thesis")
+    return ["--output", "taken"]
+
+
 def in_place_of_a_file(name: str) -> list[str]:
     Path("taken").write_text("a thesis")
     return ["--output", name]
@@ -215,6 +221,15 @@ TRAINING = (
         lambda: in_place_of_a_file("taken"),
         1,
         "taken",
+        "choose another --output",
+        arguments=("train", "recipe.toml"),
+    ),
+    case(
+        "output-is-foreign",
+        "An output that holds other files",
+        beside_others,
+        1,
+        "taken holds other files (thesis.tex)",
         "choose another --output",
         arguments=("train", "recipe.toml"),
     ),

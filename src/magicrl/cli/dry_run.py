@@ -37,12 +37,14 @@ def dry_run(recipe: Path, overrides: Sequence[str]) -> int:
     """
     from magicrl.cli.train import parts_of
     from magicrl.reporting.report import write_report
+    from magicrl.reporting.trackers.mirror import make_trackers
     from magicrl.training.observer import NullObserver
     from magicrl.training.session import train
 
     console = Console(highlight=False)
     recipe = find_recipe(recipe)
     config = load_train_recipe(recipe, overrides)
+    make_trackers(config.logging.trackers)  # the run itself would end here without them
     with tempfile.TemporaryDirectory(prefix="magicrl-dry-") as name:
         folder = Path(name)
         shrunk, told = shrink(config, recipe.parent, folder)

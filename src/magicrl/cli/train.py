@@ -23,44 +23,65 @@ from magicrl.training.conclusion import NOTHING_LEARNED
 from magicrl.training.observer import Observers
 
 if TYPE_CHECKING:
+    from magicrl.reporting.trackers.base import Tracker
     from magicrl.training.assemble import PartsMaker
+    from magicrl.training.preflight import Ready
 
 
 def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *, resume: bool) -> int:
-    """Load the recipe, say how long it takes, train, report. Returns the exit status."""
+    """Load the recipe, check everything, say how long it takes, train, report. Returns the exit status."""
     console = Console()
     recipe = find_recipe(recipe)
     config = load_train_recipe(recipe, overrides)
     folder = output or Path(config.run.output or f"runs/{config.run.name}")
-    if config.run.expected_minutes:
-        console.print(
-            f"{config.run.name}: about {config.run.expected_minutes:g} minutes on two CPU cores; "
-            f"everything is kept in {folder}"
-        )
     trackers = make_trackers(config.logging.trackers)
     # torch takes seconds to import: not before the recipe is known to be right
+    from magicrl.training.preflight import check_run
+
+    with placed_errors(recipe, overrides):
+        made_elsewhere = parts_of(config)
+        ready = check_run(config, recipe.parent, folder, resume=resume)
+        with made_elsewhere as parts:
+            if config.run.expected_minutes:
+                console.print(
+                    f"{config.run.name}: about {config.run.expected_minutes:g} minutes on two CPU cores; "
+                    f"everything is kept in {folder}"
+                )
+            _train(config, recipe.parent, folder, ready, parts, trackers, console, resume=resume)
+    page = write_report(folder)
+    run = read_run(folder)
+    console.print(summary(run))
+    console.print(f"report: {page}")
+    return NOTHING_LEARNED if run.learning is not None and run.learning.failed else 0
+
+
+def _train(
+    config: TrainConfig,
+    recipe_folder: Path,
+    folder: Path,
+    ready: Ready,
+    parts: PartsMaker | None,
+    trackers: Sequence[Tracker],
+    console: Console,
+    *,
+    resume: bool,
+) -> None:
+    """The run under its display, mirrored to its trackers; one that stops leaves its report."""
     from magicrl.training.loop import TrainingStopped
     from magicrl.training.session import train
 
     steps = [stage.max_steps for stage in config.stages]
     try:
         with (
-            placed_errors(recipe, overrides),
             LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
             TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
-            parts_of(config) as parts,
         ):
-            train(config, recipe.parent, folder, Observers(display, mirror), resume=resume, parts=parts)
+            train(config, recipe_folder, folder, Observers(display, mirror), resume=resume, parts=parts, ready=ready)
     except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
         if (folder / "metrics.jsonl").exists():
             with contextlib.suppress(ValueError):  # a full disk: why the run stopped is what matters
                 console.print(f"report so far: {write_report(folder)}")
         raise
-    page = write_report(folder)
-    run = read_run(folder)
-    console.print(summary(run))
-    console.print(f"report: {page}")
-    return NOTHING_LEARNED if run.learning is not None and run.learning.failed else 0
 
 
 def parts_of(config: TrainConfig) -> AbstractContextManager[PartsMaker | None]:
@@ -80,8 +101,11 @@ def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) 
     console = Console()
     config = load_sft_recipe(recipe, overrides)
     folder = output or Path(config.run.output or f"runs/models/{config.run.name}")
+    from magicrl.training.preflight import check_sft
     from magicrl.training.sft import SftProgress, run_sft
 
+    with placed_errors(recipe, overrides):
+        check_sft(config, folder)
     started = time.perf_counter()
     with placed_errors(recipe, overrides), LiveDisplay(console=console, title=config.run.name) as display:
 

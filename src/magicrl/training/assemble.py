@@ -12,7 +12,6 @@ import torch
 
 from magicrl.algorithms.entropy_control import EntropyController, make_controller
 from magicrl.config.errors import RecipeError, under, without_secrets
-from magicrl.config.loader import load_sft_recipe
 from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
 from magicrl.data.fingerprint import fingerprint
 from magicrl.evaluation.engines import in_process_engine
@@ -28,10 +27,11 @@ from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.rollout.weight_check import WeightCheck
 from magicrl.training.learner import LocalLearner
 from magicrl.training.parity import PROBES, ParityCheck
+from magicrl.training.preflight import Ready, named_model
 from magicrl.training.protocols import Learner
 from magicrl.training.reference import ReferenceModel
-from magicrl.training.run_data import RunData, load_data
-from magicrl.training.sft import recipe_hash, run_sft
+from magicrl.training.run_data import RunData
+from magicrl.training.sft import run_sft, supervised_start
 from magicrl.verifiers.base import VerifierService
 from magicrl.verifiers.pool import VerifierPool
 
@@ -152,19 +152,23 @@ class LocalParts:
         return make_engine(self._config, start, encoder, check=check)
 
 
-def build(config: TrainConfig, recipe_folder: Path, start: Path | str, parts: PartsMaker | None = None) -> Built:
-    """Load the model and the problems, check that they fit each other, and make the engines.
+def build(config: TrainConfig, ready: Ready, start: Path | str, parts: PartsMaker | None = None) -> Built:
+    """Load the model and make the engines.
+
+    Args:
+        config: the recipe.
+        ready: what ``check_run`` has read.
+        start: folder of the start model, or its hub name.
+        parts: makes the parts that may live elsewhere.
 
     Raises:
         RecipeError: a setting or a combination of them is unusable (with its key).
         ValueError: a file is; the text says what to do.
     """
     parts = parts or LocalParts(config)
-    policy = parts.policy(start)
+    policy = ready.policy or parts.policy(start)
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
-    data = load_data(config, recipe_folder, encoder)
-    tests = (p for problems in data.test.values() for p in problems)
-    check_context(config, policy, max(len(encoder.encode(p)) for p in (*data.train, *data.validation, *tests)))
+    data = ready.data
     learner = parts.learner(policy)
     check = ParityCheck(
         learner,
@@ -194,32 +198,10 @@ def set_threads(config: TrainConfig) -> int:
 def start_model_folder(start: StartConfig, recipe_folder: Path, models_root: Path, progress: Progress) -> Path | str:
     """The folder (or hub name) of the start model; an SFT recipe's model is made when it is absent."""
     if start.model is not None:
-        local = recipe_folder / start.model
-        return local if local.exists() and not Path(start.model).exists() else start.model
-    assert start.sft is not None, "the schema asks for exactly one"
-    try:
-        recipe = load_sft_recipe(recipe_folder / start.sft)
-    except RecipeError as error:
-        raise RecipeError(str(error), key="start.sft") from error
-    folder = models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
+        return named_model(start.model, recipe_folder)
+    recipe, folder = supervised_start(start, recipe_folder, models_root)
     result = run_sft(recipe, folder, on_step=lambda info: progress("supervised start", info.step, info.total))
     return result.folder
-
-
-def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int) -> None:
-    """Raise ``RecipeError`` if a stage's T and the longest prompt do not fit the model's context."""
-    limits = {f"stages.{i}.max_tokens": stage.max_tokens for i, stage in enumerate(config.stages)}
-    if config.evaluation.max_tokens:
-        limits["evaluation.max_tokens"] = config.evaluation.max_tokens
-    for key, max_tokens in limits.items():
-        if longest_prompt + max_tokens > policy.max_context:
-            room = policy.max_context - longest_prompt
-            remedy = f"lower it to at most {room}" if room > 0 else "use shorter prompts or another model"
-            raise RecipeError(
-                f"{max_tokens} and the longest prompt ({longest_prompt} tokens) exceed the context of "
-                f"{policy.folder} ({policy.max_context} tokens); {remedy}",
-                key=key,
-            )
 
 
 def make_engine(

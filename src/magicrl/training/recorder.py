@@ -16,6 +16,8 @@ from magicrl.evaluation.provenance import environment_facts, now, write_atomical
 from magicrl.records import StepMetrics
 
 SCHEMA_VERSION = 1
+_BEFORE_A_RUN = ("config.toml", "rollouts", "evaluations")
+"""What a process that was killed before ``run.json`` may leave."""
 
 
 class RunFolder:
@@ -26,7 +28,7 @@ class RunFolder:
         owner: what the run's checkpoints say they belong to: the hash of the configuration it was begun with.
 
     Raises:
-        ValueError: the folder cannot be written, or holds another run and ``resume`` was not asked for.
+        ValueError: as ``check_folder``.
     """
 
     def __init__(self, path: Path, config: TrainConfig, *, resume: bool) -> None:
@@ -40,39 +42,15 @@ class RunFolder:
         self._events = path / "events.jsonl"
         self._run = path / "run.json"
         self.resumed = self._run.exists()
-        if self.resumed and not resume:
-            raise ValueError(f"{path} already holds a run; add --resume to continue it, or choose another --output")
+        check_folder(path, config, resume=resume)
         try:
             for folder in (path, self.rollouts, self.evaluations):
                 folder.mkdir(parents=True, exist_ok=True)
-            if self.resumed:
-                self._check_same_recipe(config)
             write_atomically(path / "config.toml", to_toml(config))
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
 
         self.owner = str(self._facts()["config_hash"]) if self.resumed else config_hash(config)
-
-    def _check_same_recipe(self, config: TrainConfig) -> None:
-        """Settings that decide results must be as they were; a setting this version added has its default there."""
-        try:
-            written = TrainConfig.model_validate(tomllib.loads((self.path / "config.toml").read_text()))
-        except (ValueError, FileNotFoundError) as error:
-            raise ValueError(
-                f"{self.path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"
-                "resume the run with the version that began it, or choose another --output"
-            ) from None
-        old, new = _flat(_deciding(written)), _flat(_deciding(config))
-        changed = [
-            f"  {key}: was {old.get(key, 'not set')}, is now {new.get(key, 'not set')}"
-            for key in sorted({*old, *new})
-            if old.get(key) != new.get(key)
-        ]
-        if changed:
-            raise ValueError(
-                f"{self.path} was started with another configuration:\n" + "\n".join(changed) + "\n"
-                "resume it with the same recipe and --set, or choose another --output"
-            )
 
     def _facts(self) -> dict[str, Any]:
         try:
@@ -173,6 +151,54 @@ class RunFolder:
             return json.loads(path.read_text()) if path.exists() else None
         except ValueError as error:
             raise ValueError(f"{path} is damaged ({error}); delete it to run that test again") from None
+
+
+def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
+    """Refuse a run folder that this run cannot have; nothing is written.
+
+    Raises:
+        ValueError: it holds another run and ``resume`` was not asked for, or was begun with other settings; it holds
+            somebody else's files; it cannot be written; or another process is writing it.
+    """
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"{path} is a file, not a folder; choose another --output")
+    if (path / "run.json").exists():
+        if not resume:
+            raise ValueError(f"{path} already holds a run; add --resume to continue it, or choose another --output")
+        _check_same_recipe(path, config)
+    elif path.is_dir():
+        foreign = sorted(p.name for p in path.iterdir() if p.name not in _BEFORE_A_RUN and not p.name.startswith("."))
+        if foreign:
+            raise ValueError(
+                f"{path} holds other files ({', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''}), and a run "
+                "needs a folder of its own; choose another --output"
+            )
+    there = next(place for place in (path, *path.parents) if place.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        reason = "is not writable" if there.is_dir() else "is a file"
+        raise ValueError(f"{path} cannot be written: {there} {reason}; choose another --output")
+
+
+def _check_same_recipe(path: Path, config: TrainConfig) -> None:
+    """Settings that decide results must be as they were; a setting this version added has its default there."""
+    try:
+        written = TrainConfig.model_validate(tomllib.loads((path / "config.toml").read_text()))
+    except (ValueError, FileNotFoundError) as error:
+        raise ValueError(
+            f"{path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"
+            "resume the run with the version that began it, or choose another --output"
+        ) from None
+    old, new = _flat(_deciding(written)), _flat(_deciding(config))
+    changed = [
+        f"  {key}: was {old.get(key, 'not set')}, is now {new.get(key, 'not set')}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key)
+    ]
+    if changed:
+        raise ValueError(
+            f"{path} was started with another configuration:\n" + "\n".join(changed) + "\n"
+            "resume it with the same recipe and --set, or choose another --output"
+        )
 
 
 def _append(path: Path, row: Mapping[str, object]) -> None:

@@ -55,6 +55,7 @@ from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
 from magicrl.training.memory import release_free_memory
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling, run_facts
 from magicrl.training.observer import RunObserver
+from magicrl.training.preflight import Ready, check_run
 from magicrl.training.protocols import WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder
 from magicrl.training.removals import in_words, removals
@@ -74,6 +75,7 @@ def train(
     *,
     resume: bool,
     parts: PartsMaker | None = None,
+    ready: Ready | None = None,
 ) -> Path:
     """Run a recipe to its end and return the run folder.
 
@@ -84,6 +86,8 @@ def train(
         observer: told what happens.
         resume: continue the run in ``output`` from its last checkpoint, if there is one.
         parts: makes the parts that may live elsewhere; default: all in this process.
+        ready: what ``check_run`` gave for these very arguments, where it was asked before; its start model is the
+            run's from here on.
 
     Raises:
         ValueError: a setting, a file or the data is unusable.
@@ -91,25 +95,27 @@ def train(
         FloatingPointError: a loss or gradient was not finite.
         Interrupted: Ctrl-C or SIGTERM; a step in progress was finished and is in a checkpoint.
     """
+    ready = ready or check_run(config, recipe_folder, output, resume=resume)
     with StopRequest().watching() as stop, only_writer(output, wait=False):
         folder = RunFolder(output, config, resume=resume)
-        _train(config, recipe_folder, folder, observer, stop, parts or LocalParts(config))
+        _train(config, recipe_folder, ready, folder, observer, stop, parts or LocalParts(config))
     return output
 
 
 def _train(
     config: TrainConfig,
     recipe_folder: Path,
+    ready: Ready,
     folder: RunFolder,
     observer: RunObserver,
     stop: StopRequest,
     parts: PartsMaker,
 ) -> None:
     threads = set_threads(config)
-    start = start_model_folder(config.start, recipe_folder, folder.path.parent / "models", observer.progress)
     with contextlib.closing(parts.judge()) as judge:
-        built = build(config, recipe_folder, start, parts)
-        judge.warm_up(built.data.verifiers())  # a broken installation is found now, not after the first rollout
+        judge.warm_up(ready.data.verifiers())  # a broken installation is found now, not after a supervised start
+        start = start_model_folder(config.start, recipe_folder, folder.path.parent / "models", observer.progress)
+        built = build(config, ready, start, parts)
         folder.start(config, {**built.facts(), "threads": threads})
         try:
             checkpoint = load_latest(folder.checkpoints, owner=folder.owner)

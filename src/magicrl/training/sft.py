@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from magicrl.config.loader import config_hash, to_toml
-from magicrl.config.schema import RunConfig
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import config_hash, load_sft_recipe, to_toml
+from magicrl.config.schema import RunConfig, StartConfig
 from magicrl.config.sft_schema import SftConfig, SftPhaseConfig
 from magicrl.data.families import TaskFamily, make_family
 from magicrl.evaluation.locks import only_writer
@@ -106,6 +107,20 @@ def recipe_hash(config: SftConfig) -> str:
     return config_hash(config.model_copy(update={"run": RunConfig(seed=config.run.seed)}))
 
 
+def supervised_start(start: StartConfig, recipe_folder: Path, models_root: Path) -> tuple[SftConfig, Path]:
+    """The supervised recipe of a run's start, and the folder in ``models_root`` of the model that it makes.
+
+    Raises:
+        RecipeError: it cannot be read.
+    """
+    assert start.sft is not None, "the start is a supervised recipe"
+    try:
+        recipe = load_sft_recipe(recipe_folder / start.sft)
+    except RecipeError as error:
+        raise RecipeError(str(error), key="start.sft") from error
+    return recipe, models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
+
+
 def run_sft(
     config: SftConfig,
     output: Path,
@@ -146,7 +161,7 @@ def _make(
 ) -> SftResult:
     _check_partial(config, partial)
     with _threads(config.run.threads):
-        policy = _start_policy(config, output)
+        policy = start_policy(config, output)
         journal, learner = _train(config, policy, partial, on_step, checkpoint_seconds)
         record = _record(config, journal, policy)
         model = partial / "model"
@@ -160,14 +175,29 @@ def _make(
 
 def _finished(config: SftConfig, output: Path) -> SftResult | None:
     """The model that is in ``output``, None if there is nothing."""
+    if made_model(config, output) is None:
+        return None
+    record = json.loads((output / RECORD).read_text(encoding="utf-8"))
+    return _result(output, record, reused=True)
+
+
+def made_model(config: SftConfig, output: Path) -> Path | None:
+    """``output`` where it holds the recipe's model, None where there is nothing yet.
+
+    Raises:
+        ValueError: it holds something else, or unfinished work of another recipe lies beside it.
+    """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
+        claim = output.with_name(f"{output.name}.partial") / "recipe_hash"
+        if claim.is_file():
+            _check_hash(config, claim.parent, claim.read_text(encoding="utf-8").strip())
         return None
     record_file = output / RECORD
     if not record_file.is_file():
         raise ValueError(f"{output} exists and was not made by `magicrl sft`; pass another --output or delete it")
     record = json.loads(record_file.read_text(encoding="utf-8"))
     _check_hash(config, output, str(record.get("recipe_hash")))
-    return _result(output, record, reused=True)
+    return output
 
 
 def _check_partial(config: SftConfig, partial: Path) -> None:
@@ -188,8 +218,8 @@ def _check_hash(config: SftConfig, folder: Path, found: str) -> None:
         )
 
 
-def _start_policy(config: SftConfig, output: Path) -> LoadedModel:
-    """The float32 model that training starts from."""
+def start_policy(config: SftConfig, output: Path) -> LoadedModel:
+    """The float32 model that training towards ``output`` starts from."""
     device = resolve_device(config.run.device)
     if config.model.tiny is not None:
         model, tokenizer = make_tiny(config.model.tiny, _vocabulary(config.phases), config.run.seed)
@@ -292,6 +322,11 @@ def _demonstration(
             f"{policy.folder} ({policy.max_context}); raise model.tiny.max_context or shorten the demonstrations"
         )
     return sample
+
+
+def first_batches(config: SftConfig, policy: LoadedModel) -> list[list[TrainSample]]:
+    """The first batch of every phase: what is wrong with a phase's demonstrations shows there."""
+    return [next(_batches(config, number, policy, 0)) for number in range(len(config.phases))]
 
 
 class _Watch:
