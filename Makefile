@@ -6,7 +6,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup quickstart smollm2 check test test-slow kills identities study bench bench-check browser page docs clean
+.PHONY: setup quickstart smollm2 check test test-slow kills mutants identities study bench bench-check browser page docs clean
 
 setup: $(VENV)/.installed
 
@@ -56,7 +56,13 @@ identities: setup
 	$(BIN)/python benchmarks/identities.py
 
 kills: setup
-	$(BIN)/python benchmarks/kills.py tiny --kills 50 --output docs/figures/kills-tiny.json
+	$(BIN)/python benchmarks/kills.py tiny --kills 20 --output docs/figures/kills-tiny.json
+	$(BIN)/python benchmarks/kills.py tiny --kills 15 --seed 1 --set rollout.max_staleness=2 --output docs/figures/kills-ahead.json
+	$(BIN)/python benchmarks/kills.py tiny --kills 15 --seed 2 --set model.lora.rank=4 --set optimizer.learning_rate=1e-2 --output docs/figures/kills-lora.json
+
+# Every deliberate fault of benchmarks/mutants.toml, one at a time: half an hour of a core. What was found is kept in runs/mutants.
+mutants: setup
+	$(BIN)/python benchmarks/mutants.py --output docs/figures/mutants.json
 
 study: setup
 	$(BIN)/python benchmarks/quickstart_study.py

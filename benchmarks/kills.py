@@ -8,6 +8,9 @@ the lives a verifier worker is killed as well. Half of the kills come at a rando
 `magicrl train RECIPE --resume`. A run that reaches its end before it was killed often enough is compared, and another
 is begun. Afterwards metrics, weights, optimizer moments and every other state, tests, rollouts, filter and events must
 be identical to the run that was left alone, and no process and no half-written file may remain.
+
+What each killed run had to restore is noted from its newest checkpoint: c, removed problems, visits, a pending
+convergence test, work in flight. A recipe in which the first four are never there shows little and fails the command.
 """
 
 from __future__ import annotations
@@ -43,6 +46,7 @@ from magicrl.training.recorder import RunFolder, environment_facts, write_atomic
 
 MARK = "MAGICRL_KILLS"
 CLOCKED = ("time/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
+BLIND = "no kill came where there was {}: take a recipe in which it happens, or more kills"
 REMEDY = "a killed run differs from the one that was left alone, or something of it lives on"
 FATES = (
     "supervised start",
@@ -316,6 +320,20 @@ def differences(expected: dict[str, Any], output: Path) -> list[str]:
     return [name for name, value in expected.items() if found[name] != value]
 
 
+def to_restore(output: Path) -> dict[str, bool]:
+    """What the next life finds in the newest checkpoint, beside weights and the place in the data."""
+    folders = sorted((output / "checkpoints").glob("step-*")) if (output / "checkpoints").is_dir() else []
+    state = json.loads((folders[-1] / "state.json").read_text())["state"] if folders else {}
+    test = state.get("schedule", {}).get("test") or {}
+    return {
+        "c above 0": state.get("controller", {}).get("c", 0.0) > 0,
+        "problems removed": bool(state.get("sampler", {}).get("removed")),
+        "visits noted": bool(state.get("visits")),
+        "a pending convergence test": bool(test.get("steps")) and not test["converged"],
+        "work in flight": bool(state.get("trainer", {}).get("pending")),
+    }
+
+
 class Study:
     """Runs that are killed until enough kills are counted."""
 
@@ -383,6 +401,7 @@ class Study:
                     "where": fate or f"at a random time ({life.place.read() or 'starting'})",
                     "step": recorded_steps(output),
                     "survivors": len(left),
+                    "to restore": to_restore(output),
                 }
             )
             print(self.kills[-1], flush=True)
@@ -397,6 +416,7 @@ class Study:
             "runs": self.runs,
             "identical": all(not run["different"] for run in self.runs),
             "survivors": sum(kill["survivors"] for kill in self.kills),
+            "to_restore": {name: sum(k["to restore"][name] for k in self.kills) for name in to_restore(self.work)},
             "where": dict(sorted(Counter(kill["where"] for kill in self.kills).items())),
             "settings": arguments.set or [],
             "seed": arguments.seed,
@@ -426,6 +446,8 @@ def main() -> None:
     print(json.dumps({k: v for k, v in document.items() if k != "environment"}, indent=1))
     if not document["identical"] or document["survivors"]:
         raise SystemExit(REMEDY)
+    if missing := [name for name, kills in document["to_restore"].items() if not kills and name != "work in flight"]:
+        raise SystemExit(BLIND.format(missing[0]))
     shutil.rmtree(study.work)
 
 

@@ -60,3 +60,4 @@ def test_a_run_killed_fifty_times_is_the_same_run(tmp_path: Path) -> None:
     document = json.loads(figures.read_text())
     assert document["kills"] == 50
     assert document["workers_killed"] > 0
+    assert min(kills for what, kills in document["to_restore"].items() if what != "work in flight") > 0

@@ -224,6 +224,7 @@ SHORT = {
     "stages.0.max_steps": 3,
     "stages.1.max_steps": 1,
 }
+CONVERGED = {"rule": "converged", "horizon": 1, "window": 4, "confidence": 0.9}
 OWN_CLIPS = {"algorithm.clip_low": None, "algorithm.clip_high": None}
 CASES: dict[str, dict[str, Any]] = {
     # mask before, refilled
@@ -253,6 +254,9 @@ CASES: dict[str, dict[str, Any]] = {
         "stages.1.mini_batch": 6,
         "entropy": {"controller": "fixed", "alpha": 0.01, "estimator": "exact"},
         "reference": {"mode": "monitor"},
+        # without the sampling error of the accuracy four steps would be enough
+        "stages.0.transition": {**CONVERGED, "delta": 0.09},
+        "stages.0.max_steps": 5,
     },
     # older weights, corrected, sampled entropy, validation, truncation rule
     "lagged": {
@@ -292,7 +296,13 @@ CASES: dict[str, dict[str, Any]] = {
         "stages.1.max_steps": 2,
     },
     "gspo": {**OWN_CLIPS, "algorithm.loss": "gspo"},
-    "ppo": {"algorithm.loss": "ppo"},
+    # PPO; without the sampling error of the validation four steps would be enough
+    "ppo": {
+        "algorithm.loss": "ppo",
+        "evaluation.every": 1,
+        "stages.0.transition": {**CONVERGED, "delta": 0.3},
+        "stages.0.max_steps": 5,
+    },
     "pg": {"algorithm.loss": "pg", "algorithm.refill_rounds": 1},
 }
 

@@ -1,0 +1,349 @@
+"""Put one deliberate fault at a time into a copy of the source and see which tests turn red.
+
+python benchmarks/mutants.py --output docs/figures/mutants.json
+python benchmarks/mutants.py --cpu-seconds 180 --seed 0            # a sample
+python benchmarks/mutants.py --only clip_high --again              # some rows, whatever was found of them before
+
+`mutants.toml` is the table: file, exact old text, new text, what that breaks, and the tests that should see it, nearest
+first. An old text that does not occur exactly once fails the command, so that the table stays true. Before any fault
+the tests are run on the copy as it is: they must be green. What was found is kept in the work folder by a checksum of
+fault, source and tests, so that a command that was cut goes on where it stood.
+
+A fault lives in a process of its own, forked from this one: torch and transformers are imported once, magicrl is read
+from the copy. The working tree is only read. Exit status 1: a fault survived for which the table states no reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import contextlib
+import hashlib
+import importlib
+import json
+import os
+import py_compile
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.update(OMP_NUM_THREADS="1", HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+
+ROOT = Path(__file__).resolve().parents[1]
+TABLE = Path(__file__).with_suffix(".toml")
+PACKAGE = Path("src/magicrl")
+CPU_LIMIT, WALL_LIMIT = 240, 1800
+"""Seconds of one fault's tests: a fault that makes them run on and on is seen, and so is one that makes them wait."""
+_BROKEN_RUN = (3, 4, 5)  # pytest's internal error, wrong usage, no tests
+_OURS = (
+    "magicrl",
+    "tests",
+    "test_",
+    "conftest",
+    "__main__",
+    "slow_loop",
+    "json_server",
+    "_pytest",
+    "pytest",
+    "_magicrl",
+)
+_RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fault:
+    """One row of the table.
+
+    Attributes:
+        name: unique.
+        file: below the package, such as ``training/loop.py``.
+        edits: (old text, new text); each old text stands exactly once.
+        breaks: what is wrong then, for a reader.
+        tests: what pytest is given, nearest first.
+        survives: why no test can see it; empty for all that a test must see.
+    """
+
+    name: str
+    file: str
+    edits: tuple[tuple[str, str], ...]
+    breaks: str
+    tests: tuple[str, ...]
+    survives: str = ""
+
+
+class TableError(SystemExit):
+    """The table does not fit the source or the tests."""
+
+
+def read_table(path: Path = TABLE) -> list[Fault]:
+    """The faults, in the order of the table."""
+    document = tomllib.loads(path.read_text(encoding="utf-8"))
+    suites: Mapping[str, list[str]] = document["suites"]
+    faults: list[Fault] = []
+    for file, settings in document["files"].items():
+        for row in settings["faults"]:
+            tests = dict.fromkeys(t for name in (*row.get("tests", ()), *settings["tests"]) for t in suites[name])
+            old, new = (row[side] if isinstance(row[side], list) else [row[side]] for side in ("old", "new"))
+            faults.append(
+                Fault(
+                    name=row["name"],
+                    file=file,
+                    edits=tuple(zip(old, new, strict=True)),
+                    breaks=row["breaks"],
+                    tests=tuple(tests),
+                    survives=row.get("survives", ""),
+                )
+            )
+    return faults
+
+
+def changed(fault: Fault, root: Path = ROOT) -> str:
+    """The file's text with the fault. Raises ``TableError`` where the table does not fit it."""
+    text = (root / PACKAGE / fault.file).read_text(encoding="utf-8")
+    for old, new in fault.edits:
+        if (count := text.count(old)) != 1:
+            raise TableError(f"{fault.name}: its old text stands {count} times in {fault.file}:\n{old}")
+        text = text.replace(old, new)
+    try:
+        compile(text, fault.file, "exec")
+    except SyntaxError as error:
+        raise TableError(f"{fault.name}: {fault.file} would be no Python: {error}") from None
+    return text
+
+
+def check_table(faults: Sequence[Fault], root: Path = ROOT) -> None:
+    """Raise ``TableError`` naming every row that is not true any more."""
+    names = [fault.name for fault in faults]
+    wrong = [f"{name} stands twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    for fault in faults:
+        try:
+            changed(fault, root)
+        except TableError as error:
+            wrong.append(str(error))
+        wrong += [f"{fault.name}: there is no {t}" for t in fault.tests if not (root / t.split("::")[0]).exists()]
+    if wrong:
+        raise TableError(f"{TABLE.name} does not fit the source:\n" + "\n".join(wrong))
+
+
+class Copy:
+    """The package in a folder of its own, into which faults are put and taken out again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "src"
+        shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.copytree(ROOT / PACKAGE, self.folder / "magicrl", ignore=shutil.ignore_patterns("__pycache__"))
+        # by content, not by time: a changed file is compiled anew, however soon after the last change
+        compileall.compile_dir(self.folder, quiet=2, invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH)
+
+    def run(self, tests: Sequence[str], log: Path, *, stop_at_first: bool = True) -> tuple[int, float]:
+        """Exit status of pytest on these tests (-1: it ran into a limit), and CPU seconds with its children."""
+        pid = os.fork()
+        if pid == 0:
+            self._live(tests, log, stop_at_first)
+        end, cpu_limit = time.monotonic() + WALL_LIMIT, CPU_LIMIT if stop_at_first else 10 * CPU_LIMIT
+        while True:
+            found, status, usage = os.wait4(pid, os.WNOHANG)
+            if found:
+                code = os.waitstatus_to_exitcode(status)
+                return (-1 if code < 0 else code), usage.ru_utime + usage.ru_stime
+            if time.monotonic() > end or _cpu_seconds(pid) > cpu_limit:
+                os.killpg(pid, signal.SIGKILL)
+            time.sleep(0.05)
+
+    def share(self, tests: Sequence[str]) -> None:
+        """Import here what these tests import of others' packages, so that no fault's process has to."""
+        modules = self.folder / "modules.txt"
+        pid = os.fork()
+        if pid == 0:
+            self._live(tests, Path(os.devnull), True, modules)
+        os.waitpid(pid, 0)
+        for name in modules.read_text().split("\n"):
+            with contextlib.suppress(Exception):  # what cannot be imported by itself is imported by its package
+                importlib.import_module(name)
+
+    def _live(self, tests: Sequence[str], log: Path, stop_at_first: bool, modules: Path | None = None) -> None:
+        status = 3
+        try:
+            os.setsid()
+            output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+            os.dup2(output, 1)
+            os.dup2(output, 2)
+            os.chdir(ROOT)
+            os.environ["PYTHONPATH"] = str(self.folder)
+            os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+            sys.path.insert(0, str(self.folder))
+            sys.dont_write_bytecode = True
+            if modules is not None:
+                pytest.main(["--collect-only", "-qq", "-m", "", *tests])
+                modules.write_text("\n".join(name for name in sys.modules if not name.startswith(_OURS)))
+                os._exit(0)
+            first = ["-x"] if stop_at_first else []
+            status = int(pytest.main([*first, "-m", "", "-p", "no:cacheprovider", "--no-header", "--tb=short", *tests]))
+            origin = sys.modules["magicrl"].__file__ or ""
+            assert origin.startswith(str(self.folder)), f"the tests read {origin}"
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+
+
+def _cpu_seconds(pid: int) -> float:
+    """Of a child that may have ended; its own children are counted once they have."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+class Study:
+    """Faults, what is known of them, and the folder where that is kept."""
+
+    def __init__(self, faults: Sequence[Fault], work: Path) -> None:
+        self.faults = faults
+        self.work = work
+        work.mkdir(parents=True, exist_ok=True)
+        self.copy = Copy(work)
+        self._kept = work / "found.jsonl"
+        lines = self._kept.read_text().splitlines() if self._kept.exists() else []
+        self.known: dict[str, dict[str, Any]] = {row["key"]: row for row in map(json.loads, lines)}
+
+    def baseline(self, faults: Iterable[Fault]) -> float:
+        """See that the tests are green without a fault; CPU seconds, 0 where that is known."""
+        tests = sorted({test for fault in faults for test in fault.tests})
+        key = self._key("baseline", tests, "".join(_text(p) for p in sorted((ROOT / PACKAGE).rglob("*.py"))))
+        if key in self.known or not tests:
+            return 0.0
+        log = self.work / "baseline.log"
+        status, seconds = self.copy.run(tests, log, stop_at_first=False)
+        if status:
+            raise SystemExit(f"the tests fail without any fault ({log}):\n{log.read_text()[-3000:]}")
+        self._keep({"key": key, "name": "baseline", "cpu_seconds": round(seconds, 1)})
+        return seconds
+
+    def result(self, fault: Fault, *, again: bool = False) -> dict[str, Any]:
+        """Put the fault in, run its tests, take it out."""
+        text = changed(fault)
+        key = self._key(fault.name, fault.tests, text)
+        if key in self.known and not again:
+            return self.known[key]
+        place, log = self.copy.folder / "magicrl" / fault.file, self.work / f"{fault.name}.log"
+        whole = place.read_text(encoding="utf-8")
+        place.write_text(text, encoding="utf-8")
+        try:
+            status, seconds = self.copy.run(fault.tests, log)
+        finally:
+            place.write_text(whole, encoding="utf-8")
+        if status in _BROKEN_RUN:
+            raise SystemExit(f"{fault.name}: pytest ended with {status} ({log}):\n{log.read_text()[-3000:]}")
+        red = _RED.search(log.read_text(errors="replace"))
+        by = "a limit of time" if status < 0 else red.group(1) if red else "the import" if status else None
+        return self._keep({"key": key, "name": fault.name, "killed_by": by, "cpu_seconds": round(seconds, 1)})
+
+    def is_known(self, fault: Fault) -> bool:
+        return self._key(fault.name, fault.tests, changed(fault)) in self.known
+
+    def _keep(self, row: dict[str, Any]) -> dict[str, Any]:
+        self.known[row["key"]] = row
+        with self._kept.open("a") as file:
+            file.write(json.dumps(row) + "\n")
+        return row
+
+    @staticmethod
+    def _key(name: str, tests: Sequence[str], source: str) -> str:
+        files = [_text(ROOT / test.split("::")[0]) for test in tests]
+        return hashlib.sha256("\0".join([name, *tests, *files, source]).encode()).hexdigest()[:16]
+
+
+def _text(path: Path) -> str:
+    paths = sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    return "\0".join(p.read_text(encoding="utf-8") for p in paths)
+
+
+def chosen(faults: Sequence[Fault], arguments: argparse.Namespace) -> list[Fault]:
+    """The rows that are asked for, in the order in which they are tried."""
+    found = [f for f in faults if any(part in f.name or part in f.file for part in arguments.only or ("",))]
+    if arguments.cpu_seconds is not None:
+        random.Random(arguments.seed).shuffle(found)
+    return found
+
+
+def document(study: Study, rows: Mapping[str, dict[str, Any]], arguments: argparse.Namespace) -> dict[str, Any]:
+    tried = [fault for fault in study.faults if fault.name in rows]
+    killed = [fault for fault in tried if rows[fault.name]["killed_by"]]
+    survivors = {fault.name: fault.survives for fault in tried if not rows[fault.name]["killed_by"]}
+    return {
+        "command": "python benchmarks/mutants.py" + (f" --seed {arguments.seed}" if arguments.cpu_seconds else ""),
+        "table": len(study.faults),
+        "tried": len(tried),
+        "killed": len(killed),
+        "share": round(len(killed) / max(len(tried), 1), 4),
+        "survivors": survivors,
+        "cpu_seconds": round(sum(row["cpu_seconds"] for row in rows.values()), 1),
+        "faults": {
+            fault.name: {"file": fault.file, "breaks": fault.breaks, "killed_by": rows[fault.name]["killed_by"]}
+            for fault in tried
+        },
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", action="append", help="rows whose name or file has this in it")
+    parser.add_argument("--again", action="store_true", help="whatever was found before")
+    parser.add_argument("--cpu-seconds", type=float, help="try rows in a drawn order until so much is spent")
+    parser.add_argument("--seed", type=int, default=0, help="of that order")
+    parser.add_argument("--check", action="store_true", help="only see that the table fits the source")
+    parser.add_argument("--work", type=Path, default=ROOT / "runs" / "mutants")
+    parser.add_argument("--output", type=Path)
+    arguments = parser.parse_args()
+    faults = read_table()
+    check_table(faults)
+    if arguments.check:
+        print(f"{len(faults)} faults fit the source")
+        return
+    study = Study(faults, arguments.work.resolve())
+    wanted, rows, spent = chosen(faults, arguments), {}, 0.0
+    study.copy.share(sorted({test.split("::")[0] for fault in wanted for test in fault.tests}))
+    if arguments.cpu_seconds is None:
+        spent += study.baseline(wanted)
+    for fault in wanted:
+        if arguments.cpu_seconds is not None and spent >= arguments.cpu_seconds:
+            break
+        fresh = arguments.again or not study.is_known(fault)
+        row = rows[fault.name] = study.result(fault, again=arguments.again)
+        spent += row["cpu_seconds"] if fresh else 0.0
+        print(
+            f"{'killed  ' if row['killed_by'] else 'SURVIVED'} {fault.name}: {row['killed_by'] or fault.breaks}",
+            flush=True,
+        )
+    found = document(study, rows, arguments)
+    if arguments.output is not None:
+        arguments.output.parent.mkdir(parents=True, exist_ok=True)
+        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+    print(f"{found['killed']} of {found['tried']} faults killed ({len(faults)} in the table), {spent:.0f} s of CPU")
+    if unexplained := [name for name, reason in found["survivors"].items() if not reason]:
+        raise SystemExit(f"survived, and the table gives no reason: {', '.join(unexplained)}")
+
+
+if __name__ == "__main__":
+    import pytest
+
+    # shared by every fault's process; magicrl itself is read from the copy
+    import torch
+    import transformers.models.llama.modeling_llama
+    import transformers.pytorch_utils  # noqa: F401
+
+    torch.set_num_threads(1)
+    assert "magicrl" not in sys.modules
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    main()
