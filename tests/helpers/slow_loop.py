@@ -149,9 +149,9 @@ class Stage:
 
 
 def problems_of(path: Path) -> dict[str, tuple[str, str]]:
-    """Prompt and gold by id, in the file's order."""
+    """Prompt and gold by id (the file's name and the row's number), in the file's order."""
     rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["id"]: (row["problem"], row["answer"]) for row in rows}
+    return {f"{path.stem}-{number}": (row["problem"], row["answer"]) for number, row in enumerate(rows)}
 
 
 # ------------------------------------------------------------------------------------------------------ the loop

@@ -107,19 +107,20 @@ def with_changes(changes: dict[str, Any]) -> dict[str, Any]:
     return recipe
 
 
-def write_problems(path: Path, count: int) -> None:
+def write_problems(path: Path, count: int, twins: int = 0) -> None:
     """Distinct prompts. Two of three want a 3, the others an 8: soon learned, so that solved ones can be removed."""
     rows = [
-        {"id": f"{path.stem}-{number}", "problem": prompt, "answer": "8" if number % 3 == 0 else "3"}
+        {"problem": prompt, "answer": "8" if number % 3 == 0 else "3"}
         for number, prompt in enumerate(prompts(count, path.stem))
     ]
+    rows += rows[1 : 1 + twins]  # one prompt, two problems
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def write_recipe(folder: Path, model: Path, changes: dict[str, Any]) -> dict[str, Any]:
     """Recipe and problems in ``folder``; the recipe as its TOML says it."""
     recipe = {**with_changes(changes), "start": {"model": str(model)}}
-    write_problems(folder / "train.jsonl", 24)
+    write_problems(folder / "train.jsonl", 22, twins=2)
     write_problems(folder / "validation.jsonl", 6)
     (folder / "recipe.toml").write_text(dumps(recipe))
     return recipe
@@ -208,7 +209,7 @@ def test_the_whole_recipe(toy_model: Path, tmp_path: Path) -> None:
     moves = np.diff([row["entropy/c"] for row in values])
     assert min(moves) < 0 < max(moves), "c went both ways"
     assert all(row["learner/sgd_steps"] == 4 for row in values)
-    assert min(row["groups/trained"] for row in values) < 4, "some step was not filled by all of its rounds"
+    assert min(row["groups/trained"] for row in values) < 6, "some step was not filled by all of its rounds"
     assert any(row["groups/trained"] == 8 for row in values), "and some step was"
     assert min(row["learner/clip_ratio"] for row in values) > 0
     assert min(row["learner/grad_norm"] for row in values) < 1.2 < max(row["learner/grad_norm"] for row in values)
