@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from magicrl.cli.main import math
 from magicrl.verifiers import JudgeOptions
 from magicrl.verifiers.batch import verify_math_file
 
@@ -61,19 +62,39 @@ def test_options_reach_the_workers(tmp_path: Path) -> None:
         ("[" * 100_000, "not JSON"),
     ],
 )
-def test_a_malformed_line_is_named_and_nothing_is_written(tmp_path: Path, line: str, message: str) -> None:
+def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path, line: str, message: str) -> None:
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
-    source.write_text('{"gold": "5", "response": "5"}\n' + line + "\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"in\.jsonl:2: ") as caught:
-        verify_math_file(source, output)
-    assert message in str(caught.value)
+    good = '{"id": "a", "gold": "5", "response": "5"}\n'
+    source.write_text(good + line + "\n" + good, encoding="utf-8")
+    summary = verify_math_file(source, output, workers=1)
+    rows = [json.loads(text) for text in output.read_text().splitlines()]
+    assert [row["id"] for row in rows] == ["a", 2, "a"]
+    assert [row["correct"] for row in rows] == [True, False, True]
+    assert (rows[1]["status"], rows[1]["reason"]) == ("broken_line", summary.broken[0])
+    assert message in summary.broken[0]
+    assert "in.jsonl:2: " in summary.broken[0]
+    assert (summary.total, summary.correct, summary.not_judged) == (3, 2, 1)
+
+
+def test_the_command_says_how_many_lines_it_could_not_read(tmp_path: Path) -> None:
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_bytes(b'{"gold": "5", "response": "\xff"}\n{"gold": "5", "response": "5"}\n')
+    with pytest.raises(ValueError, match=r"1 of 2 lines could not be read .*in\.jsonl:1: not UTF-8 at byte"):
+        math(input=source, output=output, workers=1)
+    assert len(output.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("text", ["", "\n \n"])
+def test_no_line_at_all_is_an_error(tmp_path: Path, text: str) -> None:
+    source = tmp_path / "in.jsonl"
+    source.write_text(text)
+    with pytest.raises(ValueError, match=r"in\.jsonl: the file holds no line to judge"):
+        verify_math_file(source, tmp_path / "out.jsonl")
     assert list(tmp_path.iterdir()) == [source]
 
 
-def test_bytes_that_are_no_text_and_an_output_that_is_the_input(tmp_path: Path) -> None:
+def test_an_output_that_is_the_input(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
-    source.write_bytes(b'{"gold": "5", "response": "\xff"}\n')
-    with pytest.raises(ValueError, match=r"in\.jsonl:1: not UTF-8 at byte"):
-        verify_math_file(source, tmp_path / "out.jsonl")
+    source.write_text('{"gold": "5", "response": "5"}\n')
     with pytest.raises(ValueError, match="is the input file"):
         verify_math_file(source, source)

@@ -8,7 +8,7 @@ import sys
 import traceback
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
@@ -20,6 +20,9 @@ from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
 from magicrl.cli.experiment import experiment_app
 from magicrl.cli.plan import plan
 from magicrl.config.errors import RecipeError, without_secrets
+
+if TYPE_CHECKING:
+    from magicrl.verifiers.batch import BatchSummary
 
 app = App(
     name="magicrl",
@@ -216,7 +219,7 @@ def math(
         workers=workers or len(os.sched_getaffinity(0)),
     )
     Console().print(f"{summary.total} judged, {summary.correct} correct -> {output}")
-    return 0
+    return _all_read(summary)
 
 
 @verify_app.command
@@ -280,6 +283,14 @@ def code(
     count = workers or len(os.sched_getaffinity(0))
     summary = verify_code_file(input, output, options=options, workers=count, explain=explain)
     Console().print(f"{summary.total} judged, {summary.correct} correct, {summary.not_judged} not judged -> {output}")
+    return _all_read(summary)
+
+
+def _all_read(summary: BatchSummary) -> int:
+    """0 where every line could be read."""
+    if summary.broken:
+        count = f"{len(summary.broken)} of {summary.total} lines could not be read"
+        raise ValueError(f"{count} (their verdict is broken_line, the others are judged); {summary.broken[0]}")
     return 0
 
 

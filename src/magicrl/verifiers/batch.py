@@ -1,7 +1,7 @@
 """Judging a file of answers: the engine of ``magicrl verify``, and its half for maths.
 
-JSON Lines in, JSON Lines out, in the same order, one line each. Every input line is checked before the first
-answer is judged, so that a malformed line costs no work and leaves no half-written output.
+JSON Lines in, JSON Lines out, in the same order, one line each: a line that cannot be read gets its own, too, with the
+status ``broken_line`` and the reason.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from magicrl.verifiers.feeder import Ticket
 from magicrl.verifiers.pool import VerifierPool
 
 _IN_FLIGHT_PER_WORKER = 32
+BROKEN_LINE = "broken_line"
+"""Status of a line that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,10 +30,11 @@ class BatchSummary:
     """What a batch came to.
 
     Attributes:
-        total: answers judged; the lines of the output.
+        total: the lines of the output.
         correct: of these, right.
         wrong: of these, wrong.
-        not_judged: of these, not judged (a gold that cannot be read, a worker lost twice).
+        not_judged: of these, not judged (a line or a gold that cannot be read, a worker lost twice).
+        broken: what is wrong with the lines that cannot be read, each with its file, line and field.
         statuses: answers by the verifier's own word.
         seconds: wall-clock seconds of the whole batch.
     """
@@ -40,6 +43,7 @@ class BatchSummary:
     correct: int
     wrong: int
     not_judged: int
+    broken: tuple[str, ...]
     statuses: Mapping[str, int]
     seconds: float
 
@@ -57,6 +61,14 @@ class Line:
     bare: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class BrokenLine:
+    """A line of the input that cannot be read: its id (its number if it has none), and why."""
+
+    id: Any
+    reason: str
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
     """How the lines of one command look.
@@ -64,10 +76,12 @@ class Form:
     Attributes:
         parse: an input line from (object, its id, place for messages); raises ValueError.
         row: the fields of an output line after its id.
+        broken: the same for a line that cannot be read.
     """
 
     parse: Callable[[dict[str, Any], Any, str], Line]
     row: Callable[[Any], dict[str, Any]]
+    broken: Callable[[Verdict], dict[str, Any]]
 
 
 def judge_file(
@@ -86,20 +100,28 @@ def judge_file(
     start = time.perf_counter()
     statuses: Counter[str] = Counter()
     outcomes: Counter[Outcome] = Counter()
+    broken: list[str] = []
     part = output.with_name(output.name + ".part")
-    waiting: deque[tuple[Line, Ticket]] = deque()
+    waiting: deque[tuple[Line, Ticket] | BrokenLine] = deque()
 
     def finish(file: TextIO) -> None:
-        line, ticket = waiting.popleft()
-        (verdict,) = pool.result(ticket)
-        file.write(json.dumps({"id": line.id, **form.row(verdict)}) + "\n")
+        first = waiting.popleft()
+        if isinstance(first, BrokenLine):
+            verdict = Verdict(outcome=Outcome.NOT_JUDGED, status=BROKEN_LINE, reason=first.reason)
+            row = {"id": first.id, **form.broken(verdict), "reason": first.reason}
+            broken.append(first.reason)
+        else:
+            line, ticket = first
+            (verdict,) = pool.result(ticket)
+            row = {"id": line.id, **form.row(verdict)}
+        file.write(json.dumps(row) + "\n")
         file.flush()
         statuses[verdict.status] += 1
         outcomes[verdict.outcome] += 1
 
     with part.open("w", encoding="utf-8") as file:
         for line in _lines(input, form):
-            waiting.append((line, submit(line)))
+            waiting.append(line if isinstance(line, BrokenLine) else (line, submit(line)))
             if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
                 finish(file)
         while waiting:
@@ -110,22 +132,24 @@ def judge_file(
         correct=outcomes[Outcome.CORRECT],
         wrong=outcomes[Outcome.WRONG],
         not_judged=outcomes[Outcome.NOT_JUDGED],
+        broken=tuple(broken),
         statuses=dict(statuses.most_common()),
         seconds=time.perf_counter() - start,
     )
 
 
-def check_file(input: Path, output: Path, form: Form) -> None:
-    """Read every line once.
+def check_file(input: Path, output: Path) -> None:
+    """Refuse what no work should be spent on.
 
     Raises:
-        ValueError: a malformed line (names file, line and field), or input and output are the same file.
+        ValueError: there is no line in the input, or input and output are the same file.
         OSError: the input cannot be read.
     """
     if output.exists() and output.samefile(input):
         raise ValueError(f"output {output} is the input file; choose another")
-    for _ in _lines(input, form):
-        pass
+    with input.open("rb") as file:
+        if not any(raw.strip() for raw in file):
+            raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
 
 
 def verify_math_file(
@@ -146,11 +170,11 @@ def verify_math_file(
         workers: worker processes; default: the cores this process may use.
 
     Raises:
-        ValueError: a malformed line (names file, line and field), or input and output are the same file.
+        ValueError: an empty input, or input and output are the same file.
         OSError: a file cannot be read or written.
         RuntimeError: the verifier cannot be started.
     """
-    check_file(input, output, _MATHS)
+    check_file(input, output)
     count = workers if workers is not None else _usable_cores()
     with VerifierPool(options=options, workers=count, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
         pool.warm_up()
@@ -165,9 +189,23 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _lines(path: Path, form: Form) -> Iterator[Line]:
-    for row, name, where in objects(path):
-        yield form.parse(row, name, where)
+def _lines(path: Path, form: Form) -> Iterator[Line | BrokenLine]:
+    for number, where, raw in _raw_lines(path):
+        name: Any = number
+        try:
+            row = _object(raw, where)
+            name = row.get("id", number)
+            yield form.parse(row, name, where)
+        except ValueError as error:
+            yield BrokenLine(name, str(error))
+
+
+def _raw_lines(path: Path) -> Iterator[tuple[int, str, bytes]]:
+    """Number, place and bytes of every line that is not blank."""
+    with path.open("rb") as file:
+        for number, raw in enumerate(file, start=1):
+            if raw.strip():
+                yield number, f"{path}:{number}", raw
 
 
 def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
@@ -179,12 +217,9 @@ def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
         ValueError: a line that is no JSON object (names file and line).
         OSError: the file cannot be read.
     """
-    with path.open("rb") as file:
-        for number, raw in enumerate(file, start=1):
-            if raw.strip():
-                where = f"{path}:{number}"
-                row = _object(raw, where)
-                yield row, row.get("id", number), where
+    for number, where, raw in _raw_lines(path):
+        row = _object(raw, where)
+        yield row, row.get("id", number), where
 
 
 def _object(raw: bytes, where: str) -> dict[str, Any]:
@@ -231,4 +266,4 @@ def _shown(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-_MATHS = Form(parse=_parse_maths, row=_maths_row)
+_MATHS = Form(parse=_parse_maths, row=_maths_row, broken=_maths_row)

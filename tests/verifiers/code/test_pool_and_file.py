@@ -146,9 +146,14 @@ def test_the_command_writes_one_line_a_line(tmp_path: Path) -> None:
         ('{"program": "x", "tests": 5}', "'tests' must be an object"),
     ],
 )
-def test_a_malformed_line_is_named_before_anything_runs(tmp_path: Path, row: str, word: str) -> None:
-    source = tmp_path / "in.jsonl"
-    source.write_text('{"program": "x", "tests": {}}\n' + row + "\n")
-    with pytest.raises(ValueError, match=rf"in\.jsonl:2: .*{word}"):
-        verify_code_file(source, tmp_path / "out.jsonl")
-    assert list(tmp_path.iterdir()) == [source]
+def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path, row: str, word: str) -> None:
+    judge_of("auto").close()
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    good = {"program": "print(input())", "tests": {"inputs": ["1"], "outputs": ["1"]}}
+    source.write_text(json.dumps(good) + "\n" + row + "\n")
+    summary = verify_code_file(source, output, options=OPTIONS)
+    first, second = [json.loads(line) for line in output.read_text().splitlines()]
+    assert (first["id"], first["correct"]) == (1, True)
+    assert (second["id"], second["correct"], second["status"], second["total"]) == (2, False, "broken_line", 0)
+    assert word in second["reason"]
+    assert "in.jsonl:2: " in summary.broken[0]

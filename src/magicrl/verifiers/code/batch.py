@@ -1,7 +1,6 @@
 """Judging a file of programs: the half of ``magicrl verify`` for code.
 
-Every line's form is checked before the first program runs; tests that cannot be used (none at all, interactive) are
-an error of their line, never a pass.
+Tests that cannot be used (none at all, interactive) are an error of their line, never a pass.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from magicrl.records import Problem
+from magicrl.records import Problem, Verdict
 from magicrl.verifiers.batch import BatchSummary, Form, Line, check_file, judge_file
 from magicrl.verifiers.code.judge import CodeOptions, CodeVerdict
 from magicrl.verifiers.code.pool import CodePool
@@ -30,12 +29,12 @@ def verify_code_file(
         explain: add ``reason``, a sentence for a person.
 
     Raises:
-        ValueError: a malformed line (names file, line and field), or input and output are the same file.
+        ValueError: an empty input, or input and output are the same file.
         OSError: a file cannot be read or written.
         WorkerRefusal: this machine cannot isolate programs; says why.
     """
-    form = Form(parse=_parse, row=partial(_row, explain))
-    check_file(input, output, form)
+    form = Form(parse=_parse, row=partial(_row, explain), broken=_broken)
+    check_file(input, output)
     with CodePool(options, workers=workers) as pool:
         pool.warm_up()
         return judge_file(
@@ -57,6 +56,11 @@ def _row(explain: bool, verdict: CodeVerdict) -> dict[str, Any]:
         "seconds": round(verdict.seconds, 4),
     }
     return {**row, "reason": verdict.reason} if explain else row
+
+
+def _broken(verdict: Verdict) -> dict[str, Any]:
+    """The fields of `_row` for a line that cannot be read."""
+    return {"correct": False, "status": verdict.status, "passed": 0, "total": 0, "seconds": 0.0}
 
 
 def _parse(row: dict[str, Any], name: Any, where: str) -> Line:
