@@ -76,6 +76,14 @@ RECIPES = (
         "every key needs a value",
     ),
     case(
+        "wrong-command",
+        "A training recipe for magicrl sft",
+        nothing,
+        2,
+        "recipe.toml: is a training recipe; run it with magicrl train recipe.toml",
+        arguments=("sft", "recipe.toml"),
+    ),
+    case(
         "missing-table", "A missing table", recipe('[start]\nmodel = "start"', ""), 2, "recipe.toml", "start is missing"
     ),
     case(
@@ -126,6 +134,23 @@ DATA = (
     ),
     case(
         "empty-file", "An empty data file", content("problems.jsonl", ""), 1, "problems.jsonl", "empty", "give a file"
+    ),
+    case(
+        "nothing-to-judge",
+        "An empty file for magicrl verify",
+        content("answers.jsonl", ""),
+        1,
+        "answers.jsonl: the file holds no line to judge",
+        arguments=("verify", "math", "--input", "answers.jsonl", "--output", "verdicts.jsonl"),
+    ),
+    case(
+        "broken-answer",
+        "A broken line for magicrl verify",
+        content("answers.jsonl", '{"gold": "5", "response": "5"}\n{"gold": "5"}\n'),
+        1,
+        "1 of 2 lines could not be read (their verdict is broken_line",
+        "answers.jsonl:2: field 'response' is missing",
+        arguments=("verify", "math", "--input", "answers.jsonl", "--output", "verdicts.jsonl"),
     ),
     case(
         "broken-line",

@@ -145,7 +145,7 @@ def test_health_findings_come_with_their_remedies(run_folder: Path) -> None:
 
 def test_a_run_that_has_only_begun_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_text('{"schema_version": 1, "status": "running", "name": "<young>"}')
-    page = write_report(tmp_path, tmp_path / "deep" / "page.html").read_text()
+    page = write_report(tmp_path, tmp_path / "page.html").read_text()
     Page(page)
     assert "&lt;young&gt;" in page
     assert "No training step" in page
@@ -169,8 +169,13 @@ def test_a_report_bears_with_sparse_metrics(run_folder: Path) -> None:
 
 
 def test_an_unwritable_output_is_named(run_folder: Path) -> None:
+    for nowhere in (run_folder / "run.json", run_folder / "none"):
+        with pytest.raises(ValueError, match=f"there is no folder {nowhere}; make it, or choose another --output"):
+            write_report(run_folder, nowhere / "page.html")
+        assert not nowhere.is_dir(), "no folder is made for a mistyped name"
+    (run_folder / "page.html").mkdir()
     with pytest.raises(ValueError, match="cannot be written"):
-        write_report(run_folder, run_folder / "run.json" / "page.html")
+        write_report(run_folder, run_folder / "page.html")
 
 
 def test_long_responses_are_cut_on_the_page_and_say_so() -> None:

@@ -98,12 +98,31 @@ def _load(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
         tree: Tree = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(_explain_toml(path, text, str(error))) from None
+    _check_kind(path, tree, schema)
     for override in overrides:
         _apply_override(tree, override)
     try:
         return schema.model_validate(tree)
     except ValidationError as error:
         raise RecipeError(_explain(path, text, schema, error, overrides)) from None
+
+
+_KINDS = (
+    ("stages", "a training recipe", "magicrl train"),
+    ("phases", "a supervised recipe", "magicrl sft"),
+    ("sources", "a data pipeline", "magicrl data build"),
+)
+"""A table that only this kind of file has, and the command that takes it."""
+
+
+def _check_kind(path: Path, tree: Tree, schema: type[BaseModel]) -> None:
+    """A file for another command says so, in place of a list of keys that it should not have."""
+    for sign, kind, command in _KINDS:
+        if sign in tree and sign not in schema.model_fields:
+            start = tree.get("start")
+            own = cast(Tree, start).get("sft") if sign == "stages" and isinstance(start, dict) else None
+            also = f"; its supervised start alone is magicrl sft {path.parent / str(own)}" if own else ""
+            raise RecipeError(f"{path}: is {kind}; run it with {command} {path}{also}")
 
 
 def _read(path: Path) -> str:

@@ -47,10 +47,11 @@ def write_page(page: str, target: Path) -> Path:
     """Write a page whole or not at all.
 
     Raises:
-        ValueError: it cannot be written.
+        ValueError: it cannot be written, or its folder does not exist.
     """
+    if not target.parent.is_dir():
+        raise ValueError(f"{target}: there is no folder {target.parent}; make it, or choose another --output")
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
         writing = target.with_name(f".{target.name}.writing")
         writing.write_bytes(page.encode("utf-8", "replace"))  # no lone surrogate of a hostile text stops a report
         writing.replace(target)
