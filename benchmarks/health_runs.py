@@ -90,7 +90,7 @@ def run(folder: Path, settings: Sequence[str]) -> list[StepMetrics]:
     shutil.rmtree(folder, ignore_errors=True)
     config = load_train_recipe(RECIPE, settings)
     with contextlib.suppress(TrainingStopped):
-        train(config, RECIPE.parent, folder, NullObserver(), resume=False)
+        train(config, folder, NullObserver(), resume=False)
     return read(folder)
 
 

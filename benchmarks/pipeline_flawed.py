@@ -152,7 +152,7 @@ def dropped_by(use: str, options: argparse.Namespace) -> dict[str, str]:
     source["template"] = "{prompt} End with the answer in \\boxed{}."
     tree = {"name": f"flawed-{use}", "workers": 1, "sources": [source], "steps": [step_of(use, options)]}
     output = options.folder / use
-    build(PipelineConfig.model_validate(tree), base=options.folder, output=output, watcher=Silent())
+    build(PipelineConfig.model_validate(tree, context={"folder": options.folder}), output=output, watcher=Silent())
     (step,) = step_folders(output)
     rows = [row for table in step.dropped_tables(["id", "reason"]) for row in table.to_pylist()]
     return {row["id"].removeprefix("planted/"): row["reason"] for row in rows}

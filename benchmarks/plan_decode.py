@@ -54,7 +54,7 @@ class Bench:
             folder / "model", dtype=self.config.rollout.dtype or self.config.model.dtype, device=torch.device("cpu")
         )
         self.encoder = PromptEncoder(policy.tokenizer, self.config.data.max_prompt_tokens)
-        self.problems: Sequence[Problem] = load_data(self.config, folder, self.encoder).train
+        self.problems: Sequence[Problem] = load_data(self.config, self.encoder).train
         self.size = self.config.stages[0].group_size
         rollout = self.config.rollout
         self.engines = {

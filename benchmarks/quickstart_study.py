@@ -68,7 +68,7 @@ def one_seed(seed: int, arguments: argparse.Namespace) -> None:
     if any(row["config_hash"] == key for row in done):
         return
     clock = time.process_time()
-    run = train(config, RECIPE.parent, folder / "run", NullObserver(), resume=(folder / "run").exists())
+    run = train(config, folder / "run", NullObserver(), resume=(folder / "run").exists())
     cpu = time.process_time() - clock
     rows = [json.loads(line)["values"] for line in (run / "metrics.jsonl").read_text().splitlines()]
     tokens = sum(int(row["tokens/trained"]) for row in rows)
@@ -107,7 +107,7 @@ def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]
     """Supervised steps on the start's own correct samples, as many response tokens as ``tokens``; then the test."""
     set_threads(config)
     config = config.model_copy(update={"start": StartConfig(model=str(start))})
-    ready = check_run(config, RECIPE.parent, start.parent / "not-written", resume=False)
+    ready = check_run(config, start.parent / "not-written", resume=False)
     with VerifierPool.from_config(config.verifier) as judge:
         built = build(config, ready, start)
         built.engine.load_weights(built.learner.weights(), 0)

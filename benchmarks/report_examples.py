@@ -63,7 +63,7 @@ def evaluation_page(folder: Path) -> Path:
     source = load_train_recipe(QUICKSTART).data.test["held_out"]
     rows = [
         {"id": problem.id, "problem": problem.prompt, "answer": problem.golds[0]}
-        for problem in load_problems(source, base_folder=ROOT)[:60]
+        for problem in load_problems(source)[:60]
     ]
     problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
     outputs: list[str] = []

@@ -92,7 +92,7 @@ def one(arm: str, seed: int, start: Path | None, folder: Path, extra: Sequence[s
     shutil.rmtree(folder, ignore_errors=True)
     curve, began = Curve(), time.process_time()
     with parts_of(config) as parts:
-        train(config, RECIPE.parent, folder, curve, resume=False, parts=parts)
+        train(config, folder, curve, resume=False, parts=parts)
     measured = [r for r in curve.rows if "validation/accuracy/mean" in r.values]
     means = {key: [float(v) for r in curve.rows if (v := r.values.get(key)) is not None] for key in SERIES}
     return {

@@ -125,9 +125,9 @@ def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: P
     if any(arm["key"] == key for arm in arms):
         return
     head = document(asdict(case), ["trl", "transformers"])
-    start = start_model_folder(config.start, recipe.parent, models, lambda *_: None)
+    start = start_model_folder(config.start, models, lambda *_: None)
     config = config.model_copy(update={"start": StartConfig(model=str(start))})
-    ready = check_run(config, recipe.parent, models / "not-written", resume=False)
+    ready = check_run(config, models / "not-written", resume=False)
     with VerifierPool.from_config(config.verifier) as judge:
         built = build(config, ready, start)
         judge.warm_up(built.data.verifiers())

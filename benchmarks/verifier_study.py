@@ -144,7 +144,7 @@ def read(path: Path) -> list[Answer]:
 def recorded(run: Path) -> list[Answer]:
     """The rollouts of a run folder, every draw of a problem on its own; golds from the run's own training data."""
     recipe = load_train_recipe(run / "config.toml", [])
-    golds = {problem.id: problem.golds[0] for problem in load_mixture(recipe.data.train, base_folder=run)}
+    golds = {problem.id: problem.golds[0] for problem in load_mixture(recipe.data.train)}
     found: list[Answer] = []
     for path in sorted((run / "rollouts").glob("*.parquet")):
         for row in parquet.read_table(path, columns=["step", "draw", "problem_id", "text"]).to_pylist():

@@ -62,7 +62,7 @@ def test_both_sides_start_alike_and_leave_a_curve(start: Path, tmp_path: Path) -
 def test_a_prompt_that_trl_reads_otherwise_is_refused(start: Path, tmp_path: Path) -> None:
     recipe = time_to_accuracy.ROOT / "src" / "magicrl" / "recipes" / CASE.recipe
     config = time_to_accuracy.load_train_recipe(recipe, [*CASE.overrides, f"model={start}"])
-    ready = time_to_accuracy.check_run(config, recipe.parent, tmp_path / "not-written", resume=False)
+    ready = time_to_accuracy.check_run(config, tmp_path / "not-written", resume=False)
     built = time_to_accuracy.build(config, ready, start)
     assert time_to_accuracy.peer_prompts(built) == [p.prompt for p in built.data.train]
     other = AutoTokenizer.from_pretrained(start)

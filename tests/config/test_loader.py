@@ -6,12 +6,14 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import config_hash, load_train_recipe, to_toml
+from magicrl.config.loader import config_hash, load_start_recipe, load_train_recipe, to_toml
 from magicrl.config.schema import TrainConfig
+from magicrl.config.shipped import FOLDER, find_recipe
 
 GOOD = """
 [start]
@@ -93,9 +95,116 @@ def test_overrides_reach_tables_lists_and_bare_text(tmp_path: Path) -> None:
 
 def test_the_two_shorthands_of_a_users_own_run(tmp_path: Path) -> None:
     config = load_train_recipe(write(tmp_path, GOOD), ["model=./my-model", "data=problems.parquet"])
-    assert config.start.model == "./my-model"
-    assert [s.path for s in config.data.train] == ["problems.parquet"]
+    assert config.start.model == str(Path.cwd() / "my-model")
+    assert [s.path for s in config.data.train] == [str(Path.cwd() / "problems.parquet")]
     assert config.data.holdout == 100
+
+
+PATHS = """
+[start]
+sft = "own-sft.toml"
+
+[reference]
+mode = "monitor"
+model = "models/first"
+
+[[data.train]]
+path = "train.jsonl"
+
+[data.test.exam]
+path = "/sets/exam.jsonl"
+
+[[stages]]
+max_tokens = 8
+rollout_batch = 4
+group_size = 4
+max_steps = 2
+"""
+
+
+@pytest.fixture
+def placed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A recipe in ``there`` with a start recipe and a model folder beside it; one stands in ``here``."""
+    (tmp_path / "there" / "models" / "first").mkdir(parents=True)
+    (tmp_path / "here" / "first").mkdir(parents=True)
+    (tmp_path / "there" / "own-sft.toml").touch()
+    (tmp_path / "there" / "recipe.toml").write_text(PATHS)
+    monkeypatch.chdir(tmp_path / "here")
+    return Path("../there/recipe.toml")
+
+
+def test_paths_in_a_recipe_count_from_its_folder(placed: Path, tmp_path: Path) -> None:
+    config = load_train_recipe(placed)
+    assert config.start.sft == str(tmp_path / "there/own-sft.toml")
+    assert config.reference.model == str(tmp_path / "there/models/first")
+    assert config.data.train[0].path == str(tmp_path / "there/train.jsonl")
+    assert config.data.test["exam"].path == "/sets/exam.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "expected"),
+    [
+        ("model=first", "start.model", "here/first"),
+        ("model=./second", "start.model", "here/second"),
+        ("model=owner/name", "start.model", "owner/name"),
+        ('start={sft="tiny-sft"}', "start.sft", "tiny-sft"),
+        ('start={sft="own-sft.toml"}', "start.sft", "here/own-sft.toml"),
+        ("data=../x.jsonl", "data.train.0.path", "x.jsonl"),
+        ("data.train.0.path=x.jsonl", "data.train.0.path", "here/x.jsonl"),
+        ("data.test.exam.path=x.jsonl", "data.test.exam.path", "here/x.jsonl"),
+        ('data.train=[{path="x.jsonl"}]', "data.train.0.path", "here/x.jsonl"),
+        ('data.train=[{hub="owner/name"}]', "data.train.0.hub", "owner/name"),
+        ("reference.model=first", "reference.model", "here/first"),
+        ("run.output=runs/a", "run.output", "here/runs/a"),
+        ('rollout={engine="replay",replay="r"}', "rollout.replay", "here/r"),
+    ],
+)
+def test_paths_on_the_command_line_count_from_where_one_stands(
+    placed: Path, tmp_path: Path, override: str, key: str, expected: str
+) -> None:
+    value: Any = load_train_recipe(placed, [override]).model_dump(mode="json")
+    for part in key.split("."):
+        value = value[int(part) if part.isdigit() else part]
+    assert value in (expected, str(tmp_path / expected))
+    assert expected in ("owner/name", "tiny-sft") or Path(value).is_absolute()
+
+
+def test_a_written_recipe_holds_its_paths_when_its_project_moves(placed: Path, tmp_path: Path) -> None:
+    config = load_train_recipe(placed, ["run.output=out"])
+    run = tmp_path / "here" / "out"
+    run.mkdir()
+    (run / "config.toml").write_text(to_toml(config, run))
+    assert load_train_recipe(run / "config.toml") == config
+    assert str(tmp_path) not in (run / "config.toml").read_text()
+    moved = tmp_path.with_name(f"{tmp_path.name}-moved")
+    tmp_path.rename(moved)
+    again = load_train_recipe(moved / "here" / "out" / "config.toml")
+    assert again.data.train[0].path == str(moved / "there/train.jsonl")
+    assert again.reference.model == str(moved / "there/models/first")
+
+
+def test_a_recipe_is_found_by_file_then_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = ("quickstart", "quickstart.toml", "or1-7b", "skywork/or1-7b", "laptop")
+    assert [str(find_recipe(Path(name)).relative_to(FOLDER)) for name in names] == [
+        "quickstart.toml",
+        "quickstart.toml",
+        "skywork/or1-7b.toml",
+        "skywork/or1-7b.toml",
+        "data/laptop.toml",
+    ]
+    Path("quickstart").write_text("x = 1")
+    assert find_recipe(Path("quickstart")) == Path("quickstart")
+    with pytest.raises(RecipeError, match=r"qickstart: no such recipe; did you mean quickstart\?.*Shipped.*smollm2"):
+        find_recipe(Path("qickstart"))
+
+
+def test_a_copied_recipe_keeps_the_shipped_start(tmp_path: Path) -> None:
+    text = find_recipe(Path("smollm2")).read_text()
+    config = load_train_recipe(write(tmp_path, text))
+    assert config == load_train_recipe(Path("smollm2"))
+    assert config.start.sft is not None
+    assert load_start_recipe(config.start.sft).run.name == "smollm2-start"
 
 
 @pytest.mark.parametrize(

@@ -46,11 +46,11 @@ def test_a_larger_share_adds_wrong_labels_and_moves_none() -> None:
 
 def test_it_is_a_setting_of_a_source(tmp_path: Path) -> None:
     def load(share: float) -> list[Problem]:
-        return load_problems(SourceConfig(family="running_sum", count=100, label_noise=share), base_folder=tmp_path)
+        return load_problems(SourceConfig(family="running_sum", count=100, label_noise=share))
 
     wrong = [a.prompt == b.prompt and a.golds != b.golds for a, b in zip(load(0.0), load(0.3), strict=True)]
     assert 15 < sum(wrong) < 45
     (tmp_path / "same.jsonl").write_text('{"problem": "a", "answer": "1"}\n{"problem": "b", "answer": "1"}\n')
     with pytest.raises(RecipeError, match=r"all 2 problems have one answer") as caught:
-        load_problems(SourceConfig(path="same.jsonl", label_noise=0.5), base_folder=tmp_path)
+        load_problems(SourceConfig(path=str(tmp_path / "same.jsonl"), label_noise=0.5))
     assert caught.value.key == "label_noise"

@@ -30,7 +30,7 @@ def written(path: Path, rows: list[dict[str, Any]]) -> Path:
 
 def both(path: Path) -> list[Problem]:
     """The problems of a file as training and as evaluation read it, which must be the same but for the text around."""
-    trained = load_problems(SourceConfig(path=str(path)), base_folder=path.parent)
+    trained = load_problems(SourceConfig(path=str(path)))
     examined = load_benchmark(parse_asked(str(path)), Reading(template="{prompt}")).problems
     assert [(p.prompt, p.context, p.golds, p.key) for p in trained] == [
         (p.prompt, p.context, p.golds, p.key) for p in examined
@@ -107,7 +107,7 @@ def test_what_is_rejected_is_told_with_place_and_reason(tmp_path: Path) -> None:
     assert [reject.quarantined for reject in found.rejected] == [True, False, False, False]
     assert "no column of the problem" in found.rejected[1].reason
     with pytest.raises(ValueError, match="line 3: no column of the problem is known"):
-        load_problems(SourceConfig(path=str(path)), base_folder=tmp_path)
+        load_problems(SourceConfig(path=str(path)))
     named = recognise(path, FieldMapping(prompt="q"))
     assert named.problems == 1
 
@@ -117,12 +117,12 @@ def test_what_is_offered_can_be_written(tmp_path: Path) -> None:
     with pytest.raises(
         ValueError, match=r"It has: Frage, Text, Lösung\. Remedy: --set data\.train\.0\.fields\.prompt="
     ):
-        load_problems(SourceConfig(path=str(path)), base_folder=tmp_path)
+        load_problems(SourceConfig(path=str(path)))
     fields = FieldMapping(prompt="Frage")
     with pytest.raises(ValueError, match=r"no column of the answer is known.*fields\.answer="):
-        load_problems(SourceConfig(path=str(path), fields=fields), base_folder=tmp_path)
+        load_problems(SourceConfig(path=str(path), fields=fields))
     fields = FieldMapping(prompt="Frage", answer="Lösung")
-    (problem,) = load_problems(SourceConfig(path=str(path), fields=fields), base_folder=tmp_path)
+    (problem,) = load_problems(SourceConfig(path=str(path), fields=fields))
     assert (problem.prompt, problem.golds) == ("2 + 3?", ("5",))
 
 
@@ -139,12 +139,12 @@ def test_folders_of_data_files_and_saved_data_sets(tmp_path: Path) -> None:
     single = tmp_path / "single"
     parts["train"].save_to_disk(str(single))
     for folder in (plain, saved):
-        trained = load_problems(SourceConfig(path=str(folder)), base_folder=tmp_path)
+        trained = load_problems(SourceConfig(path=str(folder)))
         assert [p.golds[0] for p in trained] == ["3", "4", "5"], folder
         assert len({p.id for p in trained}) == 3
         assert [p.golds[0] for p in load_benchmark(parse_asked(str(folder)), Reading()).problems] == ["6"], folder
         with pytest.raises(RecipeError, match="no split 'dev'; it has: train, test"):
-            load_problems(SourceConfig(path=str(folder), split="dev"), base_folder=tmp_path)
+            load_problems(SourceConfig(path=str(folder), split="dev"))
     assert recognise(single).problems == 3
     (tmp_path / "empty").mkdir()
     with pytest.raises(RecipeError, match="holds no data file"):
@@ -156,7 +156,7 @@ def test_rows_of_a_folder_need_not_be_alike(tmp_path: Path) -> None:
     folder = tmp_path / "mixed"
     folder.mkdir()
     written(folder / "train.jsonl", [{"prompt": "?", "answer": 1}, {"prompt": "??", "answer": ["a", "b"]}])
-    assert [p.golds for p in load_problems(SourceConfig(path=str(folder)), base_folder=tmp_path)] == [
+    assert [p.golds for p in load_problems(SourceConfig(path=str(folder)))] == [
         ("1",),
         ("a", "b"),
     ]

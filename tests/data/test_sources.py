@@ -20,7 +20,7 @@ def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
 
 
 def load(folder: Path, name: str, **options: Any) -> list[Problem]:
-    return load_problems(SourceConfig(path=name, **options), base_folder=folder)
+    return load_problems(SourceConfig(path=str(folder / name), **options))
 
 
 def released(gold: str, *, prompt: str = "What is 2 + 3?", ability: str = "math", role: str = "user") -> dict[str, Any]:
@@ -69,11 +69,11 @@ def test_hub_sets_load_through_datasets(tmp_path: Path) -> None:
     write_lines(folder / "train.jsonl", TWO)
     write_lines(folder / "test.jsonl", TWO[:1])
     source = SourceConfig(hub=str(folder), split="test")
-    assert [p.id for p in load_problems(source, base_folder=tmp_path)] == ["sums-0"]
+    assert [p.id for p in load_problems(source)] == ["sums-0"]
     with pytest.raises(ValueError, match="unknown option 'nam'; known: subset, revision"):
-        load_problems(SourceConfig(hub=str(folder), options={"nam": "x"}), base_folder=tmp_path)
+        load_problems(SourceConfig(hub=str(folder), options={"nam": "x"}))
     with pytest.raises(ValueError, match=r"no split 'dev'; it has: train, test\. Set split to one of them"):
-        load_problems(SourceConfig(hub=str(folder), split="dev"), base_folder=tmp_path)
+        load_problems(SourceConfig(hub=str(folder), split="dev"))
 
 
 # ---- field mapping ------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ def test_code_rows_are_problems_of_the_code_verifier(tmp_path: Path) -> None:
     tests = json.dumps({"inputs": ["1"], "outputs": ["2"]})
     rows = [released('["5"]'), released(tests), released('["assert f(1) == 2"]', ability="code")]
     write_lines(tmp_path / "mix.jsonl", rows)
-    loaded = load_source(SourceConfig(path="mix.jsonl"), base_folder=tmp_path)
+    loaded = load_source(SourceConfig(path=str(tmp_path / "mix.jsonl")))
     assert [p.verifier for p in loaded.problems] == ["maths", "code", "code"]
     assert loaded.problems[1].golds == (tests,)
     assert loaded.problems[2].golds == ('{"assert_case": ["assert f(1) == 2"]}',)
@@ -173,7 +173,7 @@ def test_code_rows_without_tests_are_set_aside_with_their_reason(
 ) -> None:
     rows = [released('["5"]'), released("{}", ability="code"), released('{"inputs": []}', ability="code")]
     write_lines(tmp_path / "mix.jsonl", rows)
-    loaded = load_source(SourceConfig(path="mix.jsonl"), base_folder=tmp_path)
+    loaded = load_source(SourceConfig(path=str(tmp_path / "mix.jsonl")))
     assert [p.id for p in loaded.problems] == ["mix-0"]
     assert [item.where.rpartition(", ")[2] for item in loaded.set_aside] == ["line 2", "line 3"]
     with caplog.at_level(logging.WARNING):
@@ -219,7 +219,7 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
         extra = {"index": index, "model_difficulty": {"Small": failed, "Large": 3}}
         rows.append({**released("5", prompt=f"What is {index} + 3?"), "extra_info": extra})
     write_lines(tmp_path / "r.jsonl", rows)
-    loaded = load_source(SourceConfig(path="r.jsonl", difficulty_of="Small"), base_folder=tmp_path)
+    loaded = load_source(SourceConfig(path=str(tmp_path / "r.jsonl"), difficulty_of="Small"))
     assert [p.prompt for p in loaded.problems] == ["What is 1 + 3?", "What is 2 + 3?"]
     assert [item.reason.partition(" (")[0] for item in loaded.set_aside] == [
         "Small solved it always",
@@ -227,7 +227,7 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
         "extra_info.model_difficulty says nothing of Small",
     ]
     with pytest.raises(ValueError, match="says nothing of Tiny"):
-        load_problems(SourceConfig(path="r.jsonl", difficulty_of="Tiny"), base_folder=tmp_path)
+        load_problems(SourceConfig(path=str(tmp_path / "r.jsonl"), difficulty_of="Tiny"))
 
 
 # ---- what a newcomer gets wrong -----------------------------------------------------------------
@@ -327,7 +327,7 @@ def test_missing_files_say_what_is_there(tmp_path: Path) -> None:
     write_lines(tmp_path / "train.jsonl", TWO)
     with pytest.raises(ValueError, match=r"a\.jsonl: no such file; in .* there are: train\.jsonl"):
         load(tmp_path, "a.jsonl")
-    with pytest.raises(ValueError, match=r"the folder .*sub does not exist \(relative paths start at"):
+    with pytest.raises(ValueError, match=r"the folder .*sub does not exist"):
         load(tmp_path, "sub/a.jsonl")
     (tmp_path / "dir.jsonl").mkdir()
     with pytest.raises(ValueError, match=r"dir\.jsonl: the folder holds no data file"):
@@ -345,19 +345,19 @@ def test_missing_files_say_what_is_there(tmp_path: Path) -> None:
 
 def test_families_load_by_name_with_their_options(tmp_path: Path) -> None:
     source = SourceConfig(family="running_sum", options={"variant": "ladder"}, count=20, levels=(5,), seed=3)
-    problems = load_problems(source, base_folder=tmp_path)
+    problems = load_problems(source)
     assert len(problems) == 20
     assert {(p.level, p.verifier, p.source) for p in problems} == {(5, "exact", "running_sum")}
-    assert problems == load_problems(source, base_folder=tmp_path)
+    assert problems == load_problems(source)
     other = source.model_copy(update={"verifier": "maths", "template": "Add: {prompt}"})
-    first = load_problems(other, base_folder=tmp_path)[0]
+    first = load_problems(other)[0]
     assert (first.verifier, first.prompt) == ("maths", f"Add: {problems[0].prompt}")
 
 
 def test_a_source_listed_twice_weighs_twice(tmp_path: Path) -> None:
     write_lines(tmp_path / "s.jsonl", TWO)
-    source = SourceConfig(path="s.jsonl")
-    mixture = load_mixture([source, source, source], base_folder=tmp_path)
+    source = SourceConfig(path=str(tmp_path / "s.jsonl"))
+    mixture = load_mixture([source, source, source])
     assert [p.id for p in mixture] == ["s-0", "s-1", "s-0#2", "s-1#2", "s-0#3", "s-1#3"]
     assert mixture[4].prompt == mixture[0].prompt
 

@@ -80,7 +80,7 @@ def run(config: TrainConfig, output: Path, *, act: Callable[..., None] = lambda 
 
     parts = None if config.cluster is None else Parts(config)
     with contextlib.suppress(Killed):
-        train(config, output.parent, output, Watching(lambda n: act(n, *pools)), resume=resume, parts=parts)
+        train(config, output, Watching(lambda n: act(n, *pools)), resume=resume, parts=parts)
     return pools[0] if pools else None
 
 

@@ -8,20 +8,23 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
 from pydantic.fields import FieldInfo
 
+from magicrl.config.paths import FilePath, FolderOrName, RecipeName
 from magicrl.config.schema import Section, TrainConfig
 from magicrl.config.sft_schema import SftConfig
 
+PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe"}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe-reference.md"
 INTRODUCTION = """# Every setting of a recipe
 
 Written from the schema by `python tests/docs/write_recipe_page.py`; a test compares. A recipe is a TOML file; on the
 command line `--set stages.0.max_tokens=8192` changes one setting. An unknown key is an error that names the nearest
 known one, no setting rewrites another, and the run folder's `config.toml` holds all of them as they were used.
+A path in a recipe counts from the recipe's folder, one on the command line from where one stands; `~` is one's home.
 `magicrl recipes quickstart` prints a short example, and the symbols (D_R, M, T, tau, ...) are the report's.
 """
 
@@ -96,6 +99,8 @@ def kind_of(field: FieldInfo) -> str:
 
 def type_name(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return PATHS[annotation]
     if origin is Literal:
         return ", ".join(f"`{argument!r}`".replace("'", '"') for argument in arguments)
     if origin in (Union, UnionType):

@@ -100,7 +100,7 @@ class Desk:
         try:
             Path("recipe.toml").write_text(RECIPE)
             write_problems(PROBLEMS)
-            train(load_train_recipe(Path("recipe.toml")), Path(), Path("run"), NullObserver(), resume=False)
+            train(load_train_recipe(Path("recipe.toml")), Path("run"), NullObserver(), resume=False)
         finally:
             os.chdir(here)
         shutil.rmtree(root / "run" / "model")  # an interrupted run: the last checkpoint is all there is

@@ -181,8 +181,7 @@ def test_the_resolved_recipe_holds_no_credentials(tmp_path: Path) -> None:
 
 
 def test_foreign_lines_and_damaged_tests_of_a_resumed_run(desk: Desk, tmp_path: Path) -> None:
-    shutil.copytree(desk.finished, tmp_path / "run")
-    (tmp_path / "recipe.toml").write_text(RECIPE)
+    shutil.copytree(desk.finished.parent, tmp_path, dirs_exist_ok=True)
     folder = RunFolder(tmp_path / "run", load_train_recipe(tmp_path / "recipe.toml"), resume=True)
     metrics = tmp_path / "run" / "metrics.jsonl"
     lines = metrics.read_text().splitlines()

@@ -43,7 +43,7 @@ def run(
     observer = NullObserver() if kill_after is None else KillAfter(kill_after)
     config = load_train_recipe(recipe, [*QUIET, *overrides])
     with contextlib.suppress(Killed):
-        train(config, recipe.parent, output, observer, resume=resume)
+        train(config, output, observer, resume=resume)
     rows = [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
     return [{key: value for key, value in row.items() if not key.startswith(TIMES)} for row in rows]
 

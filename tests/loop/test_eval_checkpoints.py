@@ -26,7 +26,7 @@ OVERRIDES = ("stages.0.max_steps=2", "stages.1.max_steps=2", "checkpoint.keep_la
 
 @pytest.fixture
 def finished(toy_recipe: Path, tmp_path: Path) -> Path:
-    train(load_train_recipe(toy_recipe, OVERRIDES), toy_recipe.parent, tmp_path / "run", NullObserver(), resume=False)
+    train(load_train_recipe(toy_recipe, OVERRIDES), tmp_path / "run", NullObserver(), resume=False)
     return tmp_path / "run"
 
 

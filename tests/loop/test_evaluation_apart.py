@@ -24,7 +24,7 @@ OFTEN = (*SHORT, "evaluation.every=1", "evaluation.validation_samples=3", "evalu
 
 def run(recipe: Path, output: Path, *overrides: str) -> tuple[dict[str, torch.Tensor], list[list[list[int]]]]:
     """The weights at the end, and every response token that training sampled."""
-    train(load_train_recipe(recipe, overrides), recipe.parent, output, NullObserver(), resume=False)
+    train(load_train_recipe(recipe, overrides), output, NullObserver(), resume=False)
     groups = sorted(read_rollouts(output / "rollouts"), key=lambda group: group.request.draw)
     tokens = [[completion.tokens.tolist() for completion in group.completions] for group in groups]
     return load_file(output / "model" / "model.safetensors"), tokens

@@ -45,7 +45,7 @@ class Signals(NullObserver):
 
 
 def run(recipe: Path, output: Path, observer: NullObserver, *overrides: str, resume: bool = False) -> None:
-    train(load_train_recipe(recipe, overrides), recipe.parent, output, observer, resume=resume)
+    train(load_train_recipe(recipe, overrides), output, observer, resume=resume)
 
 
 def status(output: Path) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def run(recipe: Path, output: Path, *overrides: str, observer: NullObserver | No
     """A row a response."""
     config = load_train_recipe(recipe, [*FEW_ROWS, *overrides])
     with contextlib.suppress(Killed):
-        train(config, recipe.parent, output, observer or NullObserver(), resume=output.exists())
+        train(config, output, observer or NullObserver(), resume=output.exists())
     files = sorted((output / "rollouts").glob("*.parquet"))
     return [
         {k: v for k, v in row.items() if k != "seconds"} for path in files for row in pq.read_table(path).to_pylist()

@@ -25,7 +25,7 @@ from magicrl.training.session import train
 
 def run(recipe: Path, output: Path, *overrides: str, resume: bool = False) -> list[dict[str, Any]]:
     config = load_train_recipe(recipe, overrides)
-    train(config, recipe.parent, output, NullObserver(), resume=resume)
+    train(config, output, NullObserver(), resume=resume)
     return metrics_of(output)
 
 
@@ -238,7 +238,7 @@ def test_metrics_are_records(toy_recipe: Path, tmp_path: Path) -> None:
             seen.append(metrics)
 
     config = load_train_recipe(toy_recipe, ["stages.1.max_steps=1", "stages.0.max_steps=1"])
-    train(config, toy_recipe.parent, tmp_path / "run", Watcher(), resume=False)
+    train(config, tmp_path / "run", Watcher(), resume=False)
     assert [m.step for m in seen] == [1, 2]
 
 

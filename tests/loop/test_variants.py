@@ -21,7 +21,7 @@ NO_TESTS = ("data.test={}", "evaluation.every=0")
 
 def run(recipe: Path, output: Path, *overrides: str) -> list[dict[str, Any]]:
     config = load_train_recipe(recipe, overrides)
-    train(config, recipe.parent, output, NullObserver(), resume=False)
+    train(config, output, NullObserver(), resume=False)
     return [json.loads(line)["values"] for line in (output / "metrics.jsonl").read_text().splitlines()]
 
 

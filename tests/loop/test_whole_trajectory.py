@@ -128,7 +128,7 @@ def write_recipe(folder: Path, model: Path, changes: dict[str, Any]) -> dict[str
 
 def run(folder: Path, output: Path, *, resume: bool = False) -> list[dict[str, Any]]:
     """The lines of metrics.jsonl of the folder's recipe, without what the clock says."""
-    train(load_train_recipe(folder / "recipe.toml", []), folder, output, NullObserver(), resume=resume)
+    train(load_train_recipe(folder / "recipe.toml", []), output, NullObserver(), resume=resume)
     lines = [json.loads(line) for line in (output / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         line["values"] = {k: v for k, v in line["values"].items() if not k.startswith(CLOCKED)}

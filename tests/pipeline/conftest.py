@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from magicrl.config.paths import counted_from
 from magicrl.pipeline.build import Built, build
 from magicrl.pipeline.entry import Entry, entries_of
 from magicrl.pipeline.parts import read_part
@@ -38,8 +39,9 @@ class Run:
         self.output = base / "out"
 
     def __call__(self, tree: dict[str, Any], watcher: Any = None) -> Built:
-        config = PipelineConfig.model_validate({"workers": 1, **tree})
-        return build(config, base=self.base, output=self.output, watcher=watcher or Silent())
+        context = counted_from(self.base / "pipeline.toml")
+        config = PipelineConfig.model_validate({"workers": 1, **tree}, context=context)
+        return build(config, output=self.output, watcher=watcher or Silent())
 
     def kept(self, step: str) -> list[Entry]:
         """Kept entries of a step, or of ``sources/NAME``."""

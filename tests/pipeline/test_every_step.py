@@ -115,8 +115,8 @@ def counted(owner, name, place):
 counted(Path, "replace", lambda path: path)
 counted(SampleFile, "append", lambda file: file._path)
 counted(VoteCache, "put", lambda cache: cache._file.name)
-config = PipelineConfig.model_validate(json.loads(sys.argv[1]))
-build(config, base=Path(sys.argv[2]), output=Path(sys.argv[3]), watcher=Silent())
+config = PipelineConfig.model_validate(json.loads(sys.argv[1]), context={'folder': Path(sys.argv[2])})
+build(config, output=Path(sys.argv[3]), watcher=Silent())
 """
 
 

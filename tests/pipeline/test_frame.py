@@ -248,8 +248,8 @@ def test_a_run_killed_again_and_again_ends_with_the_same_files(
         "        os.kill(os.getpid(), signal.SIGKILL)\n"
         "    return really(self, target)\n"
         "Path.replace = replace\n"
-        "config = PipelineConfig.model_validate(json.loads(sys.argv[1]))\n"
-        "build(config, base=Path(sys.argv[2]), output=Path(sys.argv[3]), watcher=Silent())\n"
+        "config = PipelineConfig.model_validate(json.loads(sys.argv[1]), context={'folder': Path(sys.argv[2])})\n"
+        "build(config, output=Path(sys.argv[3]), watcher=Silent())\n"
     )
     pipeline["steps"][0] = {"use": "clean"}
     run(pipeline)

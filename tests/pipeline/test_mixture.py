@@ -70,7 +70,7 @@ def test_the_training_file_is_the_released_schema_and_is_read_by_the_recipes_rea
     assert pq.read_schema(path).names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     rows = pq.read_table(path).to_pylist()
     assert rows[3]["extra_info"] == {"index": 3, "model_difficulty": {"R1-7B": 3, "other": None}}
-    problems = load_problems(SourceConfig(path=str(path)), base_folder=run.base)
+    problems = load_problems(SourceConfig(path=str(path)))
     assert [problem.verifier for problem in problems] == ["maths", "code"] * 10
     assert problems[2].golds == ("2",)
     assert "What is 2|2? <b>&" in problems[2].prompt

@@ -360,7 +360,7 @@ def test_real_files_are_read(kind: str, path: str, count: int, shared_data: Path
     assert len(dropped) <= 1, [row["detail"][:200] for row in dropped]
     assert all(entry.problem.strip() and entry.golds for entry in entries)
     (part,) = (run.output / "sources" / "real" / "kept").glob("*.parquet")
-    trained = load_source(SourceConfig(path=str(part)), base_folder=run.base)
+    trained = load_source(SourceConfig(path=str(part)))
     assert not trained.set_aside, "what is imported is what training's reader takes"
     assert len(trained.problems) == len(entries)
     if kind not in ("deepmath", "svamp", "released") and "math_train" not in path:

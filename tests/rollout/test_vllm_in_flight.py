@@ -147,8 +147,8 @@ class KillAfter(NullObserver):
             raise Killed
 
 with contextlib.suppress(Killed):
-    train(config, folder, folder / "run", KillAfter(), resume=False)
-train(config, folder, folder / "run", NullObserver(), resume=True)
+    train(config, folder / "run", KillAfter(), resume=False)
+train(config, folder / "run", NullObserver(), resume=True)
 (folder / "seen.json").write_text(json.dumps(seen))
 """
 

@@ -176,7 +176,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, Pat
     recipe = folder / "toy.toml"
     recipe.write_text(RECIPE.replace("MODEL", str(start)))
     config = load_train_recipe(recipe)
-    return config, train(config, folder, folder / "run", NullObserver(), resume=False)
+    return config, train(config, folder / "run", NullObserver(), resume=False)
 
 
 def test_plain_transformers_loads_and_samples_the_saved_model(finished: tuple[TrainConfig, Path]) -> None:

@@ -59,7 +59,7 @@ def recipe(tmp_path: Path) -> Path:
 
 
 def check(recipe: Path, output: Path, *overrides: str) -> preflight.Ready:
-    return check_run(load_train_recipe(recipe, overrides), recipe.parent, output, resume=False)
+    return check_run(load_train_recipe(recipe, overrides), output, resume=False)
 
 
 @pytest.mark.parametrize(

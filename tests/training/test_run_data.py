@@ -38,7 +38,7 @@ class Encoder:
 def load(folder: Path, rows: list[dict[str, str]], *settings: str) -> RunData:
     (folder / "own.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     chosen = ['data.train=[{path="own.jsonl"}]', "data.test={}", "data.validation=[]", *settings]
-    return load_data(load_train_recipe(TINY, chosen), folder, cast(PromptEncoder, Encoder()))
+    return load_data(load_train_recipe(TINY, chosen, folder), cast(PromptEncoder, Encoder()))
 
 
 def with_twins(kind: str) -> list[dict[str, Any]]:

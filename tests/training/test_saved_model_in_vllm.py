@@ -85,7 +85,7 @@ def test_vllm_gives_the_greedy_tokens_of_transformers(tmp_path: Path) -> None:
     start = run_sft(SftConfig.model_validate(START), tmp_path / "start").folder
     recipe = tmp_path / "toy.toml"
     recipe.write_text(RECIPE.replace("MODEL", str(start)))
-    output = train(load_train_recipe(recipe), tmp_path, tmp_path / "run", NullObserver(), resume=False)
+    output = train(load_train_recipe(recipe), tmp_path / "run", NullObserver(), resume=False)
     folder = output / "model"
     tokenizer = AutoTokenizer.from_pretrained(folder)
     tests = json.loads((output / "evaluations" / "after-held_out.json").read_text())

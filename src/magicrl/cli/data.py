@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,15 +49,13 @@ def build(pipeline: Path, /, *, set_: Overrides = None, output: Path | None = No
     until
         Stop after this step (its name, or its number from 1).
     """
-    from magicrl.config.shipped import find_recipe
     from magicrl.pipeline.loading import load_pipeline
 
-    pipeline = find_recipe(pipeline)
     config = load_pipeline(pipeline, set_ or [])
     if until is not None:
         config = config.model_copy(update={"steps": config.steps[: _step_number(config, until)]})
     where = output or Path(config.output or Path("runs/data") / config.name)
-    return _run(config, pipeline, pipeline.parent, where, set_ or [])
+    return _run(config, pipeline, where, set_ or [])
 
 
 @data_app.command(name="import")
@@ -90,7 +89,7 @@ def import_(
         return 0
     if output is None:
         raise RecipeError("magicrl data import needs --output DIR")
-    source: dict[str, Any] = {"kind": kind} | ({"path": input} if input else {})
+    source: dict[str, Any] = {"kind": kind} | ({"path": [os.path.abspath(path) for path in input]} if input else {})
     return _run_alone({"sources": [source]}, "sources.0", set_ or [], output)
 
 
@@ -283,10 +282,10 @@ def _run_alone(
     written.write_text(tomli_w.dumps({"name": output.name, **tree}))
     full = [f"{place}.{text}" for text in overrides]
     config = load_pipeline(written, full)
-    return _run(config, written, pipeline.parent if pipeline is not None else Path.cwd(), output, full)
+    return _run(config, written, output, full)
 
 
-def _run(config: Any, path: Path, base: Path, output: Path, overrides: Sequence[str]) -> int:
+def _run(config: Any, path: Path, output: Path, overrides: Sequence[str]) -> int:
     from magicrl.config.loader import placed_errors
     from magicrl.pipeline.build import build as build_pipeline
     from magicrl.pipeline.stats import counts_of
@@ -295,7 +294,7 @@ def _run(config: Any, path: Path, base: Path, output: Path, overrides: Sequence[
     if config.expected_minutes is not None:
         console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, unless some of it is there already")
     with placed_errors(path, overrides):
-        built = build_pipeline(config, base=base, output=output, watcher=_Lines(console))
+        built = build_pipeline(config, output=output, watcher=_Lines(console))
     _show_counts(counts_of(output), console)
     if built.mixture is not None:
         console.print(f"mixture: {built.mixture}, data card: {built.mixture / 'card.html'}", soft_wrap=True)

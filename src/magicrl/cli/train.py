@@ -14,7 +14,6 @@ from rich.console import Console
 from magicrl.cli.live import LiveDisplay
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.config.schema import TrainConfig
-from magicrl.config.shipped import find_recipe
 from magicrl.reporting.report import write_report
 from magicrl.reporting.run_folder import read_run
 from magicrl.reporting.summary import summary
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *, resume: bool) -> int:
     """Load the recipe, check everything, say how long it takes, train, report. Returns the exit status."""
     console = Console()
-    recipe = find_recipe(recipe)
     config = load_train_recipe(recipe, overrides)
     folder = output or Path(config.run.output or f"runs/{config.run.name}")
     trackers = make_trackers(config.logging.trackers)
@@ -40,14 +38,14 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
 
     with placed_errors(recipe, overrides):
         made_elsewhere = parts_of(config)
-        ready = check_run(config, recipe.parent, folder, resume=resume)
+        ready = check_run(config, folder, resume=resume)
         with made_elsewhere as parts:
             if config.run.expected_minutes:
                 console.print(
                     f"{config.run.name}: about {config.run.expected_minutes:g} minutes on two CPU cores; "
                     f"everything is kept in {folder}"
                 )
-            _train(config, recipe.parent, folder, ready, parts, trackers, console, resume=resume)
+            _train(config, folder, ready, parts, trackers, console, resume=resume)
     page = write_report(folder)
     run = read_run(folder)
     console.print(summary(run))
@@ -57,7 +55,6 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
 
 def _train(
     config: TrainConfig,
-    recipe_folder: Path,
     folder: Path,
     ready: Ready,
     parts: PartsMaker | None,
@@ -76,7 +73,7 @@ def _train(
             LiveDisplay(console=console, title=config.run.name, max_steps=sum(steps), stage_steps=steps) as display,
             TrackerMirror(folder, trackers, project=config.logging.project, report=display.event) as mirror,
         ):
-            train(config, recipe_folder, folder, Observers(display, mirror), resume=resume, parts=parts, ready=ready)
+            train(config, folder, Observers(display, mirror), resume=resume, parts=parts, ready=ready)
     except (KeyboardInterrupt, TrainingStopped, FloatingPointError):
         if (folder / "metrics.jsonl").exists():
             with contextlib.suppress(ValueError):  # a full disk: why the run stopped is what matters

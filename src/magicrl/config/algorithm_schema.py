@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import Field, model_validator
 
 from magicrl.algorithms import policy_losses
+from magicrl.config.paths import FolderOrName
 from magicrl.config.section import Section
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ class ReferenceConfig(Section):
 
     mode: Literal["none", "monitor", "loss"] = "none"
     """``monitor`` measures the KL, ``loss`` adds it."""
-    model: str | None = None
+    model: FolderOrName | None = None
     """Model folder; default: the start model. A stage change never moves it."""
     coefficient: float = Field(default=0.0, ge=0)
     """beta, for ``mode = "loss"``."""

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from magicrl.config.paths import FilePath
 from magicrl.config.section import Section
 
 
@@ -27,7 +28,7 @@ class SourceConfig(Section):
 
     family: str | None = None
     """Name of a generated task family: ``running_sum`` or ``word_problems``."""
-    path: str | None = None
+    path: FilePath | None = None
     """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
     hub: str | None = None
     """A data set of the Hugging Face hub."""

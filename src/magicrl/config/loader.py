@@ -17,9 +17,10 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.paths import counted_from, typed
 from magicrl.config.schema import TrainConfig
 from magicrl.config.sft_schema import SftConfig
-from magicrl.config.shipped import find_recipe
+from magicrl.config.shipped import find_recipe, shipped_recipe
 
 Config = TypeVar("Config", bound=BaseModel)
 Tree = dict[str, Any]
@@ -29,13 +30,15 @@ HELD_OUT_BY_SHORTHAND = 100
 SHORTHANDS = {"model": ("start.model",), "data": ("data.train", "data.holdout")}
 
 
-def load_train_recipe(path: Path, overrides: Sequence[str] = ()) -> TrainConfig:
+def load_train_recipe(path: Path, overrides: Sequence[str] = (), overrides_from: Path | None = None) -> TrainConfig:
     """The training recipe at ``path`` (or the shipped one of that name) with overrides applied.
+
+    Relative paths in it start at its folder, those in ``overrides`` at ``overrides_from`` (default: where one stands).
 
     Raises:
         RecipeError: no such recipe, unreadable file, bad TOML, unknown key, wrong type or value.
     """
-    return _load(path, overrides, TrainConfig)
+    return _load(path, overrides, TrainConfig, overrides_from)
 
 
 def load_sft_recipe(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
@@ -43,17 +46,24 @@ def load_sft_recipe(path: Path, overrides: Sequence[str] = ()) -> SftConfig:
     return _load(path, overrides, SftConfig)
 
 
+def load_start_recipe(sft: str) -> SftConfig:
+    """The supervised recipe that ``start.sft`` of a training recipe names. Raises as ``load_train_recipe``."""
+    return load_sft_recipe(shipped_recipe(sft) or Path(sft))
+
+
 def load_config(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
     """A TOML file of another schema (a data pipeline), with the same errors. Raises as ``load_train_recipe``."""
     return _load(path, overrides, schema)
 
 
-def to_toml(config: BaseModel) -> str:
+def to_toml(config: BaseModel, folder: Path | None = None) -> str:
     """The resolved configuration as TOML, every default written out (None is left out: TOML has no null).
+
+    For a file in ``folder`` its paths count from there.
 
     Credentials in it (``https://user:password@host``) are replaced: this text is kept and shared.
     """
-    return without_secrets(tomli_w.dumps(_without_none(config.model_dump(mode="json"))))
+    return without_secrets(tomli_w.dumps(_without_none(config.model_dump(mode="json", context={"folder": folder}))))
 
 
 def decisive(config: BaseModel, exclude: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -91,7 +101,7 @@ def placed_errors(path: Path, overrides: Sequence[str] = ()) -> Generator[None]:
         raise RecipeError(f"{place}: {error}") from error
 
 
-def _load(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
+def _load(path: Path, overrides: Sequence[str], schema: type[Config], overrides_from: Path | None = None) -> Config:
     path = find_recipe(path)
     text = _read(path)
     try:
@@ -102,7 +112,7 @@ def _load(path: Path, overrides: Sequence[str], schema: type[Config]) -> Config:
     for override in overrides:
         _apply_override(tree, override)
     try:
-        return schema.model_validate(tree)
+        return schema.model_validate(tree, context=counted_from(path, overrides_from))
     except ValidationError as error:
         raise RecipeError(_explain(path, text, schema, error, overrides)) from None
 
@@ -155,7 +165,7 @@ def _apply_override(tree: Tree, override: str) -> None:
     key = key.strip()
     if not separator or not key:
         raise RecipeError(f"--set {override}: expected KEY=VALUE, for example --set optimizer.learning_rate=1e-5")
-    value = _parse_value(raw.strip())
+    value = typed(_parse_value(raw.strip()))
     if key == "model":
         tree["start"] = {"model": value}
     elif key == "data":

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from magicrl.config.paths import FolderOrName, RecipeName
 from magicrl.config.section import Section
 
 DType = Literal["float32", "bfloat16"]
@@ -14,10 +15,10 @@ DType = Literal["float32", "bfloat16"]
 class StartConfig(Section):
     """The model that training starts from: exactly one of the two."""
 
-    model: str | None = None
+    model: FolderOrName | None = None
     """A Hugging Face model folder (or hub name)."""
-    sft: str | None = None
-    """An SFT recipe, relative to this recipe; its model is made when it is absent."""
+    sft: RecipeName | None = None
+    """A supervised recipe, its file or a shipped one's name; its model is made when it is absent."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

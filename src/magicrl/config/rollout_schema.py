@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from magicrl.config.model_schema import DType
+from magicrl.config.paths import FilePath
 from magicrl.config.section import Section
 
 
@@ -41,7 +42,7 @@ class RolloutConfig(Section):
     responses when they were last drawn, or in the order of their draws. Which groups are used is the same, and so are
     their random numbers."""
     vllm: VllmConfig = VllmConfig()
-    replay: str | None = None
+    replay: FilePath | None = None
     """Folder of recorded rollouts, for ``engine = "replay"``."""
     max_sampler_gap: float = Field(default=0.25, gt=0)
     """Mean absolute gap of the learner's and the sampler's log-probs above which the run stops: such an engine

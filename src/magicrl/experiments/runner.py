@@ -186,7 +186,7 @@ def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:
     config = started(run, work)
     clock, stopped = time.process_time(), None
     try:
-        train(config, run.base.parent, folder, NullObserver(), resume=folder.exists())
+        train(config, folder, NullObserver(), resume=folder.exists())
     except (FloatingPointError, TrainingStopped) as error:
         stopped = f"{type(error).__name__}: {error}"
     return result_of(run, folder, cpu_seconds=time.process_time() - clock, stopped=stopped)

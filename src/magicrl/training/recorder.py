@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash, to_toml
+from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.evaluation.provenance import environment_facts, now, write_atomically
 from magicrl.records import StepMetrics
@@ -46,7 +47,7 @@ class RunFolder:
         try:
             for folder in (path, self.rollouts, self.evaluations):
                 folder.mkdir(parents=True, exist_ok=True)
-            write_atomically(path / "config.toml", to_toml(config))
+            write_atomically(path / "config.toml", to_toml(config, path.absolute()))
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
 
@@ -182,7 +183,8 @@ def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
 def _check_same_recipe(path: Path, config: TrainConfig) -> None:
     """Settings that decide results must be as they were; a setting this version added has its default there."""
     try:
-        written = TrainConfig.model_validate(tomllib.loads((path / "config.toml").read_text()))
+        tree = tomllib.loads((path / "config.toml").read_text())
+        written = TrainConfig.model_validate(tree, context=counted_from(path / "config.toml"))
     except (ValueError, FileNotFoundError) as error:
         raise ValueError(
             f"{path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import SourceConfig, TrainConfig
@@ -42,7 +41,7 @@ class RunData:
         return {p.verifier for problems in (self.train, self.validation, *self.test.values()) for p in problems}
 
 
-def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) -> RunData:
+def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
     """Every set of the recipe, prompts checked against the limit, test problems kept out of training.
 
     Raises:
@@ -51,17 +50,17 @@ def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) 
     """
     data = config.data
     with under("data.train"):
-        parts = load_parts(data.train, base_folder=recipe_folder)
+        parts = load_parts(data.train)
     with under("data.validation"):
-        validation = load_parts(data.validation, base_folder=recipe_folder, key="data.validation")
-    test = {name: _load_test(name, source, recipe_folder) for name, source in data.test.items()}
+        validation = load_parts(data.validation, key="data.validation")
+    test = {name: _load_test(name, source) for name, source in data.test.items()}
     examined = {p.key for problems in (*validation, *test.values()) for p in problems}
     train, in_test = _without_test_problems([p for part in parts for p in part], examined)
     train, conflicting = _without_conflicts(train)
     if data.holdout:
         train, test["holdout"], copies = _hold_out(train, data.holdout)
         in_test += copies
-    checker = _PromptChecker(encoder, data.max_prompt_tokens, recipe_folder)
+    checker = _PromptChecker(encoder, data.max_prompt_tokens)
     for key, problems, sources in (
         ("data.validation", [p for part in validation for p in part], data.validation),
         *(
@@ -88,9 +87,9 @@ def load_data(config: TrainConfig, recipe_folder: Path, encoder: PromptEncoder) 
     )
 
 
-def _load_test(name: str, source: SourceConfig, recipe_folder: Path) -> list[Problem]:
+def _load_test(name: str, source: SourceConfig) -> list[Problem]:
     with under(f"data.test.{name}"):
-        return load_problems(source, base_folder=recipe_folder, key=f"data.test.{name}")
+        return load_problems(source, key=f"data.test.{name}")
 
 
 def _without_test_problems(train: Sequence[Problem], held: Collection[str]) -> tuple[list[Problem], int]:
@@ -159,7 +158,6 @@ class _PromptChecker:
 
     encoder: PromptEncoder
     limit: int
-    recipe_folder: Path
 
     def check(self, key: str, problems: Sequence[Problem], sources: Sequence[SourceConfig], remedy: str) -> None:
         """Raise ``ValueError`` for a prompt that is empty, too long, or holds what the tokenizer does not know."""
@@ -181,6 +179,6 @@ class _PromptChecker:
         )
 
     def _place(self, key: str, problem: Problem, sources: Sequence[SourceConfig]) -> str:
-        places = (place_of(problem.id, source, base_folder=self.recipe_folder) for source in sources)
+        places = (place_of(problem.id, source) for source in sources)
         place = next((place for place in places if place), key)
         return f"{place}: problem {problem.id!r}"

@@ -69,7 +69,6 @@ _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 def train(
     config: TrainConfig,
-    recipe_folder: Path,
     output: Path,
     observer: RunObserver,
     *,
@@ -81,7 +80,6 @@ def train(
 
     Args:
         config: the resolved recipe.
-        recipe_folder: relative paths in the recipe start here.
         output: the run folder.
         observer: told what happens.
         resume: continue the run in ``output`` from its last checkpoint, if there is one.
@@ -95,16 +93,15 @@ def train(
         FloatingPointError: a loss or gradient was not finite.
         Interrupted: Ctrl-C or SIGTERM; a step in progress was finished and is in a checkpoint.
     """
-    ready = ready or check_run(config, recipe_folder, output, resume=resume)
+    ready = ready or check_run(config, output, resume=resume)
     with StopRequest().watching() as stop, only_writer(output, wait=False):
         folder = RunFolder(output, config, resume=resume)
-        _train(config, recipe_folder, ready, folder, observer, stop, parts or LocalParts(config))
+        _train(config, ready, folder, observer, stop, parts or LocalParts(config))
     return output
 
 
 def _train(
     config: TrainConfig,
-    recipe_folder: Path,
     ready: Ready,
     folder: RunFolder,
     observer: RunObserver,
@@ -114,7 +111,7 @@ def _train(
     threads = set_threads(config)
     with contextlib.closing(parts.judge()) as judge:
         judge.warm_up(ready.data.verifiers())  # a broken installation is found now, not after a supervised start
-        start = start_model_folder(config.start, recipe_folder, folder.path.parent / "models", observer.progress)
+        start = start_model_folder(config.start, folder.path.parent / "models", observer.progress)
         built = build(config, ready, start, parts)
         folder.start(config, {**built.facts(), "threads": threads})
         try:

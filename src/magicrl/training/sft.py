@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import config_hash, load_sft_recipe, to_toml
+from magicrl.config.loader import config_hash, load_start_recipe, to_toml
 from magicrl.config.schema import RunConfig, StartConfig
 from magicrl.config.sft_schema import SftConfig, SftPhaseConfig
 from magicrl.data.families import TaskFamily, make_family
@@ -107,7 +107,7 @@ def recipe_hash(config: SftConfig) -> str:
     return config_hash(config.model_copy(update={"run": RunConfig(seed=config.run.seed)}))
 
 
-def supervised_start(start: StartConfig, recipe_folder: Path, models_root: Path) -> tuple[SftConfig, Path]:
+def supervised_start(start: StartConfig, models_root: Path) -> tuple[SftConfig, Path]:
     """The supervised recipe of a run's start, and the folder in ``models_root`` of the model that it makes.
 
     Raises:
@@ -115,7 +115,7 @@ def supervised_start(start: StartConfig, recipe_folder: Path, models_root: Path)
     """
     assert start.sft is not None, "the start is a supervised recipe"
     try:
-        recipe = load_sft_recipe(recipe_folder / start.sft)
+        recipe = load_start_recipe(start.sft)
     except RecipeError as error:
         raise RecipeError(str(error), key="start.sft") from error
     return recipe, models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
@@ -167,7 +167,7 @@ def _make(
         model = partial / "model"
         learner.save_hf(model)
     (model / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
-    (model / "recipe.toml").write_text(to_toml(config), encoding="utf-8")
+    (model / "recipe.toml").write_text(to_toml(config, output.absolute()), encoding="utf-8")
     (model / "README.md").write_text(_card(config, policy), encoding="utf-8")
     model.replace(output)
     return _result(output, record, reused=False)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+
+from magicrl.config.paths import located_folder
 
 
 class EmbeddingSettings(BaseModel):
@@ -34,6 +36,11 @@ class EmbeddingSettings(BaseModel):
     """Longest text of a ``model``; what is beyond it is not read."""
     seed: int = Field(default=0, ge=0)
     """Of the hashes and the projection."""
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _located(cls, model: Any, info: ValidationInfo) -> Any:
+        return located_folder(model, info) if info.data.get("kind") == "model" else model
 
     @model_validator(mode="after")
     def _complete(self) -> Self:

@@ -42,12 +42,11 @@ class _Buffer:
         return len(self.kept) + len(self.dropped) >= PART_ROWS or self.characters >= PART_CHARACTERS
 
 
-def import_source(source: PipelineSource, base: Path, folder: Path, most_characters: int) -> list[Part]:
+def import_source(source: PipelineSource, folder: Path, most_characters: int) -> list[Part]:
     """The parts of a source, read where they are not there already.
 
     Args:
         source: its settings.
-        base: where relative paths start.
         folder: of the source's own parts.
         most_characters: of one field.
 
@@ -56,15 +55,16 @@ def import_source(source: PipelineSource, base: Path, folder: Path, most_charact
         ValueError: a file as a whole is unreadable, or nothing can be written.
     """
     step = StepFolder(folder)
-    files = _files(source, base)
-    key = hash_of(IMPORT_VERSION, source.model_dump(mode="json"), [_checksum(path) for path in files], most_characters)
+    files = _files(source)
+    settings = source.model_dump(mode="json", exclude={"path"})  # the files' names and content decide, not their place
+    key = hash_of(IMPORT_VERSION, settings, [_checksum(path) for path in files], most_characters)
     done = _finished(step, key)
     if done is not None:
         return done
     parts, seen, read = _taken_up(step, source.label, key)
     buffer = _Buffer()
     reader = EntryReader(source, most_characters)
-    for number, row in enumerate(_rows(source, base, files)):
+    for number, row in enumerate(_rows(source, files)):
         if source.limit is not None and number == source.limit:
             break
         if number < read:
@@ -147,7 +147,7 @@ def _finished(step: StepFolder, key: str) -> list[Part] | None:
     return parts if parts is not None and all(step.has(part.name, part.key) for part in parts) else None
 
 
-def _files(source: PipelineSource, base: Path) -> list[Path]:
+def _files(source: PipelineSource) -> list[Path]:
     """The source's files in order; a folder stands for itself.
 
     Raises:
@@ -155,18 +155,18 @@ def _files(source: PipelineSource, base: Path) -> list[Path]:
     """
     found: list[Path] = []
     for text in source.paths:
-        path = base / Path(text).expanduser()
+        path = Path(text).expanduser()
         if any(sign in text for sign in "*?["):
             matches = [Path(name) for name in sorted(glob.glob(str(path)))]
             if not matches:
-                raise RecipeError(f"{path}: no file of that pattern; relative paths start at {base}", key="path")
+                raise RecipeError(f"{path}: no file of that pattern", key="path")
             found += matches
         else:
             found.append(path)
     return found
 
 
-def _rows(source: PipelineSource, base: Path, files: list[Path]) -> Iterator[Row | BadRow]:
+def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
     if not files:
         row = source.row
         name = source.hub or (row.hub if row is not None else None)

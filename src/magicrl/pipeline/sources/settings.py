@@ -9,6 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from magicrl.config.paths import FilePaths
 from magicrl.config.schema import FieldMapping, Section
 from magicrl.pipeline.sources.kinds import Kind, known_kinds
 
@@ -29,7 +30,7 @@ class PipelineSource(Section):
     """Of its rows and its folder; default: the kind, else the file's stem."""
     kind: str = "auto"
     """A row of ``magicrl data import --list``, for where the set lies and its licence."""
-    path: str | tuple[str, ...] | None = None
+    path: FilePaths | None = None
     """Files (``*`` stands for any), or a folder that ``datasets`` can load; default: the kind's hub data set."""
     hub: str | None = None
     subset: str | None = None

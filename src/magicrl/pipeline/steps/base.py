@@ -62,14 +62,12 @@ class Context:
     """What a step may use.
 
     Attributes:
-        base: where relative paths of the pipeline file start.
         output: the run folder.
         workers: processes.
         max_field_characters: of a record's field.
         watcher: told how it goes.
     """
 
-    base: Path
     output: Path
     workers: int
     max_field_characters: int

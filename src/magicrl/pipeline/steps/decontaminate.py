@@ -42,7 +42,7 @@ class Decontaminate:
             named = source if source.name is not None else source.model_copy(update={"name": name})
             folder = context.output / "references" / named.label
             with under(f"against.{name}"):
-                yield name, import_source(named, context.base, folder, context.max_field_characters)
+                yield name, import_source(named, folder, context.max_field_characters)
 
     def _reference_keys(self, context: Context) -> Iterator[tuple[str, str]]:
         for name, parts in self._references(context):

@@ -84,16 +84,15 @@ class Difficulty:
             known["weights"] = hashlib.sha256(find_gguf(sampler.gguf_package).read_bytes()).hexdigest()
         elif sampler.engine != "openai":
             known["weights"] = model_checksums(find_model(self._model(context)))
+            known["sampler"].pop("model")  # the same weights in another place give the same samples
         return known
 
     def _model(self, context: Context) -> str:
-        """A folder relative to the pipeline file where there is one, else the name as it is."""
         sampler = self._settings.sampler
         if sampler.gguf_package is not None:
             return str(prepare_gguf_package(sampler.gguf_package, context.output / "models" / sampler.gguf_package))
         assert sampler.model is not None, "the schema checks it"
-        local = context.base / Path(sampler.model).expanduser()
-        return str(local) if sampler.engine != "openai" and local.is_dir() else sampler.model
+        return sampler.model
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
         path = folder.work / "counts.json"
