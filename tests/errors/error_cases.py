@@ -80,7 +80,7 @@ RECIPES = (
         "A training recipe for magicrl sft",
         nothing,
         2,
-        "recipe.toml: is a training recipe; run it with magicrl train recipe.toml",
+        "recipe.toml: is a training recipe, which `magicrl train` takes",
         arguments=("sft", "recipe.toml"),
     ),
     case(

@@ -220,6 +220,17 @@ def test_a_record_in_the_columns_of_the_real_set_is_read(kind: str, write_rows: 
         assert (entry.data_source, entry.difficulty) == ("train-math", {"R1-7B": 3})
 
 
+def test_a_conversation_goes_through_the_pipeline_into_training(write_rows: Callable[..., Path], run: Any) -> None:
+    turns = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 3?"}]
+    run({"sources": [{"name": "chat", "path": str(write_rows("r.jsonl", [{"messages": turns, "answer": "5"}]))}]})
+    (entry,) = run.kept("sources/chat")
+    assert (entry.problem, [turn.role for turn in entry.context]) == ("2 + 3?", ["system"])
+    (part,) = (run.output / "sources" / "chat" / "kept").glob("*.parquet")
+    (problem,) = load_source(SourceConfig(path=str(part)), base_folder=run.base).problems
+    assert [turn.role for turn in problem.messages] == ["system", "user"]
+    assert problem.prompt.startswith("2 + 3?\n\nPlease reason")
+
+
 def test_columns_name_what_a_known_form_does_not(write_rows: Callable[..., Path], run: Any) -> None:
     rows = [{"q": {"text": "2 + 3?"}, "gold": 5, "why": "because \\boxed{5}", "nr": "x1", "set": "a"}]
     columns = {"prompt": "q.text", "answer": "gold", "solutions": ["why"], "id": "nr", "notes": ["set"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.evaluation.samples import SampleRow
-from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, frozen_tokens
+from magicrl.records import Message, Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, frozen_tokens
 from magicrl.rollout.external import sample_seed
 from magicrl.rollout.openai_client import OpenAIEngine
 from magicrl.rollout.openai_http import ServerError
@@ -173,6 +173,28 @@ def test_vllm_gets_token_ids_and_none_of_the_models_recommended_settings() -> No
     assert sample.completion.sampler_entropies is None
     assert len(warm.completion.sampler_logprobs) == 0, "raw log-probs are not those at temperature 0.7"
     assert certain.completion.sampler_logprobs.tolist() == [-0.5, -0.25]
+
+
+def test_a_conversation_is_sent_turn_by_turn_and_never_as_bare_text() -> None:
+    def answer(asked: Asked) -> Reply:
+        message = {"role": "assistant", "content": "4"}
+        usage = {"prompt_tokens": 9, "completion_tokens": 1}
+        return Reply(body={"choices": [{"message": message, "finish_reason": "stop"}], "usage": usage})
+
+    asked = request(0, group_size=1)
+    talk = replace(asked.problem, context=(Message("system", "Be brief."),))
+    asked = replace(asked, problem=talk, prompt_tokens=frozen_tokens([]))
+    with scripted(listing(answer)) as server, engine_on(server, mode="chat") as engine:
+        engine.submit([asked])
+        list(engine.finished_samples())
+    assert server.posts[0].body["messages"] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": PROBLEM_TEXT},
+    ]
+    says = r"its prompt is a conversation.*use mode = 'chat'"
+    with scripted(listing(answer)) as server, engine_on(server, mode="completions") as engine:  # noqa: SIM117
+        with pytest.raises(ValueError, match=says):
+            engine.submit([asked])
 
 
 def test_chat_sends_the_problem_and_puts_cut_out_reasoning_back() -> None:

@@ -131,8 +131,8 @@ def _check_kind(path: Path, tree: Tree, schema: type[BaseModel]) -> None:
         if sign in tree and sign not in schema.model_fields:
             start = tree.get("start")
             own = cast(Tree, start).get("sft") if sign == "stages" and isinstance(start, dict) else None
-            also = f"; its supervised start alone is magicrl sft {path.parent / str(own)}" if own else ""
-            raise RecipeError(f"{path}: is {kind}; run it with {command} {path}{also}")
+            also = f"; its supervised start is {own}" if own else ""
+            raise RecipeError(f"{path}: is {kind}, which `{command}` takes{also}")
 
 
 def _read(path: Path) -> str:
