@@ -64,7 +64,7 @@ def test_a_log_gets_the_first_step_and_then_one_line_each_interval() -> None:
     lines = out.getvalue().splitlines()
     assert [line.split(",")[0] for line in lines] == ["step 1", "step 6", "step 11"]
     assert lines[0] == (
-        "step 1, stage 1, accuracy 0.250, entropy 0.312 (target 0.2), alpha 0.005, length 24.1, truncated 12 %, "
+        "step 1, stage 1, accuracy 25.0 %, entropy 0.312 (target 0.2), alpha 0.005, length 24.1, truncated 12 %, "
         "rejected 30 %, tokens/s 1,234, left at most 3 min 18 s"
     )
 
@@ -78,7 +78,7 @@ def test_a_stage_s_first_step_and_validations_always_show() -> None:
     shown.step(metrics(5, stage=1))
     lines = out.getvalue().splitlines()
     assert [line.split(",")[0] for line in lines] == ["step 1", "step 3", "step 4"]
-    assert "validation 0.500" in lines[1]
+    assert "validation 50.0 %" in lines[1]
 
 
 def test_time_left_is_the_most_steps_left_times_the_recent_step_time() -> None:
@@ -207,8 +207,22 @@ def test_the_panel_fits_every_terminal_and_breaks_no_figure(width: int, encoding
     out.flush()
     text = raw.getvalue().decode(encoding)
     assert max(len(line) for line in text.splitlines()) <= width
-    whole = ["entropy 0.312 (target 0.2)", "alpha 0.005", "truncated 12 %", "tokens/s 1,234", "25.0 %", "step 1234"]
+    whole = ["entropy 0.312 (target 0.2)", "alpha 0.005", "truncated 12 %", "tokens/s 1,234", "25.0 %"]
     assert [part for part in whole if part not in text] == []
+
+
+@pytest.mark.parametrize("title", ["a", "demo", "smollm2-my-problems", "x" * 200])
+def test_no_width_loses_the_total_of_the_heading_or_the_bar(title: str) -> None:
+    shown, _, _ = display(stage_steps=(4000, 5000))
+    shown.panel._title = title
+    shown.panel.step(metrics(1234), 30.0)
+    shown.progress("rollout", 4, 16000)
+    for width in range(20, 121):
+        out = io.StringIO()
+        Console(file=out, width=width).print(shown.panel)
+        head = out.getvalue().splitlines()[0]
+        assert "1234 of at most 9000 " in head or "1234/9000 " in head, f"{width} columns: {head}"
+        assert "4/16000" in out.getvalue()
 
 
 @pytest.mark.parametrize(("updates", "share", "shown"), [(1, 0.0, False), (4, 0.0, True), (1, 0.1, True)])

@@ -111,7 +111,7 @@ def test_a_run_that_ended_is_shown_without_waiting(run: Run, status: str, more: 
     out = io.StringIO()
     assert watch(run.folder, once=False, interval=1e9, console=Console(file=out, width=100)) == 0
     lines = out.getvalue().splitlines()
-    assert lines[0].startswith("step 3, stage 1, accuracy 0.030")
+    assert lines[0].startswith("step 3, stage 1, accuracy 3.0 %")
     assert words in lines[1]
 
 
@@ -154,7 +154,7 @@ def test_a_resumed_run_is_read_again_and_its_events_are_told_once(run: Run) -> N
     steps, events = watched.news()
     assert [m.step for m in steps] == [1, 2, 3]
     assert [event["message"] for event in events] == ["resumed"]
-    assert "accuracy 0.900" in watched.panel.step_line()
+    assert "accuracy 90.0 %" in watched.panel.step_line()
     assert watched.panel.most_steps_left == 47
 
 

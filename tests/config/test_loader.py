@@ -208,6 +208,25 @@ def test_a_copied_recipe_keeps_the_shipped_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("overrides", "name"),
+    [
+        ([], "small"),
+        (["optimizer.learning_rate=1e-5", "data.train.0.count=9"], "small"),
+        (["model=runs/mine/model"], "mine"),
+        (["model=owner/Name-1B", "data=a b/my sums.jsonl"], "Name-1B-my-sums"),
+        (["data=problems.parquet"], "small-problems"),
+        (["start.model=x", "data.train=[{path='z.csv'}]", "data.train.0.path='y.csv'"], "x-y"),
+        (["model=x", "run.name=mine"], "mine"),
+    ],
+)
+def test_a_run_of_ones_own_carries_the_names_of_its_model_and_data(
+    tmp_path: Path, overrides: list[str], name: str
+) -> None:
+    recipe = write(tmp_path, f'[run]\nname = "small"\n{GOOD}')
+    assert load_train_recipe(recipe, overrides).run.name == name
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("nonsense", "expected KEY=VALUE"),

@@ -92,6 +92,18 @@ def test_the_ratio_has_its_band_and_validation_its_error(run_folder: Path) -> No
     assert validation.band[0] == (1.0, pytest.approx(0.99 - 0.1959964), 1.0)
 
 
+def test_figures_that_say_nothing_are_left_out_and_a_line_says_why(run_folder: Path) -> None:
+    on_policy: dict[str, Any] = {f"learner__ratio_{which}": 1.0 for which in ("mean", "min", "max")}
+    rewrite(run_folder, **on_policy, learner__clip_ratio=0.0, learner__grad_norm=2.0, entropy__alpha=0.0)
+    assert not {"ratio", "clip"} & charts(run_folder).keys()
+    notes = {group.key: group.note for group in figure_groups(read_run(run_folder))}
+    assert "ρ is exactly 1" in notes["policy"]
+    assert "alpha" not in charts(run_folder) or "α, in the loss" not in labels(charts(run_folder)["alpha"])
+    rewrite(run_folder, learner__ratio_max=1.5)
+    assert "ratio" in charts(run_folder), "one token off is worth a look"
+    assert {group.key: group.note for group in figure_groups(read_run(run_folder))}["policy"] == ""
+
+
 def test_lines_of_a_figure_differ_in_dash_as_well_as_in_colour(run_folder: Path) -> None:
     entries = [e for e in legend(charts(run_folder)["accuracy"]) if e.sign == "line"]
     assert len({e.dash for e in entries}) == len({e.color for e in entries}) == len(entries) == 2

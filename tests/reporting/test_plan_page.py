@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from magicrl.cli.main import app
+from magicrl.reporting.bars import Bar, BarPlot, draw_bars
 from magicrl.reporting.plan_page import gpu_chart, memory_plot, plan_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,3 +64,13 @@ def test_the_plain_curve_goes_through_both_ends_of_the_sweep(planned: tuple[dict
 def test_one_machine_has_no_curve_over_accelerators(planned: tuple[dict[str, Any], str]) -> None:
     facts = planned[0] | {"over_gpus": planned[0]["over_gpus"][:1], "compare": []}
     assert [block.key for block in plan_blocks(facts)] == ["plan", "memory", "time", "batches"]
+
+
+@pytest.mark.parametrize("value", [0.5, 95.0, 99.0, 111.53, 127.0, 127.9, 130.0])
+def test_the_line_of_the_limit_goes_through_no_words(value: float) -> None:
+    bar = Bar(name="cache", value=value, words=f"{value:.2f}")
+    plot = BarPlot(key="k", title="t", x_name="GiB", bars=(bar,), limit=(127.9, "usable"))
+    drawing = draw_bars(plot)
+    line = float(re.findall(r'class="target" x1="([\d.]+)"', drawing)[0])
+    words = float(re.findall(rf'x="([\d.]+)" y="[\d.]+">{value:.2f}', drawing)[0])
+    assert not words - 2 < line < words + 6.5 * len(bar.words)

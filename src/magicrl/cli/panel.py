@@ -98,7 +98,7 @@ class RunPanel:
         parts = [f"step {metrics.step}", f"stage {metrics.stage + 1}"]
         parts += [f"{label} {value}" for label, value in facts(metrics)]
         if self._validation is not None and self._validation[0] == metrics.step:
-            parts.append(f"validation {self._validation[1]:.3f}")
+            parts.append(f"validation {percent(self._validation[1])}")
         left = self.time_left
         return ", ".join([*parts, *([f"left {left}"] if left else [])])
 
@@ -126,10 +126,11 @@ class RunPanel:
         stage = f"stage {self.metrics.stage + 1}" + (f" (T = {limit:.0f})" if limit is not None else "")
         left = self.most_steps_left
         most = "" if left is None else f" of at most {self.metrics.step + left}"
-        heading = f"{self._title} · {stage} · step {self.metrics.step}{most}"
-        if len(heading) <= width:
-            return heading
-        return f"stage {self.metrics.stage + 1} · step {self.metrics.step}{most}"
+        step = f"step {self.metrics.step}{most}"
+        short = step if left is None else f"{self.metrics.step}/{self.metrics.step + left}"
+        headings = (f"{self._title} · {stage} · {step}", f"{stage} · {step}", step, short)
+        room = width - 2  # the border's own columns beside a title
+        return next((heading for heading in headings if len(heading) <= room), short)
 
     def _curve(self, width: int, *, plain: bool) -> Text:
         text = Text.assemble(("accuracy ", "dim"))
@@ -159,7 +160,7 @@ def facts(metrics: StepMetrics) -> list[tuple[str, str]]:
     entropy = figure(metrics, "entropy/exact/mean")
     entropy = figure(metrics, "entropy/sampled/mean") if entropy is None else entropy
     if accuracy is not None:
-        shown.append(("accuracy", f"{accuracy:.3f}"))
+        shown.append(("accuracy", percent(accuracy)))
     if entropy is not None:
         shown.append(("entropy", f"{entropy:.3f}" + (f" (target {target:g})" if target is not None else "")))
     for label, key in (("alpha", "entropy/alpha"), ("length", "length/mean"), ("staleness", "staleness/mean")):

@@ -104,7 +104,7 @@ def plan(
         other=other,
         offload_moments=offload_moments,
     )
-    config, main = _planned(recipe, set_ or [], model, gpu, options)
+    config, main = planned(recipe, set_ or [], model, gpu, options)
     others = [(text, _alternative(recipe, set_ or [], model, gpu, options, text)) for text in compare or []]
     facts = plan_facts(main, hours, cost_per_gpu_hour)
     if json or page is not None:
@@ -130,9 +130,10 @@ def plan(
     return 0
 
 
-def _planned(
+def planned(
     recipe: Path, overrides: Sequence[str], model: str | None, gpu: str, options: Options
 ) -> tuple[TrainConfig, Plan]:
+    """The resolved recipe, and its plan on ``gpu``; ``model`` in place of its start model. Raises ``ValueError``."""
     from magicrl.config.loader import load_train_recipe
     from magicrl.planning.hardware import load_hardware
     from magicrl.planning.planner import make_plan
@@ -182,7 +183,7 @@ def _alternative(
     from magicrl.config.errors import RecipeError
 
     try:
-        return _planned(recipe, sets, model, gpu, changed)[1]
+        return planned(recipe, sets, model, gpu, changed)[1]
     except RecipeError:
         raise
     except ValueError as error:

@@ -14,10 +14,12 @@ from rich.console import Console
 from magicrl.cli.live import LiveDisplay
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.config.schema import TrainConfig
+from magicrl.config.shipped import is_unchanged
 from magicrl.reporting.report import write_report
 from magicrl.reporting.run_folder import read_run
 from magicrl.reporting.summary import summary
 from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+from magicrl.reporting.wording import duration
 from magicrl.training.conclusion import NOTHING_LEARNED
 from magicrl.training.observer import Observers
 
@@ -40,11 +42,8 @@ def run_training(recipe: Path, overrides: Sequence[str], output: Path | None, *,
         made_elsewhere = parts_of(config)
         ready = check_run(config, folder, resume=resume)
         with made_elsewhere as parts:
-            if config.run.expected_minutes:
-                console.print(
-                    f"{config.run.name}: about {config.run.expected_minutes:g} minutes on two CPU cores; "
-                    f"everything is kept in {folder}"
-                )
+            needed = minutes_needed(config, recipe, overrides)
+            console.print(f"{config.run.name}: {needed}everything is kept in {folder}", highlight=False)
             _train(config, folder, ready, parts, trackers, console, resume=resume)
     page = write_report(folder)
     run = read_run(folder)
@@ -79,6 +78,29 @@ def _train(
             with contextlib.suppress(ValueError):  # a full disk: why the run stopped is what matters
                 console.print(f"report so far: {write_report(folder)}")
         raise
+
+
+def minutes_needed(config: TrainConfig, recipe: Path, overrides: Sequence[str]) -> str:
+    """``about 50 minutes on two CPU cores; ``: measured for a shipped recipe, else planned for this model and recipe.
+
+    Empty where the planner does not know the model, or an accelerator does the work; the display tells the time left
+    from the first step on.
+    """
+    if config.run.expected_minutes and is_unchanged(recipe, overrides):
+        return f"about {config.run.expected_minutes:g} minutes on two CPU cores; "
+    from magicrl.cli.plan import planned
+    from magicrl.models.loading import resolve_device
+    from magicrl.planning.planner import Options
+
+    if config.cluster is not None or resolve_device(config.run.device).type != "cpu":
+        return ""
+    try:
+        _, plan = planned(recipe, overrides, None, "cpu-2core", Options(gpus=1))
+    except ValueError:
+        return ""
+    steps = sum(stage.max_steps for stage in config.stages)
+    training = f"about {duration(plan.hours * 3600)} for at most {steps} training steps"
+    return f"{training} as planned on two CPU cores, beside the tests; "
 
 
 def parts_of(config: TrainConfig) -> AbstractContextManager[PartsMaker | None]:

@@ -111,6 +111,7 @@ def _load(path: Path, overrides: Sequence[str], schema: type[Config], overrides_
     _check_kind(path, tree, schema)
     for override in overrides:
         _apply_override(tree, override)
+    _name_after_own(tree, overrides)
     try:
         return schema.model_validate(tree, context=counted_from(path, overrides_from))
     except ValidationError as error:
@@ -176,6 +177,27 @@ def _apply_override(tree: Tree, override: str) -> None:
         }
     else:
         _assign(tree, key.split("."), value, override)
+
+
+def _name_after_own(tree: Tree, overrides: Sequence[str]) -> None:
+    """A run of another model or other data than its recipe's carries their names, unless it is given one."""
+    given = {key.strip(): raw for key, _, raw in (override.partition("=") for override in overrides)}
+    model = next((given[key] for key in ("model", "start.model", "start.sft") if key in given), None)
+    data = next((raw for key, raw in given.items() if re.fullmatch(r"data|data\.train\.\d+\.path", key)), None)
+    if "run.name" in given or (model is None and data is None):
+        return
+    run = tree.setdefault("run", {})
+    if isinstance(run, dict):
+        table = cast(Tree, run)
+        first = str(table.get("name", "run")) if model is None else _stem(model)
+        table["name"] = first if data is None else f"{first}-{_stem(data)}"
+
+
+def _stem(raw: str) -> str:
+    """``runs/mine/model`` as ``mine``, ``owner/Name-1B`` as ``Name-1B``, ``"a b.jsonl"`` as ``a-b``."""
+    path = Path(str(_parse_value(raw.strip())))
+    name = path.parent.name if path.name == "model" and path.parent.name else path.name
+    return re.sub(r"[^\w.-]+", "-", re.sub(r"\.(jsonl?|csv|parquet|toml)$", "", name)) or "own"
 
 
 def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:

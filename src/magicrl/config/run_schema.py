@@ -24,7 +24,7 @@ class RunConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """``auto``: CUDA where there is one."""
     expected_minutes: float | None = Field(default=None, gt=0)
-    """Said before the run starts; measured on two CPU cores."""
+    """Measured on two CPU cores; said before the run starts where a shipped recipe is run unchanged."""
 
 
 class EvaluationConfig(Section):

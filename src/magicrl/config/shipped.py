@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from pathlib import Path
 
 from magicrl.config.errors import RecipeError
@@ -18,6 +19,14 @@ def shipped_recipes() -> dict[str, Path]:
         True
     """
     return {str(path.relative_to(FOLDER))[: -len(".toml")]: path for path in sorted(FOLDER.rglob("*.toml"))}
+
+
+def is_unchanged(recipe: Path, overrides: Sequence[str]) -> bool:
+    """Whether this is a shipped recipe with nothing set that its measured figures depend on."""
+    keys = [override.partition("=")[0].strip() for override in overrides]
+    return find_recipe(recipe).resolve().is_relative_to(FOLDER.resolve()) and all(
+        key in ("run.seed", "run.name", "run.output") or key.startswith("logging.") for key in keys
+    )
 
 
 def shipped_recipe(name: str) -> Path | None:

@@ -64,6 +64,7 @@ def draw_bars(plot: BarPlot) -> Markup:
     left, letters = plot.left, plot.left // LETTER
     scale = (WIDTH - left - RIGHT) / ticks[-1]
     bottom = TOP + ROW * len(plot.bars)
+    limit = None if plot.limit is None else left + plot.limit[0] * scale
     parts = [
         f'<line class="grid" x1="{left + tick * scale:.1f}" x2="{left + tick * scale:.1f}" y1="{TOP}" y2="{bottom}"/>'
         f'<text class="tick" x="{left + tick * scale:.1f}" y="{bottom + 15}" text-anchor="middle">'
@@ -74,15 +75,17 @@ def draw_bars(plot: BarPlot) -> Markup:
         y = TOP + ROW * i
         name = bar.name if len(bar.name) <= letters else bar.name[: letters - 1] + "…"
         width = max(1.0, bar.value * scale)
+        words_at = left + width + 5
+        if limit is not None and words_at - 3 < limit < words_at + LETTER * len(bar.words):
+            words_at = limit + 5  # the line would go through them
         parts.append(
             f'<text class="rowlabel token" x="{left - 6}" y="{y + 13.5}" text-anchor="end">{escape(name)}</text>'
             f'<rect class="area f{plot.color}" x="{left}" y="{y + 3}" width="{width:.1f}" height="{ROW - 6}">'
             f"<title>{escape(_words(bar, plot.unit))}</title></rect>"
-            f'<text class="tick" x="{left + width + 5:.1f}" y="{y + 13.5}">{escape(bar.words)}</text>'
+            f'<text class="tick" x="{words_at:.1f}" y="{y + 13.5}">{escape(bar.words)}</text>'
         )
-    if plot.limit:
-        x = left + plot.limit[0] * scale
-        parts.append(f'<line class="target" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>')
+    if limit is not None:
+        parts.append(f'<line class="target" x1="{limit:.1f}" x2="{limit:.1f}" y1="{TOP}" y2="{bottom}"/>')
     middle = (left + WIDTH - RIGHT) / 2
     parts.append(
         f'<text class="tick" x="{middle:.1f}" y="{bottom + 32}" text-anchor="middle">{escape(plot.x_name)}</text>'

@@ -91,7 +91,7 @@ def _figures(run: RecordedRun, group: FigureGroup) -> Block:
         key=group.key,
         title=group.title,
         template="figures.html.j2",
-        data={"panels": panels, "axes": (), "note": ""},
+        data={"panels": panels, "axes": (), "note": group.note},
         hover=crosshairs,
     )
 

@@ -30,7 +30,7 @@ class Line:
         ends: metrics of the lower and upper end of a band.
         share_of: metric that the values are divided by, so that they become shares.
         unlike: left out where it equals this metric at every step.
-        hide_zeros: left out where all its values are 0.
+        silent: left out where all its values (and ends) are this one: it would say nothing.
     """
 
     key: str
@@ -41,7 +41,7 @@ class Line:
     ends: tuple[str, str] | None = None
     share_of: str | None = None
     unlike: str | None = None
-    hide_zeros: bool = False
+    silent: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,6 +77,7 @@ class FigureGroup:
     key: str
     title: str
     panels: tuple[tuple[Chart, ...], ...]
+    note: str = ""
 
 
 ACCURACY = Figure(
@@ -130,7 +131,7 @@ ALPHA = Figure(
     compact=True,
     note="α is c where entropy is at or below its target, else 0.",
     lines=(
-        Line(key="entropy/alpha", label="α, in the loss", color=3),
+        Line(key="entropy/alpha", label="α, in the loss", color=3, silent=0.0),
         Line(key="entropy/c", label="c, held by the controller", color=4),
     ),
 )
@@ -157,7 +158,7 @@ REJECTED = Figure(
     lines=(
         Line(key="groups/rejected/all_wrong", label="all answers wrong", color=1, share_of="groups/sampled"),
         Line(key="groups/rejected/all_correct", label="all answers right", color=2, share_of="groups/sampled"),
-        Line(key="groups/not_judged", label="not judged", color=4, share_of="groups/sampled", hide_zeros=True),
+        Line(key="groups/not_judged", label="not judged", color=4, share_of="groups/sampled", silent=0.0),
     ),
 )
 REFILLED = Figure(
@@ -165,21 +166,21 @@ REFILLED = Figure(
     title="Groups sampled to refill the batch",
     note="Further groups of the step, in place of rejected ones.",
     compact=True,
-    lines=(Line(key="groups/refilled", label="refilled", color=4, look="smooth", hide_zeros=True),),
+    lines=(Line(key="groups/refilled", label="refilled", color=4, look="smooth", silent=0.0),),
 )
 RATIO = Figure(
     key="ratio",
     title="Probability ratio ρ",
     y_low=None,
     note="Mean, with the band from the smallest to the largest token. Exactly 1 when each batch is used once.",
-    lines=(Line(key="learner/ratio_mean", label="ρ", ends=("learner/ratio_min", "learner/ratio_max")),),
+    lines=(Line(key="learner/ratio_mean", label="ρ", ends=("learner/ratio_min", "learner/ratio_max"), silent=1.0),),
 )
 CLIP = Figure(
     key="clip",
     title="Clipped tokens",
     unit="percent",
     note="Share of the tokens whose gradient the clip took away. None can be when each batch is used once.",
-    lines=(Line(key="learner/clip_ratio", label="clipped", color=1, look="smooth"),),
+    lines=(Line(key="learner/clip_ratio", label="clipped", color=1, look="smooth", silent=0.0),),
 )
 SAMPLER_GAP = Figure(
     key="sampler_gap",
@@ -212,7 +213,7 @@ CORRECTED = Figure(
     note="Share of the tokens that older policies sampled, and of those whose weight the correction capped or masked.",
     lines=(
         Line(key="staleness/older/ratio", label="older policies", look="smooth"),
-        Line(key="learner/corrected_ratio", label="corrected", color=1, look="smooth", hide_zeros=True),
+        Line(key="learner/corrected_ratio", label="corrected", color=1, look="smooth", silent=0.0),
     ),
 )
 GRADIENT = Figure(
@@ -225,7 +226,7 @@ KL = Figure(
     key="kl",
     title="KL to the reference",
     note="Mean of the k3 estimate, nats per token.",
-    lines=(Line(key="learner/kl", label="KL", color=3, look="smooth", hide_zeros=True),),  # zeros: no reference
+    lines=(Line(key="learner/kl", label="KL", color=3, look="smooth", silent=0.0),),  # zeros: no reference
 )
 STEP_TIME = Figure(
     key="step_time",
@@ -280,6 +281,8 @@ IDLE = Figure(
     ),
 )
 
+ON_POLICY = "On-policy: each batch is used once, so the probability ratio ρ is exactly 1 and no token is clipped."
+
 GROUPS = (
     Group(
         key="learning",
@@ -301,7 +304,10 @@ def figure_groups(run: RecordedRun) -> tuple[FigureGroup, ...]:
     for group in GROUPS:
         panels = [tuple(c for c in (_chart(run, f) for f in panel) if not c.empty) for panel in group.panels]
         if any(panels):
-            groups.append(FigureGroup(key=group.key, title=group.title, panels=tuple(p for p in panels if p)))
+            shown = tuple(panel for panel in panels if panel)
+            left_out = group.key == "policy" and not any(chart.key in ("ratio", "clip") for p in shown for chart in p)
+            note = ON_POLICY if left_out and run.points("learner/ratio_mean") else ""
+            groups.append(FigureGroup(key=group.key, title=group.title, panels=shown, note=note))
     return tuple(groups)
 
 
@@ -343,7 +349,8 @@ def _series(run: RecordedRun, line: Line) -> tuple[Series, ...]:
     if line.share_of is not None:
         whole = dict(run.points(line.share_of))
         points = tuple((x, y / whole[x]) for x, y in points if whole.get(x))
-    if not points or (line.hide_zeros and not any(y for _, y in points)):
+    shown = [y for key in (line.key, *(line.ends or ())) for _, y in run.points(key)]
+    if not points or (line.silent is not None and all(y == line.silent for y in shown)):
         return ()
     if line.unlike is not None and points == run.points(line.unlike):
         return ()
