@@ -22,8 +22,8 @@ MIXED = SampledAnswers(groups=24, max_tokens=64, mixed=0.6, correct=0.4, truncat
 SCARCE = SampledAnswers(groups=24, max_tokens=64, mixed=0.02, correct=0.99, truncated=0.0, answered=1.0)
 
 
-def rise(low: float, high: float) -> ScoreRise:
-    change = Difference(mean=(low + high) / 2, low=low, high=high, problems=100, clusters=100)
+def rise(low: float, high: float, clusters: int = 100) -> ScoreRise:
+    change = Difference(mean=(low + high) / 2, low=low, high=high, problems=100, clusters=clusters)
     return ScoreRise(set_name="held_out", temperature=1.0, before=0.4, after=0.4 + change.mean, change=change)
 
 
@@ -43,6 +43,7 @@ def facts(
     ("given", "outcome", "words"),
     [
         (facts(measured=rise(0.02, 0.1)), "learned", "held_out at temperature 1: 40.0 % before, 46.0 % after, +6.0"),
+        (facts(measured=rise(0.02, 0.1, clusters=7)), "learned", "100 problems of 7 prompts or templates)"),
         (facts(measured=rise(-0.1, -0.02)), "worse", "(95 %: −10.0 to −2.0, 100 problems)"),
         (facts(measured=rise(-0.03, 0.02)), "no_rise", "(95 %: −3.0 to +2.0, 100 problems)"),
         (facts(measured=rise(-0.03, 0.2)), "undecided", "too wide to tell"),
@@ -78,7 +79,7 @@ def test_facts_of_a_recorded_run() -> None:
 
     def test(name: str, shares: list[float | None]) -> dict[str, object]:
         known = [share for share in shares if share is not None]
-        score = {"accuracy": {"mean": sum(known) / len(known)}, "per_problem": shares}
+        score = {"accuracy": {"mean": sum(known) / len(known)}, "per_problem": shares, "clusters": ["a", "b", "c", "a"]}
         return {"name": name, "set": "held_out", "temperatures": {"0.0": score, "0.6": score}}
 
     found = learning_facts(
@@ -94,7 +95,7 @@ def test_facts_of_a_recorded_run() -> None:
     assert found.rise is not None
     assert found.rise.temperature == 0.6, "the highest that was measured"
     assert found.rise.change.mean == pytest.approx(1 / 3)  # of the three problems that both judged
-    assert found.rise.change.problems == 3
+    assert (found.rise.change.problems, found.rise.change.clusters) == (3, 2)
 
 
 def test_scores_of_other_problems_are_not_paired() -> None:

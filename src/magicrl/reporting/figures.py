@@ -132,7 +132,7 @@ ALPHA = Figure(
     note="α is c where entropy is at or below its target, else 0.",
     lines=(
         Line(key="entropy/alpha", label="α, in the loss", color=3, silent=0.0),
-        Line(key="entropy/c", label="c, held by the controller", color=4),
+        Line(key="entropy/c", label="c, held by the controller", color=4, silent=0.0),
     ),
 )
 LENGTH = Figure(

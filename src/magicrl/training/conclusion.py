@@ -37,7 +37,7 @@ SCARCE = 0.05
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRise:
-    """The first test set before and after training, paired by problem, at one temperature for both."""
+    """The first test set before and after training, paired by problem and clustered, at one temperature for both."""
 
     set_name: str
     temperature: float
@@ -186,8 +186,10 @@ def _in_words(rise: ScoreRise) -> str:
     points = [
         f"{100 * share:+.1f}".replace("-", "−") for share in (rise.change.mean, rise.change.low, rise.change.high)
     ]
+    few = rise.change.clusters < rise.change.problems
+    clusters = f" of {rise.change.clusters} prompts or templates" if few else ""
     return (
         f"{rise.set_name} at temperature {rise.temperature:g}: {100 * rise.before:.1f} % before, "
         f"{100 * rise.after:.1f} % after, {points[0]} points (95 %: {points[1]} to {points[2]}, "
-        f"{rise.change.problems} problems)"
+        f"{rise.change.problems} problems{clusters})"
     )
