@@ -20,7 +20,7 @@ PAPER = str(ROOT / "src/magicrl/experiments/bases/paper-7b.toml")
 @pytest.fixture(scope="module")
 def planned(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
     """The JSON object and the page of one call."""
-    page = tmp_path_factory.mktemp("plan") / "sub" / "plan.html"
+    page = tmp_path_factory.mktemp("plan") / "plan.html"
     words = [PAPER, "--gpus", "8", "--gpu", "H800-80G", "--cost-per-gpu-hour", "2.5", "--hours", "24"]
     words += ["--compare", "gpus=16", "--compare", "gpus=1", "--page", str(page), "--json"]
     with pytest.MonkeyPatch.context() as patch:

@@ -111,7 +111,8 @@ def _load(path: Path, overrides: Sequence[str], schema: type[Config], overrides_
     _check_kind(path, tree, schema)
     for override in overrides:
         _apply_override(tree, override)
-    _name_after_own(tree, overrides)
+    if schema is TrainConfig:
+        _name_after_own(tree, overrides)
     try:
         return schema.model_validate(tree, context=counted_from(path, overrides_from))
     except ValidationError as error:
