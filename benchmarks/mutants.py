@@ -44,18 +44,6 @@ PACKAGE = Path("src/magicrl")
 CPU_LIMIT, WALL_LIMIT = 240, 1800
 """Seconds of one fault's tests: a fault that makes them run on and on is seen, and so is one that makes them wait."""
 _BROKEN_RUN = (3, 4, 5)  # pytest's internal error, wrong usage, no tests
-_OURS = (
-    "magicrl",
-    "tests",
-    "test_",
-    "conftest",
-    "__main__",
-    "slow_loop",
-    "json_server",
-    "_pytest",
-    "pytest",
-    "_magicrl",
-)
 _RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
@@ -169,6 +157,7 @@ class Copy:
         for name in modules.read_text().split("\n"):
             with contextlib.suppress(Exception):  # what cannot be imported by itself is imported by its package
                 importlib.import_module(name)
+        assert "magicrl" not in sys.modules, "every fault's process must read the copy"
 
     def _live(self, tests: Sequence[str], log: Path, stop_at_first: bool, modules: Path | None = None) -> None:
         status = 3
@@ -184,16 +173,24 @@ class Copy:
             sys.dont_write_bytecode = True
             if modules is not None:
                 pytest.main(["--collect-only", "-qq", "-m", "", *tests])
-                modules.write_text("\n".join(name for name in sys.modules if not name.startswith(_OURS)))
+                foreign = (name for name, module in sys.modules.items() if _is_foreign(module))
+                modules.write_text("\n".join(foreign))
                 os._exit(0)
             first = ["-x"] if stop_at_first else []
-            status = int(pytest.main([*first, "-m", "", "-p", "no:cacheprovider", "--no-header", "--tb=short", *tests]))
+            found = int(pytest.main([*first, "-m", "", "-p", "no:cacheprovider", "--no-header", "--tb=short", *tests]))
             origin = sys.modules["magicrl"].__file__ or ""
             assert origin.startswith(str(self.folder)), f"the tests read {origin}"
+            status = found
         finally:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
+
+
+def _is_foreign(module: object) -> bool:
+    """Whether a module is an installed package's, and no part of the tests' own machinery."""
+    file = getattr(module, "__file__", None) or ""
+    return "site-packages" in file and "pytest" not in file
 
 
 def _cpu_seconds(pid: int) -> float:
