@@ -14,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -119,6 +119,7 @@ class Response:
     tokens: list[int]
     truncated: bool
     answered: bool  # it ended by itself and says something
+    judged: bool
     reward: float
     versions: list[int]  # of the weights that sampled each token
     spans: bool  # an update came while it was sampled
@@ -135,6 +136,11 @@ class Group:
     problem: str
     prompt: list[int]
     responses: list[Response]
+
+    @property
+    def judged(self) -> list[Response]:
+        """A response that nobody could judge leaves its group."""
+        return [r for r in self.responses if r.judged]
 
 
 @dataclass
@@ -165,6 +171,7 @@ class SlowLoop:
         model: the start model's folder; the reference is the same one.
         train: prompt and gold by id.
         validation: likewise; judged greedily.
+        unjudged: told gold and text: whether the run's verifier could not judge it.
     """
 
     def __init__(
@@ -173,8 +180,10 @@ class SlowLoop:
         model: Path,
         train: Mapping[str, tuple[str, str]],
         validation: Mapping[str, tuple[str, str]],
+        unjudged: Callable[[str, str], bool] = lambda _gold, _text: False,
     ) -> None:
         self.recipe = recipe
+        self.unjudged = unjudged
         self.policy = Policy(model)
         self.train, self.validation = train, validation
         self.weights = {name: w.clone() for name, w in self.policy.start.items()}
@@ -269,14 +278,16 @@ class SlowLoop:
         self._check_sampling(table[: spans[1]], row)
         sampler_logprobs = torch.tensor(row["sampler_logprobs"]).double()
         sampler_logprobs[: spans[1]] = table[torch.arange(len(tokens)), torch.tensor(tokens)][: spans[1]]
-        words = self.policy.decode(tokens).split()
+        text = self.policy.decode(tokens)
+        words, judged = text.split(), not self.unjudged(gold, text)
         if self.ahead:
             table = self.policy.distribution(self.weights, prompt, tokens, self.tau)
         return Response(
             tokens=tokens,
             truncated=not stopped,
             answered=stopped and bool(words),
-            reward=float(stopped and words[-1:] == [gold]),
+            judged=judged,
+            reward=float(stopped and judged and words[-1:] == [gold]),
             versions=versions,
             spans=bool(row["version_spans"]),
             sampler_logprobs=sampler_logprobs,
@@ -307,8 +318,9 @@ class SlowLoop:
                 groups += self._asked(missing, recorded)
         assert len(recorded) == len(groups) * stage["group_size"], "the run sampled another number of groups"
         for group in groups:
-            right = [r.reward for r in group.responses]
-            self.visits[self._prompt(group.problem)] = (int(sum(right)), len(right))
+            right = [r.reward for r in group.judged]
+            if right:
+                self.visits[self._prompt(group.problem)] = (int(sum(right)), len(right))
 
         values = self._rollout_values(groups)
         estimates = self._entropy_values(groups)
@@ -324,7 +336,7 @@ class SlowLoop:
         values["groups/rejected/all_wrong"] = sum(self._reason(g) == "wrong" for g in groups)
         values["groups/refilled"] = len(groups) - stage["rollout_batch"]
         if not algorithm["reject_zero_advantage"]:
-            kept = groups
+            kept = [group for group in groups if group.judged]
         kept = kept[: stage["rollout_batch"]]
         values["groups/trained"] = len(kept)
         values["groups/all_rejected"] = int(not kept)
@@ -350,7 +362,7 @@ class SlowLoop:
     def _members(self, group: Group) -> list[Response]:
         """The responses that make a group's mean and deviation."""
         before = self.recipe["algorithm"]["advantage_mask"] == "before"
-        return [r for r in group.responses if not (before and r.truncated)]
+        return [r for r in group.judged if not (before and r.truncated)]
 
     def _reason(self, group: Group) -> str:
         rewards = {r.reward for r in self._members(group)}
@@ -379,7 +391,7 @@ class SlowLoop:
     @torch.no_grad()
     def _give_logprobs(self, kept: Sequence[Group]) -> None:
         for group in kept:
-            for response in group.responses:
+            for response in group.judged:
                 response.old = self.policy.score(self.weights, group.prompt, response.tokens, self.tau)[0]
                 if self.recipe["reference"]["mode"] != "none":
                     response.ref = self.policy.score(self.policy.start, group.prompt, response.tokens, self.tau)[0]
@@ -388,10 +400,10 @@ class SlowLoop:
 
     def _rollout_values(self, groups: Sequence[Group]) -> dict[str, Any]:
         responses = [r for group in groups for r in group.responses]
-        rewards = [r.reward for r in responses]
-        whole = [r.reward for r in responses if not r.truncated]
+        rewards = [r.reward for r in responses if r.judged]
+        whole = [r.reward for r in responses if r.judged and not r.truncated]
         lengths = sorted(len(r.tokens) for r in responses)
-        shares = [sum(r.reward for r in g.responses) / len(g.responses) for g in groups]
+        shares = [sum(r.reward for r in g.judged) / len(g.judged) for g in groups if g.judged]
         mean = sum(shares) / len(shares)
         spread = math.sqrt(sum((s - mean) ** 2 for s in shares) / (len(shares) - 1))
 
@@ -413,7 +425,7 @@ class SlowLoop:
             "length/max": lengths[-1],
             **{f"length/q{round(100 * q)}": quantile(q) for q in (0.5, 0.9, 0.99)},
             "groups/sampled": len(groups),
-            "groups/not_judged": 0,
+            "groups/not_judged": sum(not r.judged for r in responses),
             "tokens/sampled": sum(lengths),
         }
 
@@ -499,7 +511,7 @@ class SlowLoop:
         kept = self._second_moment(groups)
         loss, policy_loss = torch.zeros(()).double(), torch.zeros(()).double()
         for group in groups:
-            for response in group.responses:
+            for response in group.judged:
                 weight = self._token_weight(response, group, groups)
                 logprobs, entropies = self.policy.score(self.weights, group.prompt, response.tokens, self.tau)
                 assert response.old is not None
@@ -532,17 +544,17 @@ class SlowLoop:
     def _token_weight(self, response: Response, group: Group, groups: Sequence[Group]) -> float:
         loss = self.recipe["algorithm"]["loss"]
         if loss in ("magic", "dapo", "cispo"):
-            return 1 / sum(len(r.tokens) for g in groups for r in g.responses)
+            return 1 / sum(len(r.tokens) for g in groups for r in g.judged)
         if loss == "dr_grpo":
-            return 1 / (self.now["max_tokens"] * sum(len(g.responses) for g in groups))
-        each = 1 / (len(groups) * len(group.responses))
+            return 1 / (self.now["max_tokens"] * sum(len(g.judged) for g in groups))
+        each = 1 / (len(groups) * len(group.judged))
         return each if loss in ("pg", "ppo") else each / len(response.tokens)
 
     def _second_moment(self, groups: Sequence[Group]) -> float:
         """m2po: the largest square of a log weight that the mini-batch keeps."""
         if self.recipe["algorithm"]["correction"] != "m2po":
             return math.inf
-        gaps = [r.old - r.sampler_logprobs for g in groups for r in g.responses if r.old is not None]
+        gaps = [r.old - r.sampler_logprobs for g in groups for r in g.judged if r.old is not None]
         squares = sorted((torch.cat(gaps) ** 2).tolist())
         while sum(squares) / len(squares) > self.recipe["algorithm"]["second_moment"]:
             squares.pop()

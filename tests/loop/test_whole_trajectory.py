@@ -9,6 +9,8 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,11 @@ from slow_loop import SlowLoop, problems_of, prompts
 from tomli_w import dumps
 
 from magicrl.config.loader import load_train_recipe
+from magicrl.records import Outcome, Verdict
 from magicrl.training.checkpoint import load_checkpoint
 from magicrl.training.observer import NullObserver
 from magicrl.training.session import train
+from magicrl.verifiers.exact import ExactVerifier
 
 CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 FLOPS = ("flops/learner", "flops/engine")
@@ -83,7 +87,7 @@ RECIPE: dict[str, Any] = {
             "group_size": 5,
             "min_steps": 0,
             "max_steps": 4,
-            "transition": {"rule": "fixed"},
+            "transition": {"rule": "converged", "horizon": 1, "delta": 0.01, "window": 4, "confidence": 0.9},
         },
     ],
     "evaluation": {"every": 0, "validation_samples": 1, "validation_temperature": 0.0},
@@ -139,16 +143,26 @@ def events(output: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (output / "events.jsonl").read_text().splitlines()]
 
 
+Unjudged = Callable[[str, str], bool]
+"""Whether the run's verifier could not judge this answer to a problem with this gold."""
+
+
 class Trajectory:
     """A run and its slow counterpart, held against each other step by step."""
 
-    def __init__(self, folder: Path, model: Path, changes: dict[str, Any]) -> None:
+    def __init__(
+        self, folder: Path, model: Path, changes: dict[str, Any], *, unjudged: Unjudged = lambda _gold, _text: False
+    ) -> None:
         self.recipe = write_recipe(folder, model, changes)
         self.output = folder / "run"
         self.lines = run(folder, self.output)
         self.values = [line["values"] for line in self.lines]
         self.slow = SlowLoop(
-            self.recipe, model, problems_of(folder / "train.jsonl"), problems_of(folder / "validation.jsonl")
+            self.recipe,
+            model,
+            problems_of(folder / "train.jsonl"),
+            problems_of(folder / "validation.jsonl"),
+            unjudged=unjudged,
         )
 
     def check(self) -> None:
@@ -183,8 +197,19 @@ class Trajectory:
                 error = float((found - expected).norm() / whole)
                 assert error < RELATIVE, f"step {step}: {kind} of {name} is off by {error}"
                 tensors[name] = found  # so that rounding does not add up over steps
-        state = checkpoint.state["controller"]
-        assert state.get("c", 0.0) == pytest.approx(self.slow.c, abs=1e-12)
+        self._check_state(checkpoint.state)
+
+    def _check_state(self, state: Mapping[str, Any]) -> None:
+        """What else a resumed run goes on with."""
+        slow = self.slow
+        assert state["controller"].get("c", 0.0) == pytest.approx(slow.c, abs=1e-12)
+        assert state["sampler"]["removed"] == sorted(slow.removed)
+        assert state["solved"] == len(slow.removed)
+        assert sorted((right, judged) for _, right, judged in state["visits"].values()) == sorted(slow.visits.values())
+        curve = state["schedule"]["test"]
+        if curve is not None and "values" in curve:
+            points = list(zip(curve["steps"], curve["values"], curve["standard_errors"], strict=True))
+            assert points == [pytest.approx(point, rel=RELATIVE) for point in slow.stage.curve]
 
     def _check_events(self) -> None:
         told = events(self.output)
@@ -219,7 +244,8 @@ def test_the_whole_recipe(toy_model: Path, tmp_path: Path) -> None:
     assert trajectory.slow.epoch > 1, "problems came again"
 
 
-SHORT = {
+SHORT: dict[str, Any] = {
+    "stages.1.transition": {"rule": "fixed"},
     "stages.0.transition": {"rule": "fixed"},
     "stages.0.min_steps": 0,
     "stages.0.max_steps": 3,
@@ -296,6 +322,13 @@ CASES: dict[str, dict[str, Any]] = {
         "stages.0.max_steps": 8,
         "stages.1.max_steps": 2,
     },
+    # steps without anything to learn from
+    "empty": {
+        "stages.0.max_tokens": 1,
+        "stages.0.max_steps": 2,
+        "algorithm.refill": "none",
+        "entropy.target": 9.0,
+    },
     "gspo": {**OWN_CLIPS, "algorithm.loss": "gspo"},
     # PPO; without the sampling error of the validation four steps would be enough
     "ppo": {
@@ -306,6 +339,36 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "pg": {"algorithm.loss": "pg", "algorithm.refill_rounds": 1},
 }
+
+
+UNJUDGED: dict[str, dict[str, Any]] = {
+    "rejected and refilled": {},
+    "not rejected": {
+        "algorithm.reject_zero_advantage": False,
+        "algorithm.refill": "none",
+        "algorithm.advantage_mask": "after",
+        "stages.0.rollout_batch": 12,
+    },
+}
+
+
+@pytest.mark.parametrize("case", UNJUDGED)
+def test_what_nobody_could_judge_leaves_its_group(
+    case: str, toy_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a checker fails: nobody who is to say 8 gets a verdict, and of the others those of four words do not."""
+
+    def unjudged(gold: str, text: str) -> bool:
+        return gold == "8" or len(text.split()) == 4
+
+    judge = ExactVerifier.judge
+
+    def failing(self: ExactVerifier, golds: Sequence[str], response: str) -> Verdict:
+        verdict = judge(self, golds, response)
+        return replace(verdict, outcome=Outcome.NOT_JUDGED) if unjudged(golds[0], response) else verdict
+
+    monkeypatch.setattr(ExactVerifier, "judge", failing)
+    Trajectory(tmp_path, toy_model, {**SHORT, **UNJUDGED[case]}, unjudged=unjudged).check()
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -333,12 +396,23 @@ RESUMED: dict[str, dict[str, Any]] = {
         "stages.0.max_steps": 9,
         "stages.0.min_steps": 6,
     },
-    "ahead": {"rollout.max_staleness": 2, "rollout.max_rows": 24, "algorithm.refill": "none"},
+    "ahead": {
+        **SHORT,
+        "rollout.max_staleness": 2,
+        "rollout.max_rows": 24,
+        "algorithm.refill": "none",
+        # more is thrown away at the stage's end than the next stage's first step asks for again
+        "stages.0.transition": {"rule": "truncation", "truncation_below": 0.9, "window": 4},
+        "stages.0.max_steps": 8,
+        "stages.1.rollout_batch": 2,
+        "stages.1.mini_batch": 2,
+        "stages.1.max_steps": 3,
+    },
 }
 
 
 @pytest.mark.parametrize(
-    ("case", "cuts"), [("whole", (7, 14)), ("lagged", (2, 5)), ("code", (5, 6)), ("ahead", (5, 12))]
+    ("case", "cuts"), [("whole", (7, 14)), ("lagged", (2, 5)), ("code", (5, 6)), ("ahead", (2, 4, 5))]
 )
 def test_a_resumed_trajectory_is_the_same(case: str, cuts: tuple[int, ...], toy_model: Path, tmp_path: Path) -> None:
     """Killed where c moves, a convergence test is pending, visits wait for the filter, problems are removed."""
