@@ -556,8 +556,11 @@ class SlowLoop:
             return math.inf
         gaps = [r.old - r.sampler_logprobs for g in groups for r in g.judged if r.old is not None]
         squares = sorted((torch.cat(gaps) ** 2).tolist())
+        left = math.inf
         while sum(squares) / len(squares) > self.recipe["algorithm"]["second_moment"]:
-            squares.pop()
+            left = squares.pop()
+        # responses that begin alike have equal weights there, and rounding says which of them leaves first
+        assert left > squares[-1] * (1 + 1e-4), "the threshold cuts between equal weights; take another one"
         return squares[-1]
 
     def _correction(self, log_weights: Tensor, kept: float) -> Tensor:
