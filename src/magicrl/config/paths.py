@@ -16,6 +16,9 @@ from pydantic import BeforeValidator, FieldSerializationInfo, PlainSerializer, V
 
 from magicrl.config.shipped import FOLDER, shipped_recipe
 
+MODELS = Path("runs/models")
+"""Where supervised starts are kept by default, below the working directory."""
+
 
 class Typed(str):
     """A text that a user typed on the command line."""
@@ -60,7 +63,16 @@ def located_folder(value: Any, info: ValidationInfo) -> Any:
     if folder is None or not value:
         return value
     path = folder / Path(value).expanduser()
-    return os.path.abspath(path) if path.is_dir() or value.startswith((".", "/", "~")) else value
+    if path.is_dir() or value.startswith((".", "/", "~")):
+        return os.path.abspath(path)
+    made = made_model(value)
+    return value if made is None else os.path.abspath(made)
+
+
+def made_model(name: str) -> Path | None:
+    """The model of this name that ``magicrl sft``, or a run's supervised start, made here; None without one."""
+    made = MODELS / name
+    return made if "/" not in name and (made / "config.json").is_file() else None
 
 
 def located_recipe(value: Any, info: ValidationInfo) -> Any:
@@ -96,6 +108,6 @@ FilePath = Annotated[str, BeforeValidator(located), PlainSerializer(_written)]
 FilePaths = Annotated[str | tuple[str, ...], BeforeValidator(located_all)]
 """One or several, with ``*`` for any name."""
 FolderOrName = Annotated[str, BeforeValidator(located_folder), PlainSerializer(_written_folder)]
-"""A folder, or a name that is looked up elsewhere: a made model's, the hub's."""
+"""A folder, or a name: a made model's becomes its folder, the hub's stays."""
 RecipeName = Annotated[str, BeforeValidator(located_recipe), PlainSerializer(_written)]
 """A recipe's file, or the name of a shipped one."""

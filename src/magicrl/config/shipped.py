@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,15 @@ def shipped_recipe(name: str) -> Path | None:
     known, name = shipped_recipes(), name.removesuffix(".toml")
     fitting = [known[name]] if name in known else [path for full, path in known.items() if full.endswith(f"/{name}")]
     return fitting[0] if len(fitting) == 1 else None
+
+
+def recipe_of_model(model: str) -> str | None:
+    """The shipped supervised recipe whose model has this name, None where there is none."""
+    for name, path in shipped_recipes().items():
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        if "phases" in tree and tree["run"]["name"] == model:
+            return name
+    return None
 
 
 def find_recipe(given: Path) -> Path:

@@ -17,6 +17,8 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from magicrl.config.errors import RecipeError
+from magicrl.config.paths import made_model
+from magicrl.config.shipped import recipe_of_model
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -39,7 +41,7 @@ AGAIN = "the download may have been interrupted: fetch the model again"
 
 
 def find_model(name: str) -> Path:
-    """The folder of a model: the one of this name, else the hub's, downloaded or from its cache.
+    """The folder of a model: the one of this name, else a start made here, else the hub's, downloaded or cached.
 
     Raises:
         RecipeError: ``name`` can be neither a folder nor a hub name (key "": the setting that holds it).
@@ -55,6 +57,12 @@ def find_model(name: str) -> Path:
     if not re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", name):
         made = "name an existing one, or make it with `magicrl sft`"
         raise RecipeError(f"model folder {name} does not exist{_similar(folder)}; {made}", key="")
+    made = made_model(name)
+    if made is not None:
+        return made
+    recipe = recipe_of_model(name)
+    if recipe is not None:
+        raise RecipeError(f"model {name} is not made here yet; make it: magicrl sft {recipe}", key="")
     try:
         return Path(snapshot_download(name, allow_patterns=list(FETCHED), ignore_patterns=list(NOT_FETCHED)))
     except (OSError, ValueError) as error:

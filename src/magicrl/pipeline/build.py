@@ -23,6 +23,7 @@ from magicrl.config.loader import to_toml
 from magicrl.evaluation.locks import only_writer
 from magicrl.evaluation.provenance import environment_facts, write_atomically
 from magicrl.pipeline.frame import run_step
+from magicrl.pipeline.needs import check_needs
 from magicrl.pipeline.parts import Part
 from magicrl.pipeline.settings import PipelineConfig
 from magicrl.pipeline.sources.importing import import_source
@@ -69,6 +70,7 @@ def build(config: PipelineConfig, *, output: Path, watcher: Watcher) -> Built:
         max_field_characters=config.max_field_characters,
         watcher=watcher,
     )
+    check_needs(config, context.output)
     with only_writer(output, wait=False):
         _record(config, context.output)
         parts = import_sources(config.sources, context)

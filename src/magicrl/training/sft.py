@@ -110,6 +110,9 @@ def recipe_hash(config: SftConfig) -> str:
 def supervised_start(start: StartConfig, models_root: Path) -> tuple[SftConfig, Path]:
     """The supervised recipe of a run's start, and the folder in ``models_root`` of the model that it makes.
 
+    The folder has the recipe's name, so that another file can name the model; with the recipe's hash behind it where
+    another recipe's model has that name already.
+
     Raises:
         RecipeError: it cannot be read.
     """
@@ -118,7 +121,24 @@ def supervised_start(start: StartConfig, models_root: Path) -> tuple[SftConfig, 
         recipe = load_start_recipe(start.sft)
     except RecipeError as error:
         raise RecipeError(str(error), key="start.sft") from error
-    return recipe, models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
+    named = models_root / recipe.run.name
+    hashed = models_root / f"{recipe.run.name}-{recipe_hash(recipe)}"
+    begun = hashed.exists() or _partial(hashed).exists()
+    return recipe, hashed if begun or _is_of_another(recipe, named) else named
+
+
+def _is_of_another(config: SftConfig, output: Path) -> bool:
+    """Whether there is something in ``output``, or unfinished for it, that this recipe did not make."""
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        record = output / RECORD
+        return not record.is_file() or json.loads(record.read_text()).get("recipe_hash") != recipe_hash(config)
+    claim = _partial(output) / "recipe_hash"
+    return claim.is_file() and claim.read_text(encoding="utf-8").strip() != recipe_hash(config)
+
+
+def _partial(output: Path) -> Path:
+    """Where the unfinished work for ``output`` lies."""
+    return output.with_name(f"{output.name}.partial")
 
 
 def run_sft(
@@ -143,7 +163,7 @@ def run_sft(
         ValueError: the output holds another recipe's model or something else; an unknown family; a demonstration
             longer than the model's context; a missing start model.
     """
-    partial = output.with_name(f"{output.name}.partial")
+    partial = _partial(output)
     found = _finished(config, output)
     if found is None:
         with only_writer(partial, wait=True):  # several runs may want the same start model: one makes it

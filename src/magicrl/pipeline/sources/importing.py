@@ -55,7 +55,7 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
         ValueError: a file as a whole is unreadable, or nothing can be written.
     """
     step = StepFolder(folder)
-    files = _files(source)
+    files = source_files(source)
     settings = source.model_dump(mode="json", exclude={"path"})  # the files' names and content decide, not their place
     key = hash_of(IMPORT_VERSION, settings, [_checksum(path) for path in files], most_characters)
     done = _finished(step, key)
@@ -147,7 +147,7 @@ def _finished(step: StepFolder, key: str) -> list[Part] | None:
     return parts if parts is not None and all(step.has(part.name, part.key) for part in parts) else None
 
 
-def _files(source: PipelineSource) -> list[Path]:
+def source_files(source: PipelineSource) -> list[Path]:
     """The source's files in order; a folder stands for itself.
 
     Raises:
