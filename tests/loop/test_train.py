@@ -230,6 +230,17 @@ def test_the_difficulty_filter_keeps_what_can_teach(toy_recipe: Path, tmp_path: 
     assert 0 < kept < 60
 
 
+def test_a_difficulty_filter_that_keeps_less_than_a_step_draws_says_why(toy_recipe: Path, tmp_path: Path) -> None:
+    settings = ("data.difficulty_filter.samples=4", "stages.0.rollout_batch=64", "stages.0.max_steps=1")
+    run(toy_recipe, tmp_path / "run", *settings, "stages.1.max_steps=1")
+    events = [json.loads(line) for line in (tmp_path / "run" / "events.jsonl").read_text().splitlines()]
+    (told,) = [event for event in events if event.get("rule") == "filter_keeps_little"]
+    kept = sum(row["kept"] for row in json.loads((tmp_path / "run" / "difficulty.json").read_text())["table"])
+    assert f"kept {kept} problems, fewer than a step draws (D_R = 64)" in told["message"]
+    assert "groups have answers of differing reward" in told["message"]
+    assert told["remedy"]
+
+
 def test_metrics_are_records(toy_recipe: Path, tmp_path: Path) -> None:
     seen: list[StepMetrics] = []
 
