@@ -90,6 +90,18 @@ def test_a_conversation_keeps_its_turns(tmp_path: Path, record: dict[str, Any]) 
     assert recognise(tmp_path / "chat.jsonl").conversations == 1
 
 
+def test_training_says_how_tests_call_the_program_as_evaluation_does(tmp_path: Path) -> None:
+    tests = {"inputs": ["1"], "outputs": ["2"]}
+    path = written(tmp_path / "code.jsonl", [{"question": "Add one.", "tests": tests}])
+    (trained,) = load_problems(SourceConfig(path=str(path)))
+    (examined,) = load_benchmark(parse_asked(str(path)), Reading()).problems
+    assert trained.prompt == examined.prompt
+    assert trained.prompt.startswith("Add one.\n\nWrite a Python program that reads from standard input")
+    (bare,) = load_problems(SourceConfig(path=str(path), template="{prompt}"))
+    assert bare.prompt == "Add one."
+    assert bare.key == trained.key
+
+
 def test_the_box_is_asked_for_once_in_a_conversation(tmp_path: Path) -> None:
     system = {"role": "system", "content": "Put the answer into \\boxed{}."}
     path = written(tmp_path / "chat.jsonl", [{"messages": [system, *TURN], "answer": "5"}])

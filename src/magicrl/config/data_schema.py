@@ -50,8 +50,9 @@ class SourceConfig(Section):
     difficulty_of: str | None = None
     """A model's name in the released schema's ``model_difficulty``: its offline filter as recorded there. Problems that
     it failed 0 or 16 times of 16, and those without its figure, are set aside."""
-    template: str = "{prompt}"
-    """Text around each prompt (the last turn of a conversation); must hold ``{prompt}``."""
+    template: str | None = None
+    """Text around each prompt (the last turn of a conversation); holds ``{prompt}``. Default: none; for code sets what
+    says how the tests call the program."""
     verifier: Literal["maths", "exact", "code"] | None = None
     """Default: the family's own; ``code`` for problems with tests, else ``maths``."""
 
@@ -60,7 +61,7 @@ class SourceConfig(Section):
         given = [name for name in ("family", "path", "hub") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ValueError(f"a source needs exactly one of family, path, hub; given: {', '.join(given) or 'none'}")
-        if "{prompt}" not in self.template:
+        if self.template is not None and "{prompt}" not in self.template:
             raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
         if self.family is not None and self.difficulty_of is not None:
             raise ValueError("difficulty_of is for files of the released schema; a family's problems carry none")

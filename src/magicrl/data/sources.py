@@ -16,6 +16,7 @@ from magicrl.data.families import Split, make_family, unique_problems
 from magicrl.data.fingerprint import fingerprint
 from magicrl.data.label_noise import with_wrong_labels
 from magicrl.data.readers import Place, RecordReader, Rejected, read_problems
+from magicrl.data.schemas import Template, catalogue
 from magicrl.records import Problem
 
 __all__ = [
@@ -108,10 +109,10 @@ def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSou
     if source.label_noise:
         with _at("label_noise"):
             loaded = replace(loaded, problems=tuple(with_wrong_labels(loaded.problems, source.label_noise)))
-    if source.template == "{prompt}":
+    if source.template is None:
         return loaded
-    wrapped = (replace(p, prompt=source.template.replace("{prompt}", p.prompt)) for p in loaded.problems)
-    return replace(loaded, problems=tuple(wrapped))
+    template = Template(text=source.template)
+    return replace(loaded, problems=tuple(template.around(problem) for problem in loaded.problems))
 
 
 def _generated(source: SourceConfig) -> LoadedSource:
@@ -159,6 +160,8 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
             continue
         assert not isinstance(read, Rejected), "a rejected record has its reason"
         problem = read.problem
+        if source.template is None and problem.verifier == "code":
+            problem = catalogue().templates[read.template].around(problem)
         if problem.id in places:
             raise ValueError(
                 f"{read.where}: id {problem.id!r} stood already in {places[problem.id]}; ids must be unique: "

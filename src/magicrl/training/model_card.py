@@ -118,7 +118,7 @@ def run_facts(config: TrainConfig, folder: Path, conclusion: Conclusion) -> RunF
         ],
         max_tokens=_test_tokens(config),
         conclusion=conclusion,
-        templates=tuple(dict.fromkeys(s.template for s in config.data.train if s.template != "{prompt}")),
+        templates=tuple(dict.fromkeys(s.template for s in config.data.train if s.template not in (None, "{prompt}"))),
         command=called_as(sys.argv),
     )
 
