@@ -195,6 +195,36 @@ def test_nothing_to_learn_stops_with_a_remedy(toy_recipe: Path, tmp_path: Path) 
     assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "failed"
 
 
+def test_empty_steps_count_only_in_a_row_and_over_a_restart(toy_recipe: Path, tmp_path: Path) -> None:
+    """Stages of T = 1 have nothing to learn from; the one between them has."""
+    text = toy_recipe.read_text()
+    stage = text[text.rindex("[[stages]]") : text.index("[evaluation]")]
+    toy_recipe.write_text(text.replace("[evaluation]", stage + "[evaluation]"))
+    steps = [f"stages.{i}.max_steps={n}" for i, n in enumerate((1, 1, 4))]
+    settings = (*steps, "stages.0.max_tokens=1", "stages.2.max_tokens=1", "data.test={}", "evaluation.every=0")
+    limit = ("algorithm.stop_after_empty_steps=3", "checkpoint.every=1")
+    with pytest.raises(TrainingStopped, match="every group of 3 steps in a row"):
+        run(toy_recipe, tmp_path / "run", *settings, *limit)
+    assert [row["values"]["learner/sgd_steps"] > 0 for row in metrics_of(tmp_path / "run")] == [
+        False,
+        True,
+        *[False] * 3,
+    ]
+    with pytest.raises(TrainingStopped, match="every group of 3 steps in a row"):
+        run(toy_recipe, tmp_path / "run", *settings, *limit, resume=True)
+    assert len(metrics_of(tmp_path / "run")) == 5, "the two empty steps before the checkpoint count"
+
+
+def test_a_stage_end_and_the_best_step_are_in_checkpoints(toy_recipe: Path, tmp_path: Path) -> None:
+    run(toy_recipe, tmp_path / "run", "checkpoint.every=100", "checkpoint.keep_last=9", "evaluation.every=2")
+    found = {int(path.name.removeprefix("step-")) for path in (tmp_path / "run" / "checkpoints").iterdir()}
+    rows = metrics_of(tmp_path / "run")
+    validated = {row["step"]: row["values"].get("validation/accuracy/mean", -1.0) for row in rows}
+    best = [step for step, value in validated.items() if value > max([-1.0, *list(validated.values())[: step - 1]])]
+    assert best
+    assert found == {3, 6, *best}
+
+
 def test_a_run_is_not_overwritten_and_not_resumed_with_another_recipe(toy_recipe: Path, tmp_path: Path) -> None:
     output = tmp_path / "run"
     run(toy_recipe, output, "stages.1.max_steps=1", "stages.0.max_steps=1")
@@ -228,6 +258,8 @@ def test_the_difficulty_filter_keeps_what_can_teach(toy_recipe: Path, tmp_path: 
     kept = sum(row["kept"] for row in document["table"])
     assert kept == sum(0 < c < n for c, n in document["counts"].values())
     assert 0 < kept < 60
+    asked = {g.request.problem.key for g in read_rollouts(tmp_path / "run" / "rollouts")}
+    assert asked <= {key for key, (c, n) in document["counts"].items() if 0 < c < n}
 
 
 def test_a_difficulty_filter_that_keeps_less_than_a_step_draws_says_why(toy_recipe: Path, tmp_path: Path) -> None:
