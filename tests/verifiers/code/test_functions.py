@@ -125,13 +125,6 @@ def test_forms_of_arguments_and_results(judge: CodeJudge) -> None:
         ("assert f(2) == 4", "lambda x: 4", "lambda x: 5"),
         ("assert f(2) == (1, 2)", "lambda x: (1, 2)", "lambda x: [1, 2]"),
         ("assert 4 == f(2)", "lambda x: 4", "lambda x: 5"),
-        ("assert f(2) is True", "lambda x: True", "lambda x: 1"),
-        ("assert not f('a')", "lambda x: 0", "lambda x: 1"),
-        ("assert abs(f(.1) - .3) < 1e-6", "lambda x: .3", "lambda x: .4"),
-        ("import math\nassert math.isclose(f(1), 2.0, rel_tol=1e-3)", "lambda x: 2.0001", "lambda x: 2.1"),
-        ("assert set(f([1, 1])) == {1}", "lambda x: [1, 1]", "lambda x: [2]"),
-        ("assert sorted(f((2, 1)))[0] == 1", "lambda x: [2, 1]", "lambda x: 7"),
-        ("assert f('x')", "lambda x: __import__('re').match('x', x)", "lambda x: __import__('re').match('y', x)"),
     ],
 )
 def test_an_assertion_becomes_a_call(judge: CodeJudge, assertion: str, right: str, wrong: str) -> None:
@@ -144,6 +137,13 @@ def test_an_assertion_becomes_a_call(judge: CodeJudge, assertion: str, right: st
 @pytest.mark.parametrize(
     ("code", "right", "wrong"),
     [
+        ("assert f(2) is True", "f = lambda x: True", "f = lambda x: 1"),
+        ("assert not f('a')", "f = lambda x: 0", "f = lambda x: 1"),
+        ("assert abs(f(.1) - .3) < 1e-6", "f = lambda x: .3", "f = lambda x: .4"),
+        ("import math\nassert math.isclose(f(1), 2.0, rel_tol=1e-3)", "f = lambda x: 2.0001", "f = lambda x: 2.1"),
+        ("assert set(f([1, 1])) == {1}", "f = lambda x: [1, 1]", "f = lambda x: [2]"),
+        ("assert sorted(f((2, 1)))[0] == 1", "f = lambda x: [2, 1]", "f = lambda x: 7"),
+        ("assert f('x')", "import re\nf = lambda x: re.match('x', x)", "import re\nf = lambda x: re.match('y', x)"),
         ("for i in range(5):\n    assert f(i) == 2 * i", "def f(x): return 2 * x", "def f(x): return x"),
         ("try:\n    f(-1)\n    assert False\nexcept ValueError: pass",
          "def f(x): raise ValueError", "def f(x): return x"),

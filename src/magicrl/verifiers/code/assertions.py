@@ -1,7 +1,7 @@
 """Assertions as function calls where they parse, so that the comparison happens outside of every sandbox.
 
-``assert f(1, 2) == 3`` becomes a call with literal arguments and a predicate over its result. What does not parse
-(two calls, loops, random inputs, expected exceptions) runs as a whole in an assertion process (see `remote`).
+``assert f(1, 2) == 3`` becomes a call with literal arguments and an expected result. Whatever is more than that runs
+as a whole in a process of its own (see `testrun`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,10 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from types import CodeType
 from typing import Any
 
 from magicrl.verifiers.code.values import encode, refuse
 
-RESULT = "__result__"
 _SAFE_CALLS: dict[str, Callable[..., Any]] = {
     f.__name__: f
     for f in (
@@ -53,31 +51,18 @@ _SAFE_NODES = (
 
 @dataclass(frozen=True, slots=True)
 class ParsedCall:
-    """One assertion: call ``entry`` with these arguments, then ``holds``.
+    """One assertion ``call == expected``.
 
     Attributes:
         entry: the function, or an expression for it (``Solution().solve``).
         positional, named: arguments, plain data.
-        equal: whether the assertion is ``call == expected``; then ``expected`` is that value.
-        predicate: otherwise the rest of the assertion, a compiled expression over `RESULT`.
-        text: the assertion, for reasons.
+        expected: what the call has to return, exactly.
     """
 
     entry: str
     positional: list[Any]
     named: dict[str, Any]
-    equal: bool
     expected: Any
-    predicate: CodeType | None
-    text: str
-
-    def holds(self, result: Any) -> bool:
-        """Whether the predicate is true of plain data. An error of its evaluation means that it is not."""
-        assert self.predicate is not None
-        try:
-            return bool(eval(self.predicate, {**_globals(), RESULT: result}))
-        except Exception:  # noqa: BLE001 - sorted() of what has no order and the like: the assertion would have raised
-            return False
 
 
 class _NotSimple(Exception):
@@ -110,23 +95,28 @@ def parse_trusted(source: str) -> ast.Module:
         sys.set_int_max_str_digits(limit)
 
 
-def called_names(tree: ast.Module) -> list[str]:
-    """The names that test code calls and neither defines nor finds among the built-ins: the program's.
+def wanted_names(tree: ast.Module, entry: str | None) -> list[str]:
+    """The names that test code expects of the program, the entry point alone where one is stated.
 
-    Where every name is a built-in's (a program that defines its own ``sum``), the outermost call of each assertion.
+    Else what it calls, or gives to ``check``, and neither defines nor finds among the built-ins. Where there is no such
+    name and nothing is imported from elsewhere either (a program that defines its own ``sum``): the outermost call of
+    each assertion.
     """
+    if entry is not None:
+        return [entry]
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     own |= {argument.arg for node in ast.walk(tree) if isinstance(node, ast.arguments) for argument in node.args}
-    own |= {
-        alias.asname or alias.name
-        for n in ast.walk(tree)
-        if isinstance(n, ast.Import | ast.ImportFrom)
-        for alias in n.names
-    }
-    calls = [n.func.id for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-    foreign = [name for name in dict.fromkeys(calls) if name not in own and not hasattr(builtins, name)]
-    if foreign:
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    own |= {(alias.asname or alias.name).split(".")[0] for statement in imports for alias in statement.names}
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    names = [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "check":
+            names += [node.id for node in call.args if isinstance(node, ast.Name)]
+    foreign = [name for name in dict.fromkeys(names) if name not in own and not hasattr(builtins, name)]
+    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - own
+    if foreign or imports or any(not hasattr(builtins, name) for name in loaded):
         return foreign
     outer: list[str] = []
     for node in ast.walk(tree):
@@ -215,28 +205,13 @@ def _assertion(statement: ast.Assert, entries: dict[str, str]) -> Iterable[Parse
         raise _NotSimple
     positional = [_literal(argument) for argument in call.args]
     named = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
-    text = ast.unparse(statement)[:200]
-    entry = entries[call.func.id]
     test = statement.test
     if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
         for one, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
             if one is call:
-                yield ParsedCall(entry, positional, named, True, _literal(other), None, text)
+                yield ParsedCall(entries[call.func.id], positional, named, _literal(other))
                 return
-    expression = ast.Expression(_Replace(call).visit(test))
-    _check_safe(expression)
-    predicate = compile(ast.fix_missing_locations(expression), "<assertion>", "eval")
-    yield ParsedCall(entry, positional, named, False, None, predicate, text)
-
-
-class _Replace(ast.NodeTransformer):
-    def __init__(self, call: ast.Call) -> None:
-        self._call = call
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        if node is self._call:
-            return ast.copy_location(ast.Name(RESULT, ast.Load()), node)
-        return self.generic_visit(node)
+    raise _NotSimple
 
 
 def _literal(node: ast.expr) -> Any:
@@ -255,11 +230,20 @@ def _literal(node: ast.expr) -> Any:
     return value
 
 
+def is_plain(source: str) -> bool:
+    """Whether an expression holds nothing but literals, operators and calls of harmless built-ins."""
+    try:
+        _check_safe(ast.parse(source.strip(), mode="eval"))
+    except (_NotSimple, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
 def _check_safe(expression: ast.Expression) -> None:
     for node in ast.walk(expression):
         if not isinstance(node, _SAFE_NODES):
             raise _NotSimple
-        if isinstance(node, ast.Name) and node.id not in _SAFE_CALLS and node.id not in ("math", RESULT):
+        if isinstance(node, ast.Name) and node.id not in _SAFE_CALLS and node.id != "math":
             raise _NotSimple
         if isinstance(node, ast.Attribute) and not (
             isinstance(node.value, ast.Name) and node.value.id == "math" and node.attr in _SAFE_MATHS

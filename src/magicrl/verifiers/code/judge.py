@@ -30,6 +30,7 @@ from magicrl.verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, 
 _ATTEMPTS = 2
 _MAX_REASON = 300
 _MOST_AHEAD = 32
+_MAX_CHECKED = 16 << 20
 _HEAVY = re.compile(r"\b(?:numpy|scipy|pandas)\b")
 
 
@@ -218,7 +219,7 @@ class _Trial:
                 if found:
                     return found
             except CheckerFailed as error:
-                return [*found, ("infrastructure_error", f"the checker failed: {error}")]
+                return [*found, ("infrastructure_error", str(error))]
         if lost.killed:
             return [("runtime_error", "killed from outside twice")]
         return [("infrastructure_error", str(lost))]
@@ -276,6 +277,8 @@ class _Trial:
         return seen.output if isinstance(case, StdinCase) else seen.result
 
     def _stdin(self, case: StdinCase, seen: Observation) -> tuple[str, str] | None:
+        if self._referee is not None and len(seen.output) > max(_MAX_CHECKED, 4 * len(case.output or "")):
+            return "output_limit", f"{len(seen.output)} bytes of output are more than a checker is asked to read"
         if self._accepts_text(case, seen.output):
             return None
         return "wrong_answer", _difference(seen.output, case.output)
@@ -309,7 +312,7 @@ class _Trial:
             if not isinstance(after, list):
                 raise TypeError("the arguments are no plain data")
             result = after[self._suite.in_place]
-        elif result is None and case.parsed is None and case.expected is not None and isinstance(after, list):
+        elif result is None and not case.strict and case.expected is not None and isinstance(after, list):
             result = _changed(after, case)
         found = values.decode(result, remote.as_list)
         tolerance = self._suite.float_tolerance
@@ -318,35 +321,48 @@ class _Trial:
             return self._referee.by_function([given, result, values.encode(case.expected)])
         if self._checker is not None:
             return checkers.accepts_value(self._checker.text, found, case.expected, tolerance)
-        if case.parsed is not None:
-            if case.parsed.equal:
-                return compare.same_value(found, case.expected, tolerance, strict=True)
-            return case.parsed.holds(found)
-        if compare.same_value(found, case.expected, tolerance, strict=False):
+        if compare.same_value(found, case.expected, tolerance, strict=case.strict):
             return True
-        if not self._suite.wrapped or not isinstance(case.expected, list):
+        if case.strict or not self._suite.wrapped or not isinstance(case.expected, list):
             return False
         return compare.same_value(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
 
     def _assertions(self, case: AssertCase) -> tuple[str, str] | None:
+        """Test code in a process of its own; what it says counts, since nothing of the program runs there."""
         tests = Program(case.code, prelude=self._suite.prelude)
         self._tests.append(tests)
         limits = self._present_limits()
         theirs, ours = self._sandbox.run_pair(
-            self._program, tests, limits, heavy=self._heavy, entries=list(case.entries), check=case.check
+            self._program,
+            tests,
+            limits,
+            heavy=self._heavy or bool(_HEAVY.search(case.code)),
+            entry=case.entry,
+            wanted=case.wanted,
+            check=case.check,
         )
         self._left -= theirs.cpu_seconds + ours.cpu_seconds
-        if ours.exit_code == 0 and ours.result == b"held" and ours.killed is None:
-            return None
+        called, _, said = ours.result.rpartition(b"\n")
+        found: dict[str, Any] = json.loads(said) if ours.exit_code == 0 and ours.killed is None and said else {}
+        outcome, reason = found.get("said"), found.get("reason", "")
+        if outcome == "broken":
+            raise CheckerFailed(f"the test code is at fault: {reason}")
+        if outcome == "wrong":
+            return "wrong_answer", reason
         failed = failure(theirs, limits)
-        if failed is not None:
+        if failed is not None and (outcome != "held" or failed[0] == "syntax_error"):
             return failed
-        failed = failure(ours, limits)
-        if failed is not None and failed[0] == "syntax_error":
-            raise CheckerFailed(f"the test code does not compile: {failed[1]}")
-        wrong = failed is None or failed[1].startswith("AssertionError")
-        reason = "" if failed is None else failed[1]
-        return ("wrong_answer", reason or "an assertion failed") if wrong else failed
+        if outcome == "program":
+            return "runtime_error", reason
+        if outcome is None:
+            failed = failure(ours, limits) or ("runtime_error", "the test code did not end as it should")
+            if not called:
+                raise CheckerFailed(f"the test code failed before it called the program: {failed[1]}")
+            return failed
+        if not found["called"] or not found["asserted"]:
+            what = "asserted nothing" if found["called"] else "never called the program"
+            raise CheckerFailed(f"the test code {what}")
+        return None
 
 
 def _stdin_of(case: Case) -> bytes:

@@ -19,7 +19,15 @@ from magicrl.verifiers.code.limits import EXIT_MEMORY, EXIT_NOT_PLAIN, MIB, Limi
 _MAX_RUNS = 20_000
 """A zygote is replaced after so many runs: nothing that might grow can grow for ever."""
 _STARTS = 3
-_HEAVY_MODULES = ("numpy",)
+_TEST_MODULES = ("magicrl.verifiers.code.testrun",)
+_MODULES = {
+    "program": (),
+    "numpy": ("numpy",),
+    "trusted": (),
+    "tests": _TEST_MODULES,
+    "numpy tests": ("numpy", *_TEST_MODULES),
+}
+"""Zygotes, by what they have loaded beyond the common modules."""
 _MUCH_MEMORY_MB = 256
 _PAIR_IDLE_FACTOR = 10.0
 
@@ -111,8 +119,7 @@ class Sandbox:
         limits: Limits,
         *,
         heavy: bool,
-        entries: list[str],
-        check: str | None,
+        **details: Any,
     ) -> tuple[Observation, Observation]:
         """Run test code in one process and the program that it calls in another.
 
@@ -133,11 +140,12 @@ class Sandbox:
             limits=waiting,
             channels={"replies": replies_out, "calls": calls_in},
             outputs=("result",),
-            details={"entries": entries, "check": check},
+            details=details,
         )
         ends = [calls_out, calls_in, replies_out, replies_in]
         try:
-            program_zygote, trusted = self._zygote("numpy" if heavy else "program"), self._zygote("trusted")
+            kinds = ("numpy", "numpy tests") if heavy else ("program", "tests")
+            program_zygote, trusted = map(self._zygote, kinds)
             try:
                 first = program_zygote.start(server)
                 second = trusted.start(client)
@@ -146,8 +154,8 @@ class Sandbox:
                     os.close(ends.pop())
             (ours,) = trusted.finish(second)
             (theirs,) = program_zygote.finish(first)
-            self._runs["trusted"] += 1
-            self._runs["numpy" if heavy else "program"] += 1
+            for kind in kinds:
+                self._runs[kind] += 1
         except ConnectionError as error:
             raise Lost(str(error)) from error
         finally:
@@ -180,8 +188,7 @@ class Sandbox:
         if self._runs.get(kind, 0) >= _MAX_RUNS:
             self._zygotes.pop(kind).close()
         if kind not in self._zygotes:
-            modules = _HEAVY_MODULES if kind == "numpy" else ()
-            self._zygotes[kind] = self._fresh(modules)
+            self._zygotes[kind] = self._fresh(_MODULES[kind])
             self._runs[kind] = 0
         return self._zygotes[kind]
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from magicrl.verifiers.code.assertions import ParsedCall, called_names, parse_calls, parse_trusted
+from magicrl.verifiers.code.assertions import parse_calls, parse_trusted, wanted_names
 
 
 class SuiteError(ValueError):
@@ -36,15 +36,15 @@ class CallCase:
     Attributes:
         entry: function name, or an expression for it.
         positional, named: arguments, plain data.
-        expected: the result. With ``parsed``, the assertion decides instead.
-        parsed: the assertion that this call came from, or None.
+        expected: the result.
+        strict: it comes from an assertion, so that Python's own ``==`` decides.
     """
 
     entry: str
     positional: list[Any]
     named: dict[str, Any]
     expected: Any
-    parsed: ParsedCall | None = None
+    strict: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,12 +53,14 @@ class AssertCase:
 
     Attributes:
         code: the test code.
-        entries: names in it that mean the program's.
+        entry: the program's function, if stated.
+        wanted: names in it that the program has to define.
         check: what to call ``check`` with, or None if the code calls it (or has none).
     """
 
     code: str
-    entries: tuple[str, ...]
+    entry: str | None
+    wanted: tuple[str, ...]
     check: str | None
 
 
@@ -218,14 +220,12 @@ def _assert_cases(tests: Mapping[str, Any]) -> list[Case]:
 
 
 def _code_cases(code: str, entry: str | None) -> list[Case]:
-    """Test code as calls, or as one case for an assertion process."""
+    """Test code as calls, or as one case for a test process."""
     try:
         tree = parse_trusted(code.strip("\n") + "\n")
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise SuiteError(f"the test code does not parse: {error}") from error
-    entries = called_names(tree)
-    if entry is not None and entry.isidentifier():
-        entries = [entry, *(name for name in entries if name != entry)]
+    wanted = wanted_names(tree, entry)
     defines = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     calls = any(
         isinstance(n, ast.Call) and isinstance(n.func, ast.Name) and n.func.id == "check" for n in ast.walk(tree)
@@ -233,11 +233,12 @@ def _code_cases(code: str, entry: str | None) -> list[Case]:
     check = entry if defines and not calls else None
     if defines and not calls and entry is None:
         raise SuiteError("the test code defines check() and does not call it, and there is no field 'entry_point'")
-    parsed = parse_calls(tree, entries, check)
+    parsed = parse_calls(tree, wanted, check)
     if parsed is None:
-        return [AssertCase(code=code, entries=tuple(entries), check=check)]
+        return [AssertCase(code=code, entry=entry, wanted=tuple(wanted), check=check)]
     return [
-        CallCase(entry=p.entry, positional=p.positional, named=p.named, expected=p.expected, parsed=p) for p in parsed
+        CallCase(entry=p.entry, positional=p.positional, named=p.named, expected=p.expected, strict=True)
+        for p in parsed
     ]
 
 

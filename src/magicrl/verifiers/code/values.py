@@ -10,7 +10,7 @@ import collections
 import datetime
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
 MAX_ITEMS = 1_000_000
@@ -59,6 +59,13 @@ def _dict(value: dict[Any, Any], other: Hook | None) -> Any:
     return {"d": [[encode(key, other), encode(item, other)] for key, item in dict.items(value)]}
 
 
+def _tuple(value: tuple[Any, ...], other: Hook | None) -> Any:
+    items, fields = _many(tuple.__iter__(value), other), getattr(type(value), "_fields", None)
+    if other is None or type(fields) is not tuple:
+        return {"t": items}
+    return {"nt": [type(value).__name__, list(map(str, fields)), items]}
+
+
 def _bytes(value: bytes, other: Hook | None) -> Any:
     return {"b": bytes.__getitem__(value, slice(None)).decode("latin-1")}
 
@@ -93,7 +100,7 @@ _BASES: tuple[tuple[type, Callable[[Any, Hook | None], Any]], ...] = (
     (float, lambda value, other: float.__mul__(value, 1.0)),
     (str, lambda value, other: str.__getitem__(value, slice(None))),
     (list, lambda value, other: _many(list.__iter__(value), other)),
-    (tuple, lambda value, other: {"t": _many(tuple.__iter__(value), other)}),
+    (tuple, lambda value, other: _tuple(value, other)),
     (dict, _dict),
     (set, lambda value, other: {"s": _many(set.__iter__(value), other)}),
     (frozenset, lambda value, other: {"f": _many(frozenset.__iter__(value), other)}),
@@ -111,7 +118,11 @@ def _encode_odd(value: Any, other: Hook | None) -> Any:
         return {"T": value.__name__}
     if kind.__module__.split(".")[0] == "numpy" and hasattr(value, "tolist"):
         plain = value.tolist()
-        return {"it": _many(plain, other)} if isinstance(plain, list) else encode(plain, other)
+        if not isinstance(plain, list):
+            return encode(plain, other)
+        return {"it": _many(plain, other)} if other is None else {"np": [str(value.dtype.str), _many(plain, other)]}
+    if isinstance(value, Generator) and other is not None and (encoded := other(value)) is not None:
+        return encoded  # it may have no end
     if not callable(value) and hasattr(kind, "__iter__") and kind.__module__ in ("builtins", "itertools"):
         items = list(itertools.islice(value, MAX_ITEMS + 1))
         if len(items) > MAX_ITEMS:
@@ -222,6 +233,16 @@ def _fraction(numerator: int, denominator: int) -> Any:
     return fractions.Fraction(numerator, denominator)
 
 
+def _array(kind: str, items: list[Any]) -> Any:
+    import numpy as np
+
+    return np.array(items, dtype=kind)
+
+
+def _named(name: str, fields: list[str], items: list[Any]) -> Any:
+    return collections.namedtuple(name, fields)(*items)
+
+
 def _whole(value: Any) -> int:
     found = decode(value)
     if type(found) is not int:
@@ -247,6 +268,8 @@ _DECODERS: dict[str, Callable[[Any, Hook | None], Any]] = {
     "date": lambda text, other: datetime.date.fromisoformat(text),
     "datetime": lambda text, other: datetime.datetime.fromisoformat(text),
     "delta": lambda parts, other: datetime.timedelta(*parts),
+    "nt": lambda parts, other: _named(parts[0], parts[1], _all(parts[2], other)),
+    "np": lambda parts, other: _array(parts[0], _all(parts[1], other)),
     "it": lambda items, other: iter(_all(items, other)),
 }
 

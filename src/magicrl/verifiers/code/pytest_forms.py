@@ -1,0 +1,425 @@
+"""The forms of pytest that test code uses, without pytest: a verdict must not depend on what is installed.
+
+Functions and classes with fixtures and parameters; ``raises``, ``approx``, ``warns``, ``skip``, ``fail`` and marks.
+What is not offered makes the test code, not the program, at fault.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import importlib
+import inspect
+import io
+import itertools
+import math
+import os
+import pathlib
+import re
+import sys
+import tempfile
+import types
+import unittest
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+from unittest import mock
+
+from magicrl.verifiers.code.remote import Unsupported
+
+_MARKS, _FIXTURE = "__pytest_marks__", "__pytest_fixture__"
+_CASE_WIDE = ("function", None)
+
+
+class Skipped(BaseException):
+    """A test that is left out."""
+
+
+class Failed(AssertionError):
+    """``pytest.fail``, and what did not happen though it should."""
+
+
+class ExceptionInfo:
+    """What ``raises`` caught."""
+
+    value: Any = None
+
+    @property
+    def type(self) -> Any:
+        return type(self.value)
+
+    @property
+    def typename(self) -> str:
+        return type(self.value).__name__
+
+    def match(self, pattern: str) -> bool:
+        if not re.search(pattern, str(self.value)):
+            raise Failed(f"{str(self.value)!r} does not match {pattern!r}")
+        return True
+
+
+class _Raises:
+    def __init__(self, expected: Any, match: Any) -> None:
+        self._expected, self._match, self._info = expected, match, ExceptionInfo()
+
+    def __enter__(self) -> ExceptionInfo:
+        return self._info
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
+        if error is None:
+            raise Failed(f"did not raise {self._expected}")
+        if not issubclass(kind, self._expected):
+            return False
+        self._info.value = error
+        if self._match is not None:
+            self._info.match(self._match)
+        return True
+
+
+def _raises(expected: Any, *call: Any, match: Any = None, **named: Any) -> Any:
+    caught = _Raises(expected, match)
+    if not call:
+        return caught
+    with caught as info:
+        call[0](*call[1:], **named)
+    return info
+
+
+@contextlib.contextmanager
+def _warns(expected: Any = Warning, *, match: str | None = None) -> Iterator[Any]:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        yield seen
+    if not any(issubclass(w.category, expected) and re.search(match or "", str(w.message)) for w in seen):
+        raise Failed(f"no warning of {expected}")
+
+
+class approx:
+    """Equal to numbers, and to sequences and mappings of them, within 1e-6 relative or 1e-12 absolute."""
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+    __array_ufunc__ = None
+    __array_priority__ = 100
+
+    def __init__(self, expected: Any, rel: float | None = None, abs: float | None = None, nan_ok: bool = False) -> None:
+        self.expected, self._rel, self._abs, self._nan_ok = expected, rel, abs, nan_ok
+
+    def __repr__(self) -> str:
+        return f"approx({self.expected!r})"
+
+    def __eq__(self, found: object) -> bool:
+        return self._same(found, self.expected)
+
+    def _same(self, found: Any, wanted: Any) -> bool:
+        found, wanted = (one.tolist() if hasattr(type(one), "tolist") else one for one in (found, wanted))
+        if isinstance(wanted, Mapping) and isinstance(found, Mapping):
+            return found.keys() == wanted.keys() and all(self._same(found[key], wanted[key]) for key in wanted)
+        if isinstance(wanted, Sequence) and not isinstance(wanted, str | bytes):
+            return isinstance(found, Sequence) and len(found) == len(wanted) and all(map(self._same, found, wanted))
+        if isinstance(wanted, bool) or not isinstance(wanted, int | float | complex):
+            return type(found) is not type(self) and bool(found == wanted)
+        if not isinstance(found, int | float | complex):
+            return hasattr(type(found), "as_tuple") and self._same(float(found), wanted)  # a Decimal
+        if found == wanted:
+            return True
+        if found != found or wanted != wanted:
+            return self._nan_ok and found != found and wanted != wanted
+        if math.isinf(abs(wanted)) or math.isinf(abs(found)):
+            return False
+        absolute = 1e-12 if self._abs is None else self._abs
+        relative = (1e-6 if self._abs is None else 0.0) if self._rel is None else self._rel
+        return abs(found - wanted) <= max(absolute, relative * abs(wanted))
+
+
+def _skip(reason: str = "", **_: Any) -> None:
+    raise Skipped(reason)
+
+
+def _fail(reason: str = "", **_: Any) -> None:
+    raise Failed(reason)
+
+
+def _import_or_skip(name: str, **_: Any) -> Any:
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise Skipped(name) from error
+
+
+class _Param:
+    def __init__(self, *given: Any, marks: Any = (), id: Any = None) -> None:
+        self.given = given
+        self.marks = [mark.mark for mark in (marks if isinstance(marks, list | tuple) else (marks,))]
+
+
+class _Mark:
+    """A mark: ``@mark``, ``@mark(...)`` or ``pytestmark = mark``."""
+
+    def __init__(self, name: str, given: tuple[Any, ...] = (), named: Mapping[str, Any] | None = None) -> None:
+        self.mark = (name, given, named or {})
+
+    def __call__(self, *given: Any, **named: Any) -> Any:
+        if len(given) == 1 and not named and callable(given[0]) and self.mark[1:] == ((), {}):
+            return self._on(given[0])
+        if self.mark[1:] != ((), {}):
+            return self._on(given[0])
+        return _Mark(self.mark[0], given, named)
+
+    def _on(self, what: Any) -> Any:
+        setattr(what, _MARKS, [*vars(what).get(_MARKS, ()), self.mark])
+        return what
+
+
+class _Marks:
+    def __getattr__(self, name: str) -> Any:
+        return _Mark(name)
+
+
+def _fixture(function: Any = None, **settings: Any) -> Any:
+    if function is None:
+        return lambda made: _fixture(made, **settings)
+    setattr(function, _FIXTURE, settings)
+    return function
+
+
+def module() -> types.ModuleType:
+    """What ``import pytest`` finds."""
+    made = types.ModuleType("pytest")
+    vars(made).update(
+        raises=_raises, warns=_warns, approx=approx, skip=_skip, fail=_fail, importorskip=_import_or_skip, param=_Param,
+        mark=_Marks(), fixture=_fixture, main=lambda *_, **__: 0, MonkeyPatch=MonkeyPatch, ExceptionInfo=ExceptionInfo,
+    )  # fmt: skip
+
+    def refuse(name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise Unsupported(f"pytest.{name} is not offered")
+
+    made.__getattr__ = refuse  # pyright: ignore[reportAttributeAccessIssue]
+    return made
+
+
+class MonkeyPatch:
+    """Replacements that last for a test."""
+
+    def __init__(self) -> None:
+        self._patches: list[Any] = []
+
+    def _start(self, patcher: Any) -> None:
+        patcher.start()
+        self._patches.append(patcher)
+
+    def setattr(self, target: Any, name: Any, *value: Any, raising: bool = True) -> None:
+        if isinstance(target, str):
+            self._start(mock.patch(target, name, create=not raising))
+        else:
+            self._start(mock.patch.object(target, name, value[0], create=not raising))
+
+    def setitem(self, target: Any, key: Any, value: Any) -> None:
+        self._start(mock.patch.dict(target, {key: value}))
+
+    def setenv(self, name: str, value: str, prepend: Any = None) -> None:
+        self.setitem(os.environ, name, str(value))
+
+    def delitem(self, target: Any, key: Any, raising: bool = True) -> None:
+        if raising or key in target:
+            kept = {name: value for name, value in target.items() if name != key}
+            if len(kept) == len(target):
+                raise KeyError(key)
+            self._start(mock.patch.dict(target, kept, clear=True))
+
+    def delenv(self, name: str, raising: bool = True) -> None:
+        self.delitem(os.environ, name, raising)
+
+    @classmethod
+    @contextlib.contextmanager
+    def context(cls) -> Iterator[MonkeyPatch]:
+        made = cls()
+        try:
+            yield made
+        finally:
+            made.undo()
+
+    def undo(self) -> None:
+        while self._patches:
+            self._patches.pop().stop()
+
+
+_Read = collections.namedtuple("_Read", "out err")
+
+
+class _Captured:
+    """``capsys``."""
+
+    def __init__(self) -> None:
+        self._kept, self._out = sys.stdout, io.StringIO()
+        sys.stdout = self._out
+
+    def readouterr(self) -> Any:
+        text = self._out.getvalue()
+        self._out.seek(0)
+        self._out.truncate()
+        return _Read(text, "")
+
+    def end(self) -> None:
+        sys.stdout = self._kept
+
+
+class _Test:
+    """One run of one test: its fixtures, made when asked for, undone in turn."""
+
+    def __init__(self, fixtures: Mapping[str, Any], instance: Any, shared: dict[str, Any]) -> None:
+        self._fixtures = fixtures
+        self._instance = instance
+        self._shared = shared
+        self._values: dict[str, Any] = {}
+        self.params: dict[str, Any] = {}
+        self.end = contextlib.ExitStack()
+
+    def arguments(self, function: Any) -> dict[str, Any]:
+        names = list(inspect.signature(function).parameters.values())
+        wanted = [p.name for p in names if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        return {name: self.value(name) for name in wanted}
+
+    def value(self, name: str) -> Any:
+        for known in (self._values, self._shared):
+            if name in known:
+                return known[name]
+        made = self._made(name, self._fixtures[name]) if name in self._fixtures else self._offered(name)
+        return self._values.setdefault(name, made)
+
+    def _made(self, name: str, function: Any) -> Any:
+        bound = function.__get__(self._instance) if "self" in inspect.signature(function).parameters else function
+        request = types.SimpleNamespace(
+            param=self.params.get(name), addfinalizer=lambda done: self.end.callback(done), getfixturevalue=self.value
+        )
+        before = self._values.get("request")
+        self._values["request"] = request
+        made = bound(**self.arguments(bound))
+        self._values.pop("request") if before is None else self._values.update(request=before)
+        if inspect.isgenerator(made):
+            steps, made = made, next(made)
+            self.end.callback(next, steps, None)
+        wide = getattr(function, _FIXTURE).get("scope") not in _CASE_WIDE and name not in self.params
+        if wide:
+            self._shared[name] = made
+        return made
+
+    def _offered(self, name: str) -> Any:
+        if name == "monkeypatch":
+            return self.end.enter_context(MonkeyPatch.context())
+        if name == "capsys":
+            made = _Captured()
+            self.end.callback(made.end)
+            return made
+        if name == "tmp_path":
+            return pathlib.Path(tempfile.mkdtemp())
+        raise Unsupported(f"fixture {name!r} is neither defined nor offered")
+
+
+def run(namespace: Mapping[str, Any]) -> None:
+    """Run the tests that a module defines; raises what the first failing one raised."""
+    fixtures, shared = _fixtures_of(namespace), dict[str, Any]()
+    wide = _marks_of(types.SimpleNamespace(**{_MARKS: [m.mark for m in _listed(namespace.get("pytestmark", ()))]}))
+    for name, found in namespace.items():
+        if name.startswith("test") and isinstance(found, types.FunctionType):
+            _each(found, None, fixtures, shared, wide)
+        elif name.startswith("Test") and isinstance(found, type) and not issubclass(found, unittest.TestCase):
+            _class(found, fixtures, shared, wide)
+
+
+def _class(kind: type, fixtures: Mapping[str, Any], shared: dict[str, Any], wide: list[Any]) -> None:
+    members = {name: getattr(kind, name) for name in dir(kind) if not name.startswith("__")}
+    own = {**fixtures, **_fixtures_of(members)}
+    order = sorted(members, key=lambda name: getattr(getattr(members[name], "__code__", None), "co_firstlineno", 0))
+    if "setup_class" in members:
+        members["setup_class"]()
+    for name in order:
+        if name.startswith("test") and callable(members[name]):
+            _each(members[name], kind, own, shared, [*wide, *_marks_of(kind)])
+    if "teardown_class" in members:
+        members["teardown_class"]()
+
+
+def _fixtures_of(names: Mapping[str, Any]) -> dict[str, Any]:
+    found = {name: value for name, value in names.items() if isinstance(value, types.FunctionType)}
+    return {getattr(f, _FIXTURE).get("name") or name: f for name, f in found.items() if hasattr(f, _FIXTURE)}
+
+
+def _listed(marks: Any) -> Sequence[Any]:
+    return marks if isinstance(marks, list | tuple) else [marks]
+
+
+def _marks_of(what: Any) -> list[Any]:
+    return list(getattr(what, _MARKS, ()))
+
+
+def _each(
+    function: Any, kind: type | None, fixtures: Mapping[str, Any], shared: dict[str, Any], wide: list[Any]
+) -> None:
+    """One test with each of its parameter sets, and each of those of its fixtures."""
+    marks = [*wide, *_marks_of(function)]
+    axes: list[list[tuple[dict[str, Any], dict[str, Any], list[Any]]]] = []
+    for name, given, named in reversed(marks):
+        if name == "parametrize":
+            axes.append([(values, {}, own) for values, own in _parameters(*given, **named)])
+    used = _used(function, fixtures, marks)
+    for name in used:
+        params = getattr(fixtures[name], _FIXTURE).get("params")
+        if params is not None:
+            axes.append([({}, {name: one.given[0] if isinstance(one, _Param) else one}, []) for one in params])
+    for chosen in itertools.product(*axes):
+        values = {name: value for part in chosen for name, value in part[0].items()}
+        test = _Test(fixtures, kind() if kind else None, shared)
+        test.params = {name: value for part in chosen for name, value in part[1].items()}
+        test._values.update(values)  # pyright: ignore[reportPrivateUsage]
+        _one(function, test, used, [*marks, *(mark for part in chosen for mark in part[2])])
+
+
+def _parameters(names: Any, sets: Any, **_: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
+    listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+    for one in sets:
+        given, marks = (one.given, one.marks) if isinstance(one, _Param) else (None, [])
+        if given is None:
+            given = (one,) if isinstance(names, str) and len(listed) == 1 else tuple(one)
+        yield dict(zip(listed, given, strict=True)), marks
+
+
+def _used(function: Any, fixtures: Mapping[str, Any], marks: list[Any]) -> list[str]:
+    """Fixtures that a test needs: its own, those of the module that are automatic, and what they need."""
+    waiting = [name for name, made in fixtures.items() if getattr(made, _FIXTURE).get("autouse")]
+    waiting += [name for mark, given, _ in marks if mark == "usefixtures" for name in given]
+    waiting += list(inspect.signature(function).parameters)
+    found: list[str] = []
+    while waiting:
+        name = waiting.pop(0)
+        if name in fixtures and name not in found:
+            found.append(name)
+            waiting += list(inspect.signature(fixtures[name]).parameters)
+    return found
+
+
+def _one(function: Any, test: _Test, used: Sequence[str], marks: Sequence[Any]) -> None:
+    if any(name == "skip" or (name == "skipif" and given and given[0]) for name, given, _ in marks):
+        return
+    expected = any(name == "xfail" and (not given or given[0]) for name, given, _ in marks)
+    instance = test._instance  # pyright: ignore[reportPrivateUsage]
+    bound: Callable[..., Any] = function if instance is None else getattr(instance, function.__name__)
+    hooks = [getattr(instance, f"{when}_method", None) for when in ("setup", "teardown")]
+    try:
+        with test.end:
+            if hooks[0] is not None:
+                hooks[0](*[bound] * len(inspect.signature(hooks[0]).parameters))
+            if hooks[1] is not None:
+                test.end.callback(hooks[1], *[bound] * len(inspect.signature(hooks[1]).parameters))
+            for name in used:
+                test.value(name)
+            result = bound(**test.arguments(bound))
+            if inspect.iscoroutine(result):
+                asyncio.run(result)
+    except (Skipped, unittest.SkipTest):
+        return
+    except Exception:
+        if not expected:
+            raise

@@ -1,0 +1,150 @@
+"""The contract for test code: every probe has its outcome, and the test process cannot be told lies about what ran."""
+
+from __future__ import annotations
+
+import ast
+import io
+from pathlib import Path
+from unittest import mock
+
+import pytest
+
+from magicrl.verifiers.code import pytest_forms, remote, testrun
+from magicrl.verifiers.code.assertions import is_plain, wanted_names
+from magicrl.verifiers.code.files import Files
+from magicrl.verifiers.code.judge import CodeJudge
+from magicrl.verifiers.code.suite import SuiteError, parse_suite
+
+from .contract_probes import PROBES, Probe
+
+_WRITES = ("tempfile", "tmp_path")
+_SLOW = ("never end",)
+
+
+def _outcome(judge: CodeJudge, probe: Probe) -> tuple[str, str]:
+    try:
+        verdict = judge.judge_program(probe.program, parse_suite(probe.tests))
+    except SuiteError as error:
+        return "not_judged", str(error)
+    return verdict.outcome.value, f"{verdict.status}: {verdict.reason}"
+
+
+@pytest.mark.parametrize(
+    "probe", [pytest.param(p, id=p.name, marks=[pytest.mark.slow] * any(w in p.name for w in _SLOW)) for p in PROBES]
+)
+def test_the_probes_have_their_outcome(tiered: CodeJudge, probe: Probe) -> None:
+    outcome, reason = _outcome(tiered, probe)
+    if tiered.sandbox.tier == "A" and any(word in str(probe.tests) for word in _WRITES):
+        assert outcome == "not_judged", reason  # nothing can be written there
+        return
+    assert outcome == probe.outcome, (reason, probe.why)
+    assert outcome != "not_judged" or len(reason) > len("infrastructure_error: "), "a reason"
+
+
+def test_what_counts_as_an_assertion() -> None:
+    code = """
+assert 1
+self.assertEqual(1, 1)
+numpy.testing.assert_allclose(1, 1)
+with pytest.raises(ValueError): pass
+if x: raise ValueError
+print(1)
+if x: y = 1
+try:
+    f(-1)
+    assert False
+except ValueError: pass
+"""
+    counted = [
+        node
+        for node in ast.walk(testrun._Counting().visit(ast.parse(code)))  # pyright: ignore[reportPrivateUsage]
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "__counted__"
+    ]
+    assert len(counted) == 7
+
+
+@pytest.mark.parametrize(
+    ("code", "entry", "wanted"),
+    [
+        ("assert f(1) == 2", None, ["f"]),
+        ("assert f(1) == 2", "g", ["g"]),
+        ("check(f)\ndef check(candidate): assert len(candidate(1)) == 2", None, ["f"]),
+        ("assert len(candidate) == 2\nassert math.isclose(f(1), 2)", None, ["f"]),
+        ("assert sum(1, 2) == 3", None, ["sum"]),
+        ("import unittest\nclass T(unittest.TestCase):\n    def test(self): assert len(self.x) == 1", None, []),
+        ("from solution import f\nassert f(1) == 2", None, []),
+    ],
+)
+def test_which_names_the_program_has_to_define(code: str, entry: str | None, wanted: list[str]) -> None:
+    assert wanted_names(ast.parse(code), entry) == wanted
+
+
+@pytest.mark.parametrize(
+    ("found", "wanted", "settings", "same"),
+    [
+        (0.1 + 0.2, 0.3, {}, True),
+        (1.001, 1.0, {}, False),
+        (1.001, 1.0, {"rel": 1e-2}, True),
+        (1.001, 1.0, {"abs": 1e-4}, False),
+        (1e-13, 0, {}, True),
+        (1e-11, 0, {}, False),
+        ([0.1 + 0.2, 1], [0.3, 1], {}, True),
+        ((0.3,), [0.3, 1], {}, False),
+        ({"a": 0.1 + 0.2}, {"a": 0.3}, {}, True),
+        ({"b": 0.3}, {"a": 0.3}, {}, False),
+        (float("nan"), float("nan"), {}, False),
+        (float("nan"), float("nan"), {"nan_ok": True}, True),
+        (float("inf"), 1e308, {}, False),
+        ("x", "x", {}, True),
+        (None, 0.0, {}, False),
+        (True, 1.0000001, {}, True),
+    ],
+)
+def test_approx_is_pytests_own(found: object, wanted: object, settings: dict[str, float], same: bool) -> None:
+    assert (found == pytest_forms.approx(wanted, **settings)) is same  # pyright: ignore[reportArgumentType]
+    assert (found == pytest.approx(wanted, **settings)) is same
+
+
+def test_what_is_lent_can_be_called_and_no_more() -> None:
+    allowed = remote._may_use  # pyright: ignore[reportPrivateUsage]
+    assert not allowed(len, "__self__")
+    assert not allowed(lambda: 0, "__globals__")
+    made = mock.MagicMock()
+    assert allowed(made, "json")
+    assert allowed(made, "__enter__")
+    assert not any(
+        allowed(made, name) for name in ("assert_called_once", "return_value", "configure_mock", "_mock_parent")
+    )
+    assert allowed(io.StringIO(), "read")
+    assert not allowed(io, "open")
+    assert not allowed((0 for _ in ()), "gi_frame")
+
+
+def test_text_that_may_be_evaluated() -> None:
+    assert all(map(is_plain, ["1 + 2", " max(3, 1)", "[1, {'a': 2}]", "math.sqrt(4)"]))
+    assert not any(map(is_plain, ["open(3)", "().__class__", "x", "__import__('os')", "f'{x}'", "lambda: 1", "1 +"]))
+
+
+def test_files_are_kept_alike(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    one.mkdir()
+    other.mkdir()
+    here, there = Files(str(one)), Files(str(other))
+    assert here.changes() is None
+    (one / "a").mkdir()
+    (one / "a" / "b.bin").write_bytes(b"\0\xff")
+    there.apply(here.changes())
+    assert (other / "a" / "b.bin").read_bytes() == b"\0\xff"
+    assert here.changes() is None
+    assert there.changes() is None
+    (other / "a" / "b.bin").unlink()
+    (other / "a").rmdir()
+    here.apply(there.changes())
+    assert list(one.iterdir()) == []
+    (tmp_path / "kept").write_text("x")
+    here.apply({"new": {"../kept": "y", "/etc/x": "y", "../new": "y", "c": 5, "d/": ""}, "gone": ["../kept", 3]})
+    assert (tmp_path / "kept").read_text() == "x"
+    assert not (tmp_path / "new").exists()
+    (one / "link").symlink_to(tmp_path / "kept")
+    here.apply({"new": {"link": "y"}, "gone": []})
+    assert (tmp_path / "kept").read_text() == "x"
