@@ -1145,3 +1145,64 @@ _probe(
     RIGHT,
     "objects of the tests used by the program",
 )
+_probe(
+    "mocked open",
+    "def f(path):\n    with open(path) as file:\n        return [line.strip() for line in file]",
+    """
+    from unittest.mock import patch, mock_open
+    def test_f():
+        with patch("builtins.open", mock_open(read_data="a\\nb\\n")) as opened:
+            assert f("x.txt") == ["a", "b"]
+        opened.assert_called_once_with("x.txt")
+    """,
+    RIGHT,
+    "a mock of a built-in function, iterated by the program",
+)
+_probe(
+    "mocked print and json",
+    "import json\ndef f(x):\n    print('got', x)\n    return json.dumps(x)",
+    """
+    from unittest.mock import patch
+    def test_f():
+        with patch("builtins.print") as shown, patch("json.dumps", return_value="J"):
+            assert f(1) == "J"
+        shown.assert_called_once_with("got", 1)
+    """,
+    RIGHT,
+    "functions that the channel itself uses",
+)
+_probe(
+    "threads",
+    "import threading\nclass Counter:\n    def __init__(self):\n        self.n = 0\n        self.lock = threading.Lock()\n    def add(self):\n        with self.lock: self.n += 1",
+    """
+    import threading
+    def test_counter():
+        c = Counter()
+        threads = [threading.Thread(target=lambda: [c.add() for _ in range(20)]) for _ in range(4)]
+        [t.start() for t in threads]; [t.join() for t in threads]
+        assert c.n == 80
+    """,
+    RIGHT,
+    "calls of several threads do not mix",
+)
+_probe(
+    "hostile np",
+    "class np:\n    @staticmethod\n    def allclose(*a): return True\nimport numpy\ndef f(x): return 0",
+    "import numpy\nfor x in (1, 2):\n    assert numpy.allclose(f(x), x)\n",
+    WRONG,
+    "the tests' own import",
+)
+_probe(
+    "forgotten import",
+    "import numpy as np\ndef f(x): return x",
+    _check("assert np.allclose(candidate(1), 1)"),
+    NOT,
+    "a module that the tests do not import",
+)
+_probe(
+    "tests' class in __main__",
+    ADD,
+    "import pickle\nclass Box: pass\ndef test_a():\n    import __main__\n    assert __main__.Box is Box and __main__.add(1, 2) == 3\n",
+    RIGHT,
+    "",
+)

@@ -6,18 +6,18 @@ Lines of JSON each way. Whatever the program answers arrives as exact plain type
 
 from __future__ import annotations
 
-import asyncio
 import builtins
 import collections
 import contextlib
 import importlib
 import io
-import json
 import operator
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from json import dumps, loads  # by name: test code may put mocks in the place of the module's functions
 from typing import Any, NoReturn
 
 from magicrl.verifiers.code import values
@@ -125,7 +125,7 @@ class _Lines:
         self._outgoing = outgoing
 
     def send(self, message: Mapping[str, Any]) -> None:
-        data = memoryview(json.dumps(message).encode("ascii") + b"\n")
+        data = memoryview(dumps(message).encode("ascii") + b"\n")
         while data:
             data = data[os.write(self._outgoing, data) :]
 
@@ -133,7 +133,7 @@ class _Lines:
         line = self._incoming.readline(_MAX_LINE)
         if not line.endswith(b"\n"):
             return None
-        message = json.loads(line)
+        message = loads(line)
         return message if isinstance(message, dict) else None
 
 
@@ -149,6 +149,7 @@ class Server:
         self._files = Files(folder)
         self._nodes = _Nodes(namespace)
         self._as_nodes = False
+        self._turn = threading.RLock()
 
     def serve(self) -> None:
         while (message := self._lines.receive()) is not None:
@@ -173,7 +174,7 @@ class Server:
         self._as_nodes = message["nodes"]
         names: dict[str, Any] = {}
         for name, value in self._namespace.items():
-            if not name.startswith("__"):
+            if not name.startswith("__") and not isinstance(value, types.ModuleType):
                 handle = self._handle(value) if callable(value) else None
                 error = isinstance(value, type) and issubclass(value, BaseException)
                 names[name] = _kinds(value) if error else handle and handle["h"]
@@ -203,6 +204,8 @@ class Server:
         return reply
 
     def _op_wait(self, message: dict[str, Any]) -> dict[str, Any]:
+        import asyncio  # would slow every fork
+
         return {"value": self._encode(asyncio.run(self._decode(message["of"])))}
 
     def _op_replace(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -276,14 +279,15 @@ class Server:
         """Use something of the tests'."""
         fields["a"] = [self._encode(item) for item in fields.get("a", ())]
         fields["k"] = {name: self._encode(item) for name, item in fields.get("k", {}).items()}
-        self._lines.send({"op": op, "lent": number, **fields})
-        while (message := self._lines.receive()) is not None:
-            if "op" in message:
-                self._lines.send(self._answer(message))
-            elif "value" in message:
-                return self._decode(message["value"])
-            else:
-                raise _made(message["error"], self._decode)
+        with self._turn:
+            self._lines.send({"op": op, "lent": number, **fields})
+            while (message := self._lines.receive()) is not None:
+                if "op" in message:
+                    self._lines.send(self._answer(message))
+                elif "value" in message:
+                    return self._decode(message["value"])
+                else:
+                    raise _made(message["error"], self._decode)
         os._exit(1)  # the tests have ended
 
 
@@ -337,6 +341,7 @@ class Client:
         self._files = Files(folder)
         self._names: dict[str, Any] | None = None
         self._errors: dict[str, type[BaseException]] = {}
+        self._turn = threading.RLock()
         self.called = 0
         self.gone: str | None = None
         self.first_call: Callable[[], None] = lambda: None
@@ -401,6 +406,10 @@ class Client:
         return self._request({"op": op, **fields})
 
     def _request(self, message: dict[str, Any]) -> dict[str, Any]:
+        with self._turn:  # tests may use threads
+            return self._exchanged(message)
+
+    def _exchanged(self, message: dict[str, Any]) -> dict[str, Any]:
         if (changed := self._files.changes()) is not None:
             message["files"] = changed
         self._send(message)
@@ -650,13 +659,18 @@ _STRANGER: Any = object()
 
 
 class ProgramModule(types.ModuleType):
-    """The program as a module, for ``from solution import f`` and ``patch("solution.helper")``."""
+    """The program as a module, for ``from solution import f`` and ``patch("solution.helper")``.
 
-    def __init__(self, client: Client, name: str) -> None:
+    ``own``: names of the tests' that come first (in ``__main__``).
+    """
+
+    def __init__(self, client: Client, name: str, own: dict[str, Any]) -> None:
         super().__init__(name)
-        self.__dict__["_client"] = client
+        self.__dict__.update(_client=client, _own=own)
 
     def __getattr__(self, name: str) -> Any:
+        if dict.__contains__(self._own, name):
+            return self._own[name]
         names = self._client.names
         if name == "__all__":
             return [name for name in names if not name.startswith("_")]
@@ -669,6 +683,8 @@ class ProgramModule(types.ModuleType):
     def __setattr__(self, name: str, value: Any) -> None:
         if name.startswith("__"):
             super().__setattr__(name, value)
+        elif dict.__contains__(self._own, name):
+            self._own[name] = value
         else:
             self._client.replace("", [], name, value)
 

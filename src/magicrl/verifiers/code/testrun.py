@@ -119,7 +119,7 @@ def run(
     """
     namespace = TestNamespace(client, common)
     for name in PROGRAM_MODULES:
-        sys.modules[name] = ProgramModule(client, name)
+        sys.modules[name] = ProgramModule(client, name, namespace if name == "__main__" else {})
     sys.modules["pytest"] = pytest_forms.module()
     unittest.main = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue] # the tests are run below
     _mirror(client)
