@@ -724,7 +724,7 @@ _probe(
 _probe(
     "checker asserts and returns nothing",
     "print(5)",
-    {**_INT, "checker": "def check(i, o, a):\n    assert o == a"},
+    {**_INT, "checker": "def check(i, o, a):\n    assert int(o) == int(a)"},
     NOT,
     "None is no verdict",
 )
@@ -1205,4 +1205,32 @@ _probe(
     "import pickle\nclass Box: pass\ndef test_a():\n    import __main__\n    assert __main__.Box is Box and __main__.add(1, 2) == 3\n",
     RIGHT,
     "",
+)
+_probe(
+    "hostile equality with numbers",
+    "class E:\n    def __eq__(self, o): return isinstance(o, int)\ndef f(x): return E()",
+    "for x in (1, 2):\n    assert f(x) == x\n",
+    WRONG,
+    "an object equals no value of the tests'",
+)
+_probe(
+    "hostile equality of objects",
+    VECTOR.replace("return isinstance(other, Vector) and", "return True or"),
+    "assert Vector(1, 2) + Vector(3, 4) == Vector(4, 6)\nassert repr(Vector(1, 2)) == 'Vector(1, 2)'\n",
+    WRONG,
+    "it equals a stranger too",
+)
+_probe(
+    "hostile exit, swallowed",
+    "import os\ndef f(x): os._exit(0)",
+    "def test_g():\n    try: f(1)\n    except: pass\n    assert True\n",
+    WRONG,
+    "the program is gone, whatever the tests make of it",
+)
+_probe(
+    "checker of values crashes always",
+    "def f(): return 5",
+    {"fn_name": "f", "inputs": [[]], "outputs": [5], "checker": "def check(i, o, a):\n    return o['x'] == a"},
+    NOT,
+    "the output is the expected one",
 )

@@ -72,7 +72,7 @@ except ValueError: pass
         ("assert len(candidate) == 2\nassert math.isclose(f(1), 2)", None, ["f"]),
         ("assert sum(1, 2) == 3", None, ["sum"]),
         ("import unittest\nclass T(unittest.TestCase):\n    def test(self): assert len(self.x) == 1", None, []),
-        ("from solution import f\nassert f(1) == 2", None, []),
+        ("from solution import f\nassert len(f(1)) == 2", None, []),
     ],
 )
 def test_which_names_the_program_has_to_define(code: str, entry: str | None, wanted: list[str]) -> None:
