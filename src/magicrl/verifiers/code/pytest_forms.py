@@ -7,8 +7,8 @@ What is not offered makes the test code, not the program, at fault.
 from __future__ import annotations
 
 import asyncio
-import collections
 import contextlib
+import functools
 import importlib
 import inspect
 import io
@@ -22,8 +22,8 @@ import tempfile
 import types
 import unittest
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 from unittest import mock
 
 from magicrl.verifiers.code.remote import Unsupported
@@ -87,7 +87,7 @@ def _raises(expected: Any, *call: Any, match: Any = None, **named: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _warns(expected: Any = Warning, *, match: str | None = None) -> Iterator[Any]:
+def _warns(expected: Any = Warning, *, match: str | None = None) -> Generator[Any]:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         yield seen
@@ -178,9 +178,14 @@ class _Marks:
 
 def _fixture(function: Any = None, **settings: Any) -> Any:
     if function is None:
-        return lambda made: _fixture(made, **settings)
+        return functools.partial(_fixture, **settings)
     setattr(function, _FIXTURE, settings)
     return function
+
+
+def main(*_: Any, **__: Any) -> int:
+    """What ``pytest.main`` and ``unittest.main`` do: nothing, since the tests are run when the module has run."""
+    return 0
 
 
 def module() -> types.ModuleType:
@@ -188,7 +193,7 @@ def module() -> types.ModuleType:
     made = types.ModuleType("pytest")
     vars(made).update(
         raises=_raises, warns=_warns, approx=approx, skip=_skip, fail=_fail, importorskip=_import_or_skip, param=_Param,
-        mark=_Marks(), fixture=_fixture, main=lambda *_, **__: 0, MonkeyPatch=MonkeyPatch, ExceptionInfo=ExceptionInfo,
+        mark=_Marks(), fixture=_fixture, main=main, MonkeyPatch=MonkeyPatch, ExceptionInfo=ExceptionInfo,
     )  # fmt: skip
 
     def refuse(name: str) -> Any:
@@ -234,7 +239,7 @@ class MonkeyPatch:
 
     @classmethod
     @contextlib.contextmanager
-    def context(cls) -> Iterator[MonkeyPatch]:
+    def context(cls) -> Generator[MonkeyPatch]:
         made = cls()
         try:
             yield made
@@ -246,7 +251,9 @@ class MonkeyPatch:
             self._patches.pop().stop()
 
 
-_Read = collections.namedtuple("_Read", "out err")
+class _Read(NamedTuple):
+    out: str
+    err: str
 
 
 class _Captured:
@@ -292,7 +299,7 @@ class _Test:
     def _made(self, name: str, function: Any) -> Any:
         bound = function.__get__(self._instance) if "self" in inspect.signature(function).parameters else function
         request = types.SimpleNamespace(
-            param=self.params.get(name), addfinalizer=lambda done: self.end.callback(done), getfixturevalue=self.value
+            param=self.params.get(name), addfinalizer=self.end.callback, getfixturevalue=self.value
         )
         before = self._values.get("request")
         self._values["request"] = request
@@ -380,10 +387,11 @@ def _each(
 def _parameters(names: Any, sets: Any, **_: Any) -> Iterator[tuple[dict[str, Any], list[Any]]]:
     listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
     for one in sets:
-        given, marks = (one.given, one.marks) if isinstance(one, _Param) else (None, [])
-        if given is None:
+        if isinstance(one, _Param):
+            yield dict(zip(listed, one.given, strict=True)), one.marks
+        else:
             given = (one,) if isinstance(names, str) and len(listed) == 1 else tuple(one)
-        yield dict(zip(listed, given, strict=True)), marks
+            yield dict(zip(listed, given, strict=True)), []
 
 
 def _used(function: Any, fixtures: Mapping[str, Any], marks: list[Any]) -> list[str]:

@@ -16,7 +16,7 @@ import os
 import sys
 import threading
 import types
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from json import dumps, loads  # by name: test code may put mocks in the place of the module's functions
 from typing import Any, NoReturn
 
@@ -176,8 +176,9 @@ class Server:
         for name, value in self._namespace.items():
             if not name.startswith("__") and not isinstance(value, types.ModuleType):
                 handle = self._handle(value) if callable(value) else None
-                error = isinstance(value, type) and issubclass(value, BaseException)
-                names[name] = _kinds(value) if error else handle and handle["h"]
+                names[name] = handle and handle["h"]
+                if isinstance(value, type) and issubclass(value, BaseException):
+                    names[name] = _kinds(value)
         return {"names": names}
 
     def _op_get(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -314,7 +315,10 @@ class Borrowed:
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    return lambda self, *given: self.__getattr__(name)(*given)
+    def forward(self: Borrowed, *given: Any) -> Any:
+        return self.__getattr__(name)(*given)
+
+    return forward
 
 
 for _name in _SPECIAL - {"__exit__"}:
@@ -503,8 +507,8 @@ class Client:
         """The class for an exception of these kinds, nearest first: a common one, or one for the program's own."""
         module, name = kinds[0]
         common = vars(sys.modules.get(module, types)).get(name)  # the program's modules hold no names here
-        known = isinstance(common, type) and issubclass(common, Exception | SystemExit)
-        if known and not common.__module__.startswith(_NO_ERRORS_OF):
+        steers = getattr(common, "__module__", "").startswith(_NO_ERRORS_OF)
+        if isinstance(common, type) and issubclass(common, Exception | SystemExit) and not steers:
             return common
         if len(kinds) == 1:
             return Exception
@@ -615,9 +619,8 @@ class Remote:
             return self._client.operate("contains", self, item) is True
         return any(item == one for one in self)
 
-    def __iter__(self) -> Iterator[Any]:
-        found = self._client.operate("iter", self)
-        return found if isinstance(found, Remote) else iter(found)
+    def __iter__(self) -> Any:
+        return self._client.operate("iter", self)
 
     def __instancecheck__(self, instance: Any) -> bool:
         return isinstance(instance, Remote) and self._client.operate("isinstance", instance, self) is True
@@ -642,7 +645,10 @@ def _shown(function: str, *, turned: bool = False) -> Callable[..., Any]:
 
 
 def _asked(function: str) -> Callable[..., Any]:
-    return lambda self, *given: self._client.operate(function, self, *given)
+    def operate(self: Remote, *given: Any) -> Any:
+        return self._client.operate(function, self, *given)  # pyright: ignore[reportPrivateUsage]
+
+    return operate
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):  # fmt: skip

@@ -73,7 +73,7 @@ class TestNamespace(dict[str, Any]):
 
     def __init__(self, client: Client, common: Mapping[str, Any]) -> None:
         super().__init__()
-        self._client = client
+        self.client = client
         self._wanted: frozenset[str] = frozenset()
         self.asserted = 0
         self["__name__"] = "__main__"
@@ -86,10 +86,10 @@ class TestNamespace(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         if name in self["__builtins__"] or (name.startswith("__") and name not in self._wanted):
             raise KeyError(name)
-        if name in self._client.names:
-            return self._client.lookup(name)
+        if name in self.client.names:
+            return self.client.lookup(name)
         if name in self._wanted:
-            return Remote(self._client, {"name": name}, name)
+            return Remote(self.client, {"name": name}, name)
         raise KeyError(name)
 
     def bind(self, entry: str | None, wanted: list[str]) -> None:
@@ -97,7 +97,7 @@ class TestNamespace(dict[str, Any]):
         self._wanted = frozenset(wanted)
         for name in wanted:
             if name == entry or (name in self["__builtins__"] and name not in self):
-                self[name] = Remote(self._client, {"name": name}, name)
+                self[name] = Remote(self.client, {"name": name}, name)
 
 
 def run(
@@ -121,7 +121,7 @@ def run(
     for name in PROGRAM_MODULES:
         sys.modules[name] = ProgramModule(client, name, namespace if name == "__main__" else {})
     sys.modules["pytest"] = pytest_forms.module()
-    unittest.main = lambda *_, **__: None  # pyright: ignore[reportAttributeAccessIssue] # the tests are run below
+    unittest.main = pytest_forms.main  # pyright: ignore[reportAttributeAccessIssue]
     _mirror(client)
     sys.addaudithook(_Guard(namespace, client))
     error: BaseException | None = None
@@ -148,7 +148,7 @@ def _module(code: types.CodeType, namespace: TestNamespace) -> BaseException | N
 def _forms(namespace: TestNamespace, check: str | None) -> BaseException | None:
     """Run what the test code defines and leaves to its harness; the first failure."""
     if check is not None:
-        candidate = namespace[check] if check.isidentifier() else Remote(namespace._client, {"name": check})
+        candidate = namespace[check] if check.isidentifier() else Remote(namespace.client, {"name": check})
         namespace["check"](candidate)
     suite, defined = unittest.TestSuite(), list(namespace.values())
     for kind in dict.fromkeys(kind for kind in defined if isinstance(kind, type)):
@@ -215,6 +215,9 @@ def _own_fault(error: BaseException) -> bool:
     return isinstance(error, OSError) and error.errno in _REFUSED
 
 
+_caller: Callable[[int], types.FrameType] = sys._getframe  # pyright: ignore[reportPrivateUsage]
+
+
 class _Guard:
     """Keeps test code from executing what the program wrote: text that it evaluates, objects that it unpickles."""
 
@@ -225,7 +228,7 @@ class _Guard:
     def __call__(self, event: str, given: tuple[Any, ...]) -> None:
         if event == "pickle.find_class" and given[1] not in _UNPICKLED.get(given[0], ()):
             raise Unsupported(f"the test code unpickles {given[0]}.{given[1]}")
-        if event == "compile" and self._client.called and sys._getframe(1).f_globals is self._namespace:
+        if event == "compile" and self._client.called and _caller(1).f_globals is self._namespace:
             source = given[0]
             text = source.decode("utf-8", "replace") if isinstance(source, bytes) else source
             if not isinstance(text, str) or not is_plain(text):

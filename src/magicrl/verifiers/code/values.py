@@ -240,7 +240,7 @@ def _array(kind: str, items: list[Any]) -> Any:
 
 
 def _named(name: str, fields: list[str], items: list[Any]) -> Any:
-    return collections.namedtuple(name, fields)(*items)
+    return collections.namedtuple(name, fields)(*items)  # pyright: ignore[reportUntypedNamedTuple]
 
 
 def _whole(value: Any) -> int:
