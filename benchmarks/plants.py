@@ -1,4 +1,5 @@
-"""Copies of problems as they turn up in training sets: verbatim, in other typesetting, reworded, with other numbers.
+"""Copies of problems as they turn up in training sets: verbatim, in other typesetting, reworded, with other numbers,
+with other variables and names, and wrapped in chat text.
 
 Three sets of rules, with nothing in common but their kinds. DEVELOPMENT and SECOND were looked at while thresholds and
 guards were made; EVALUATION was written afterwards, for the committed figures. All are by one author and mechanical:
@@ -12,7 +13,16 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-KINDS = ("verbatim", "reformatted", "reworded_light", "reworded_medium", "reworded_strong", "renumbered")
+KINDS = (
+    "verbatim",
+    "reformatted",
+    "reworded_light",
+    "reworded_medium",
+    "reworded_strong",
+    "renumbered",
+    "renamed",
+    "wrapped",
+)
 Table = dict[str, str]
 
 
@@ -24,6 +34,8 @@ class Rules:
     phrases: tuple[tuple[str, str], ...]
     names: tuple[str, ...]
     tails: tuple[str, ...]
+    letters: str
+    wraps: tuple[tuple[str, str], ...]
     restructure: Callable[[str, random.Random], str]
 
 
@@ -86,9 +98,15 @@ def _phrased(text: str, rules: Rules) -> str:
     return text
 
 
-def _renamed(text: str, rules: Rules, rng: random.Random) -> str:
+_CALENDAR = re.compile(
+    "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|January|February|March|April|May|June|July|August|.*ber"
+)
+
+
+def _other_people(text: str, rules: Rules, rng: random.Random) -> str:
     """Other names for people: capitalised words within a sentence that a story's first words show to be names."""
     found = dict.fromkeys(re.findall(r"(?<=[a-z,] )([A-Z][a-z]{2,})\b(?=(?:'s)? [a-z])", text))
+    found = dict.fromkeys(name for name in found if not _CALENDAR.fullmatch(name))
     for name, other in zip(found, rng.sample(rules.names, min(len(found), len(rules.names))), strict=False):
         text = re.sub(rf"\b{name}\b", other, text)
     return text
@@ -99,12 +117,12 @@ def _light(text: str, rules: Rules, rng: random.Random) -> str:
 
 
 def _medium(text: str, rules: Rules, rng: random.Random) -> str:
-    text = _renamed(_replaced(text, rules.synonyms, 0.6, rng), rules, rng)
+    text = _other_people(_replaced(text, rules.synonyms, 0.6, rng), rules, rng)
     return f"{_phrased(text, rules)} {rng.choice(rules.tails)}"
 
 
 def _strong(text: str, rules: Rules, rng: random.Random) -> str | None:
-    text = _phrased(_renamed(_replaced(text, rules.synonyms, 1.0, rng), rules, rng), rules)
+    text = _phrased(_other_people(_replaced(text, rules.synonyms, 1.0, rng), rules, rng), rules)
     moved = rules.restructure(text, rng)
     return None if moved == text else moved
 
@@ -124,6 +142,41 @@ def _renumbered(text: str, rules: Rules, rng: random.Random) -> str | None:
     return changed if values else None
 
 
+_MATHS = re.compile(
+    r"\\begin\{(?:align|equation)\*?\}.+?\\end\{(?:align|equation)\*?\}|\$\$.+?\$\$|\$.+?\$|\\\(.+?\\\)|\\\[.+?\\\]",
+    re.DOTALL,
+)
+_LETTER = re.compile(
+    r"\\(?:(?:text|math)[a-z]+|text|mbox|emph|operatorname|end)\s*\{[^}]*\}|\\begin\s*\{[^}]*\}(?:\{[^}]*\})?|\\[A-Za-z]+|[A-Za-z]"
+)
+
+
+def _renamed(text: str, rules: Rules, rng: random.Random) -> str | None:
+    """Every variable of the formulas by another letter, each by its own; in a story every person by another name."""
+    if "[asy]" in text:
+        return None
+    priced = "\\" not in text and re.search(r"\$(?!\d)", text) is None
+    found = dict.fromkeys(
+        letter
+        for part in ([] if priced else _MATHS.findall(text))
+        for letter in _LETTER.findall(part)
+        if len(letter) == 1
+    )
+    found = dict.fromkeys(letter for letter in found if letter not in "eidπ")
+    small, large = [one for one in found if one.islower()], [one for one in found if one.isupper()]
+    if not found:
+        return _other_people(text, rules, rng)
+    other = dict(zip(small, rules.letters, strict=False)) | dict(zip(large, rules.letters.upper(), strict=False))
+    if len(other) < len(found) or any(one == new for one, new in other.items()):
+        return None
+    return _MATHS.sub(lambda part: _LETTER.sub(lambda m: other.get(m[0], m[0]), part[0]), text)
+
+
+def _wrapped(text: str, rules: Rules, rng: random.Random) -> str:
+    before, after = rng.choice(rules.wraps)
+    return f"{before}{text.strip()}{after}"
+
+
 _MAKERS: dict[str, Callable[[str, Rules, random.Random], str | None]] = {
     "verbatim": _verbatim,
     "reformatted": _reformatted,
@@ -131,6 +184,8 @@ _MAKERS: dict[str, Callable[[str, Rules, random.Random], str | None]] = {
     "reworded_medium": _medium,
     "reworded_strong": _strong,
     "renumbered": _renumbered,
+    "renamed": _renamed,
+    "wrapped": _wrapped,
 }
 
 
@@ -177,6 +232,14 @@ DEVELOPMENT = Rules(
     ),
     names=("Bobby", "Clara", "Dmitri", "Elena", "Farid", "Gloria", "Hugo", "Ivy", "Jonas", "Kaito"),
     tails=("Give your answer as a number.", "Please explain your reasoning.", "Express your answer in simplest form."),
+    letters="tuvwpqrs",
+    wraps=(
+        ("Hi! Can you help me with this problem?\n\n", "\n\nThanks!"),
+        ("Solve the following problem step by step.\n\n", "\n\nPut your final answer in \\boxed{}."),
+        ("", " Please reason step by step, and put your final answer within \\boxed{}."),
+        ("### Instruction:\n", "\n\n### Response:\n"),
+        ("I am stuck on my homework. The question is: ", " What should I do?"),
+    ),
     restructure=_question_first,
 )  # fmt: skip
 
@@ -200,6 +263,14 @@ SECOND = Rules(
     names=("Amara", "Bjorn", "Chidi", "Dolores", "Esteban", "Freya", "Gustavo", "Hana", "Imran", "Jolene"),
     tails=("Show every step.", "(Source: contest archive)", "Round only if needed.",
            "Think carefully before answering."),
+    letters="zyghjkmn",
+    wraps=(
+        ("You are a helpful assistant who is good at mathematics. Answer the user's question.\nUser: ", "\nAssistant:"),
+        ("Q: ", "\nA: Let's think step by step."),
+        ("My teacher gave us this one and I can't figure it out - ", "\nAny ideas?"),
+        ("", "\n\nExplain your solution as if to a ten-year-old, then state the answer on its own line."),
+        ("Below is a maths question. Write a complete solution.\n\nQuestion: ", "\n\nSolution:"),
+    ),
     restructure=_clauses_swapped,
 )  # fmt: skip
 
@@ -234,6 +305,15 @@ EVALUATION = Rules(
     ),
     names=("Lucia", "Mateo", "Nadia", "Oskar", "Priya", "Quentin", "Rosa", "Stefan", "Tomoko", "Ursula"),
     tails=("Write down your working.", "[Adapted from a workbook.]", "Do this without a calculator.", "Good luck!"),
+    letters="kqgvzhuw",
+    wraps=(
+        ("hey, could someone check this for me? my result differs from the book's\n\n", "\n\nthx in advance :)"),
+        ("<|user|>\n", "\nReturn only the final result, without any explanation.\n<|assistant|>\n"),
+        ("Good evening everyone, my daughter brought this home today: ", " We would be grateful for a hint."),
+        ("Here is a challenge from the contest archive. Take your time.\n---\n", "\n---\nJustify every claim."),
+        ("As an expert, do the exercise below.\n\nExercise. ", "\n\nEnd with a line that starts with 'Answer:'."),
+        ("", "\n\nFormat your reply as JSON with the keys \"reasoning\" and \"answer\"."),
+    ),
     restructure=_told_backwards,
 )  # fmt: skip
 

@@ -167,7 +167,7 @@ def paired(after: dict[str, Any], before: dict[str, Any], tau_before: str) -> li
     """[mean, low, high] of the rise at temperature 1 over the start at ``tau_before``, problem by problem."""
     new = after["temperatures"]["1.0"]["per_problem"]
     old = before["temperatures"][tau_before]["per_problem"]
-    result = paired_difference(new, old)
+    result = paired_difference(new, old, after["temperatures"]["1.0"]["clusters"])
     return [round(x, 4) for x in (result.mean, result.low, result.high)]
 
 

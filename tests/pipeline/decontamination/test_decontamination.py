@@ -10,9 +10,8 @@ import pytest
 
 from magicrl.pipeline.decontamination import finding
 from magicrl.pipeline.decontamination.finding import find_contamination
-from magicrl.pipeline.decontamination.hits import Hit
 from magicrl.pipeline.decontamination.report import write_report
-from magicrl.pipeline.decontamination.settings import DecontaminationSettings
+from magicrl.pipeline.decontamination.settings import DecontaminationSettings, Hit
 from magicrl.pipeline.documents import Document
 
 WALK = (

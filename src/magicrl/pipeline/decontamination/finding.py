@@ -1,4 +1,4 @@
-"""Find test problems in training texts: equal, reformatted, contained, reworded, renumbered, or near in embedding."""
+"""Find test problems in training texts: equal, in other dress, contained, reworded, renumbered, near in embedding."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ from typing import Any
 import numpy as np
 
 from magicrl.pipeline.decontamination.grams import GramIndex, masked
-from magicrl.pipeline.decontamination.hits import Hit, HitKind
-from magicrl.pipeline.decontamination.settings import DecontaminationSettings
+from magicrl.pipeline.decontamination.settings import DecontaminationSettings, Hit, HitKind
 from magicrl.pipeline.documents import Document
 from magicrl.pipeline.similarity.canonical import tokens_of
+from magicrl.pipeline.similarity.disguise import keys_of
 from magicrl.pipeline.similarity.embedders import Embedder, make_embedder
 from magicrl.pipeline.similarity.guard import are_different, numbers_of
 from magicrl.pipeline.similarity.texts import Texts
+from magicrl.records import prompt_key
 
 CHUNK = 2048
 _FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change what is rare
-_VERSION = 1
+_VERSION = 2
 _WHOLE, _LONGER = 0.9, 1.3  # share of a test problem's n-grams, and times its length, of a text that contains it
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -99,6 +100,7 @@ class _Reference:
         self.id = document.id
         self.text = document.text
         self.tokens = tokens_of(document.text)
+        self.key = prompt_key(document.text)
         self.canonical = " ".join(self.tokens)
         self.numbers = _numbers(self.tokens)
         self.words = sum(len(token) > 1 and token.isalpha() for token in self.tokens)
@@ -110,9 +112,10 @@ class _Search:
     def __init__(self, held: Sequence[tuple[str, Document]], settings: DecontaminationSettings, texts: Texts) -> None:
         self._settings = settings
         self._references = [_Reference(name, document) for name, document in held]
-        self._equal: dict[str, list[int]] = {}
+        self._equal: dict[str | int, list[int]] = {}
         for number, reference in enumerate(self._references):
-            self._equal.setdefault(reference.canonical or reference.text, []).append(number)
+            for key in (reference.key, reference.canonical, *keys_of(reference.text)[0]):
+                self._equal.setdefault(key, []).append(number)
         least = min(settings.least_words, settings.ngram_words)
         tokens = [reference.tokens for reference in self._references]
         self._grams = GramIndex(tokens, length=settings.ngram_words, least=least)
@@ -130,18 +133,23 @@ class _Search:
         hidden = self._masked.overlaps([masked(t) for t in tokens], self._settings.overlap)
         near = self._neighbours(texts)
         for row, text in enumerate(texts):
-            equal = self._equal.get(" ".join(tokens[row]) or text, [])
-            for number in sorted({*equal, *plain[row], *hidden[row], *near[row]}):
+            own, inside = keys_of(text)
+            named = (prompt_key(text), " ".join(tokens[row]))
+            equal = {number for key in (*named, *own[:1]) if key for number in self._equal.get(key, ())}
+            held = {number for key in (*own[1:], *inside) for number in self._equal.get(key, ())}
+            for number in sorted({*equal, *held, *plain[row], *hidden[row], *near[row]}):
                 reference = self._references[number]
                 score = max(plain[row].get(number, 0), hidden[row].get(number, 0), near[row].get(number, 0))
                 kind = self._kind(text, tokens[row], reference, plain[row].get(number, 0.0))
+                if kind not in ("verbatim", "reformatted") and number in equal | held:
+                    kind = "renamed" if number in equal else "contained"
                 if kind is not None and kind in self._settings.kinds:
                     yield Hit(
                         document=ids[row],
                         reference=reference.id,
                         reference_set=reference.set,
                         kind=kind,
-                        score=1.0 if number in equal else round(float(score), 4),
+                        score=1.0 if number in equal | held else round(float(score), 4),
                         document_text=text,
                         reference_text=reference.text,
                     )
@@ -162,7 +170,7 @@ class _Search:
 
     def _kind(self, text: str, tokens: Sequence[str], reference: _Reference, overlap: float) -> HitKind | None:
         """How a text and a test problem agree, which are near in one way at least; None where it is too little."""
-        if " ".join(text.split()).casefold() == " ".join(reference.text.split()).casefold():
+        if prompt_key(text) == reference.key:
             return "verbatim"
         if " ".join(tokens) == reference.canonical:
             return "reformatted"

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from magicrl.pipeline.decontamination.hits import Hit
+from magicrl.pipeline.decontamination.settings import Hit
 
 
 def write_report(hits: Iterable[Hit], folder: Path) -> Counter[tuple[str, str]]:

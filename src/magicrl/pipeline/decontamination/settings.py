@@ -1,11 +1,43 @@
-"""Settings of decontamination. Importing it needs no torch."""
+"""What counts as a test problem found again: kinds of hits, a hit, and the settings. Importing it needs no torch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
-from magicrl.pipeline.decontamination.hits import HitKind
 from magicrl.pipeline.similarity.settings import EmbeddingSettings
+
+HitKind = Literal["verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered", "neighbour"]
+"""``verbatim``: equal but for case, whitespace and typography (one ``prompt_key``); ``reformatted``: equal once
+LaTeX, Unicode and plain notation are brought to one form; ``contained``: the test problem stands inside a longer text,
+whatever its variables are called; ``renamed``: equal but for the names of variables and people and tokens of a chat
+template; ``reworded``: most
+n-grams or the embedding agree, and so do the numbers; ``renumbered``: the same with other numbers; ``neighbour``: near
+in the embedding space alone, with numbers or formulas that differ in part."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """One training text against one test problem.
+
+    Attributes:
+        document: id of the training text.
+        reference: id of the test problem.
+        reference_set: the set it is of.
+        kind: how they agree.
+        score: in 0..1, of the finding method: share of n-grams or cosine; 1 for equal texts.
+        document_text, reference_text: both texts, whole.
+    """
+
+    document: str
+    reference: str
+    reference_set: str
+    kind: HitKind
+    score: float
+    document_text: str
+    reference_text: str
 
 
 class DecontaminationSettings(BaseModel):
@@ -25,7 +57,9 @@ class DecontaminationSettings(BaseModel):
     least_words: int = Field(default=7, ge=1)
     """Words that a test problem must have besides numbers and symbols for ``renumbered``, ``neighbour`` and
     ``contained``: *Compute 3 + 5* with other numbers is no repetition."""
-    kinds: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "reworded", "renumbered", "neighbour")
+    kinds: tuple[HitKind, ...] = (
+        *("verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered", "neighbour"),
+    )
     """Kinds that are reported."""
-    drop: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "reworded", "renumbered")
+    drop: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered")
     """Kinds for which the training text is dropped; the others are reported only."""

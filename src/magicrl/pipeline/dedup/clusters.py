@@ -17,7 +17,7 @@ class Duplicate:
         id: of the dropped document.
         kept: id of the copy that stays in its place.
         stage: which stage found it.
-        similarity: of the pair that the stage found, in 0..1: 1 (exact), Jaccard (near), cosine (embedding).
+        similarity: of the pair that the stage found, in 0..1: 1 (exact, disguised), Jaccard (near), cosine (embedding).
         twin: the other document of that pair; it is ``kept`` itself, or was dropped for it in turn.
     """
 

@@ -1,9 +1,10 @@
-"""Find duplicates among any number of documents: exact, near, by embedding; the better-specified copy stays."""
+"""Find duplicates among any number of documents, the cheapest way first; the better-specified copy stays."""
 
 from __future__ import annotations
 
 import hashlib
 import shutil
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,11 +19,17 @@ from magicrl.pipeline.dedup.settings import DedupSettings, Stage
 from magicrl.pipeline.dedup.steps import Steps
 from magicrl.pipeline.documents import Document
 from magicrl.pipeline.similarity.canonical import canonical
+from magicrl.pipeline.similarity.disguise import keys_of
 from magicrl.pipeline.similarity.embedders import make_embedder
 from magicrl.pipeline.similarity.guard import number_key
 from magicrl.pipeline.similarity.texts import Texts
 
-_ORDER: tuple[Stage, ...] = ("exact", "near", "embedding")  # cheap ones first, whatever order they are listed in
+_ORDER: tuple[Stage, ...] = (
+    "exact",
+    "disguised",
+    "near",
+    "embedding",
+)  # cheap ones first, whatever order they are listed in
 
 
 def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, folder: Path) -> DuplicateClusters:
@@ -101,7 +108,8 @@ class _Search:
 
     def links(self, stage: Stage) -> NDArray[np.void]:
         """The stage's links; what they drop is gone for the next stage."""
-        run = {"exact": self._exact, "near": self._near, "embedding": self._embedding}[stage]
+        ways = {"exact": self._exact, "disguised": self._disguised, "near": self._near, "embedding": self._embedding}
+        run = ways[stage]
         settings = self._settings.model_dump(mode="json")
         own = {name: settings[name] for name in (stage, "compare_numbers") if name in settings}
         key = self._steps.key(stage, own, self._before)
@@ -131,6 +139,24 @@ class _Search:
 
         for bucket in buckets(keys, np.arange(len(keys))):
             links.resolve(bucket.tolist(), equal)
+
+    def _disguised(self, links: Links) -> None:
+        """Equal but for the names of variables and people and for text around it."""
+        keys, owners, whole = array("Q"), array("q"), bytearray()  # whole: the key is of all that the document asks
+        for number in np.flatnonzero(self._alive).tolist():
+            own, inside = keys_of(self._documents.texts[number])
+            keys.extend(own + inside)
+            owners.extend([number] * (len(own) + len(inside)))
+            whole += bytes([True] * len(own) + [False] * len(inside))
+        of, is_whole = np.asarray(owners, dtype=np.int64), np.asarray(whole, dtype=np.uint8)
+        for bucket in buckets(np.asarray(keys, dtype=np.uint64), np.arange(len(of))):
+            asking = set(of[bucket][is_whole[bucket] > 0].tolist())
+
+            def equal(a: int, b: int, asking: set[int] = asking) -> float | None:
+                return 1.0 if a in asking or b in asking else None  # two that share a part only are two problems
+
+            if asking:
+                links.resolve(sorted({*of[bucket].tolist()}), equal)
 
     def _near(self, links: Links) -> None:
         near = self._settings.near

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from magicrl.pipeline.similarity.settings import EmbeddingSettings
 
-Stage = Literal["exact", "near", "embedding"]
+Stage = Literal["exact", "disguised", "near", "embedding"]
 
 
 class NearSettings(BaseModel):
@@ -42,7 +42,7 @@ class DedupSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    stages: tuple[Stage, ...] = ("exact", "near", "embedding")
+    stages: tuple[Stage, ...] = ("exact", "disguised", "near", "embedding")
     near: NearSettings = Field(default_factory=NearSettings)
     embedding: EmbeddingStageSettings = Field(default_factory=EmbeddingStageSettings)
     compare_numbers: bool = True

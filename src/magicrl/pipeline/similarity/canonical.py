@@ -10,6 +10,7 @@ import unicodedata
 from collections.abc import Callable
 
 from magicrl.pipeline.similarity.words import listed
+from magicrl.records import typed
 
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
@@ -62,6 +63,7 @@ def tokens_of(text: str) -> list[str]:
         >>> tokens_of("Find 1/2 x² ≤ 10,000")
         ['find', '1', '/', '2', 'x', '^', '2', '<=', '10000']
     """
+    text = typed(text)
     if "," in text or "{,}" in text:
         text = _THOUSANDS.sub(lambda m: re.sub(r"\D", "", m[0]), text)
     if _SPECIAL.search(text):

@@ -1,0 +1,87 @@
+"""Problems under other names of their variables and people, and inside chat text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magicrl.pipeline.decontamination.finding import find_contamination
+from magicrl.pipeline.decontamination.settings import DecontaminationSettings
+from magicrl.pipeline.dedup.finding import find_duplicates
+from magicrl.pipeline.dedup.settings import DedupSettings
+from magicrl.pipeline.documents import Document
+from magicrl.pipeline.similarity.disguise import keys_of
+
+LINES = (
+    r"Let $f(x) = 3x^2 + bx$ and let $A$ and $B$ lie on it. If $AB = \frac 1b$ and $\triangle OAB$ is right, find $b$."
+)
+STORY = "Ann pays $5 for 2 pears. Her brother Tom pays $3. How much more does Ann pay than Tom?"
+INDEX = r"Find the least $n$ with $\sum_{i=1}^n a_i > 100$, where $a_i = i^2 + e^i$ and $a_0 = 1$."
+
+SAME = [
+    (LINES, LINES.replace("x", "t").replace("b", "k").replace("A", "P").replace("B", "Q").replace("Okl", "O")),
+    (LINES, LINES.replace("$f(x) = 3x^2 + bx$", r"$f(\theta) = 3\theta^2 + b\theta$")),
+    (LINES, f"<|user|>\n{LINES}\n<|assistant|>\n"),
+    (LINES, f"I can't do this one - can anyone help me? {LINES} Thanks!"),
+    (STORY, STORY.replace("Ann", "Zoe").replace("Tom", "Raj").replace("Her", "His")),
+    (STORY, f"Problem 12. {STORY}\n\nPlease think step by step and box your final answer."),
+    (STORY, f"Here is today's riddle from my aunt:\n{STORY}\nGood luck!"),
+    (INDEX, INDEX.replace("_i", "_k").replace("i=1", "k=1").replace("= i^2 + e^i", "= k^2 + e^k").replace("n", "m", 0)),
+]
+OTHER = [
+    (LINES, LINES.replace("find $b$", "find $A$")),
+    (LINES, LINES.replace("3x^2 + bx", "3b^2 + bx")),
+    (LINES, LINES.replace("3x", "4x")),
+    (STORY, STORY.replace("than Tom", "than Ann").replace("does Ann", "does Tom")),
+    (STORY, f"{STORY} Ann returns 1 pear."),
+    (STORY, f"{STORY} How many pears do you get for $10?"),
+    (STORY, STORY.replace("How much more does Ann pay than Tom?", "What do you think is the total?")),
+    ("Compute $(1 + i)^2 + 3$.", "Compute $(1 + x)^2 + 3$."),
+    (r"Solve $x^2 = 4x + 7$. Find the largest solution.", r"Solve $x^2 = 4x + 7$. Find the smallest solution."),
+    ("A code has 3 digits. How many are there?", "A code has 3 digits. How many are there? No digit comes twice."),
+    ("It rains on Monday and Tom has 3 coats. What now?", "It rains on Friday and Tom has 3 coats. What now?"),
+]  # fmt: skip
+
+
+def alike(a: str, b: str) -> bool:
+    (own_a, inside_a), (own_b, inside_b) = keys_of(a), keys_of(b)
+    return not {*own_a, *inside_a}.isdisjoint(own_b) or not {*own_b, *inside_b}.isdisjoint(own_a)
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_a_disguise_is_seen_through(one: str, other: str) -> None:
+    assert one != other
+    assert alike(one, other)
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER)
+def test_another_problem_is_none(one: str, other: str) -> None:
+    assert one != other
+    assert not alike(one, other)
+
+
+def test_both_steps_say_what_they_found(tmp_path: Path) -> None:
+    texts = {f"own{i}": text for i, text in enumerate([LINES, STORY, INDEX])}
+    copies = {f"copy{i}": other for i, (_, other) in enumerate(SAME)}
+    held = [Document(name, text, (float(name < "d"),)) for name, text in (copies | texts).items()]
+    found = find_duplicates(held, DedupSettings(stages=("exact", "disguised")), folder=tmp_path / "dedup")
+    assert {name: one.kept for name, one in found.by_id.items()}.keys() == {*texts, *copies} - {
+        "copy0",
+        "copy4",
+        "copy7",
+    }
+    assert {one.stage for one in found.dropped} == {"disguised"}
+    references = {"test": [Document(name, text) for name, text in texts.items()]}
+    asked = (Document(name, text) for name, text in copies.items())
+    settings = DecontaminationSettings(use_embedding=False)
+    hits = {hit.document: hit.kind for hit in find_contamination(asked, references, settings, folder=tmp_path / "hits")}
+    wrapped = dict.fromkeys(("copy3", "copy5", "copy6"), "contained")
+    assert hits == dict.fromkeys(("copy0", "copy1", "copy2", "copy4", "copy7"), "renamed") | wrapped
+    assert {"renamed", "contained"} <= set(settings.drop)
+
+
+def test_two_that_share_a_part_only_are_two_problems(tmp_path: Path) -> None:
+    told = "A shop sells 3 kinds of bread and 4 kinds of cheese. "
+    held = [Document("a", told + "It opens early."), Document("b", told + "It is near the school.")]
+    assert not find_duplicates(held, DedupSettings(stages=("disguised",)), folder=tmp_path).dropped
