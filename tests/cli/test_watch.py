@@ -97,6 +97,7 @@ def test_a_run_before_its_first_step_is_shown(run: Run) -> None:
     ("status", "more", "words"),
     [
         ("finished", {"ended": "2026-01-02T04:04:05+00:00"}, "demo: finished; magicrl report"),
+        ("finished", {"learning": {"title": "no weight changed"}}, "demo: finished, no weight changed; magicrl report"),
         (
             "stopped",
             {"error": "KeyboardInterrupt: \x1b[31m"},
@@ -105,7 +106,7 @@ def test_a_run_before_its_first_step_is_shown(run: Run) -> None:
         ("failed", {"error": "FloatingPointError: loss"}, "failed (FloatingPointError: loss); continue with --resume"),
     ],
 )
-def test_a_run_that_ended_is_shown_without_waiting(run: Run, status: str, more: dict[str, str], words: str) -> None:
+def test_a_run_that_ended_is_shown_without_waiting(run: Run, status: str, more: dict[str, Any], words: str) -> None:
     run.step(1, 2, 3)
     run.say(status, **more)
     out = io.StringIO()

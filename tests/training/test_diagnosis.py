@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from magicrl.records import StepMetrics
-from magicrl.training.diagnosis import ANY_JUDGING, Judging, SampledAnswers, answers_in, diagnose
+from magicrl.training.diagnosis import ANY_JUDGING, Judging, SampledAnswers, answers_in, answers_of, diagnose
 
 
 def answers(
@@ -92,6 +92,13 @@ def test_recorded_steps_are_averaged() -> None:
     assert seen is not None
     assert (seen.groups, seen.mixed, seen.answered, seen.max_tokens) == (16, 0.25, 0.5, 64)
     assert answers_in([]) is None
+
+
+def test_answers_that_nobody_could_judge_are_no_diagnosis() -> None:
+    with pytest.raises(ValueError, match="no answer could be judged; look at the gold answers"):
+        answers_of([], max_tokens=64, judging=ANY_JUDGING)
+    unjudged = {"groups/rejected/ratio": 1.0, "train/accuracy/mean": None, "train/truncation/ratio": 0.0}
+    assert answers_in([StepMetrics(step=1, stage=0, values=unjudged | {"stage/max_tokens": 64})]) is None
 
 
 def test_it_needs_no_torch() -> None:

@@ -99,6 +99,9 @@ class WatchedRun:
         """``quickstart: running, last step 12 s ago``, and what to do where the run stopped."""
         words = f"{visible(self._name)}: {self.status}"
         if self.status == "finished":
+            learning: object = self._run.get("learning")
+            if isinstance(learning, dict):
+                words += f", {visible(str(cast('dict[str, Any]', learning).get('title', '')))}"
             return f"{words}; magicrl report {self._folder} writes its page"
         if self.status in ("stopped", "failed"):
             error = visible(str(self._run.get("error", ""))).strip()

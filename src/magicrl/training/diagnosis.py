@@ -28,6 +28,7 @@ ENOUGH = 0.25
 cause is named beside the largest one."""
 NEVER_ENDS = 0.9
 """Share of truncated answers from which a model more likely never ends than thinks for long."""
+UNJUDGED = "no answer could be judged; look at the gold answers and at what the verifier says"
 SUPERVISED_START = "a short supervised start ([start] sft)"
 
 
@@ -93,6 +94,11 @@ class Diagnosis:
     advice: tuple[str, ...]
 
     @property
+    def text(self) -> str:
+        """What was seen and what helps."""
+        return f"{self.message}. {self.remedy}"
+
+    @property
     def remedy(self) -> str:
         """The advice in one line."""
         return " ".join(self.advice)
@@ -124,7 +130,7 @@ def answers_of(groups: Sequence[JudgedGroup], *, max_tokens: int, judging: Judgi
     """
     judged = [group for group in groups if group.counted.any()]
     if not judged:
-        raise ValueError("no answer could be judged; look at the gold answers and the verifier's messages")
+        raise ValueError(UNJUDGED)
     right = [group.correct[group.counted] for group in judged]
     return SampledAnswers(
         groups=len(groups),

@@ -58,9 +58,7 @@ class DifficultyFilter:
         try:
             return offline_filter(counts), found
         except ValueError as error:
-            raise ValueError(
-                f"data.difficulty_filter: {error} (the counts are in {self.path}): {found.message}. {found.remedy}"
-            ) from None
+            raise ValueError(f"data.difficulty_filter: {error} (the counts are in {self.path}): {found.text}") from None
 
     def _read(self, problems: Sequence[Problem]) -> tuple[dict[str, PassCount], SampledAnswers]:
         try:
@@ -97,7 +95,10 @@ class DifficultyFilter:
             )
             for g in groups
         }
-        answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=self.judging))
+        try:
+            answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=self.judging))
+        except ValueError as error:
+            raise ValueError(f"data.difficulty_filter: {error}") from None
         return {
             "samples": self.config.samples,
             "temperature": self.config.temperature,

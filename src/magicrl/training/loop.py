@@ -39,7 +39,7 @@ from magicrl.training.batches import (
 )
 from magicrl.training.clock import StepClock
 from magicrl.training.collecting import Collector
-from magicrl.training.diagnosis import answers_in, diagnose, judging_of
+from magicrl.training.diagnosis import UNJUDGED, answers_in, diagnose, judging_of
 from magicrl.training.metrics import Values, finite, merge_updates, rollout_metrics
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, TrainingStopped, UpdateMetrics
 from magicrl.training.staleness import StalenessMeter
@@ -314,11 +314,9 @@ class Trainer:
         limit = self._config.algorithm.stop_after_empty_steps
         if self._empty_steps >= limit:
             seen = answers_in([metrics], judging_of(self._config.verifier, self._parts.sampler.remaining))
-            assert seen is not None, "a step records what its answers were"
-            found = diagnose(seen)
             raise TrainingStopped(
                 f"every group of {limit} steps in a row was rejected, so there is nothing to learn; in the last one "
-                f"{found.message}. {found.remedy}"
+                f"{UNJUDGED if seen is None else diagnose(seen).text}"
             )
         rollout = self._config.rollout
         key = "staleness/fresh_gap/mean" if rollout.max_staleness else "learner/sampler_gap_mean"
