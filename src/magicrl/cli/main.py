@@ -85,6 +85,45 @@ def train(
 
 
 @app.command
+def init(
+    *,
+    model: str,
+    data: str,
+    output: Path = Path("run.toml"),
+    minutes: float = 30.0,
+    prompt: str | None = None,
+    answer: str | None = None,
+) -> int:
+    """Look at your model and your problems for about a minute, and write a recipe that will learn from them.
+
+    Exit status: 0 a recipe was written; 3 these problems cannot teach this model (it says why and what helps);
+    1 the model or the data cannot be used; 2 the command line is wrong.
+
+    Example: magicrl init --model ./my-model --data mine.jsonl --output run.toml
+
+    Parameters
+    ----------
+    model
+        A model folder, or a hub name.
+    data
+        Problems with answers: a file, a folder or the hub name of a data set.
+    output
+        The recipe to write.
+    minutes
+        That the run may take on this machine.
+    prompt
+        The column of the prompts, where it is not seen from its name.
+    answer
+        The column of the answers, likewise.
+    """
+    from magicrl.cli.init import run_init
+
+    return run_init(
+        model, data, output, minutes=minutes, prompt=prompt, answer=answer, console=Console(highlight=False)
+    )
+
+
+@app.command
 def sft(recipe: Path, /, *, set_: Overrides = None, output: Path | None = None) -> int:
     """Make a start model by supervised training on demonstrations of generated tasks.
 

@@ -1,0 +1,121 @@
+"""``magicrl init``: one's own model and problems looked at, and a recipe that can be run, or a plain no."""
+
+from __future__ import annotations
+
+import io
+import json
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from magicrl.cli.init import run_init
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.data.families import make_family
+from magicrl.training.conclusion import NOTHING_LEARNED
+from magicrl.training.diagnosis import SampledAnswers
+from magicrl.training.first_look import Look, Way
+from magicrl.training.preflight import check_run
+from magicrl.training.proposal import group_size, learning_rate, response_limit
+from magicrl.training.sft import run_sft
+
+SFT = """
+[run]
+name = "toy-start"
+threads = 1
+
+[model.tiny]
+hidden_size = 32
+heads = 2
+layers = 1
+intermediate_size = 64
+max_context = 64
+
+[training]
+dtype = "float32"
+
+[[phases]]
+family = "running_sum"
+options = { variant = "stages", max_tokens = 32 }
+steps = 60
+batch_size = 32
+learning_rate = 5e-3
+"""
+
+
+@pytest.fixture(scope="module")
+def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("models")
+    (folder / "sft.toml").write_text(SFT)
+    return run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy").folder
+
+
+def problems(path: Path, gold: str | None = None) -> Path:
+    stream = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
+    rows = [{"question": p.prompt, "gold": gold or p.golds[0]} for p in islice(stream, 60)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def init(model: Path, data: Path, output: Path) -> tuple[int, str]:
+    told = io.StringIO()
+    console = Console(file=told, width=200)
+    status = run_init(str(model), str(data), output, minutes=1, prompt=None, answer=None, console=console)
+    return status, told.getvalue()
+
+
+def test_what_it_writes_can_be_run(toy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.toml"
+    status, told = init(toy, problems(tmp_path / "mine.jsonl"), output)
+    assert status == 0, told
+    assert "prompt = question, answer = gold" in told
+    assert f"magicrl train {output}" in told
+    config = load_train_recipe(output)
+    assert config.verifier.extract == "lenient", "a model without boxes"
+    assert config.data.train[0].template == "{prompt}", "its tokenizer has no words for a hint"
+    assert config.model.dtype == "float32", "of a tiny model"
+    ready = check_run(config, tmp_path / "run", resume=False)
+    assert len(ready.data.test["holdout"]) == config.data.holdout
+
+
+def test_problems_that_cannot_teach_are_a_plain_no(toy: Path, tmp_path: Path) -> None:
+    output = tmp_path / "run.toml"
+    status, told = init(toy, problems(tmp_path / "mine.jsonl", gold="12345"), output)
+    assert status == NOTHING_LEARNED
+    assert "Nothing to learn from" in told
+    assert "right" in told
+    assert not output.exists()
+
+
+def test_an_existing_recipe_and_an_unreadable_file_are_refused(tmp_path: Path) -> None:
+    there = tmp_path / "run.toml"
+    there.touch()
+    with pytest.raises(RecipeError, match=r"run\.toml exists"):
+        init(tmp_path, tmp_path, there)
+    (tmp_path / "mine.jsonl").write_text('{"a": 1, "b": 2}\n')
+    with pytest.raises(ValueError, match="no problem can be read"):
+        init(tmp_path, tmp_path / "mine.jsonl", tmp_path / "new.toml")
+
+
+def test_numbers_by_hand() -> None:
+    assert group_size([0.5, 0.5]) == (8, pytest.approx(1 - 2 * 0.5**8))
+    size, expected = group_size([0.0, 0.125])
+    assert size == 16
+    chances = (0.03125 / 1.5, 0.15625 / 1.5)
+    assert expected == pytest.approx(sum(1 - p**16 - (1 - p) ** 16 for p in chances) / 2)
+    assert group_size([0.01])[0] == 16, "more would be too dear"
+    assert [learning_rate(n) for n in (135_000_000, 7_000_000_000, 10_000)] == [2e-5, 3e-6, 1e-3]
+
+
+def test_t_follows_the_lengths_that_were_seen() -> None:
+    def look(truncated: float, lengths: tuple[int, ...]) -> Look:
+        answers = SampledAnswers(groups=2, max_tokens=256, mixed=0.5, correct=0.5, truncated=truncated)
+        way = Way(template="{prompt}", extract="box")
+        return Look(way=way, answers=answers, per_problem=(0.5, 0.5), lengths=lengths, example="")
+
+    assert response_limit(look(0.0, (40, 40, 40)), room=4000)[0] == 64
+    assert response_limit(look(0.0, (40, 40, 40)), room=50)[0] == 50
+    assert response_limit(look(0.2, (200,)), room=4000)[0] == 512
+    assert response_limit(look(1.0, ()), room=300)[0] == 300
