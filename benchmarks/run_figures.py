@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from magicrl.evaluation.statistics import paired_difference
+from magicrl.evaluation.statistics import paired_scores
 from magicrl.training.recorder import write_atomically
 
 CURVES = (
@@ -87,8 +87,8 @@ def test(run: Path, before_path: Path) -> dict[str, Any]:
 def rise(after: dict[str, Any], tau_after: str, before: dict[str, Any], tau_before: str) -> dict[str, float]:
     """Paired over the problems judged in both."""
     new, old = after["temperatures"][tau_after]["per_problem"], before["temperatures"][tau_before]["per_problem"]
-    pairs = [(a, b) for a, b in zip(new, old, strict=True) if a is not None and b is not None]
-    difference = paired_difference([a for a, _ in pairs], [b for _, b in pairs])
+    difference = paired_scores(new, old, after["temperatures"][tau_after].get("clusters"))
+    assert difference is not None, "the same problems, two of them judged at least"
     return {"mean": round(difference.mean, 4), "low": round(difference.low, 4), "high": round(difference.high, 4)}
 
 
