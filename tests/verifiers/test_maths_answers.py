@@ -393,7 +393,7 @@ DIFFERENT = [
     ("B", "B, C"),
     ("B", "ABCD"),
     ("B", r"\text{A, B, C, D}"),
-    ("B", "b"),
+    ("B", "c"),
     ("B", r"\text{(B) or (C)}"),
     ("B", "B) 5 C) 6"),
     ("yes", "yes and no"),

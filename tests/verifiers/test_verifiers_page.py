@@ -27,7 +27,7 @@ def test_every_step_and_status_is_named() -> None:
     assert [name for name, _ in CHEAP_STEPS] == [name for name in steps if name in dict(CHEAP_STEPS)]
     assert {"extraction", "boxes", "math_verify"} <= set(steps)
     statuses = re.findall(r"`(\w+)`", text[text.index("| status | outcome |") : text.index("## Figures")])
-    assert len(statuses) == 9
+    assert len(statuses) == 10
     assert set(statuses) <= set(OUTCOME_OF_STATUS)
 
 

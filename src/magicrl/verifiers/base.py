@@ -28,6 +28,7 @@ OUTCOME_OF_STATUS: MappingProxyType[str, Outcome] = MappingProxyType(
         "mismatch": Outcome.WRONG,
         "no_answer": Outcome.WRONG,
         "unparsable": Outcome.WRONG,
+        "undecided": Outcome.WRONG,
         "timeout": Outcome.WRONG,
         "memory": Outcome.WRONG,
         "crash": Outcome.WRONG,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from magicrl.records import Verdict
 from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.maths.answers import Quantity
+from magicrl.verifiers.maths.equality import same_value
 from magicrl.verifiers.maths.judge import MathsVerifier
 from magicrl.verifiers.maths.notation import canonical
-from magicrl.verifiers.maths.probing import same_value
 from magicrl.verifiers.maths.structure import readings
 
 VERIFIER = MathsVerifier(JudgeOptions(reasoning="none", extract="box"))

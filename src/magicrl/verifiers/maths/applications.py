@@ -137,14 +137,16 @@ class Applications(Cursor, ABC):
 
     def _series(self, name: str, depth: int) -> Expr:
         r"""``\\sum_{k=1}^{n} k^2``, with whole bounds; the letter becomes one that nothing else can be called."""
+        high = self.script(depth + 1) if self.take("op", "^") else None
         self.need("op", "_")
         self.need("lbrace")
         letter = self.next()
         self.need("rel", "=")
         low = self.sum(depth + 1)
         self.need("rbrace")
-        self.need("op", "^")
-        high = self.script(depth + 1)
+        if high is None:
+            self.need("op", "^")
+            high = self.script(depth + 1)
         body = self.term(depth + 1)
         if letter.kind != "sym" or low.holds("const", "inf") or high.holds("const", "inf") or self.peek("op"):
             raise NoFormulaError

@@ -33,6 +33,7 @@ from magicrl.verifiers.maths.equations import same_equation, same_order, solves
 from magicrl.verifiers.maths.expression import Expr, function, number, rename, symbol
 from magicrl.verifiers.maths.families import names_of, same_family
 from magicrl.verifiers.maths.lists import (
+    assigned,
     by_letter,
     floored,
     numbered_names,
@@ -64,6 +65,9 @@ def same(gold: Answer, answer: Answer) -> bool | None:
         return _closed(gold, answer)
     if isinstance(gold, Family) or isinstance(answer, Family):
         return same_family(gold, answer, same)
+    given, said = assigned(gold), assigned(answer)
+    if given is not None and said is not None and given.keys() == said.keys():
+        return all_of([same(value, said[name]) for name, value in given.items()])
     if isinstance(gold, Named) and isinstance(answer, Named):
         return _both_named(gold, answer)
     if isinstance(gold, Equation | Order) or isinstance(answer, Equation | Order):
@@ -110,7 +114,7 @@ def _closed(gold: Answer, answer: Answer) -> bool | None:
             return counts and same(one.condition, other) is True
     if isinstance(gold, Within) and isinstance(answer, Within):
         return same(gold.condition, answer.condition) if gold.domain == answer.domain else False
-    if isinstance(gold, Piecewise) and isinstance(answer, Piecewise):
+    if isinstance(gold, Piecewise) or isinstance(answer, Piecewise):
         return same_cases(gold, answer, same)
     if isinstance(gold, Dotted) and isinstance(answer, Dotted):
         return same_dotted(gold, answer)
@@ -275,6 +279,8 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
             return in_order(gold.items, answer.items)
         left, right = values_of(gold.items), values_of(answer.items)
         named = all(isinstance(item, Named) for item in (*gold.items, *answer.items))
+        if named and gold.either != answer.either and ordered_names(gold.items):
+            return False  # x = 1 and y = 2 says more than x = 1 or y = 2
         if named and not (numbered_names(gold.items, answer.items) or numbered_names(answer.items, gold.items)):
             left, right = gold.items, answer.items
         if told_apart(gold.items):

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from fractions import Fraction
 
 from magicrl.verifiers.maths.answers import Answer, Dotted, Group, Named, Quantity, RealSet
-from magicrl.verifiers.maths.equations import difference
-from magicrl.verifiers.maths.expression import Expr, number, put, substitute, symbol
-from magicrl.verifiers.maths.probing import number_value, same_value
+from magicrl.verifiers.maths.equality import rational_value, same_value
+from magicrl.verifiers.maths.expression import Expr, difference, number, put, substitute, symbol
 
 PLACE = "#j"
 _MOST_ITEMS = 99
@@ -47,8 +45,8 @@ def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
 
 def expanded(dotted: Dotted) -> list[Answer] | None:
     """All items of a list of numbers with an end; None where there are letters, no end, or too many."""
-    end = None if dotted.last is None else number_value(dotted.last)
-    if not isinstance(end, Fraction) or end.denominator != 1 or not 0 <= end <= _MOST_ITEMS:
+    end = None if dotted.last is None else rational_value(dotted.last)
+    if end is None or end.denominator != 1 or not 0 <= end <= _MOST_ITEMS:
         return None
     return [Quantity(_at(dotted.item, number(place))) for place in range(int(end) + 1)]
 
@@ -150,8 +148,8 @@ def counting(answer: Answer) -> tuple[str, ...]:
                 return names
     if isinstance(answer, RealSet) and answer.subject in ("n", "m", "k") and len(answer.spans) == 1:
         (span,) = answer.spans
-        low = number_value(span.low) if span.low_closed and span.high == symbol("inf") else None
-        return _COUNTED.get(int(low), ()) if low in (0, 1) else ()
+        low = rational_value(span.low) if span.low_closed and span.high == symbol("inf") else None
+        return () if low is None or low.denominator != 1 else _COUNTED.get(int(low), ())
     return ()
 
 

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from magicrl.verifiers.maths.answers import Equation, Order
-from magicrl.verifiers.maths.expression import Expr, number, substitute
-from magicrl.verifiers.maths.probing import constant_ratio, same_value
-
-
-def difference(left: Expr, right: Expr) -> Expr:
-    """``left - right``."""
-    return Expr("add", (left, Expr("neg", (right,))))
+from magicrl.verifiers.maths.equality import constant_ratio, same_value
+from magicrl.verifiers.maths.expression import Expr, difference, number, substitute
 
 
 def same_equation(gold: Equation, answer: Equation) -> bool | None:

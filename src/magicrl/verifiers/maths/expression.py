@@ -1,7 +1,7 @@
 r"""Formulas as small trees: a strict grammar of what answers are made of.
 
 What the grammar does not know (sums, integrals, ellipses, words) gives no tree at all, never a tree that dropped
-something: an answer is only compared by `probing` when both sides were read whole.
+something: an answer is only compared by `equality` when both sides were read whole.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ class Expr:
 
     Attributes:
         op: num, sym, const, add, mul, div, pow, neg, fn, pm (two signs), mp (the opposite two signs), apply (a function
-            that only has a name), series (args: bounds and body; name: ``sum`` or ``prod`` and the bound name).
+            that only has a name), series (args: bounds and body; name: ``sum`` or ``prod`` and the bound name), set
+            (of sets with names; name: cup, cap or setminus), cases (values and bounds by turns; a bound is a formula
+            that is positive, or if its name is closed not negative, where the value holds).
         args: its parts.
         name: of a symbol, a constant (e, i, pi, inf) or a function.
         value: of a number, exactly.
@@ -60,6 +62,11 @@ def symbol(name: str) -> Expr:
 def function(name: str, *args: Expr) -> Expr:
     """A function of its arguments."""
     return Expr("fn", args, name)
+
+
+def difference(left: Expr, right: Expr) -> Expr:
+    """``left - right``."""
+    return Expr("add", (left, Expr("neg", (right,))))
 
 
 def rename(tree: Expr, names: dict[str, str]) -> Expr:

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from itertools import permutations
 
 from magicrl.verifiers.maths.answers import Answer, Domain, Equation, Family, Group, Matrix, Named, Quantity, Several
-from magicrl.verifiers.maths.equations import difference
-from magicrl.verifiers.maths.expression import Expr, number, rename, substitute
-from magicrl.verifiers.maths.probing import same_value
+from magicrl.verifiers.maths.equality import same_value
+from magicrl.verifiers.maths.expression import Expr, difference, number, rename, substitute
 from magicrl.verifiers.maths.progressions import same_progressions
 
 Same = Callable[[Answer, Answer], "bool | None"]

@@ -109,6 +109,8 @@ class _Reader(Applications):
             elif depth > 1 and self.peek("cmd", "pmod"):  # inside a formula it is a remainder, else a class of numbers
                 self.next()
                 total = function("mod", total, self.base(depth + 1))
+            elif self.take("cmd", "bmod"):
+                total = function("mod", total, self.factor(depth))
             elif self.starts_factor():
                 if self.peek("num") and self.tokens[self.at - 1].kind == "num":
                     total = self._mixed(total)

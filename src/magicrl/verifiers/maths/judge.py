@@ -31,6 +31,8 @@ MAX_PROSE_CHARS = 8000
 """Without a box, only the end of the text is searched for an answer."""
 ENGINE_SECONDS = 0.8
 """CPU time that Math-Verify may use for one answer, and once for each gold."""
+STEPS_SECONDS = 1.0
+"""CPU time that the steps before it may use."""
 _CACHED_GOLDS = 4096
 _MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
 
@@ -69,10 +71,14 @@ class MathsVerifier:
         if isinstance(answer, Verdict):
             return answer
         pairs = [(gold, canonical(close_braces(gold))) for gold in golds]
-        verdict = self._by_steps(pairs, canonical(answer.text), answer)
-        if answer.source and (verdict is None or verdict.status == "mismatch"):
-            joint = self._by_joint_boxes(pairs, answer)
-            verdict = joint or verdict
+        try:
+            with cpu_limit(STEPS_SECONDS):
+                verdict = self._by_steps(pairs, canonical(answer.text), answer)
+                if answer.source and (verdict is None or verdict.status == "mismatch"):
+                    verdict = self._by_joint_boxes(pairs, answer) or verdict
+        except CpuAlarm:
+            reason = f"the answer used up {STEPS_SECONDS:g} s of CPU time"
+            return make_verdict("timeout", reason=reason, decided_by="structure", extracted=answer.text)
         if isinstance(verdict, Verdict):
             return verdict
         return self._by_engine(pairs, answer)
@@ -136,7 +142,10 @@ class MathsVerifier:
             if parsed[gold] and (not answer.boxed or engine_may_judge(text, spelled))
         ]
         if not usable:
-            return make_verdict("mismatch", decided_by="structure", extracted=answer.text)
+            if not has_shape(spelled):
+                return make_verdict("mismatch", decided_by="structure", extracted=answer.text)
+            reason = "neither that they are equal nor that they differ could be shown"
+            return make_verdict("undecided", reason=reason, decided_by="structure", extracted=answer.text)
         try:
             with cpu_limit(ENGINE_SECONDS):
                 return self._engine_verdict(usable, answer, spelled)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from magicrl.verifiers.maths.answers import Answer, Group, Named, Quantity
+from magicrl.verifiers.maths.answers import Answer, Group, Named, Quantity, Several
+from magicrl.verifiers.maths.equality import same_value
 from magicrl.verifiers.maths.expression import function
 from magicrl.verifiers.maths.magnitudes import as_value
-from magicrl.verifiers.maths.probing import same_value
 from magicrl.verifiers.maths.units import singular
 
 
@@ -69,6 +69,18 @@ def ordered_names(items: Sequence[Answer]) -> bool:
     names = [item.name for item in items if isinstance(item, Named)]
     stems = {name.split("_")[0] for name in names}
     return len(names) == len(items) and len(stems) == len(names)
+
+
+def assigned(answer: Answer) -> dict[str, Answer] | None:
+    """The values of ``x = 1, y = 2`` or of ``(x, y) = (1, 2)`` by their names; None for one name, or a choice."""
+    if isinstance(answer, Named) and isinstance(answer.value, Group) and answer.name.startswith("("):
+        names, values = answer.name.strip("()").split(","), answer.value.items
+    elif (isinstance(answer, Several) and not answer.either) or (isinstance(answer, Group) and answer.opening == "{"):
+        names = [item.name for item in answer.items if isinstance(item, Named) and not item.arguments]
+        values = values_of(answer.items)
+    else:
+        return None
+    return dict(zip(names, values, strict=True)) if 1 < len(set(names)) == len(names) == len(values) else None
 
 
 def values_of(items: Sequence[Answer]) -> tuple[Answer, ...]:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import combinations
 
-from magicrl.verifiers.maths import probing
+from magicrl.verifiers.maths import equality
 from magicrl.verifiers.maths.answers import Answer, Clock, Quantity, Ratio, Text
+from magicrl.verifiers.maths.equality import number_value, same_value
 from magicrl.verifiers.maths.expression import Expr, number, symbol, without_degrees
 from magicrl.verifiers.maths.phrases import is_month
-from magicrl.verifiers.maths.probing import number_value, real_number, same_value
 from magicrl.verifiers.maths.units import Unit, in_base_units, singular
 
 _HALF_TURN = Expr("div", (symbol("pi"), number(180)))
@@ -57,7 +57,7 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
         with_sign, without = (gold, answer) if left else (answer, gold)
         hundredth = Expr("div", (with_sign.expr, number(100)))
         share = number_value(gold.expr) if with_sign is answer else None
-        if share is not None and (real := real_number(share)) is not None and abs(real) < 1:
+        if share is not None and abs(share) < 1:
             return same_number(gold.expr, hundredth)  # 0.25 is no 0.25%
         return any_of(same_number(with_sign.expr, without.expr), same_number(hundredth, without.expr))
     if unit.kind == "degree":
@@ -112,7 +112,7 @@ def degrees_left_out(gold: Expr, answer: Expr) -> bool:
 def same_number(gold: Expr, answer: Expr) -> bool | None:
     """Equal formulas, or a decimal that is the other's value to six or more significant digits."""
     verdict = same_value(gold, answer)
-    if verdict is False and (probing.approximates(answer, gold) or probing.approximates(gold, answer)):
+    if verdict is False and (equality.approximates(answer, gold) or equality.approximates(gold, answer)):
         return True
     return verdict
 

@@ -54,6 +54,7 @@ _MODULO = re.compile(
     r"|(?:\\(?:b?mod|pmod)(?![a-z])|\\(?:text|mathrm)\s*\{\s*mod\s*\}|(?<![A-Za-z\\])mod(?:ulo)?(?![A-Za-z]))"
     r"\s*(?:\{(?P<b>[^{}]{1,20})\}|(?P<c>\d+|[a-z](?![A-Za-z])))"
 )
+_CALLED = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\{(\([^{}]*\))\}")
 _FONT = re.compile(
     r"\\(?:text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname)"
     r" ?\{(?P<inside>[^{}]*)\}"
@@ -89,7 +90,8 @@ def canonical(text: str) -> str:
     if "\\" in text and not _BOLD_LETTER.fullmatch(text):
         text = _BOARD.sub(lambda m: rf"\mathbb{{{m['a'] or m['b'] or m['c']}}}", text)
         text = _QUOTIENT.sub(r"\\mathbb{Z}_\g<a>", text)
-    text = _MODULO.sub(lambda m: rf"\pmod{{{m['a'] or m['b'] or m['c']}}}", text)
+    if "mod" in text:
+        text = congruence(text) if r"\equiv" in text else _MODULO.sub(_modulo, text)
     for _ in range(10):  # wrappers may nest; ten layers are more than anyone writes
         bare = _unwrap(text)
         if bare == text:
@@ -98,7 +100,16 @@ def canonical(text: str) -> str:
     if _TWO_NUMBERS.fullmatch(text):
         return text  # without the space it could be a decimal comma
     text = _LOOSE.sub(lambda m: m[1] or m[2] or "", text)
-    return _SINGLE.sub(r"\1\2", text)
+    return _SINGLE.sub(r"\1\2", _CALLED.sub(r"\1\2", text) if "{(" in text else text)
+
+
+def congruence(text: str) -> str:
+    r"""``text`` with every modulus as one of a congruence: ``\bmod 7``, between two numbers a remainder, too."""
+    return _MODULO.sub(lambda m: rf"\pmod{{{m['a'] or m['b'] or m['c']}}}", text)
+
+
+def _modulo(match: re.Match[str]) -> str:
+    return match[0] if match[0].startswith(r"\bmod") else congruence(match[0])
 
 
 def letters_of(text: str) -> str:

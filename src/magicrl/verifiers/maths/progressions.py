@@ -7,9 +7,8 @@ from fractions import Fraction
 from math import gcd, lcm
 
 from magicrl.verifiers.maths.answers import Answer, Group, Named, Quantity, Several
-from magicrl.verifiers.maths.equations import difference
-from magicrl.verifiers.maths.expression import Expr, number, substitute
-from magicrl.verifiers.maths.probing import number_value, real_number, same_value
+from magicrl.verifiers.maths.equality import number_value, rational_value, same_value
+from magicrl.verifiers.maths.expression import Expr, difference, number, substitute
 
 _MOST_CLASSES = 60
 Line = tuple[Expr, Expr]
@@ -60,13 +59,13 @@ def _lines(answer: Answer, name: str) -> list[Line] | None:
 
 def _ratio(step: Expr, unit: Expr) -> Fraction | None:
     """The exact ratio of two steps, if it is a small fraction."""
-    value = number_value(Expr("div", (step, unit)))
-    if isinstance(value, Fraction):
-        return value
-    real = None if value is None else real_number(value)
-    if real is None or abs(real) > 10**6:
+    ratio = Expr("div", (step, unit))
+    if (exact := rational_value(ratio)) is not None:
+        return exact
+    value = number_value(ratio)
+    if value is None or abs(value) > 10**6:
         return None
-    guess = Fraction(str(real)).limit_denominator(1000)
+    guess = value.limit_denominator(1000)
     return guess if same_value(Expr("mul", (number(guess), unit)), step) is True else None
 
 
@@ -84,8 +83,6 @@ def _classes(lines: Sequence[Line], steps: Sequence[Fraction], common: Fraction)
 def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
     apart = difference(one, other)
     turns = number_value(Expr("div", (apart, period)))
-    real = turns if isinstance(turns, Fraction) else None if turns is None else real_number(turns)
-    if real is None or abs(real) > 10**6:
+    if turns is None or abs(turns) > 10**6:
         return False
-    whole = round(real)
-    return same_value(apart, Expr("mul", (number(int(whole)), period))) is True
+    return same_value(apart, Expr("mul", (number(round(turns)), period))) is True

@@ -86,9 +86,13 @@ def approximates(literal: PlainNumber, exact: Fraction) -> bool:
     for prime in (2, 5):
         while rest % prime == 0:
             rest //= prime
-    unit = Fraction(1, 10**literal.decimals)
-    distance = abs(literal.value - exact)
-    rounded = 2 * distance <= unit
-    cut = distance < unit and abs(literal.value) < abs(exact)
-    enough = abs(literal.value) >= 100_000 * unit  # six significant digits
-    return rest != 1 and literal.decimals > 0 and enough and (rounded or cut)
+    return rest != 1 and rounds(literal.value, literal.decimals, exact)
+
+
+def rounds(decimal: Fraction, decimals: int, exact: Fraction) -> bool:
+    """Whether a decimal is a value, rounded or cut after six or more significant digits."""
+    unit = Fraction(1, 10**decimals)
+    if not decimals or abs(decimal) < 100_000 * unit:
+        return False
+    distance = abs(decimal - exact)
+    return 2 * distance <= unit or (distance < unit and abs(decimal) < abs(exact))

@@ -30,7 +30,6 @@ from magicrl.verifiers.maths.brackets import (
     set_builder,
     transposed,
 )
-from magicrl.verifiers.maths.conditions import inline_cases, of_a_kind
 from magicrl.verifiers.maths.congruences import congruent
 from magicrl.verifiers.maths.ellipses import dotted_list, goes_on
 from magicrl.verifiers.maths.expression import substitute
@@ -104,7 +103,6 @@ class _Reader:
         if tokens[0].text.casefold() in _ABOUT and len(tokens) > 1:
             tokens, levels = tokens[1:], levels[1:]
         whole = date_of(tokens) or self._labelled(tokens, levels, depth) or self._congruent(tokens, levels, depth)
-        whole = whole or inline_cases(tokens, levels, lambda part: self.part(part, depth))
         if whole is not None:
             return whole
         tokens = conditions_apart(out_of(counted(described(tokens))))
@@ -198,7 +196,7 @@ class _Reader:
         """One item: a relation, a set, a group, a ratio, words, or a quantity."""
         if depth > _MAX_DEPTH:
             return None
-        phrase = closed_phrase(tokens) or number_domain(tokens) or of_a_kind(tokens)
+        phrase = closed_phrase(tokens) or number_domain(tokens)
         phrase = phrase or self._phrase(tokens, levels, depth)
         if phrase is not None:
             return phrase

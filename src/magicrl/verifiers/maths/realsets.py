@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from math import floor
 
 from magicrl.verifiers.maths.answers import RealSet, Span
-from magicrl.verifiers.maths.evaluation import Value
+from magicrl.verifiers.maths.equality import number_value, same_value
 from magicrl.verifiers.maths.expression import Expr
-from magicrl.verifiers.maths.probing import number_value, real_number, same_value
 
 
 def same_set(gold: RealSet, answer: RealSet) -> bool | None:
@@ -41,7 +41,7 @@ def merged(spans: Sequence[Span]) -> list[Span] | None:
         return None  # (5, 2) is no interval
     solid = sorted(known, key=lambda entry: (entry[0], not entry[2].low_closed))
     result: list[Span] = []
-    end: Value = None
+    end: Fraction | float = 0
     for low, high, span in solid:
         if result and (low < end or (low == end and (span.low_closed or result[-1].high_closed))):
             last = result[-1]
@@ -81,10 +81,9 @@ def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
     return sorted(found)
 
 
-def _place(bound: Expr) -> Value | None:
+def _place(bound: Expr) -> Fraction | float | None:
     if bound.op == "const" and bound.name == "inf":
         return float("inf")
     if bound.op == "neg" and bound.args[0].op == "const" and bound.args[0].name == "inf":
         return float("-inf")
-    value = number_value(bound)
-    return None if value is None else real_number(value)
+    return number_value(bound)

@@ -3,6 +3,7 @@ r"""Relations: names and their values, equations, inequalities as sets of number
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import pairwise
 
 from magicrl.verifiers.maths import expression
@@ -18,16 +19,15 @@ from magicrl.verifiers.maths.answers import (
     Several,
     Span,
 )
+from magicrl.verifiers.maths.equality import number_value, same_value
 from magicrl.verifiers.maths.expression import Expr
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.magnitudes import as_value
 from magicrl.verifiers.maths.names import name_of
-from magicrl.verifiers.maths.probing import number_value, real_number, same_value
 from magicrl.verifiers.maths.quantities import added
 from magicrl.verifiers.maths.spans import MINUS_INFINITY, PLUS_INFINITY, joined_sets, subject_set, unequal
 
-_LEAST_SLOPE = 1e-15
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
@@ -90,7 +90,8 @@ def _equality(
     if last_name is not None and first is not None and _agree([first, *values[:-1]]):
         return Named(last_name[0], last_name[1], first, last_name[2])
     last = values[-1]
-    if first is None and last is not None and _agree(values) and _unread_formula(parts[0]):
+    of_sets = isinstance(first, Quantity) and first.expr.op == "set"
+    if (first is None or of_sets) and last is not None and _agree(values) and _unread_formula(parts[0]):
         return Named(" ".join(token.text for token in parts[0]), (), last)
     if first is None or any(value is None for value in values):
         return None
@@ -140,11 +141,11 @@ def _near(exact: Answer | None, about: Answer | None) -> bool:
     if not (isinstance(exact, Quantity) and isinstance(about, Quantity)):
         return False
     values = [number_value(one.expr) for one in (exact, about)]
-    numbers = [real for value in values if value is not None and (real := real_number(value)) is not None]
+    numbers = [value for value in values if value is not None]
     if len(numbers) != 2:
         return True
     decimals = about.expr.args[0].decimals if about.expr.op == "neg" else about.expr.decimals
-    return bool(abs(numbers[0] - numbers[1]) < 10 ** (-decimals))
+    return abs(numbers[0] - numbers[1]) < Fraction(1, 10**decimals)
 
 
 def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None:
@@ -187,11 +188,10 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     values = [expression.substitute(whole, name, expression.number(at)) for at in (-2, 0, 1, 3)]
     steps = [Expr("add", (after, Expr("neg", (before,)))) for before, after in pairwise(values)]
     slope, twice = steps[1], Expr("mul", (expression.number(2), steps[1]))
-    risen = number_value(slope)
-    rise = None if risen is None else real_number(risen)
+    rise = number_value(slope)
     if not all(same_value(step, twice) is True for step in (steps[0], steps[2])):
         return None
-    if rise is None or abs(rise) < _LEAST_SLOPE:
+    if not rise:
         return None
     bound = Expr("neg", (Expr("div", (values[1], slope)),))
     if rise > 0:
@@ -203,8 +203,7 @@ def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
     """``|x - 1| < 2`` and ``|x| > 2``, of a linear formula in one name and a positive number."""
     for at, part in enumerate(parts):
         bound = parts[1 - at]
-        value = None if bound.symbols else number_value(bound)
-        size = None if value is None else real_number(value)
+        size = number_value(bound)
         if not (part.op == "fn" and part.name == "abs" and size is not None and size > 0):
             continue
         inner, minus = part.args[0], Expr("neg", (bound,))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from itertools import combinations
 
 from magicrl.verifiers.maths.answers import Answer, Group, Named, Quantity, RealSet, Several, Span
+from magicrl.verifiers.maths.equality import number_value
 from magicrl.verifiers.maths.expression import Expr, symbol
-from magicrl.verifiers.maths.probing import number_value, real_number
 
 _MOST_SPANS = 100
 PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), Expr("neg", (symbol("inf"),))
@@ -36,6 +37,8 @@ def _points(points: Sequence[Expr]) -> RealSet:
 
 def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer | None:
     r"""``A \cup B``, and ``A \setminus \{points\}``."""
+    if (named := _of_names(items, operations)) is not None:
+        return named
     sets = [as_spans(item) if item is not None else None for item in items]
     spans = [found.spans for found in sets if found is not None]
     if len(spans) != len(items):
@@ -43,16 +46,32 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
     if set(operations) == {"cup"}:
         return RealSet(tuple(span for group in spans for span in group))
     if set(operations) == {"cap"}:
-        found = joined_sets([RealSet(group, "x") for group in spans], ["and"] * len(operations))
-        return RealSet(found.spans) if isinstance(found, RealSet) and _meet(spans) else None
+        return _common(spans)
     if list(operations) == ["setminus"]:
         return _without_points(spans[0], spans[1]) or _without_spans(spans[0], spans[1])
     return None
 
 
-def _meet(groups: Sequence[Sequence[Span]]) -> bool:
-    """Whether two sets have a span in common."""
-    return len(groups) == 2 and any(_both(one, other) is not None for one in groups[0] for other in groups[1])
+def _of_names(items: Sequence[Answer | None], operations: Sequence[str]) -> Quantity | None:
+    r"""``A \cap B`` of sets that only have names."""
+    formulas = [item.expr for item in items if isinstance(item, Quantity) and item.unit is None]
+    kinds = set(operations)
+    if len(formulas) != len(items) or len(kinds) != 1 or (kinds == {"setminus"} and len(items) > 2):
+        return None
+    if not all((one.op == "sym" and one.name.isupper()) or one.op == "set" for one in formulas):
+        return None
+    return Quantity(Expr("set", tuple(formulas), kinds.pop()))
+
+
+def _common(groups: Sequence[Sequence[Span]]) -> RealSet | None:
+    """What sets have in common; None where a bound has no value, or where that is nothing."""
+    if any(bound.symbols for group in groups for span in group for bound in (span.low, span.high)):
+        return None
+    left = list(groups[0])
+    for group in groups[1:]:
+        both = [_both(one, other, points=True) for one in left for other in group]
+        left = [span for span in both if span is not None]
+    return RealSet(tuple(left)) if left else None
 
 
 def _without_points(spans: Sequence[Span], points: Sequence[Span]) -> RealSet | None:
@@ -86,14 +105,13 @@ def _without_spans(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | No
     return RealSet(tuple(left))
 
 
-def _position(bound: Expr) -> float:
+def _position(bound: Expr) -> Fraction | float:
     if bound == PLUS_INFINITY:
         return float("inf")
     if bound == MINUS_INFINITY:
         return float("-inf")
     value = number_value(bound)
-    real = None if value is None else real_number(value)
-    return 0.0 if real is None else float(real)
+    return 0 if value is None else value
 
 
 def subject_set(item: Answer) -> RealSet | None:

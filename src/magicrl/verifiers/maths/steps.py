@@ -85,8 +85,8 @@ def same_choice(gold: str, answer: str) -> bool | None:
         marked = _MARKED_CHOICE.match(gold)  # a letter with what it stands for
         return _same_marked(marked["letter"], gold[marked.end() :].strip(), answer) if marked else None
     asked, given = choice_letter(gold), choice_letter(answer)
-    if asked is not None and (small := _SMALL_CHOICE.fullmatch(answer)) and len(gold) > 1:
-        given = small["letter"].upper()  # (c) for (C)
+    if asked is not None and (small := _SMALL_CHOICE.fullmatch(answer)):
+        given = small["letter"].upper()  # c and (c) for C
     return None if asked is None or given is None else asked == given
 
 

@@ -10,9 +10,9 @@ from collections.abc import Iterator
 
 from magicrl.verifiers.maths.answers import Answer, Family, Group, Quantity, Several
 from magicrl.verifiers.maths.comparison import same
-from magicrl.verifiers.maths.conditions import same_under_condition
 from magicrl.verifiers.maths.families import arguments_of, names_of, periodic_parameters, same_constants, same_family
 from magicrl.verifiers.maths.lexer import ELLIPSES, Token, tokens_of
+from magicrl.verifiers.maths.notation import congruence
 from magicrl.verifiers.maths.reading import read
 
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
@@ -83,9 +83,11 @@ def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
     if joined != text and _LEADING_NOUGHT.search(text):
         spellings = (joined,)  # 10,000 is no list: no item is written 000
     for spelling in dict.fromkeys(spellings):
-        found = read(spelling, trusted)
-        if found is not None:
-            yield found
+        # 17 \bmod 5 is 2, and the class of 2 where a congruence is asked for
+        for one in (spelling, congruence(spelling)) if r"\bmod" in spelling else (spelling,):
+            found = read(one, trusted)
+            if found is not None:
+                yield found
 
 
 def _going_on(match: re.Match[str]) -> str:
@@ -122,8 +124,6 @@ def compare(gold: Answer, answer: Answer) -> bool | None:
         return True
     if names_of(gold) == names_of(answer):
         return verdict
-    if same_under_condition(gold, answer, same):
-        return True
     gold, answer = _without_constants(gold), _without_constants(answer)
     return True if same_constants(gold, answer, same) else verdict
 
@@ -157,8 +157,8 @@ def engine_may_judge(gold: str, answer: str) -> bool:
     It drops words, bases and ellipses, forgets how often an item stands in a list and in which order: words,
     brackets, separators and relations must be the same on both sides, and the rest must be there at all.
     """
-    if _plain_number(gold, trusted=True) and _plain_number(answer, trusted=False):
-        return False  # out of reach here: Math-Verify would compare roundings
+    if _formula(gold, trusted=True) and _formula(answer, trusted=False):
+        return False  # undecided here: Math-Verify would compare roundings
     left, right = tokens_of(gold), tokens_of(answer)
     if left is None or right is None:
         return False
@@ -167,8 +167,8 @@ def engine_may_judge(gold: str, answer: str) -> bool:
     return _words(left) == _words(right) and _shape(left) == _shape(right)
 
 
-def _plain_number(text: str, *, trusted: bool) -> bool:
-    return any(isinstance(one, Quantity) and not one.expr.symbols for one in readings(text, trusted=trusted))
+def _formula(text: str, *, trusted: bool) -> bool:
+    return any(isinstance(one, Quantity) for one in readings(text, trusted=trusted))
 
 
 def _unreadable(tokens: list[Token]) -> bool:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from magicrl.verifiers.maths.answers import Group, Quantity
+from magicrl.verifiers.maths.equality import same_value
 from magicrl.verifiers.maths.expression import Expr, number, put
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
-from magicrl.verifiers.maths.probing import same_value
 
 _AXES = "ijk"
 

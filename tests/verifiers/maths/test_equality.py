@@ -1,0 +1,177 @@
+"""Values, and whether two formulas are equal: held against mpmath, a slow reference, and against values by hand."""
+
+from __future__ import annotations
+
+import time
+from fractions import Fraction
+
+import mpmath
+import pytest
+from flint import arb, ctx, fmpq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magicrl.verifiers.base import JudgeOptions
+from magicrl.verifiers.maths.equality import constant_ratio, number_value, rational_value, same_value
+from magicrl.verifiers.maths.expression import Expr, difference, function, number, symbol
+from magicrl.verifiers.maths.formulas import parse
+from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.lexer import tokens_of
+from magicrl.verifiers.maths.notation import canonical
+from magicrl.verifiers.maths.sampling import domains
+from magicrl.verifiers.maths.values import Enclosure, Residues, UnclearError, UndefinedError
+
+QUICK = settings(deadline=None, max_examples=150, derandomize=True)
+
+
+def formula(text: str) -> Expr:
+    tree = parse(tokens_of(canonical(text)) or [])
+    assert tree is not None, text
+    return tree
+
+
+REFERENCE = {
+    "sin": mpmath.sin, "cos": mpmath.cos, "tan": mpmath.tan, "exp": mpmath.exp, "arctan": mpmath.atan,
+    "sinh": mpmath.sinh, "tanh": mpmath.tanh, "arsinh": mpmath.asinh, "abs": mpmath.fabs, "arcsin": mpmath.asin,
+    "arccos": mpmath.acos, "ln": mpmath.log, "floor": mpmath.floor, "ceil": mpmath.ceil, "factorial": mpmath.factorial,
+}  # fmt: skip
+LEAVES = st.one_of(
+    st.builds(Fraction, st.integers(-30, 30), st.integers(1, 12)).map(number),
+    st.sampled_from([symbol("pi"), symbol("e")]),
+)
+TREES = st.recursive(
+    LEAVES,
+    lambda inner: st.one_of(
+        st.builds(lambda op, one, other: Expr(op, (one, other)), st.sampled_from(["add", "mul", "div"]), inner, inner),
+        st.builds(lambda name, one: function(name, one), st.sampled_from(sorted(REFERENCE)), inner),
+        st.builds(lambda one, power: Expr("pow", (one, number(power))), inner, st.integers(-3, 3)),
+        st.builds(lambda one, degree: function("root", one, number(degree)), inner, st.integers(2, 3)),
+    ),
+    max_leaves=5,
+)
+
+
+def reference(tree: Expr) -> mpmath.mpf:
+    """The value to 60 digits, in mpmath; a ValueError where there is none in the reals."""
+    if tree.op == "num":
+        return mpmath.mpf(tree.value.numerator) / tree.value.denominator
+    if tree.op == "const":
+        return {"pi": mpmath.pi, "e": mpmath.e}[tree.name] + 0
+    args = [reference(part) for part in tree.args]
+    if tree.op == "pow":
+        return args[0] ** int(tree.args[1].value)
+    if tree.op == "fn" and tree.name == "root":
+        if args[0] < 0 and tree.args[1].value == 2:
+            raise ValueError
+        return mpmath.sign(args[0]) * mpmath.root(abs(args[0]), int(tree.args[1].value))
+    if tree.op == "fn":
+        value = REFERENCE[tree.name](args[0])
+        if isinstance(value, mpmath.mpc):
+            raise ValueError
+        return value
+    return {"add": lambda a, b: a + b, "mul": lambda a, b: a * b, "div": lambda a, b: a / b}[tree.op](*args)
+
+
+@QUICK
+@given(TREES, st.sampled_from([64, 200, 500]))
+def test_a_ball_holds_the_value(tree: Expr, bits: int) -> None:
+    try:
+        value = Enclosure(bits, real=True).value(tree, {})
+    except (UndefinedError, UnclearError):
+        return
+    with mpmath.workdps(60):
+        try:
+            expected = reference(tree)
+        except (ValueError, ZeroDivisionError, OverflowError):
+            return  # a ball about the end of a domain
+        if not mpmath.isfinite(expected) or abs(expected) > 1e30 or (expected != 0 and abs(expected) < 1e-30):
+            return
+        ctx.prec = 300
+        mantissa, exponent = int(expected.man) * (-1 if expected < 0 else 1), int(expected.exp)
+        slack = arb(0).union(arb(2) ** -100) * max(1, int(abs(expected)))  # what 60 digits may lose on the way
+        assert (arb(mantissa) * arb(2) ** exponent + slack - slack).overlaps(arb(value)), (expected, value)
+
+
+@QUICK
+@given(TREES)
+def test_a_formula_is_itself_in_another_order_and_not_itself_and_a_little_more(tree: Expr) -> None:
+    if number_value(tree) is None:
+        return
+    other = difference(Expr("add", (symbol("pi"), tree)), symbol("pi"))
+    assert same_value(tree, other) is not False
+    assert same_value(tree, Expr("add", (tree, number(Fraction(1, 10**300))))) is not True
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        (r"2^{10^{40}}", r"4^{5\cdot 10^{39}}", True),
+        (r"2^{10^{40}}", r"4^{5\cdot 10^{39}}+1", False),
+        (r"\frac{3^{10^{9}}+1}{7}", r"\frac{9^{5\cdot 10^8}+1}{7}", True),
+        (r"1000000!", r"10^6\cdot 999999!", True),
+        (r"1000000!", r"10^6\cdot 999999!+7", False),
+        (r"10^{50000}+\pi", r"10^{50000}+e", False),
+        (r"10^{10000}+\pi", r"\pi+10^{10000}", True),
+        (r"10^{10^6}+\pi", r"\pi+10^{10^6}", None),  # beyond the budget
+        (r"\tanh(10^6)", "1", None),
+        (r"\tanh(10^3)", "1", False),
+        (r"\max(0, 1-|x-98765|)", "0", False),
+        (r"\max(0, 1-|x+y-98765|)", "0", False),
+        (r"\arcsin(\sin x)", "x", False),
+        (r"\sqrt{(x-4)(4.001-x)}", r"\sqrt{x-4}\sqrt{4.001-x}", True),
+        (r"\sqrt{(x-4)(4.001-x)}", r"\sqrt{x-4}\sqrt{4.002-x}", False),
+        (r"\sqrt{-x^2-1}", r"\sqrt{-x^2-2}", False),  # complex, where neither is real
+        (r"\lfloor \sqrt{x} \rfloor", r"\lfloor \sqrt{\lfloor x \rfloor} \rfloor", True),
+        (r"\log_2 8", "3", True),
+    ],
+)
+def test_what_is_equal_is_shown_and_what_differs_is_sure(one: str, other: str, same: bool | None) -> None:
+    assert same_value(formula(one), formula(other)) is same
+    assert same_value(formula(other), formula(one)) is same
+
+
+def test_residues_are_those_of_the_number() -> None:
+    tree = formula(r"\frac{7^{30}-12!}{5}+\binom{40}{7}-2^{-3}")
+    value = rational_value(tree)
+    assert value is not None
+    prime = 2**61 - 1
+    assert Residues(prime).value(tree, {}) == value.numerator * pow(value.denominator, -1, prime) % prime
+    with pytest.raises(UnclearError):
+        Residues(prime).value(formula(r"\sqrt{2}"), {})
+
+
+def test_points_lie_on_every_side_of_a_break() -> None:
+    points, real = next(domains(formula(r"|x-1000|+\sqrt{5000-x}+\max(x, 1001)"), formula("x")))
+    tried = [point["x"] for point in points]
+    assert real
+    for low, high in ((-(10**9), 1000), (1000, 1001), (1001, 5000), (5000, 10**10)):
+        assert any(low < place < high for place in tried)
+    assert {fmpq(1000), fmpq(1001), fmpq(5000)} <= set(tried)
+
+
+def test_a_value_is_rational_or_close() -> None:
+    assert rational_value(formula(r"\sqrt{2}\cdot\sqrt{8}")) is None
+    assert number_value(formula(r"\sqrt{2}\cdot\sqrt{8}")) == 4
+    assert number_value(formula(r"\sin\pi")) == 0
+    assert number_value(formula(r"\sqrt{-1}")) is None
+    assert abs(number_value(formula(r"\pi")) - Fraction(355, 113)) < Fraction(1, 10**6)  # type: ignore[operator]
+    assert constant_ratio(formula("2x-|y-900|"), formula(r"|y-900|-2x")) == -1
+    assert constant_ratio(formula("2x-|y-900|"), formula(r"900-y-2x")) == 0
+
+
+@pytest.mark.parametrize(
+    ("gold", "answer", "status"),
+    [
+        ("1", "9^{9^{9^{9}}}", "undecided"),
+        (r"\tanh(10^6)", "1", "undecided"),
+        ("x+1", r"\sum_{k=1}^{9^{99}} x", "undecided"),
+        ("5", r"5+10^{-10^{9}}", "mismatch"),
+        (r"\frac{1}{3}", r"\frac{1}{3}\cdot\frac{7^{999999}}{7^{999999}}", "matched"),
+        (r"\gamma", r"\zeta(2.000000001)^{999999}", "mismatch"),
+    ],
+)
+def test_what_cannot_be_shown_is_wrong_and_says_so_in_time(gold: str, answer: str, status: str) -> None:
+    start = time.process_time()
+    verdict = MathsVerifier(JudgeOptions()).judge([gold], f"\\boxed{{{answer}}}")
+    assert (verdict.status, verdict.correct) == (status, status == "matched")
+    assert time.process_time() - start < 2
