@@ -43,6 +43,8 @@ TABLE = Path(__file__).with_suffix(".toml")
 PACKAGE = Path("src/magicrl")
 CPU_LIMIT, WALL_LIMIT = 240, 1800
 """Seconds of one fault's tests: a fault that makes them run on and on is seen, and so is one that makes them wait."""
+_WORTH_SHARING = 5
+"""More rows than so many: others' packages are imported once for all of them."""
 _BROKEN_RUN = (3, 4, 5)  # pytest's internal error, wrong usage, no tests
 _RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
@@ -299,6 +301,7 @@ def main() -> None:
     parser.add_argument("--again", action="store_true", help="whatever was found before")
     parser.add_argument("--cpu-seconds", type=float, help="try rows in a drawn order until so much is spent")
     parser.add_argument("--seed", type=int, default=0, help="of that order")
+    parser.add_argument("--known", action="store_true", help="only what was found before, and is still true")
     parser.add_argument("--check", action="store_true", help="only see that the table fits the source")
     parser.add_argument("--work", type=Path, default=ROOT / "runs" / "mutants")
     parser.add_argument("--output", type=Path)
@@ -310,8 +313,11 @@ def main() -> None:
         return
     study = Study(faults, arguments.work.resolve())
     wanted, rows, spent = chosen(faults, arguments), {}, 0.0
-    study.copy.share(sorted({test.split("::")[0] for fault in wanted for test in fault.tests}))
-    if arguments.cpu_seconds is None:
+    if arguments.known:
+        wanted = [fault for fault in wanted if study.is_known(fault)]
+    elif len(wanted) > _WORTH_SHARING:
+        study.copy.share(sorted({test.split("::")[0] for fault in wanted for test in fault.tests}))
+    if arguments.cpu_seconds is None and not arguments.known:
         spent += study.baseline(wanted)
     for fault in wanted:
         if arguments.cpu_seconds is not None and spent >= arguments.cpu_seconds:
