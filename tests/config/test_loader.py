@@ -98,6 +98,10 @@ def test_the_two_shorthands_of_a_users_own_run(tmp_path: Path) -> None:
     assert config.start.model == str(Path.cwd() / "my-model")
     assert [s.path for s in config.data.train] == [str(Path.cwd() / "problems.parquet")]
     assert config.data.holdout == 100
+    hub = load_train_recipe(tmp_path / "recipe.toml", ["data=openai/gsm8k"]).data.train[0]
+    assert (hub.hub, hub.path) == ("openai/gsm8k", None)
+    file = load_train_recipe(tmp_path / "recipe.toml", ["data=own/gsm8k.jsonl"]).data.train[0]
+    assert file.hub is None
 
 
 PATHS = """

@@ -238,9 +238,9 @@ def test_the_recorded_difficulty_is_an_offline_filter(tmp_path: Path) -> None:
     [
         (
             {"frage": "?", "answer": "1"},
-            r"no column of the problem is known.*It has: frage, answer\. Remedy: --set data\.train\.0\.fields\.prompt=",
+            r"no column of the problem is known\. It has: frage, answer\..*--set data\.train\.0\.fields\.prompt=fr",
         ),
-        ({"problems": "?", "answer": "1"}, r"no column of the problem is known; the nearest is 'problems'"),
+        ({"problems": "?", "answer": "1"}, r"no column of the problem is known.*fields\.prompt=problems;"),
         (
             {"prompt": "?", "question": "?", "answer": "1"},
             r"several columns may hold the problem: question, prompt\. .* --set data\.train\.0\.fields\.prompt=q",

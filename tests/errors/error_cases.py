@@ -175,7 +175,7 @@ DATA = (
         problems({"problem": "L 1 :", "anwser": "1"}),
         1,
         "problems.jsonl, line 4",
-        "no column of the answer is known; the nearest is 'anwser'",
+        "no column of the answer is known. It has: problem, anwser",
         "--set data.train.0.fields.answer=anwser",
     ),
     case(
@@ -185,7 +185,7 @@ DATA = (
         1,
         "problems.jsonl, line 1",
         "It has: frage, antwort",
-        "--set data.train.0.fields.prompt=COLUMN",
+        "--set data.train.0.fields.prompt=frage --set data.train.0.fields.answer=antwort",
     ),
     case(
         "two-prompts",

@@ -14,6 +14,7 @@ import pytest
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_source
 from magicrl.pipeline.sources.kinds import known_kinds
+from magicrl.records import prompt_key
 
 TESTS = {"inputs": ["1 2\n"], "outputs": ["3\n"]}
 ADD = "print(sum(map(int, input().split())))"
@@ -226,9 +227,17 @@ def test_a_conversation_goes_through_the_pipeline_into_training(write_rows: Call
     (entry,) = run.kept("sources/chat")
     assert (entry.problem, [turn.role for turn in entry.context]) == ("2 + 3?", ["system"])
     (part,) = (run.output / "sources" / "chat" / "kept").glob("*.parquet")
-    (problem,) = load_source(SourceConfig(path=str(part)), base_folder=run.base).problems
+    (problem,) = load_source(SourceConfig(path=str(part))).problems
     assert [turn.role for turn in problem.messages] == ["system", "user"]
     assert problem.prompt.startswith("2 + 3?\n\nPlease reason")
+
+
+def test_a_row_of_the_pipeline_is_the_problem_that_it_was(write_rows: Callable[..., Path], run: Any) -> None:
+    run({"sources": [{"name": "own", "path": str(write_rows("r.jsonl", [{"question": "2 + 3?", "answer": "5"}]))}]})
+    (part,) = (run.output / "sources" / "own" / "kept").glob("*.parquet")
+    (problem,) = load_source(SourceConfig(path=str(part))).problems
+    assert problem.prompt != "2 + 3?"
+    assert problem.key == prompt_key("2 + 3?"), "the instruction around it makes no other problem of it"
 
 
 def test_columns_name_what_a_known_form_does_not(write_rows: Callable[..., Path], run: Any) -> None:
@@ -287,7 +296,7 @@ def test_rows_that_cannot_be_read_are_set_aside_with_the_reason(tmp_path: Path, 
         "no answer: field 'answer' holds nan",
         "no answer: field 'answer' holds None",
         "is empty",
-        "no column of the problem is known; the nearest is 'frage'",
+        "no column of the problem is known. It has: frage",
         "an object",
         "more than max_field_characters",
         "the solution holds half a character",

@@ -173,7 +173,7 @@ def _apply_override(tree: Tree, override: str) -> None:
     elif key == "data":
         tree["data"] = {
             **{k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test")},
-            "train": [{"path": value}],
+            "train": [{"hub" if _is_hub_name(value) else "path": value}],
             "holdout": HELD_OUT_BY_SHORTHAND,
         }
     else:
@@ -199,6 +199,16 @@ def _stem(raw: str) -> str:
     path = Path(str(_parse_value(raw.strip())))
     name = path.parent.name if path.name == "model" and path.parent.name else path.name
     return re.sub(r"[^\w.-]+", "-", re.sub(r"\.(jsonl?|csv|parquet|toml)$", "", name)) or "own"
+
+
+def _is_hub_name(value: Any) -> bool:
+    """``owner/name``, where no file or folder of that name is there and it names no data file."""
+    text = str(value)
+    return (
+        re.fullmatch(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*", text) is not None
+        and not text.lower().endswith((".jsonl", ".json", ".csv", ".parquet"))
+        and not Path(text).exists()
+    )
 
 
 def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:

@@ -307,6 +307,8 @@ _READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
+KINDS = tuple(_READERS)
+"""Suffixes of the files that are read."""
 
 
 def read_hub(

@@ -6,13 +6,14 @@ using it; `read_problems` gives its problems. Which names are known: ``schemas.t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from magicrl.config.schema import FieldMapping
-from magicrl.data.files import BadRow, Row, read_place
+from magicrl.data.files import KINDS, BadRow, Row, read_place
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Unrecognised
 
 __all__ = [
@@ -28,6 +29,9 @@ __all__ = [
     "read_problems",
     "recognise",
 ]
+
+HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+"""``owner/name``."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,7 +61,7 @@ class Place:
         """
         path = Path(text).expanduser()
         name = str(text)
-        hub = not path.exists() and name.count("/") == 1 and not path.suffix and name[0] not in "./~"
+        hub = HUB_NAME.fullmatch(name) and not path.exists() and path.suffix.lower() not in KINDS
         return Place(hub=name) if hub else Place(path=path)
 
     @property

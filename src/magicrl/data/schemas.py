@@ -7,7 +7,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import cache
@@ -18,7 +18,7 @@ from magicrl.config.schema import FieldMapping, Section
 from magicrl.data.code_records import CodeTask, code_task
 from magicrl.data.conversations import Turns, read_turns
 from magicrl.data.files import Row
-from magicrl.records import Message, Problem
+from magicrl.records import Message, Problem, prompt_key
 from magicrl.verifiers.code.suite import SuiteError, parse_suite
 from magicrl.verifiers.extraction import last_box
 
@@ -232,21 +232,31 @@ class RecordReader:
                 f"{row.where}: several columns may hold the {meant}: {', '.join(found)}. It has: {columns}. "
                 f"Remedy: {self.named(what, found[0])}, or another of them"
             )
-        guess = self._guess(row, names, used)
-        nearest = "" if guess is None else f"; the nearest is {guess!r}"
+        guess = self._guess(row, what, used)
+        remedy = self.named(what, guess or "COLUMN")
+        known = catalogue().columns
+        if what == "prompt" and self.fields.answer is None and not _one_of(row.record, (*known.answer, *known.worked)):
+            remedy += " " + self.named("answer", self._guess(row, "answer", (guess,)) or "COLUMN")
         raise Unrecognised(
-            f"{row.where}: no column of the {meant} is known{nearest}. It has: {columns}. Remedy: "
-            f"{self.named(what, guess or 'COLUMN')}, or correct the row"
+            f"{row.where}: no column of the {meant} is known. It has: {columns}. Remedy, if this is what they hold: "
+            f"{remedy}; else name others, or correct the row"
         )
 
-    def _guess(self, row: Row, names: Sequence[str], used: Sequence[str | None]) -> str | None:
-        """The column whose name is nearest to a known one, else the only one that is left."""
+    def _guess(self, row: Row, what: str, used: Sequence[str | None]) -> str | None:
+        """The column whose name is nearest to a known one; else the longest text, for an answer the shortest."""
+        known = catalogue().columns
+        names = known.prompt if what == "prompt" else (*known.answer, *known.worked)
         left = [name for name in map(str, row.record) if name not in used]
-        near = [(difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6), name) for name in left]
-        return next((name for match, name in near if match), left[0] if len(left) == 1 else None)
+        near = [name for name in left if difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.6)]
+        if near:
+            return near[0]
+        sizes = {name: len(str(row.record[name])) for name in left if isinstance(row.record[name], str | int | float)}
+        if not sizes:
+            return None
+        return max(sizes, key=sizes.__getitem__) if what == "prompt" else min(sizes, key=sizes.__getitem__)
 
 
-def _one_of(present: Sequence[str], names: Sequence[str], used: Sequence[str | None] = ()) -> list[str]:
+def _one_of(present: Iterable[str], names: Sequence[str], used: Sequence[str | None] = ()) -> list[str]:
     """The columns with these names, whatever their case, in the order of ``names``."""
     lower: dict[str, list[str]] = {}
     for column in present:
@@ -334,6 +344,8 @@ class _RowReader:
         used = {*schema.prompt, schema.answer, fields.id, fields.level} - {None}
         used |= {"reward_model"} if schema.released else set()
         source = record.get("data_source") if schema.released else None
+        # rows of the pipeline hold the bare statement beside the prompt that a model is given: the same problem
+        bare = record.get("problem") if schema.released and not turns.context else None
         return Problem(
             id=f"{self.reader.stem}-{self.row.index}" if fields.id is None else self._identifier(fields.id),
             prompt=turns.prompt,
@@ -342,6 +354,7 @@ class _RowReader:
             verifier=verifier,
             source=source if isinstance(source, str) and source else self.reader.stem,
             level=self._level(),
+            key=prompt_key(bare) if isinstance(bare, str) and bare in turns.prompt else "",
             extra={key: value for key, value in record.items() if key not in used} if self.reader.extra else {},
         )
 
