@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -11,8 +12,21 @@ import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
+from magicrl.config.schema import DifficultyFilterConfig
 from magicrl.models.prompts import PromptEncoder
-from magicrl.records import Problem
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    Verdict,
+    frozen_floats,
+    frozen_tokens,
+)
+from magicrl.training.diagnosis import Judging
+from magicrl.training.difficulty import DifficultyFilter
 from magicrl.training.run_data import RunData, load_data
 
 TINY = Path(__file__).parents[2] / "src" / "magicrl" / "recipes" / "tiny.toml"
@@ -81,3 +95,53 @@ def test_the_first_of_two_golds_counts(tmp_path: Path, caplog: pytest.LogCapture
 def test_a_holdout_of_every_prompt_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="60 would leave no training problems of 60 distinct prompts"):
         load(tmp_path, with_twins("spaced"), "data.holdout=60")
+
+
+class Sampled:
+    """An engine and a judge in one: of each asked prompt half of the samples are right, of ``easy`` ones all."""
+
+    policy_version = 0
+
+    def __init__(self) -> None:
+        self.asked: list[RolloutRequest] = []
+
+    def submit(self, first: Any, second: Any = None) -> Any:
+        if second is not None:
+            return [first, len(second)]
+        self.asked += first
+        return None
+
+    def finished(self) -> Iterator[RolloutGroup]:
+        none = frozen_floats([0.0])
+        done = Completion(
+            tokens=frozen_tokens([1]),
+            text="",
+            sampler_logprobs=none,
+            sampler_entropies=none,
+            finish_reason=FinishReason.STOP,
+            policy_version=0,
+        )
+        return (RolloutGroup(request=request, completions=(done,) * request.group_size) for request in self.asked)
+
+    def result(self, ticket: Any) -> tuple[Verdict, ...]:
+        problem, count = ticket
+        right = [i % 2 == 0 or "easy" in problem.prompt for i in range(count)]
+        return tuple(Verdict(outcome=Outcome.CORRECT if r else Outcome.WRONG, status="") for r in right)
+
+
+def test_the_difficulty_filter_samples_a_prompt_once(tmp_path: Path) -> None:
+    asked = ["an easy one", "a hard one", "An  EASY one", "a hard  one", "another"]
+    problems = [
+        Problem(id=f"p{i}", prompt=p, golds=("1",), verifier="exact", source="doc") for i, p in enumerate(asked)
+    ]
+    path = tmp_path / "difficulty.json"
+    filters = DifficultyFilter(
+        config=DifficultyFilterConfig(samples=4), max_tokens=4, seed=0, path=path, judging=Judging()
+    )
+    engine = Sampled()
+    parts: Any = (engine, engine, Encoder().encode, lambda *_: None)
+    for _ in range(2):  # measured, then read again
+        result, _diagnosis = filters.apply(problems, *parts)
+        assert [request.problem.id for request in engine.asked] == ["p0", "p1", "p4"]
+        assert (result.kept, result.removed) == ((problems[1].key, problems[4].key), (problems[0].key,))
+    assert list(json.loads(path.read_text())["counts"]) == ["p0", "p1", "p2", "p3", "p4"], "people read ids"

@@ -121,7 +121,7 @@ def clean(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Ove
 
 @data_app.command
 def dedup(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Overrides = None) -> int:
-    """Drop exact and near duplicates and neighbours in an embedding space; the best-specified copy stays.
+    """Drop duplicates: exact, renamed or wrapped in chat text, near, by embedding; the best-specified copy stays.
 
     Example: magicrl data dedup --input a.parquet --input b.parquet --output runs/data/once
 
