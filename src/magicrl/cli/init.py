@@ -28,12 +28,18 @@ if TYPE_CHECKING:
 
 PROBLEMS = 12
 """Problems that are sampled."""
+SHOWN = 160
+"""Characters of an answer that are shown."""
 SECONDS = 60.0
 """That sampling may take about."""
 FIRST_LIMIT = 256
 MICRO_BATCHES = (8192, 4096, 2048, 1024, 512)
 ROOM = 0.7
 """Share of the memory that a proposed recipe may take by the planner's estimate."""
+OWN_SOLUTIONS = (
+    "The data has worked solutions to start from, but `magicrl sft` teaches generated tasks only: fine-tune the model "
+    "on them elsewhere (transformers, TRL) and give init the folder that this leaves."
+)
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[ -][^\W\d_]+)*")
 
 
@@ -165,7 +171,8 @@ def _look(
         if item.way.extract == best.way.extract
     )
     console.print(
-        f"best: {best.way.template!r}, extract = {best.way.extract}; greedy {greedy.answers.correct:.0%} right",
+        f"best: {best.way.template!r}, extract = {best.way.extract}; greedy {greedy.answers.correct:.0%} right; "
+        f"an answer: {best.example[:SHOWN]!r}",
         markup=False,
         soft_wrap=True,
     )
@@ -222,8 +229,13 @@ def _write(
 
     if best.answers.correct in (0.0, 1.0):
         told = diagnose(best.answers)
+        first = read.found.first
+        solved = best.answers.correct == 0 and first is not None and bool(first.solutions)
+        start = f" {OWN_SOLUTIONS}" if solved else ""
         console.print(
-            f"Nothing to learn from: {told.message}. {told.remedy} No recipe was written.", soft_wrap=True, markup=False
+            f"Nothing to learn from: {told.message}. {told.remedy}{start} No recipe was written.",
+            soft_wrap=True,
+            markup=False,
         )
         return NOTHING_LEARNED
     place = read.source.hub or _beside(str(read.source.path), output)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -155,7 +155,6 @@ class FirstLook:
         *,
         max_tokens: int,
         temperature: float = 1.0,
-        progress: Callable[[int, int], None] | None = None,
     ) -> list[Look]:
         """One way of asking, read in both ways (once for code); ``SAMPLES`` answers a problem, one at temperature 0."""
         began = time.perf_counter()
@@ -168,7 +167,6 @@ class FirstLook:
             temperature=temperature,
             max_tokens=max_tokens,
             seed=0,
-            progress=progress,
         )
         self.seconds += time.perf_counter() - began
         self.tokens += sum(group.group.num_tokens for group in boxed)

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from magicrl.config.errors import without_secrets
 from magicrl.config.schema import ModelConfig
 from magicrl.records import Problem
-from magicrl.training.diagnosis import SUPERVISED_START
 from magicrl.training.first_look import MAX_ROWS, Look, Speed
 
 TRAINING_SHARE, TEST_SHARE, FILTER_SHARE = 0.7, 0.15, 0.15
@@ -37,7 +36,6 @@ class Setting:
         prompt_lengths: tokens of every prompt in the chosen way of asking, ascending.
         reasoning: of the verifier.
         minutes: that the run may take.
-        sft: a supervised recipe for the start, where one is needed.
     """
 
     model: str
@@ -51,7 +49,6 @@ class Setting:
     prompt_lengths: Sequence[int]
     reasoning: str
     minutes: float
-    sft: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -164,11 +161,7 @@ def _recipe(
         f"name = {_text(_name(setting.model))}",
         "",
         "[start]",
-        *(
-            [f"sft = {_text(setting.sft)}  # {SUPERVISED_START} on the data's own solutions"]
-            if setting.sft
-            else [f"model = {_text(setting.model)}"]
-        ),
+        f"model = {_text(setting.model)}",
         "",
         "[model]",
         f"dtype = {_text(model.dtype)}",
