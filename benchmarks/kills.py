@@ -45,7 +45,7 @@ from magicrl.training.observer import NullObserver
 from magicrl.training.recorder import RunFolder, environment_facts, write_atomically
 
 MARK = "MAGICRL_KILLS"
-CLOCKED = ("time/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
+CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 BLIND = "no kill came where there was {}: take a recipe in which it happens, or more kills"
 REMEDY = "a killed run differs from the one that was left alone, or something of it lives on"
 FATES = (
