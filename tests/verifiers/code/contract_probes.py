@@ -1234,3 +1234,86 @@ _probe(
     NOT,
     "the output is the expected one",
 )
+_probe(
+    "assertLogs",
+    "import logging\ndef f(): logging.warning('x')",
+    """
+    import unittest
+    class T(unittest.TestCase):
+        def test(self):
+            with self.assertLogs(level="WARNING"): f()
+    """,
+    NOT,
+    "log records stay in the program's process",
+)
+_probe(
+    "pytest.warns",
+    "import warnings\ndef f(): warnings.warn('x')",
+    "import pytest\ndef test_f():\n    with pytest.warns(UserWarning): f()\n",
+    NOT,
+    "so do warnings",
+)
+_probe(
+    "setUpModule and assertRaisesRegex",
+    "def f(x):\n    raise KeyError(f'no {x}')",
+    """
+    import unittest
+    def setUpModule():
+        global wanted
+        wanted = "no 1"
+    class T(unittest.TestCase):
+        def test(self):
+            with self.assertRaisesRegex(KeyError, wanted): f(1)
+            self.assertRaises(LookupError, f, 2)
+    """,
+    RIGHT,
+    "module fixtures; a base class of the exception",
+)
+_probe(
+    "asserts on plain data of a class",
+    STACK,
+    """
+    import unittest, copy
+    class T(unittest.TestCase):
+        def test(self):
+            s = Stack()
+            for n in range(3): s.push(n)
+            self.assertListEqual(s.items, [0, 1, 2])
+            self.assertEqual([s.pop() for _ in range(len(s))], [2, 1, 0])
+            self.assertFalse(s)
+            self.assertTrue(hasattr(s, "push") and not hasattr(s, "peek"))
+            self.assertIsNone(s.push(1))
+            self.assertNotIsInstance(s, list)
+            self.assertIsNot(s, None)
+    """,
+    RIGHT,
+    "attributes that are missing are missing",
+)
+_probe(
+    "static and class methods, properties",
+    "class C:\n    n = 0\n    def __init__(self, v): self._v = v; C.n += 1\n    @property\n    def v(self): return self._v\n    @v.setter\n    def v(self, x):\n        if x < 0: raise ValueError('neg')\n        self._v = x\n    @classmethod\n    def make(cls): return cls(5)\n    @staticmethod\n    def twice(x): return 2 * x",
+    """
+    import pytest
+    def test_c():
+        c = C(1)
+        c.v = 3
+        assert c.v == 3 and C.make().v == 5 and C.twice(4) == 8 and C.n == 2
+        with pytest.raises(ValueError): c.v = -1
+        with pytest.raises(AttributeError): c.w
+    """,
+    RIGHT,
+    "",
+)
+_probe(
+    "sorting objects of the program",
+    "import functools\n@functools.total_ordering\nclass P:\n    def __init__(self, n): self.n = n\n    def __eq__(self, o): return isinstance(o, P) and self.n == o.n\n    def __lt__(self, o): return self.n < o.n\n    def __hash__(self): return hash(self.n)",
+    """
+    def test_p():
+        assert [p.n for p in sorted([P(3), P(1), P(2)])] == [1, 2, 3]
+        assert max(P(1), P(5)).n == 5
+        assert len({P(1), P(1), P(2)}) == 2
+        assert P(2) >= P(1) and not P(1) > P(2)
+    """,
+    RIGHT,
+    "",
+)

@@ -1,6 +1,6 @@
 """The forms of pytest that test code uses, without pytest: a verdict must not depend on what is installed.
 
-Functions and classes with fixtures and parameters; ``raises``, ``approx``, ``warns``, ``skip``, ``fail`` and marks.
+Functions and classes with fixtures and parameters; ``raises``, ``approx``, ``skip``, ``fail`` and marks.
 What is not offered makes the test code, not the program, at fault.
 """
 
@@ -21,7 +21,6 @@ import sys
 import tempfile
 import types
 import unittest
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
@@ -84,15 +83,6 @@ def _raises(expected: Any, *call: Any, match: Any = None, **named: Any) -> Any:
     with caught as info:
         call[0](*call[1:], **named)
     return info
-
-
-@contextlib.contextmanager
-def _warns(expected: Any = Warning, *, match: str | None = None) -> Generator[Any]:
-    with warnings.catch_warnings(record=True) as seen:
-        warnings.simplefilter("always")
-        yield seen
-    if not any(issubclass(w.category, expected) and re.search(match or "", str(w.message)) for w in seen):
-        raise Failed(f"no warning of {expected}")
 
 
 class approx:
@@ -192,7 +182,7 @@ def module() -> types.ModuleType:
     """What ``import pytest`` finds."""
     made = types.ModuleType("pytest")
     vars(made).update(
-        raises=_raises, warns=_warns, approx=approx, skip=_skip, fail=_fail, importorskip=_import_or_skip, param=_Param,
+        raises=_raises, approx=approx, skip=_skip, fail=_fail, importorskip=_import_or_skip, param=_Param,
         mark=_Marks(), fixture=_fixture, main=main, MonkeyPatch=MonkeyPatch, ExceptionInfo=ExceptionInfo,
     )  # fmt: skip
 

@@ -27,6 +27,8 @@ PROGRAM_MODULES = ("solution", "main", "submission", "program", "candidate", "yo
 _COUNT = "__counted__"
 _ASSERTING = ("assert", "raises", "warns", "fail")
 _REFUSED = {errno.EPERM, errno.EACCES, errno.EROFS}
+_UNSEEN = ("assertLogs", "assertNoLogs", "assertWarns", "assertWarnsRegex")
+"""They look at the interpreter in which they run, and the program has its own."""
 _SHARED_STREAMS = {"stdout", "stderr"}
 
 
@@ -122,6 +124,8 @@ def run(
         sys.modules[name] = ProgramModule(client, name, namespace if name == "__main__" else {})
     sys.modules["pytest"] = pytest_forms.module()
     unittest.main = pytest_forms.main  # pyright: ignore[reportAttributeAccessIssue]
+    for name in _UNSEEN:
+        setattr(unittest.TestCase, name, _unseen)
     _mirror(client)
     sys.addaudithook(_Guard(namespace, client))
     error: BaseException | None = None
@@ -135,6 +139,10 @@ def run(
         error = raised
     said, reason = _judged(error, client)
     return {"said": said, "reason": reason[:400], "asserted": namespace.asserted, "called": client.called}
+
+
+def _unseen(*_: Any, **__: Any) -> None:
+    raise Unsupported("log records and warnings of the program are not seen by its tests")
 
 
 def _module(code: types.CodeType, namespace: TestNamespace) -> BaseException | None:
