@@ -2,7 +2,7 @@
 
     magicrl data build laptop --output runs/data/laptop
     magicrl train smollm2 --output runs/laptop --set stages.0.max_steps=3 --set stages.1.max_steps=2 \
-        --set data.difficulty_filter.samples=4 --set 'data.train=[{path="../runs/data/laptop/mixture/train.parquet"}]'
+        --set data.difficulty_filter.samples=4 --set 'data.train=[{path="runs/data/laptop/mixture/train.parquet"}]'
     python benchmarks/pipeline_laptop.py runs/data/laptop --training runs/laptop
         # docs/figures/pipeline-laptop.json, and the section of docs/pipeline.md
 """

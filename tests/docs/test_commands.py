@@ -1,0 +1,128 @@
+"""Every command of README.md and docs/index.md, run from a user's own folder; a training by its dry run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from magicrl.data.families import make_family, unique_problems
+from magicrl.models.miniature import make_miniature
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "path/to/hf-model"
+START = "--set stages.0.max_steps=1 --set stages.1.max_steps=1 --set evaluation.samples=1 --set evaluation.pass_at=[1]"
+
+
+def commands() -> list[str]:
+    """The lines of code blocks that begin with ``magicrl`` or ``make``, without comments, each once."""
+    lines = [line for page in ("README.md", "docs/index.md") for line in (ROOT / page).read_text().splitlines()]
+    found = (re.fullmatch(r"(?:| {4,})(?:\.venv/bin/)?((?:magicrl|make) [^#`]*?)\s*(?:#.*)?", line) for line in lines)
+    return list(dict.fromkeys(match[1] for match in found if match))
+
+
+def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    words = f"{shlex.quote(sys.executable)} -m {command}"  # a shell, as pages redirect output
+    return subprocess.run(
+        words,
+        shell=True,
+        cwd=folder,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+
+
+def done(command: str, folder: Path) -> str:
+    result = run(command, folder)
+    assert result.returncode == 0, f"{command}\n{result.stdout}{result.stderr}"
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the pages' commands name: a model, problems, answers, programs."""
+    folder = tmp_path_factory.mktemp("user")
+    llama = {"model_type": "llama", "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2}
+    make_miniature(llama, folder / MODEL, max_context=1024)
+    problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=6)
+    rows = {
+        "problems.jsonl": [{"question": p.prompt, "answer": p.golds[0]} for p in problems],
+        "answers.jsonl": [{"gold": "1/2", "response": "It is \\boxed{0.5}."}],
+        "programs.jsonl": [{"program": "print(int(input()) + 1)", "tests": {"inputs": ["1\n"], "outputs": ["2\n"]}}],
+    }
+    for name, records in rows.items():
+        (folder / name).write_text("".join(json.dumps(record) + "\n" for record in records))
+    return folder
+
+
+def test_the_pages_have_commands() -> None:
+    found = commands()
+    assert {command.split()[1] for command in found} >= {"quickstart", "recipes", "train", "verify", "eval", "plan"}
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("make ")])
+def test_make_targets_are_there(command: str) -> None:
+    subprocess.run([*command.split(), "--dry-run"], cwd=ROOT, check=True, capture_output=True)
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if re.match(r"magicrl (recipes|verify|plan|eval)", c)])
+def test_short_commands_run(command: str, user: Path) -> None:
+    told = done(command, user)
+    if "verify" in command:
+        assert "1 judged, 1 correct" in told
+    written = re.search(r"(?:--output|>) (\S+)", command)
+    assert written is None or (user / written[1]).exists()
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl data build")])
+def test_a_pipeline_says_at_once_what_it_lacks(command: str, user: Path) -> None:
+    result = run(command, user)
+    assert result.returncode == 2
+    assert "make it: magicrl sft smollm2-sft" in result.stderr
+    assert not (user / "runs" / "data").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl train")])
+def test_trainings_build(command: str, user: Path) -> None:
+    assert "it builds" in done(f"{command} --dry-run", user)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl init")])
+def test_init_says_that_random_weights_cannot_learn(command: str, user: Path) -> None:
+    result = run(command, user)
+    assert result.returncode == 3, f"{result.stdout}{result.stderr}"
+
+
+@pytest.mark.slow
+def test_a_copied_recipe_trains(user: Path) -> None:
+    done("magicrl recipes smollm2 > copy.toml", user)
+    assert "it builds" in done("magicrl train copy.toml --dry-run", user)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", [c for c in commands() if c.startswith("magicrl report")])
+def test_reports_compare(command: str, user: Path) -> None:
+    made = user / "runs" / "made"
+    if not made.exists():
+        done(f"magicrl train tiny {START} --set data.difficulty_filter.samples=2 --output {made}", user)
+    for name in command.split()[2 : command.split().index("--output")]:
+        shutil.copytree(made, user / name, dirs_exist_ok=True)
+    done(command, user)
+    assert (user / command.split()[-1]).stat().st_size > 10_000
+
+
+def test_every_command_is_run_here() -> None:
+    known = r"make |magicrl (recipes|verify|plan|eval|data build|train|init|report)"
+    assert [command for command in commands() if not re.match(known, command)] == []
