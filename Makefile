@@ -13,8 +13,8 @@ setup: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt $(TORCH_INDEX) torch
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install --no-compile -c constraints.txt $(TORCH_INDEX) torch
+	$(PIP) install --no-compile -c constraints.txt -e .
 	touch $@
 
 setup-dev: $(VENV)/.developed

@@ -128,7 +128,7 @@ def _stage(stage: dict[str, Any]) -> dict[str, Any]:
     """A step of a stage with as many updates as the recipe's, as far as the batch allows."""
     mini = stage["mini_batch"]
     updates = 1 if mini is None else min(BATCH, -(-stage["rollout_batch"] // mini))
-    small = {"max_tokens": TOKENS, "rollout_batch": BATCH, "group_size": GROUP, "max_steps": 1}
+    small = {"max_tokens": TOKENS, "rollout_batch": BATCH, "group_size": GROUP, "min_steps": 1, "max_steps": 1}
     return stage | small | {"mini_batch": None if mini is None else BATCH // updates}
 
 
