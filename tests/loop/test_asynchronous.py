@@ -123,7 +123,8 @@ def test_with_nothing_to_be_ahead_of_it_is_the_synchronous_run(toy_recipe: Path,
 @pytest.mark.parametrize("rows", [32, 5])
 def test_a_killed_run_goes_on_with_what_was_in_flight(toy_recipe: Path, tmp_path: Path, rows: int) -> None:
     """Bit for bit the run that was left alone: tokens, log-probs, versions, metrics and weights."""
-    options = (*ONE_STAGE, "rollout.max_staleness=2", f"rollout.max_rows={rows}", "checkpoint.every=2")
+    sampling = ("rollout.temperature=0.8", "run.seed=3")  # what a resumed request must have again
+    options = (*ONE_STAGE, *sampling, "rollout.max_staleness=2", f"rollout.max_rows={rows}", "checkpoint.every=2")
     whole = run(toy_recipe, tmp_path / "whole", *options)
     output = tmp_path / "killed"
     run(toy_recipe, output, *options, kill_after=3)
