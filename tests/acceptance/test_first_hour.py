@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
+from toy_start import SFT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.data.families import make_family
@@ -84,30 +85,6 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def user(tmp_path: Path, command: Path) -> User:
     return User(tmp_path, command)
-
-
-SFT = """
-[run]
-name = "start"
-threads = 1
-
-[model.tiny]
-hidden_size = 32
-heads = 2
-layers = 1
-intermediate_size = 64
-max_context = 64
-
-[training]
-dtype = "float32"
-
-[[phases]]
-family = "running_sum"
-options = { variant = "stages", max_tokens = 32 }
-steps = 60
-batch_size = 32
-learning_rate = 5e-3
-"""
 
 
 def write_problems(folder: Path) -> Path:

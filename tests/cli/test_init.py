@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from toy_start import SFT
 
 from magicrl.cli.init import run_init
 from magicrl.config.errors import RecipeError
@@ -20,29 +21,6 @@ from magicrl.training.first_look import Look, Way
 from magicrl.training.preflight import check_run
 from magicrl.training.proposal import group_size, learning_rate, response_limit
 from magicrl.training.sft import run_sft
-
-SFT = """
-[run]
-name = "toy-start"
-threads = 1
-
-[model.tiny]
-hidden_size = 32
-heads = 2
-layers = 1
-intermediate_size = 64
-max_context = 64
-
-[training]
-dtype = "float32"
-
-[[phases]]
-family = "running_sum"
-options = { variant = "stages", max_tokens = 32 }
-steps = 60
-batch_size = 32
-learning_rate = 5e-3
-"""
 
 
 @pytest.fixture(scope="module")
