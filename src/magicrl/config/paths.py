@@ -85,6 +85,15 @@ def located_recipe(value: Any, info: ValidationInfo) -> Any:
     return value if not own and shipped_recipe(value) else os.path.abspath(path)
 
 
+def located_reference(value: Any, info: ValidationInfo) -> Any:
+    """``file.py:name`` with its file as an absolute path; any other reference of `magicrl.registry` stays."""
+    file, _, attribute = value.rpartition(":") if isinstance(value, str) else ("", "", "")
+    folder = _start(value, info)
+    if folder is None or not file.endswith(".py"):
+        return value
+    return f"{os.path.abspath(folder / Path(file).expanduser())}:{attribute}"
+
+
 def _start(value: Any, info: ValidationInfo) -> Path | None:
     """Where relative paths of this value start; None where nobody said."""
     if not isinstance(value, str):
@@ -109,5 +118,7 @@ FilePaths = Annotated[str | tuple[str, ...], BeforeValidator(located_all)]
 """One or several, with ``*`` for any name."""
 FolderOrName = Annotated[str, BeforeValidator(located_folder), PlainSerializer(_written_folder)]
 """A folder, or a name: a made model's becomes its folder, the hub's stays."""
+Reference = Annotated[str, BeforeValidator(located_reference), PlainSerializer(_written)]
+"""What `magicrl.registry` resolves: a name, ``module:name`` or ``file.py:name``."""
 RecipeName = Annotated[str, BeforeValidator(located_recipe), PlainSerializer(_written)]
 """A recipe's file, or the name of a shipped one."""

@@ -1,0 +1,146 @@
+"""Everything a user may bring, named in one way: the doors of magicrl.
+
+A reference is a built-in name (``magic``), the name of an entry point in the group ``magicrl.KIND`` of an installed
+package, ``module:attribute``, or ``file.py:attribute``. Built-ins stand in `BUILTINS` as references too, so that they
+come through the same door, and so that a recipe is checked without importing what it names.
+
+A reference, never what it resolves to, is what goes to another process: each process resolves it for itself.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Mapping
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import MappingProxyType, ModuleType
+from typing import Any
+
+BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "loss": {},
+        "advantage": {},
+        "reducer": {},
+        "correction": {},
+        "controller": {},
+        "reward": {},
+        "family": {},
+        "source": {},
+        "benchmark": {},
+        "engine": {},
+        "tracker": {
+            "tensorboard": "magicrl.reporting.trackers.to_tensorboard:TensorBoardTracker",
+            "trackio": "magicrl.reporting.trackers.to_trackio:TrackioTracker",
+            "wandb": "magicrl.reporting.trackers.to_wandb:WandbTracker",
+        },
+    }
+)
+"""For each kind of thing the names that come with magicrl, and where each is."""
+
+
+def names(kind: str) -> tuple[str, ...]:
+    """The built-in names of this kind and those of installed packages, in alphabetical order."""
+    return tuple(sorted({*BUILTINS[kind], *entry_points(group=f"magicrl.{kind}").names}))
+
+
+def check(kind: str, reference: str) -> None:
+    """Whether ``reference`` can be meant, without running anything of the user's.
+
+    Raises:
+        ValueError: an unknown name (says the nearest known one), a file or a module that is not there.
+    """
+    where, attribute = _split(kind, reference)
+    if where.endswith(".py"):
+        if not Path(where).expanduser().is_file():
+            raise ValueError(f"{kind} {reference!r}: there is no file {where}")
+    elif not _is_there(where):
+        raise ValueError(f"{kind} {reference!r}: there is no module {where!r}; is its package installed?")
+    if not attribute.isidentifier():
+        raise ValueError(f"{kind} {reference!r}: {attribute!r} is no name of a function, a class or a value")
+
+
+def resolve(kind: str, reference: str) -> Any:
+    """What ``reference`` names; its module is imported.
+
+    Raises:
+        ValueError: as `check`; the module fails to import (its error is told and is the cause); or it has no such
+            attribute.
+    """
+    check(kind, reference)
+    where, attribute = _split(kind, reference)
+    try:
+        module = _module_of_file(Path(where).expanduser()) if where.endswith(".py") else importlib.import_module(where)
+    except Exception as error:  # a user's module may raise anything while it is imported
+        raise ValueError(
+            f"{kind} {reference!r}: {where} cannot be imported: {type(error).__name__}: {error}"
+        ) from error
+    if not hasattr(module, attribute):
+        raise ValueError(f"{kind} {reference!r}: {where} has no {attribute!r}{_nearest(attribute, vars(module))}")
+    return getattr(module, attribute)
+
+
+def is_builtin(kind: str, reference: str) -> bool:
+    """Whether ``reference`` is a name that comes with magicrl."""
+    return reference in BUILTINS[kind]
+
+
+def fingerprint(reference: str) -> str | None:
+    """SHA-256 of the file that ``file.py:attribute`` names, in 64 hex digits; None for other references."""
+    where = reference.rpartition(":")[0]
+    if not where.endswith(".py"):
+        return None
+    return hashlib.sha256(Path(where).expanduser().read_bytes()).hexdigest()
+
+
+def _split(kind: str, reference: str) -> tuple[str, str]:
+    """Module or file, and attribute, of any reference."""
+    if reference in BUILTINS[kind]:
+        reference = BUILTINS[kind][reference]
+    elif ":" not in reference:
+        found = entry_points(group=f"magicrl.{kind}", name=reference)
+        if not found:
+            raise ValueError(
+                f"unknown {kind} {reference!r}{_nearest(reference, names(kind))} Known: {', '.join(names(kind))}; "
+                "or your own as file.py:name or module:name"
+            )
+        reference = next(iter(found)).value
+    where, _, attribute = reference.rpartition(":")
+    return where, attribute
+
+
+def _nearest(name: str, known: Any) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.4)
+    return f"; did you mean {near[0]!r}?" if near else "."
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError):  # a parent package is missing, or the name is no name
+        return False
+
+
+def _module_of_file(path: Path) -> ModuleType:
+    """The file as a module, the same object each time its text is the same."""
+    path = path.resolve()
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    name = f"magicrl_file_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None, path
+    assert spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent) not in sys.path:
+        sys.path.append(str(path.parent))  # its neighbours can be imported, and never in place of an installed package
+    sys.modules[name] = module  # dataclasses look their module up while it is executed
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[name]
+        raise
+    return module

@@ -1,0 +1,76 @@
+"""The one way in which everything that a user brings is named."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from magicrl import registry
+from magicrl.registry import BUILTINS, check, fingerprint, names, resolve
+
+
+def test_every_built_in_is_where_the_table_says() -> None:
+    for kind, rows in BUILTINS.items():
+        for name, reference in rows.items():
+            check(kind, name)
+            assert registry.is_builtin(kind, name)
+            assert reference.count(":") == 1, (kind, name)
+
+
+def test_a_file_is_imported_once_and_anew_when_its_text_changes(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.py"
+    mine.write_text("from helper_beside import TWO\ncounted = [TWO]\n")
+    (tmp_path / "helper_beside.py").write_text("TWO = 2\n")
+    first = resolve("loss", f"{mine}:counted")
+    assert first == [2]
+    assert resolve("loss", f"{mine}:counted") is first
+    before = fingerprint(f"{mine}:counted")
+    mine.write_text("counted = [3]\n")
+    assert resolve("loss", f"{mine}:counted") == [3]
+    assert fingerprint(f"{mine}:counted") != before
+
+
+def test_a_module_is_named_by_its_import_path() -> None:
+    assert resolve("reward", "math:floor")(1.5) == 1
+    assert fingerprint("math:floor") is None
+
+
+def test_an_entry_point_of_an_installed_package_is_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "brought-1.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
+    (package / "entry_points.txt").write_text("[magicrl.loss]\nceiling = math:ceil\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    assert "ceiling" in names("loss")
+    assert resolve("loss", "ceiling")(1.5) == 2
+
+
+@pytest.mark.parametrize(
+    ("reference", "told"),
+    [
+        ("tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'? Known: tensorboard, trackio, wandb"),
+        (
+            "quite_other",
+            "unknown tracker 'quite_other'. Known: tensorboard, trackio, wandb; or your own as file.py:name",
+        ),
+        ("nowhere.py:Tracker", "there is no file nowhere.py"),
+        ("no_such_package.module:Tracker", "there is no module 'no_such_package.module'"),
+        ("math:two words", "'two words' is no name"),
+    ],
+)
+def test_what_cannot_be_meant_is_told_before_anything_runs(reference: str, told: str) -> None:
+    with pytest.raises(ValueError, match=r".*") as error:
+        check("tracker", reference)
+    assert told in str(error.value)
+
+
+def test_what_fails_to_import_names_the_file_and_its_error(tmp_path: Path) -> None:
+    mine = tmp_path / "broken.py"
+    mine.write_text("import no_such_thing_at_all\n")
+    with pytest.raises(ValueError, match=r"broken\.py cannot be imported: ModuleNotFoundError"):
+        resolve("loss", f"{mine}:ROW")
+    mine.write_text("ROWS = 1\n")
+    with pytest.raises(ValueError, match=r"has no 'ROW'; did you mean 'ROWS'\?"):
+        resolve("loss", f"{mine}:ROW")
