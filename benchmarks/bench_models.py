@@ -10,8 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from magicrl.config.schema import DType
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import DType, TinyModelConfig
 from magicrl.data.families import make_family
 from magicrl.models.gguf import prepare_gguf_package
 from magicrl.models.loading import quiet_bars, resolve_dtype, save_policy

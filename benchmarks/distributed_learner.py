@@ -30,8 +30,7 @@ from bench_models import model_folder
 from learner_cases import CASES, QUICK, Case, samples_of
 from measure import FIGURES, document, rounded, write_case
 
-from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import ModelConfig
+from magicrl.config.schema import LearnerPlacement, ModelConfig
 from magicrl.distributed.learner import DistributedLearner, LocalLauncher
 from magicrl.distributed.learner.settings import LearnerSettings
 from magicrl.distributed.learner.sharding import Meshes, ShardedModel

@@ -17,7 +17,7 @@ import torch
 from gpu_device import forget_peak, name_of, now, peak_gib, planned_with, product_rate, random_model
 from measure import rounded
 
-from magicrl.config.model_schema import LoraConfig, ModelConfig
+from magicrl.config.schema import LoraConfig, ModelConfig
 from magicrl.planning.hardware import GIB, Hardware, peak_flops
 from magicrl.planning.memory import LearnerMemory, LearnerSetup, learner_memory
 from magicrl.planning.model_flops import sequence_work, update_flops

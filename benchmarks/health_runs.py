@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.shipped import find_recipe
+from magicrl.config.paths import find_recipe
 from magicrl.records import StepMetrics
 from magicrl.training.health import check_run
 from magicrl.training.health_signs import RULES

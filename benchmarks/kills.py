@@ -36,8 +36,8 @@ import pyarrow.parquet as pq
 
 # imported before the first fork, so that a life does not begin with seconds of imports
 from magicrl.config.loader import load_train_recipe
+from magicrl.config.paths import find_recipe
 from magicrl.config.schema import TrainConfig
-from magicrl.config.shipped import find_recipe
 from magicrl.models import loading
 from magicrl.rollout import recording
 from magicrl.training import checkpoint, collecting, optimizer, recorder, session

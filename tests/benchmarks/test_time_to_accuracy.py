@@ -11,7 +11,7 @@ import time_to_accuracy
 from transformers import AutoTokenizer
 from transformers import logging as hf_logging
 
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny

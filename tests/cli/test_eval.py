@@ -21,7 +21,7 @@ from magicrl.cli.eval import parse_counts, parse_shard, parse_window
 from magicrl.cli.eval_display import EvalDisplay, show_comparison
 from magicrl.cli.main import app
 from magicrl.config.errors import RecipeError
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.task import Cost
 from magicrl.models.loading import save_policy

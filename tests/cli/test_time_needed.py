@@ -8,7 +8,7 @@ import pytest
 
 from magicrl.cli.train import minutes_needed
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.shipped import FOLDER, find_recipe
+from magicrl.config.paths import FOLDER, find_recipe
 
 
 def said(recipe: Path, *overrides: str) -> str:

@@ -12,8 +12,8 @@ import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import config_hash, load_start_recipe, load_train_recipe, to_toml
+from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.config.schema import TrainConfig
-from magicrl.config.shipped import FOLDER, find_recipe
 
 GOOD = """
 [start]

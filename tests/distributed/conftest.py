@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.schema import TrainConfig
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import ClusterConfig, TinyModelConfig, TrainConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny

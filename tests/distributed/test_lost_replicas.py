@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from ray.exceptions import RayActorError
 
-from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
 from magicrl.distributed.replica import Harvest
 from magicrl.distributed.runtime import ClusterError

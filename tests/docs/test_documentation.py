@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import write_recipe_page
 
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
-from magicrl.config.shipped import FOLDER
+from magicrl.config.paths import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md"))]

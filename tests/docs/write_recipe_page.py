@@ -14,8 +14,7 @@ import annotated_types
 from pydantic.fields import FieldInfo
 
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName
-from magicrl.config.schema import Section, TrainConfig
-from magicrl.config.sft_schema import SftConfig
+from magicrl.config.schema import Section, SftConfig, TrainConfig
 
 PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe"}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe-reference.md"

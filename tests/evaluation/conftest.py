@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny
 

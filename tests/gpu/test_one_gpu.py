@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from magicrl.config.schema import ModelConfig
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import ModelConfig, TinyModelConfig
 from magicrl.data.families import make_family, unique_problems
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.prompts import PromptEncoder

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 from magicrl.models.gguf import find_gguf, from_gguf_package, prepare_gguf_package
 from magicrl.models.loading import load_policy, read_licence, resolve_device, save_policy
 from magicrl.models.prompts import PromptEncoder

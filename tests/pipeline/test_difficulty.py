@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from scipy.stats import betabinom
 
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 from magicrl.evaluation.samples import read_samples
 from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from json_server import Asked, Reply, json_server
 
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny
 from magicrl.pipeline.judging.prompt import CRITERIA

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.schema import ClusterConfig
 from magicrl.planning.node_room import NodeRoom, beside_ranks, nodes_of, placement_fault, replicas_held
 
 EIGHT = NodeRoom(gpus=8)

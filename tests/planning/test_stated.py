@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from magicrl.cli.main import app
-from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.loader import load_train_recipe
+from magicrl.config.schema import ClusterConfig
 from magicrl.planning.hardware import GIB, load_hardware
 from magicrl.planning.planner import Options, demand, make_plan
 from magicrl.planning.shapes import load_shape

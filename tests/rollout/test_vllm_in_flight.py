@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
 from magicrl.models.tiny import make_tiny

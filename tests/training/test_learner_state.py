@@ -14,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig, TinyModelConfig
 from magicrl.models.attention import register_attention
 from magicrl.models.tiny import make_tiny
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens

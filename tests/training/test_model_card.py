@@ -13,8 +13,7 @@ from huggingface_hub import ModelCard
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.config.loader import config_hash, load_train_recipe
-from magicrl.config.schema import RunConfig, TrainConfig
-from magicrl.config.sft_schema import SftConfig
+from magicrl.config.schema import RunConfig, SftConfig, TrainConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
 from magicrl.training.conclusion import Conclusion, LearningFacts, conclude

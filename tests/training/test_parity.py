@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from magicrl.config.schema import ModelConfig
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import ModelConfig, TinyModelConfig
 from magicrl.models.tiny import make_tiny
 from magicrl.records import Problem, RolloutGroup, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine

@@ -13,8 +13,16 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.loader import to_toml
-from magicrl.config.schema import ModelConfig, OptimizerConfig, RunConfig, StartConfig
-from magicrl.config.sft_schema import SftConfig, SftModelConfig, SftPhaseConfig, TinyModelConfig
+from magicrl.config.schema import (
+    ModelConfig,
+    OptimizerConfig,
+    RunConfig,
+    SftConfig,
+    SftModelConfig,
+    SftPhaseConfig,
+    StartConfig,
+    TinyModelConfig,
+)
 from magicrl.data.families import OptionValue, Split, register_family
 from magicrl.data.families import base as families
 from magicrl.models.loading import describe_policy, load_policy

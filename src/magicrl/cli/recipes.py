@@ -11,7 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from magicrl.config.shipped import find_recipe, shipped_recipes
+from magicrl.config.paths import find_recipe, shipped_recipes
 
 _MEMORY = "# Memory: "
 """Begins the line of a recipe's head that states what it was measured to take, or was made for."""

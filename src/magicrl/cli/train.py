@@ -13,9 +13,8 @@ from rich.console import Console
 
 from magicrl.cli.live import LiveDisplay
 from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
-from magicrl.config.paths import MODELS
+from magicrl.config.paths import MODELS, is_unchanged
 from magicrl.config.schema import TrainConfig
-from magicrl.config.shipped import is_unchanged
 from magicrl.reporting.report import write_report
 from magicrl.reporting.run_folder import read_run
 from magicrl.reporting.summary import summary

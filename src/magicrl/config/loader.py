@@ -17,10 +17,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from magicrl.config.errors import RecipeError, without_secrets
-from magicrl.config.paths import counted_from, typed
-from magicrl.config.schema import TrainConfig
-from magicrl.config.sft_schema import SftConfig
-from magicrl.config.shipped import find_recipe, shipped_recipe
+from magicrl.config.paths import counted_from, find_recipe, shipped_recipe, typed
+from magicrl.config.schema import SftConfig, TrainConfig
 
 Config = TypeVar("Config", bound=BaseModel)
 Tree = dict[str, Any]

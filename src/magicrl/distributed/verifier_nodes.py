@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 import ray
 from ray.exceptions import RayActorError
 
-from magicrl.config.cluster_schema import ClusterTimeouts
-from magicrl.config.schema import VerifierConfig
+from magicrl.config.schema import ClusterTimeouts, VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
 from magicrl.records import Problem, Verdict
 from magicrl.training.protocols import WorkSpan

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.loader import decisive, digest, load_sft_recipe, load_train_recipe
-from magicrl.config.schema import TrainConfig
-from magicrl.config.sft_schema import SftConfig
+from magicrl.config.schema import SftConfig, TrainConfig
 from magicrl.experiments.definition import Ablation, Arm, Scale, ScaleDefinition, base_recipe
 
 THREADS = 1

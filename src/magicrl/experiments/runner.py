@@ -13,8 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magicrl.config.schema import StartConfig, TrainConfig
-from magicrl.config.sft_schema import SftModelConfig
+from magicrl.config.schema import SftModelConfig, StartConfig, TrainConfig
 from magicrl.experiments.measures import Result
 from magicrl.experiments.planning import PlannedRun, PlannedStart
 from magicrl.experiments.results import append_result, read_results, result_of

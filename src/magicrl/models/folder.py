@@ -17,8 +17,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
 
 from magicrl.config.errors import RecipeError
-from magicrl.config.paths import made_model
-from magicrl.config.shipped import recipe_of_model
+from magicrl.config.paths import made_model, recipe_of_model
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"

@@ -15,7 +15,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 from magicrl.models.attention import ATTENTION_NAME, register_attention
 
 PAD = "<pad>"

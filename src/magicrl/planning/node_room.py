@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from magicrl.config.cluster_schema import ClusterConfig
+from magicrl.config.schema import ClusterConfig
 
 RANK_CPUS = 1
 """Each learner rank on a GPU reserves one."""

@@ -11,7 +11,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
-from magicrl.config.sft_schema import TinyModelConfig
+from magicrl.config.schema import TinyModelConfig
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 """Architectures whose parameters are counted exactly."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from magicrl.config.cluster_schema import ClusterConfig, LearnerPlacement, RolloutPlacement
+from magicrl.config.schema import ClusterConfig, LearnerPlacement, RolloutPlacement
 from magicrl.planning.costs import BF16
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.layouts import MOST_GPUS, Demand, Placed, cache_short, degrees, place

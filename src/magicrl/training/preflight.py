@@ -14,8 +14,7 @@ from pathlib import Path
 import torch
 
 from magicrl.config.errors import RecipeError, under
-from magicrl.config.schema import ModelConfig, TrainConfig
-from magicrl.config.sft_schema import SftConfig
+from magicrl.config.schema import ModelConfig, SftConfig, TrainConfig
 from magicrl.models.isolation import check_isolation
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder

@@ -26,8 +26,7 @@ import torch
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import config_hash, load_start_recipe, to_toml
-from magicrl.config.schema import RunConfig, StartConfig
-from magicrl.config.sft_schema import SftConfig, SftPhaseConfig
+from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig, StartConfig
 from magicrl.data.families import TaskFamily, make_family
 from magicrl.evaluation.locks import only_writer
 from magicrl.evaluation.provenance import write_atomically

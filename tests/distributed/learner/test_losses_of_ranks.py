@@ -17,8 +17,7 @@ import psutil
 import pytest
 import torch
 
-from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner import DistributedLearner, LearnerLost, LearnerTimeouts, LocalLauncher
 from magicrl.distributed.learner.local_ranks import LocalRanks
 from magicrl.distributed.learner.ranks import Answer, Fault, answered, settled

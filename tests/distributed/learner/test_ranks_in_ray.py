@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner import DistributedLearner, LearnerLost, RayLauncher
 from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.learner import LocalLearner

@@ -16,8 +16,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import LoraConfig, ModelConfig
+from magicrl.config.schema import LearnerPlacement, LoraConfig, ModelConfig
 from magicrl.distributed.learner import DistributedLearner, LocalLauncher
 from magicrl.distributed.learner.settings import LearnerSettings
 from magicrl.distributed.learner.sharding import Meshes, ShardedModel

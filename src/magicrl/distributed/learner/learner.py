@@ -19,8 +19,7 @@ import numpy as np
 from torch import Tensor
 
 from magicrl.algorithms.corrections import Correction
-from magicrl.config.cluster_schema import LearnerPlacement
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner.history import History
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.ranks import Launcher, LearnerLost, RankGroup
