@@ -17,7 +17,8 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from magicrl.evaluation.provenance import environment_facts, write_atomically
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.files import write_atomically
 from magicrl.pipeline.cleaning.maths_rules import maths_fault
 from magicrl.pipeline.entry import Entry
 from magicrl.pipeline.settings import MathsCleaning

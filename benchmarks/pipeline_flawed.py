@@ -25,7 +25,8 @@ from typing import Any
 
 from page_sections import put_section
 
-from magicrl.evaluation.provenance import environment_facts, write_atomically
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.files import write_atomically
 from magicrl.pipeline.build import build
 from magicrl.pipeline.judging.calibration import calibrate
 from magicrl.pipeline.judging.flawed import FLAWED

@@ -17,7 +17,8 @@ from typing import Any
 
 from page_sections import put_section
 
-from magicrl.evaluation.provenance import environment_facts, write_atomically
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.files import write_atomically
 from magicrl.pipeline.judging.flawed import FLAWED
 from magicrl.pipeline.judging.stored import stored_judgements
 from magicrl.pipeline.stats import counts_of, step_folders

@@ -29,7 +29,8 @@ from typing import Any
 from plants import DEVELOPMENT, EVALUATION, KINDS, SECOND, Rules, planted
 
 from magicrl.data.families.word_problems import WordProblems
-from magicrl.evaluation.provenance import environment_facts, write_atomically
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.files import write_atomically
 from magicrl.pipeline.decontamination.finding import find_contamination
 from magicrl.pipeline.decontamination.settings import DecontaminationSettings
 from magicrl.pipeline.dedup.finding import find_duplicates

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.evaluation.locks import only_writer
+from magicrl.files import only_writer
 from magicrl.records import StepMetrics
 from magicrl.training.checkpoint import CheckpointError
 from magicrl.training.interrupt import Interrupted

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.locks import only_writer
+from magicrl.files import only_writer
 from magicrl.pipeline import parts as part_files
 from magicrl.pipeline.sources import importing
 from magicrl.pipeline.sources.records import EntryReader

@@ -12,7 +12,7 @@ import numpy as np
 
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.folder import RESULTS, SCHEMA_VERSION, differences
-from magicrl.evaluation.provenance import now, write_atomically
+from magicrl.evaluation.provenance import now
 from magicrl.evaluation.scaling import (
     Marked,
     accuracy_at_mean_length,
@@ -21,6 +21,7 @@ from magicrl.evaluation.scaling import (
     right_within,
 )
 from magicrl.evaluation.statistics import paired_difference, permutation_test
+from magicrl.files import write_atomically
 
 
 def compare(before: Path, after: Path) -> dict[str, Any]:

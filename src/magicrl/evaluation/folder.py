@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from magicrl.evaluation.locks import only_writer
-from magicrl.evaluation.provenance import write_atomically
 from magicrl.evaluation.samples import SampleRow, read_samples
+from magicrl.files import only_writer, write_atomically
 from magicrl.records import Problem, prompt_key
 
 SCHEMA_VERSION = 1

@@ -1,4 +1,4 @@
-"""Where a result comes from (versions, machine, git commit), and files that are whole or not there."""
+"""Where a result comes from (versions, machine, git commit)."""
 
 from __future__ import annotations
 
@@ -34,16 +34,6 @@ def git_commit() -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return head.stdout.strip() + ("+changes" if dirty.stdout.strip() else "")
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write ``text`` so that ``path`` holds either the old or the new text, never a part."""
-    writing = path.with_name(f".{path.name}.writing")
-    with writing.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    writing.replace(path)
 
 
 def now() -> str:

@@ -13,11 +13,12 @@ from typing import Any
 
 from magicrl.evaluation.folder import RESULTS, SCHEMA_VERSION, EvaluationFolder, Job
 from magicrl.evaluation.presets import PRESETS, against_table13, beside, table13
-from magicrl.evaluation.provenance import now, write_atomically
+from magicrl.evaluation.provenance import now
 from magicrl.evaluation.samples import SampleRow, by_problem
 from magicrl.evaluation.scaling import mark, scaling
 from magicrl.evaluation.scoring import score_rows
 from magicrl.evaluation.usage import Price, read_accounts, total_usage, usage_of
+from magicrl.files import write_atomically
 
 
 class Incomplete(ValueError):

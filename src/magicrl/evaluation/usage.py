@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.provenance import now, write_atomically
+from magicrl.evaluation.provenance import now
 from magicrl.evaluation.samples import SampleRow
+from magicrl.files import write_atomically
 
 RENEWED_EVERY = 5.0
 """Seconds between two writings of a call's account."""

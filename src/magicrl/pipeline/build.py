@@ -20,8 +20,8 @@ from pathlib import Path
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import to_toml
-from magicrl.evaluation.locks import only_writer
-from magicrl.evaluation.provenance import environment_facts, write_atomically
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.files import only_writer, write_atomically
 from magicrl.pipeline.frame import run_step
 from magicrl.pipeline.needs import check_needs
 from magicrl.pipeline.parts import Part

@@ -10,7 +10,8 @@ from typing import Any
 from markupsafe import Markup, escape
 
 from magicrl.config.errors import without_secrets
-from magicrl.evaluation.provenance import now, write_atomically
+from magicrl.evaluation.provenance import now
+from magicrl.files import write_atomically
 from magicrl.pipeline.drawing import Fall, waterfall
 from magicrl.pipeline.frame import count_rows
 from magicrl.pipeline.parts import StepFolder

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from magicrl.evaluation.provenance import write_atomically
+from magicrl.files import write_atomically
 from magicrl.pipeline.drawing import bars
 from magicrl.pipeline.settings import EarlyStop
 from magicrl.pipeline.steps.sequential import chance_of_the_same, failures_of_sixteen

@@ -18,7 +18,8 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 
-from magicrl.evaluation.provenance import now, write_atomically
+from magicrl.evaluation.provenance import now
+from magicrl.files import write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, SCHEMA, Entry, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part, told_when_full
 from magicrl.pipeline.steps.base import Context, Decide, Decision, Drop, Silent, Step

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from magicrl.evaluation.provenance import write_atomically
+from magicrl.files import whole_file, write_atomically
 from magicrl.pipeline.entry import RELEASED_FIELDS
 from magicrl.pipeline.parts import Part, read_part
 
@@ -30,29 +29,23 @@ def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[s
     models = sorted({name for table in _tables(parts, ["extra_info"]) for name in _models(table)})
     schema = _schema(models)
     rows: dict[str, int] = {}
-    paths: dict[str, Path] = {}
     ids: list[str] = []
     try:
-        with ExitStack() as stack:
+        # the writers end before the first file gets its name: a full disk leaves all of them as they were
+        with ExitStack() as files, ExitStack() as stack:
             writers: dict[str, pq.ParquetWriter] = {}
             for table in _tables(parts, [*(field.name for field in RELEASED_FIELDS), "extra_info", "id"]):
                 for name, some in _by_file(table, split=split):
                     if name not in writers:
-                        paths[name] = folder / f".{name}.writing"
-                        writers[name] = stack.enter_context(pq.ParquetWriter(paths[name], schema, compression="zstd"))
+                        file = files.enter_context(whole_file(folder / name))
+                        writers[name] = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
                         rows[name] = 0
                     writers[name].write_table(_released(some, models, schema))
                     for number, identity in enumerate(some.column("id").to_pylist(), start=rows[name]):
                         ids.append(json.dumps({"file": name, "row": number, "id": identity}))
                     rows[name] += some.num_rows
-        for name, path in paths.items():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-            path.replace(folder / name)
         write_atomically(folder / "ids.jsonl", "".join(f"{line}\n" for line in ids))
     except OSError as error:
-        for path in paths.values():
-            path.unlink(missing_ok=True)
         raise ValueError(
             f"{folder} cannot be written: {error.strerror or error}; free some space and run the same command again"
         ) from None

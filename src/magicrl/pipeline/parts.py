@@ -10,7 +10,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import os
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,10 +19,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from magicrl.files import whole_file
 from magicrl.pipeline.entry import DROPPED_SCHEMA, SCHEMA
 
 _KEY = b"magicrl_key"
-_WRITING = ".writing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,16 +79,11 @@ def write_part(path: Path, table: pa.Table, key: str) -> None:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     marked = table.replace_schema_metadata({_KEY: key.encode()})
-    writing = path.with_name(f".{path.name}{_WRITING}")
     try:
-        with writing.open("wb") as file:
+        with whole_file(path) as file:
             # checksums: a part that a failing disk changed is an error, never other rows
             pq.write_table(marked, file, compression="zstd", row_group_size=4096, write_page_checksum=True)
-            file.flush()
-            os.fsync(file.fileno())
-        writing.replace(path)
     except OSError as error:
-        writing.unlink(missing_ok=True)
         raise ValueError(
             f"{path} cannot be written: {error.strerror or error}; free some space (or allow it) and run the same "
             "command again, what is finished is kept"

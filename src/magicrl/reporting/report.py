@@ -14,6 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from magicrl.files import write_atomically
 from magicrl.reporting import wording
 from magicrl.reporting.blocks import Block, run_blocks
 from magicrl.reporting.canvas import file_css, page_css
@@ -52,9 +53,7 @@ def write_page(page: str, target: Path) -> Path:
     if not target.parent.is_dir():
         raise ValueError(f"{target}: there is no folder {target.parent}; make it, or choose another --output")
     try:
-        writing = target.with_name(f".{target.name}.writing")
-        writing.write_bytes(page.encode("utf-8", "replace"))  # no lone surrogate of a hostile text stops a report
-        writing.replace(target)
+        write_atomically(target, page.encode("utf-8", "replace"))  # no lone surrogate of hostile text stops a report
     except OSError as error:
         raise ValueError(f"{target}: the report cannot be written: {error}; choose another output") from None
     return target

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from magicrl.files import whole_file
 from magicrl.records import (
     Completion,
     FinishReason,
@@ -62,12 +62,8 @@ def write_rollouts(path: Path, step: int, scored_groups: Sequence[ScoredGroup]) 
     rows = [row for group in scored_groups for row in _rows(step, group)]
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     path.parent.mkdir(parents=True, exist_ok=True)
-    writing = path.with_name(f".{path.name}.writing")
-    with writing.open("wb") as file:
+    with whole_file(path) as file:
         pq.write_table(table, file, compression="zstd")
-        file.flush()
-        os.fsync(file.fileno())
-    writing.replace(path)
 
 
 def read_rollouts(folder: Path) -> list[RolloutGroup]:

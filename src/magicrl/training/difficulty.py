@@ -11,8 +11,8 @@ from typing import Any
 
 from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
 from magicrl.config.schema import DifficultyFilterConfig
-from magicrl.evaluation.provenance import write_atomically
 from magicrl.evaluation.sampling import Encode, evaluation_seed, sample_problems
+from magicrl.files import write_atomically
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, answers_of, diagnose

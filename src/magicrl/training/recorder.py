@@ -13,7 +13,8 @@ from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash, to_toml
 from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
-from magicrl.evaluation.provenance import environment_facts, now, write_atomically
+from magicrl.evaluation.provenance import environment_facts, now
+from magicrl.files import write_atomically
 from magicrl.records import StepMetrics
 
 SCHEMA_VERSION = 1

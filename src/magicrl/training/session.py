@@ -16,8 +16,7 @@ from typing import Any
 from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
-from magicrl.evaluation.locks import only_writer
-from magicrl.evaluation.provenance import write_atomically
+from magicrl.files import only_writer, write_atomically
 from magicrl.models.folder import find_model
 from magicrl.models.weight_files import weights_differ
 from magicrl.records import Problem, StepMetrics

@@ -28,8 +28,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import config_hash, load_start_recipe, to_toml
 from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig, StartConfig
 from magicrl.data.families import TaskFamily, make_family
-from magicrl.evaluation.locks import only_writer
-from magicrl.evaluation.provenance import write_atomically
+from magicrl.files import only_writer, write_atomically
 from magicrl.models.gguf import prepare_gguf_package
 from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from magicrl.files import write_atomically
 from magicrl.pipeline.decontamination.grams import GramIndex, masked
 from magicrl.pipeline.decontamination.settings import DecontaminationSettings, Hit, HitKind
 from magicrl.pipeline.documents import Document
@@ -65,10 +66,7 @@ def find_contamination(
                 search = search or _Search(held, settings, texts)
                 last = min(first + CHUNK, len(texts))
                 hits = search.hits(ids[first:last], [texts[number] for number in range(first, last)])
-                whole = path.with_suffix(".tmp")
-                lines = (json.dumps(asdict(hit)) + "\n" for hit in hits)
-                whole.write_text("".join(lines), encoding="utf-8")
-                whole.replace(path)
+                write_atomically(path, "".join(json.dumps(asdict(hit)) + "\n" for hit in hits))
             with path.open(encoding="utf-8") as file:
                 yield from (Hit(**json.loads(line)) for line in file)
     finally:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rensa import RMinHash  # pyright: ignore[reportAttributeAccessIssue]
 
+from magicrl.files import whole_file
 from magicrl.pipeline.dedup.links import Links, buckets
 from magicrl.pipeline.dedup.settings import NearSettings
 from magicrl.pipeline.similarity.guard import are_different
@@ -24,24 +25,26 @@ _CHECKED = 2_000_000
 def write_bands(path: Path, texts: Texts, settings: NearSettings) -> None:
     """Write ``[bands, documents]`` 64-bit keys; two texts are candidates where a band's keys agree."""
     bands = settings.permutations // settings.rows
-    whole = path.with_suffix(".tmp.npy")
-    keys = np.lib.format.open_memmap(whole, mode="w+", dtype=np.uint64, shape=(bands, len(texts)))
-    with whole.open("r+b") as file:  # a mapped file that finds no room later ends the process by a signal
-        os.posix_fallocate(file.fileno(), 0, whole.stat().st_size)
+    with whole_file(path) as file:
+        keys = np.lib.format.open_memmap(file.name, mode="w+", dtype=np.uint64, shape=(bands, len(texts)))
+        # a mapped file that finds no room later ends the process by a signal
+        os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
+        _fill_bands(keys, texts, settings)
+        keys.flush()
+
+
+def _fill_bands(keys: NDArray[np.uint64], texts: Texts, settings: NearSettings) -> None:
     for first, chunk in texts.chunks(_CHUNK):
         hashes, starts = shingles(chunk, settings.shingle_characters, settings.seed)
         matrix = RMinHash.digest_matrix_from_flat_token_hashes(
             hashes, starts.astype(np.uint64), settings.permutations, settings.seed
         )
         rows = np.asarray(matrix.to_rows(), dtype=np.uint64)
-        for band in range(bands):
+        for band in range(len(keys)):
             key = np.full(len(chunk), band, dtype=np.uint64)
             for column in range(band * settings.rows, (band + 1) * settings.rows):
                 key = mixed(key ^ rows[:, column], 0)
             keys[band, first : first + len(chunk)] = key
-    keys.flush()
-    del keys
-    whole.replace(path)
 
 
 class NearComparison:

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from magicrl.files import whole_file
 from magicrl.pipeline.dedup.links import Links, buckets
 from magicrl.pipeline.similarity.embedders import Embedder
 from magicrl.pipeline.similarity.guard import are_different
@@ -39,9 +40,8 @@ class Vectors:
         try:
             for first in missing:
                 rows = embedder.embed(texts(first, min(first + CHUNK, self._count)))
-                whole = self._folder / "chunk.tmp.npy"
-                np.save(whole, rows.astype(np.float16))
-                whole.replace(self._path(first))
+                with whole_file(self._path(first)) as file:
+                    np.save(file, rows.astype(np.float16))
         finally:
             embedder.close()
 

@@ -11,6 +11,8 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from magicrl.files import whole_file, write_atomically
+
 _VERSION = 1  # raised whenever equal documents and settings would give other files
 
 
@@ -39,18 +41,15 @@ class Steps:
 
     def finish(self, name: str, key: str) -> None:
         """Record that the step's files are whole."""
-        whole = self._record.with_suffix(".tmp")
-        whole.write_text(json.dumps(self._read() | {name: key}))
-        whole.replace(self._record)
+        write_atomically(self._record, json.dumps(self._read() | {name: key}))
 
     def array(self, name: str, key: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
         """The array of a step, from its file or made now."""
         path = self.folder / f"{name}.npy"
         if not self.is_done(name, key):
             made = make()
-            whole = self.folder / f"{name}.tmp.npy"
-            np.save(whole, made)
-            whole.replace(path)
+            with whole_file(path) as file:
+                np.save(file, made)
             self.finish(name, key)
         return np.load(path)
 

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, cast
 
-from magicrl.evaluation.locks import only_writer
+from magicrl.files import only_writer
 from magicrl.pipeline.judging.problems import JudgedProblem, Vote
 from magicrl.pipeline.judging.settings import JudgeSettings
 

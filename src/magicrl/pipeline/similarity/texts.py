@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from magicrl.files import whole_file
+
 
 class Texts:
     """Texts in one file and their ends in another; memory holds 8 bytes a text.
@@ -41,9 +43,8 @@ class Texts:
                     ends.append(np.asarray(block, dtype=np.int64))
                     block = []
             ends.append(np.asarray(block, dtype=np.int64))
-        whole = path.with_name(path.name + ".ends.tmp.npy")
-        np.save(whole, np.concatenate(ends))
-        whole.replace(path.with_name(path.name + ".ends.npy"))
+        with whole_file(path.with_name(path.name + ".ends.npy")) as file:
+            np.save(file, np.concatenate(ends))
 
     @staticmethod
     def exist(path: Path) -> bool:

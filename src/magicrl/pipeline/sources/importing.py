@@ -15,7 +15,7 @@ import pyarrow as pa
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.files import read_hub, read_place
 from magicrl.data.readers import BadRow, Row
-from magicrl.evaluation.provenance import write_atomically
+from magicrl.files import write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, Entry, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
 from magicrl.pipeline.sources.records import EntryReader, NotWanted, check_text, shown

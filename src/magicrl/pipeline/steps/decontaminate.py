@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from magicrl.config.errors import under
-from magicrl.evaluation.provenance import write_atomically
+from magicrl.files import write_atomically
 from magicrl.pipeline.documents import Document
 from magicrl.pipeline.parts import Part, StepFolder, hash_of
 from magicrl.pipeline.settings import DecontaminateStep

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from magicrl.evaluation.provenance import write_atomically
+from magicrl.files import write_atomically
 from magicrl.pipeline.dedup.clusters import DuplicateClusters
 from magicrl.pipeline.documents import Document
 from magicrl.pipeline.parts import Part, StepFolder, read_part

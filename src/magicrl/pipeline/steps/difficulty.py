@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from magicrl.evaluation.engines import EngineSettings, OpenedEngine, make_engine, model_checksums
 from magicrl.evaluation.job import SamplingPlan, run_job
-from magicrl.evaluation.provenance import write_atomically
 from magicrl.evaluation.samples import SampleFile, SampleRow, read_samples
+from magicrl.files import write_atomically
 from magicrl.models.folder import find_model
 from magicrl.models.gguf import find_gguf, prepare_gguf_package
 from magicrl.pipeline.cleaning.maths_rules import note_of

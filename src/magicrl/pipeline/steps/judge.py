@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from magicrl.evaluation.provenance import write_atomically
+from magicrl.files import write_atomically
 from magicrl.pipeline.cleaning.maths_rules import note_of
 from magicrl.pipeline.entry import Entry, entries_of
 from magicrl.pipeline.judging.flawed import FLAWED

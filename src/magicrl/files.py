@@ -1,4 +1,4 @@
-"""One writer per folder: a lock that the kernel lets go of when its holder dies, however it dies."""
+"""Files that are whole or not there, and folders that one process writes at a time. Imports nothing of magicrl."""
 
 from __future__ import annotations
 
@@ -7,6 +7,28 @@ import os
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
+
+
+@contextmanager
+def whole_file(path: Path) -> Generator[BinaryIO]:
+    """A file to write; at the end of the block ``path`` is it. Where the block fails ``path`` is what it was."""
+    writing = path.with_name(f".{path.name}.writing")
+    try:
+        with writing.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave an empty file under the name
+        writing.replace(path)
+    except BaseException:
+        writing.unlink(missing_ok=True)
+        raise
+
+
+def write_atomically(path: Path, content: str | bytes) -> None:
+    """Write text (UTF-8) or bytes so that ``path`` holds either the old or the new content, never a part."""
+    with whole_file(path) as file:
+        file.write(content.encode() if isinstance(content, str) else content)
 
 
 @contextmanager
