@@ -40,10 +40,9 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.verifiers.code.host import SandboxOptions
 from magicrl.verifiers.code.judge import CodeOptions
-from magicrl.verifiers.code.limits import Limits
 from magicrl.verifiers.code.pool import CodePool
+from magicrl.verifiers.code.sandbox import Limits, SandboxOptions
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "attack-policy.json"
 ANSWERS = {"3": "9176", "4": "2281"}

@@ -1,7 +1,7 @@
 """Where the time of one test goes: the life of a sandboxed child, stage upon stage. Part of `code_verifier.py`.
 
-Run as a program it is the zygote of this measurement: one warm interpreter, made as the verifier makes its own, that
-forks children which go one stage further each. All stages take turns, so that the machine's load is the same for all.
+Run as a program it is the fork server of this measurement: one warm interpreter, made as the verifier makes its
+own, that forks children which go one stage further each. All stages take turns, so that the machine's load is the same for all.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORKS = 16  # in a script, as the verifier makes them
 _SCRIPTS = 4
 _WAIT4, _EXIT = 61, 231
 _STAGES = {
-    "fork": "fork and exit of the warm zygote, nothing in between",
+    "fork": "fork and exit of the warm fork server, nothing in between",
     "bind": "descriptors, limits, capabilities, Landlock",
     "filter": "the child's half of the system-call filter",
     "python": "Python goes on in the child and exits",
@@ -35,11 +35,11 @@ _STAGES = {
 
 def _once(stage: str, program: str) -> Callable[[], None]:
     """Forks children that go as far as this stage, one after another."""
-    from magicrl.verifiers.code import child, kernel, landlock
-    from magicrl.verifiers.code.host import readable_paths
-    from magicrl.verifiers.code.limits import SLOTS
-    from magicrl.verifiers.code.script import Machine, Script
+    from magicrl.verifiers.code import child, kernel
+    from magicrl.verifiers.code.kernel import Machine, Script
+    from magicrl.verifiers.code.sandbox import readable_paths
     from magicrl.verifiers.code.seccomp import child_filter
+    from magicrl.verifiers.code.values import SLOTS
 
     def file(content: bytes) -> int:
         fd = os.memfd_create("part")
@@ -49,7 +49,7 @@ def _once(stage: str, program: str) -> Callable[[], None]:
     code = marshal.dumps([compile(program, "main.py", "exec")])
     places = {"stdin": file(b"1 2\n"), "stdout": file(b""), "stderr": file(b""), "status": file(b"")}
     depth = list(_STAGES).index(stage)
-    rules = landlock.ruleset((path, landlock.READ) for path in readable_paths())
+    rules = kernel.landlock_rules((path, kernel.READ_RIGHTS) for path in readable_paths())
     filters = child_filter()
     guards = child.Guards(rules, filters if depth >= 2 else None, filters, "/", os.getpid())
     binding = child.Binding("program", guards, (file(code), len(code)))
@@ -94,10 +94,10 @@ def _spent() -> tuple[float, int]:
 
 def serve(program: str) -> None:
     """A line in, one round out: seconds and page faults of each stage."""
-    from magicrl.verifiers.code import child, kernel, pages, zygote
+    from magicrl.verifiers.code import child, forkserver, kernel
 
-    zygote._preload([])  # pyright: ignore[reportPrivateUsage]
-    pages.enlarge_code()
+    forkserver._preload([])  # pyright: ignore[reportPrivateUsage]
+    kernel.enlarge_code()
     kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
     stages = {stage: _once(stage, program) for stage in _STAGES}
     child.rehearse()
@@ -122,22 +122,22 @@ def measure_parts(program: str, rounds: int, floor: Callable[[], float]) -> dict
         program: reads two numbers.
         floor: CPU seconds of a bare fork and exit, measured now.
     """
-    from magicrl.verifiers.code.host import _ENVIRONMENT  # pyright: ignore[reportPrivateUsage]
+    from magicrl.verifiers.code.sandbox import _ENVIRONMENT  # pyright: ignore[reportPrivateUsage]
 
     command = [sys.executable, "-s", "-S", "-P", "-X", "utf8", __file__, program]
-    zygote = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT)
-    assert zygote.stdin is not None
-    assert zygote.stdout is not None
+    forkserver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=_ENVIRONMENT)
+    assert forkserver.stdin is not None
+    assert forkserver.stdout is not None
     seen: dict[str, list[tuple[float, float, float]]] = {stage: [] for stage in _STAGES}
     floors: list[float] = []
     for _ in range(rounds):
         floors.append(floor())
-        zygote.stdin.write("\n")
-        zygote.stdin.flush()
-        for stage, (seconds, faults) in json.loads(zygote.stdout.readline()).items():
+        forkserver.stdin.write("\n")
+        forkserver.stdin.flush()
+        for stage, (seconds, faults) in json.loads(forkserver.stdout.readline()).items():
             seen[stage].append((seconds, faults, seconds / floors[-1]))
-    zygote.stdin.close()
-    zygote.wait()
+    forkserver.stdin.close()
+    forkserver.wait()
     rows: dict[str, Any] = {}
     before = (0.0, 0.0, 0.0)
     for stage, values in seen.items():

@@ -32,7 +32,7 @@ from typing import Any
 from code_load import PROGRAM, measure_scaling, measure_soak, tests_of
 from code_parts import measure_parts
 
-from magicrl.verifiers.code.zygote import PRELOADED
+from magicrl.verifiers.code.forkserver import PRELOADED
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "code-verifier.json"
 _FLOOR = """
@@ -128,8 +128,8 @@ def child_speed(kind: str, tests: int, samples: int) -> float:
         start = cpu_seconds()
         assert all(lcb_sample(cases, PROGRAM) for _ in range(samples))
         return (cpu_seconds() - start) / samples
-    from magicrl.verifiers.code.host import SandboxOptions
     from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
+    from magicrl.verifiers.code.sandbox import SandboxOptions
     from magicrl.verifiers.code.suite import parse_suite
 
     tier = {"ours_A": "A", "ours_B": "B", "ours_B_one_pid_namespace": "B"}[kind]
@@ -216,9 +216,8 @@ def _side_effects(row: dict[str, Any]) -> list[str]:
 
 
 def _each_tier(run: Callable[[Any], dict[str, Any]], tiers: list[str]) -> dict[str, Any]:
-    from magicrl.verifiers.code.host import SandboxError, SandboxOptions
     from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
-    from magicrl.verifiers.code.limits import Limits
+    from magicrl.verifiers.code.sandbox import Limits, SandboxError, SandboxOptions
 
     found: dict[str, Any] = {}
     for tier in tiers:

@@ -21,8 +21,8 @@ import pytest
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Outcome, Problem
 from magicrl.verifiers import JudgeOptions, VerifierPool
-from magicrl.verifiers.isolated import IsolatedTrade, verdict_from
-from magicrl.verifiers.process import Lost, WorkerProcess, WorkerRefusal, WorkerStartError
+from magicrl.verifiers.isolated import IsolatedProtocol, verdict_from
+from magicrl.verifiers.worker import Lost, WorkerProcess, WorkerRefusal, WorkerStartError
 
 HANG = r"\boxed{\lim_{x \to 0} 9^{9^{9}}}"
 
@@ -142,9 +142,9 @@ def test_an_idle_worker_killed_from_outside_is_replaced(pool: VerifierPool) -> N
 CODE = Problem(id="c", prompt="?", golds=('{"inputs": ["7"], "outputs": ["7"]}',), verifier="code", source="test")
 
 
-@pytest.mark.parametrize("victim", ["verifiers.worker", "verifiers.code.worker", "zygote"])
+@pytest.mark.parametrize("victim", ["verifiers.isolated", "verifiers.code.pool", "forkserver"])
 def test_whoever_is_killed_while_it_warms_up_is_started_again(victim: str, until: Until) -> None:
-    if victim == "verifiers.worker":
+    if victim == "verifiers.isolated":
         problem_, answer = problem("7"), r"\boxed{7}"
     else:
         problem_, answer = CODE, "```python\nprint(input())\n```"
@@ -274,7 +274,7 @@ def test_a_worker_that_cannot_start(monkeypatch: pytest.MonkeyPatch, program: st
 
 
 def test_a_stopped_worker_does_not_hang_the_pool() -> None:
-    plan = IsolatedTrade("maths", JudgeOptions(extract="box"), 5.0, 1024).plan
+    plan = IsolatedProtocol("maths", JudgeOptions(extract="box"), 5.0, 1024).plan
     worker = WorkerProcess(dataclasses.replace(plan, stall_limit=0.3))
     os.kill(worker.pid, signal.SIGSTOP)
     request = {"item": 0, "golds": ["3"], "response": "x" * 10**6, "distrust": False}

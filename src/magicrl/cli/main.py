@@ -308,10 +308,9 @@ def code(
         Worker processes; default: the cores this process may use.
     """
     from magicrl.verifiers.base import JudgeOptions
-    from magicrl.verifiers.code.batch import verify_code_file
-    from magicrl.verifiers.code.host import SandboxOptions
     from magicrl.verifiers.code.judge import CodeOptions
-    from magicrl.verifiers.code.limits import Limits
+    from magicrl.verifiers.code.pool import verify_code_file
+    from magicrl.verifiers.code.sandbox import Limits, SandboxOptions
 
     options = CodeOptions(
         limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb),
@@ -349,9 +348,9 @@ def checkers(*, input: Path, output: Path, time_limit: float = 10.0) -> int:
     time_limit
         CPU seconds of one test, unless the problem states its own.
     """
-    from magicrl.verifiers.code.admission import admission_file
     from magicrl.verifiers.code.judge import CodeOptions
-    from magicrl.verifiers.code.limits import Limits
+    from magicrl.verifiers.code.pool import admission_file
+    from magicrl.verifiers.code.sandbox import Limits
 
     count = admission_file(input, output, CodeOptions(limits=Limits(cpu_seconds=time_limit)))
     Console().print(f"{count} checkers admitted -> {output}")
@@ -373,9 +372,9 @@ def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int
     time_limit
         CPU seconds of one test, unless the problem states its own.
     """
-    from magicrl.verifiers.code.admission import disagreements_file
     from magicrl.verifiers.code.judge import CodeOptions
-    from magicrl.verifiers.code.limits import Limits
+    from magicrl.verifiers.code.pool import disagreements_file
+    from magicrl.verifiers.code.sandbox import Limits
 
     count = disagreements_file(input, output, CodeOptions(limits=Limits(cpu_seconds=time_limit)))
     Console().print(f"{count} problems need a checker -> {output}")

@@ -12,10 +12,12 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.verifiers.feeder import Trade
+
+if TYPE_CHECKING:
+    from magicrl.verifiers.pool import WorkerProtocol
 
 Reasoning = Literal["auto", "required", "none"]
 Extract = Literal["lenient", "box"]
@@ -134,20 +136,20 @@ class VerifierSpec:
     Attributes:
         name: what ``Problem.verifier`` says.
         in_process: makes a verifier for the calling process, or None.
-        trade: what the feeders of its worker processes must know, from (options, seconds, MiB), or None. Exactly one
-            of the two is given.
-        isolated: makes the verifier inside ``verifiers.worker``, for those that live there.
+        protocol: how it is judged in worker processes, from (options, seconds, MiB), or None. Exactly one of the two is
+            given.
+        isolated: makes the verifier inside a worker, for those of `isolated.IsolatedProtocol`.
         warm_up: a (gold, response) pair judged once when such a worker starts, so that no item pays for loading.
     """
 
     name: str
     in_process: Callable[[JudgeOptions], Verifier] | None = None
-    trade: Callable[[JudgeOptions, float, int], Trade] | None = None
+    protocol: Callable[[JudgeOptions, float, int], WorkerProtocol] | None = None
     isolated: Callable[[JudgeOptions, Progress], IsolatedVerifier] | None = None
     warm_up: tuple[str, str] = ("1", "\\boxed{1}")
 
     def __post_init__(self) -> None:
-        assert (self.in_process is None) != (self.trade is None), self.name
+        assert (self.in_process is None) != (self.protocol is None), self.name
 
 
 def _exact(options: JudgeOptions) -> Verifier:
@@ -163,27 +165,27 @@ def _maths(options: JudgeOptions, progress: Progress) -> IsolatedVerifier:
     return MathsVerifier(options, progress)
 
 
-def _maths_trade(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> Trade:
-    from magicrl.verifiers.isolated import IsolatedTrade
+def _maths_protocol(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> WorkerProtocol:
+    from magicrl.verifiers.isolated import IsolatedProtocol
 
-    return IsolatedTrade("maths", options, time_limit, memory_limit_mb)
+    return IsolatedProtocol("maths", options, time_limit, memory_limit_mb)
 
 
-def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> Trade:
+def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> WorkerProtocol:
     from magicrl.verifiers.code.judge import CodeOptions
-    from magicrl.verifiers.code.limits import Limits
-    from magicrl.verifiers.code.pool import CodeTrade
+    from magicrl.verifiers.code.pool import CodeProtocol
+    from magicrl.verifiers.code.sandbox import Limits
 
-    return CodeTrade(CodeOptions(limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb), judge=options))
+    return CodeProtocol(CodeOptions(limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb), judge=options))
 
 
 _SPECS: dict[str, VerifierSpec] = {
-    "code": VerifierSpec(name="code", trade=_code),
+    "code": VerifierSpec(name="code", protocol=_code),
     "exact": VerifierSpec(name="exact", in_process=_exact),
     # a pair that only Math-Verify can judge: no item pays for loading it
     "maths": VerifierSpec(
         name="maths",
-        trade=_maths_trade,
+        protocol=_maths_protocol,
         isolated=_maths,
         warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}"),
     ),

@@ -17,8 +17,7 @@ from typing import Any, TextIO
 
 from magicrl.records import Outcome, Problem, Verdict
 from magicrl.verifiers.base import JudgeOptions, VerifierService
-from magicrl.verifiers.feeder import Ticket
-from magicrl.verifiers.pool import VerifierPool
+from magicrl.verifiers.pool import Ticket, VerifierPool
 
 _IN_FLIGHT_PER_WORKER = 32
 BROKEN_LINE = "broken_line"

@@ -1,15 +1,24 @@
-"""The trade of verifiers that read hostile text with heavy machinery: each item in a warm, killable worker."""
+"""Verifiers that read hostile text with heavy machinery: each item in a warm, killable worker.
+
+`IsolatedProtocol` is the pool's end, `IsolatedHandler` what runs in the worker.
+"""
 
 from __future__ import annotations
 
+import random
+import resource
+import sys
 import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import psutil
+
 from magicrl.records import Verdict
-from magicrl.verifiers.base import MAX_EXTRACTED, OUTCOME_OF_STATUS, JudgeOptions, make_verdict
-from magicrl.verifiers.feeder import Item
-from magicrl.verifiers.process import Exhausted, WorkerPlan
+from magicrl.verifiers.base import MAX_EXTRACTED, OUTCOME_OF_STATUS, JudgeOptions, make_verdict, verifier_spec
+from magicrl.verifiers.pool import Item
+from magicrl.verifiers.worker import Exhausted, Send, WorkerPlan
 
 _MAX_DISTRUSTED = 10_000
 _MAX_REASON = 300
@@ -17,8 +26,8 @@ _MIN_STALL_SECONDS = 60.0
 _STALL_FACTOR = 20.0
 
 
-class IsolatedTrade:
-    """Items of one `IsolatedVerifier`; ``verifiers.worker`` is the other end.
+class IsolatedProtocol:
+    """Items of one `IsolatedVerifier`; `IsolatedHandler` is the other end.
 
     Golds that no worker could read are remembered, so that each costs its time only once.
 
@@ -32,7 +41,7 @@ class IsolatedTrade:
     def __init__(self, name: str, options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> None:
         self._time_limit = time_limit
         self._plan = WorkerPlan(
-            module="magicrl.verifiers.worker",
+            handler="magicrl.verifiers.isolated:IsolatedHandler",
             hello={
                 "verifier": name,
                 "reasoning": options.reasoning,
@@ -95,3 +104,95 @@ def verdict_from(message: Mapping[str, Any], seconds: float) -> Verdict:
             status, reason=reason[:_MAX_REASON], decided_by=decided_by[:50], extracted=extracted, seconds=seconds
         )
     return make_verdict("worker_lost", reason="worker sent a malformed verdict", seconds=seconds)
+
+
+MAX_ITEMS = 20_000
+"""A worker is replaced after so many items: caches of symbolic libraries only grow."""
+_CPU_SLACK_SECONDS = 5
+
+
+class IsolatedHandler:
+    """Holds the verifiers of this worker and turns a request into a reply."""
+
+    def __init__(self, hello: dict[str, Any], send: Send) -> None:
+        self._send = send
+        self._item = -1
+        self._phase = ""
+        self._cpu_limit: float = hello["cpu_limit"]
+        self._handled = 0
+        options = JudgeOptions(reasoning=hello["reasoning"], extract=hello["extract"])
+        spec = verifier_spec(hello["verifier"])
+        assert spec.isolated is not None, spec.name
+        self._verifier = spec.isolated(options, self._progress)
+        gold, response = spec.warm_up
+        self._verifier.judge([gold], response)
+        # resident memory now, not ru_maxrss: that one starts at the size of the parent process
+        self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
+        self.greeting: dict[str, Any] = {}
+        _limit_process(hello["memory_limit_mb"])
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+    def _progress(self, phase: str) -> None:
+        self._phase = phase
+        if self._item >= 0:
+            self._send({"item": self._item, "phase": phase})
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        self._item, self._phase = request["item"], ""
+        _limit_cpu(self._cpu_limit)
+        random.seed(0)  # a verdict must not depend on the items before it
+        if request["distrust"]:
+            self._verifier.distrust(request["golds"])
+        retire = False
+        try:
+            verdict = self._verifier.judge(request["golds"], request["response"])
+            message = _fields(verdict)
+        except MemoryError:
+            message, retire = self._failed("memory", "the answer needs more memory than its limit"), True
+        except RecursionError:
+            message = self._failed("unparsable", "the answer is nested too deeply")
+        except Exception as error:  # noqa: BLE001 - hostile text may raise anything; it must not end the worker
+            message = self._failed("unparsable", f"the verifier raised {type(error).__name__}")
+        self._handled += 1
+        retire = retire or self._handled >= MAX_ITEMS or psutil.Process().memory_info().rss > self._most_resident
+        return {**message, "retire": retire}
+
+    def _failed(self, status: str, reason: str) -> dict[str, Any]:
+        if self._phase == "gold":
+            status, reason = "gold_unparsable", reason.replace("answer", "gold")
+        return {"status": status, "reason": reason, "decided_by": "", "extracted": None}
+
+
+def _fields(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "status": verdict.status,
+        "reason": verdict.reason,
+        "decided_by": verdict.decided_by,
+        "extracted": verdict.extracted,
+    }
+
+
+def _limit_process(memory_limit_mb: int) -> None:
+    """Address space (Linux): what the warm worker has now plus the limit. No files, no core dumps."""
+    if sys.platform == "linux":
+        _lower(resource.RLIMIT_AS, psutil.Process().memory_info().vms + memory_limit_mb * 2**20)
+    _lower(resource.RLIMIT_FSIZE, 0)
+    _lower(resource.RLIMIT_CORE, 0)
+
+
+def _lower(kind: int, value: int) -> None:
+    _, hard = resource.getrlimit(kind)
+    if hard != resource.RLIM_INFINITY:
+        value = min(value, hard)
+    resource.setrlimit(kind, (value, value))
+
+
+def _limit_cpu(seconds: float) -> None:
+    """A second net under the pool's own limit: an orphan of a killed run ends by itself."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = int(time.process_time() + 2 * seconds) + _CPU_SLACK_SECONDS
+    if hard != resource.RLIM_INFINITY:
+        soft = min(soft, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))

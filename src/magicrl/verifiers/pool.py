@@ -1,23 +1,335 @@
 """Many answers, judged beside the caller: nothing lost, nothing mixed up, nothing that hangs.
 
-The caller submits a problem's responses and goes on generating; one small thread per worker process feeds it
-an item at a time. A worker that an item exhausts is killed and the item is wrong; a worker that dies for
-another reason is replaced and the item tried once more. Idle workers wait in a read and cost nothing. Each verifier
-has workers of its own, started with its first item.
+The caller submits a problem's responses and goes on generating; one small thread per worker process feeds it an item
+at a time. A worker that an item exhausts is killed and the item is wrong; a worker that dies for another reason is
+replaced and the item tried once more. Idle workers wait in a read and cost nothing. Each verifier has a `WorkerPool` of
+its own, started with its first item; what is particular to it (how an item is put to a worker, what a reply means, who
+is to blame when an item ends badly) is its `WorkerProtocol`.
 """
 
 from __future__ import annotations
 
+import itertools
+import queue
 import threading
-from collections.abc import Iterable, Sequence
-from typing import Self
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Protocol, Self
 
 from magicrl.config.schema import VerifierConfig
-from magicrl.records import Problem, Verdict
+from magicrl.records import Outcome, Problem, Verdict
 from magicrl.verifiers.base import JudgeOptions, Verifier, VerifierSpec, verifier_spec
-from magicrl.verifiers.closing import Closing
-from magicrl.verifiers.crew import Crew
-from magicrl.verifiers.feeder import Ticket
+from magicrl.verifiers.worker import Answered, Exhausted, WorkerPlan, WorkerProcess, WorkerRefusal, WorkerStartError
+
+
+class Closing(ABC):
+    """Base of what holds processes until it is closed."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End what is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_ATTEMPTS = 2
+_STARTS = 3
+"""A worker may be killed from outside while it warms up; a broken installation fails every time."""
+
+
+class Ticket:
+    """One submitted problem: filled by the worker threads, read through the pool's ``result``."""
+
+    def __init__(self, problem: Problem, count: int) -> None:
+        self.problem = problem
+        self._verdicts: list[Verdict | None] = [None] * count
+        self._left = count
+        self._error: Exception | None = None
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        if count == 0:
+            self._finished.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether `wait` would return at once."""
+        return self._finished.is_set()
+
+    def fill(self, index: int, verdict: Verdict) -> None:
+        """For the pool: the verdict of response ``index``."""
+        with self._lock:
+            assert self._verdicts[index] is None, index
+            self._verdicts[index] = verdict
+            self._left -= 1
+            if self._left == 0:
+                self._finished.set()
+
+    def fail(self, error: Exception) -> None:
+        """For the pool: these verdicts will never come."""
+        with self._lock:
+            self._error = self._error or error
+            self._finished.set()
+
+    def wait(self) -> tuple[Verdict, ...]:
+        """Every verdict, in the order of the responses."""
+        self._finished.wait()
+        if self._error is not None:
+            raise self._error
+        verdicts = tuple(verdict for verdict in self._verdicts if verdict is not None)
+        assert len(verdicts) == len(self._verdicts)
+        return verdicts
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One response on its way to a worker. ``bare``: it is the answer itself, nothing has to be extracted."""
+
+    number: int
+    ticket: Ticket
+    index: int
+    text: str
+    bare: bool = False
+
+    @property
+    def problem(self) -> Problem:
+        return self.ticket.problem
+
+
+class WorkerProtocol(Protocol):
+    """How items of one verifier are judged in worker processes. Used by several threads."""
+
+    @property
+    def plan(self) -> WorkerPlan:
+        """How its workers are started."""
+        ...
+
+    def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
+        """The item as its worker reads it. ``repeat``: the worker was asked about the same problem last."""
+        ...
+
+    def read(self, message: Mapping[str, Any], seconds: float) -> Verdict:
+        """What a reply says; a malformed one is a lost worker's."""
+        ...
+
+    def exhausted(self, outcome: Exhausted, seconds: float) -> Verdict:
+        """The verdict on an item that used up its worker."""
+        ...
+
+    def lost(self, reason: str, seconds: float = 0.0) -> Verdict:
+        """The verdict on an item whose worker ended through no fault of the item's."""
+        ...
+
+    def final(self, item: Item, verdict: Verdict) -> bool:
+        """Whether a verdict that judges nothing would be the same in a fresh worker."""
+        ...
+
+    def give_up(self, item: Item, verdict: Verdict) -> None:
+        """Every attempt came to nothing, ``verdict`` last."""
+        ...
+
+
+class WorkerThread:
+    """Takes items from the common queue and judges them in its own worker, which it replaces when needed."""
+
+    def __init__(self, items: queue.SimpleQueue[Item | None], protocol: WorkerProtocol) -> None:
+        self._items = items
+        self._protocol = protocol
+        self._worker: WorkerProcess | None = None
+        self._greeting: Mapping[str, Any] = {}
+        self._start_error: WorkerStartError | None = None
+        self._started = threading.Event()
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="verifier-worker", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def wait_until_started(self) -> Mapping[str, Any]:
+        """Wait for the first worker; returns what it said. Raises WorkerStartError if it did not start."""
+        self._started.wait()
+        if self._start_error is not None:
+            raise self._start_error
+        return self._greeting
+
+    @property
+    def worker_pid(self) -> int | None:
+        """Process id of the present worker, None between workers."""
+        worker = self._worker
+        return None if worker is None else worker.pid
+
+    def close(self) -> None:
+        """Interrupt what is being judged; the thread ends at the next ``None`` in the queue."""
+        self._closing.set()
+        worker = self._worker
+        if worker is not None:
+            worker.interrupt()
+
+    def join(self) -> None:
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._greeting = self._ready_worker().greeting
+        except WorkerStartError as error:
+            self._start_error = error
+        finally:
+            self._started.set()
+        while (item := self._items.get()) is not None:
+            try:
+                self._serve(item)
+            except Exception as error:  # noqa: BLE001 - the caller waits for this ticket: hand the error over to it
+                item.ticket.fail(error)
+        self._drop_worker()
+
+    def _serve(self, item: Item) -> None:
+        verdict = self._protocol.lost("not tried")
+        for _ in range(_ATTEMPTS):
+            if self._closing.is_set():
+                raise RuntimeError("the verifier pool was closed before all answers were judged")
+            verdict = self._attempt(item)
+            if verdict.outcome is not Outcome.NOT_JUDGED or self._protocol.final(item, verdict):
+                break
+            self._drop_worker()  # the second try gets a fresh one
+        else:
+            self._protocol.give_up(item, verdict)
+            if self._closing.is_set():
+                raise RuntimeError("the verifier pool was closed before all answers were judged")
+        item.ticket.fill(item.index, verdict)
+
+    def _attempt(self, item: Item) -> Verdict:
+        try:
+            worker = self._ready_worker()
+        except WorkerRefusal:
+            raise
+        except WorkerStartError as error:
+            return self._protocol.lost(str(error))
+        request = self._protocol.request(item, repeat=worker.last_problem is item.problem)
+        start = time.perf_counter()
+        outcome = worker.ask({"item": item.number, **request})
+        seconds = time.perf_counter() - start
+        if isinstance(outcome, Answered):
+            worker.last_problem = item.problem
+            return self._protocol.read(outcome.message, seconds)
+        if isinstance(outcome, Exhausted):
+            return self._protocol.exhausted(outcome, seconds)
+        return self._protocol.lost(outcome.reason, seconds)
+
+    def _ready_worker(self) -> WorkerProcess:
+        if self._worker is None or not self._worker.usable:
+            self._drop_worker()
+            self._worker = self._fresh_worker()
+        return self._worker
+
+    def _fresh_worker(self) -> WorkerProcess:
+        for _ in range(_STARTS - 1):
+            try:
+                return WorkerProcess(self._protocol.plan)
+            except WorkerRefusal:
+                raise
+            except WorkerStartError:
+                if self._closing.is_set():
+                    raise
+        return WorkerProcess(self._protocol.plan)
+
+    def _drop_worker(self) -> None:
+        if self._worker is not None:
+            self._worker.kill()
+            self._worker = None
+
+
+class WorkerPool(Closing):
+    """Judges items of one verifier in worker processes, one small thread a worker. Safe to use from several threads.
+
+    Workers start with the first item. Any number of items may wait: they lie in this process.
+
+    Args:
+        trade: the verifier.
+        workers: worker processes.
+    """
+
+    def __init__(self, protocol: WorkerProtocol, workers: int) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._threads = [WorkerThread(self._items, protocol) for _ in range(workers)]
+        self._started = False
+        self._closed = False
+
+    def submit(self, problem: Problem, responses: Sequence[str], *, bare: bool = False) -> Ticket:
+        """Queue the responses to one problem (``bare``: the answers themselves) and return at once.
+
+        Raises:
+            ValueError: the problem has no gold answer.
+            RuntimeError: the pool is closed.
+        """
+        if not problem.golds:
+            raise ValueError(f"problem {problem.id!r} has no gold answer (a code problem: no tests); give it one")
+        ticket = Ticket(problem, len(responses))
+        with self._lock:
+            self._start()
+            for index, response in enumerate(responses):
+                self._items.put(Item(next(self._numbers), ticket, index, response, bare))
+        return ticket
+
+    def warm(self) -> list[Mapping[str, Any]]:
+        """Start every worker now and wait for them; returns what each said.
+
+        Raises:
+            WorkerStartError: a worker could not be started (with what it wrote on standard error).
+        """
+        with self._lock:
+            self._start()
+        return [thread.wait_until_started() for thread in self._threads]
+
+    def result(self, ticket: Ticket) -> tuple[Verdict, ...]:
+        """The verdicts of ``ticket`` in the order of its responses. Waits until all are there.
+
+        Raises:
+            RuntimeError: the pool was closed before they were judged.
+            WorkerRefusal: the verifier cannot serve on this machine; says why.
+        """
+        return ticket.wait()
+
+    def ready(self, ticket: Ticket) -> bool:
+        """Whether `result` would return at once."""
+        return ticket.done
+
+    @property
+    def worker_pids(self) -> tuple[int, ...]:
+        """Process ids of the workers that live now, for monitors."""
+        return tuple(pid for thread in self._threads if (pid := thread.worker_pid) is not None)
+
+    def close(self) -> None:
+        """Kill the workers; tickets that still wait raise. Safe to call twice."""
+        with self._lock:
+            self._closed = True
+            started, self._started = self._started, False
+        if not started:
+            return
+        for thread in self._threads:
+            thread.close()
+            self._items.put(None)
+        for thread in self._threads:
+            thread.join()
+
+    def _start(self) -> None:
+        if self._closed:
+            raise RuntimeError("the verifier pool is closed")
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
 
 
 class VerifierPool(Closing):
@@ -55,7 +367,7 @@ class VerifierPool(Closing):
         self._limits = (time_limit, memory_limit_mb)
         self._workers = workers
         self._local: dict[str, Verifier] = {}
-        self._crews: dict[str, Crew] = {}
+        self._pools: dict[str, WorkerPool] = {}
         self._lock = threading.Lock()
         self._closed = False
 
@@ -80,7 +392,7 @@ class VerifierPool(Closing):
             raise ValueError(f"problem {problem.id!r} has no gold answer; give it at least one")
         spec = verifier_spec(problem.verifier)
         if spec.in_process is None:
-            return self._crew(spec).submit(problem, responses)
+            return self._pool(spec).submit(problem, responses)
         with self._lock:
             self._check_open()
             verifier = self._local.setdefault(spec.name, spec.in_process(self._options))
@@ -113,29 +425,29 @@ class VerifierPool(Closing):
         """
         for spec in [verifier_spec(name) for name in verifiers]:
             if spec.in_process is None:
-                self._crew(spec).warm()
+                self._pool(spec).warm()
 
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers that live now, for monitors."""
-        return tuple(pid for crew in list(self._crews.values()) for pid in crew.worker_pids)
+        return tuple(pid for pool in list(self._pools.values()) for pid in pool.worker_pids)
 
     def close(self) -> None:
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
         with self._lock:
             self._closed = True
-            crews = list(self._crews.values())
-        for crew in crews:
-            crew.close()
+            pools = list(self._pools.values())
+        for pool in pools:
+            pool.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the verifier pool is closed")
 
-    def _crew(self, spec: VerifierSpec) -> Crew:
-        assert spec.trade is not None
+    def _pool(self, spec: VerifierSpec) -> WorkerPool:
+        assert spec.protocol is not None
         with self._lock:
             self._check_open()
-            if spec.name not in self._crews:
-                self._crews[spec.name] = Crew(spec.trade(self._options, *self._limits), self._workers)
-            return self._crews[spec.name]
+            if spec.name not in self._pools:
+                self._pools[spec.name] = WorkerPool(spec.protocol(self._options, *self._limits), self._workers)
+            return self._pools[spec.name]

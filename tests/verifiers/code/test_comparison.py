@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 
-from magicrl.verifiers.code import checker_tools as tools
-from magicrl.verifiers.code.admission import admission_file, disagreements, disagreements_file, examine_checker
-from magicrl.verifiers.code.compare import same_lines, same_text, same_value
-from magicrl.verifiers.code.extract import program_in
-from magicrl.verifiers.code.judge import CodeJudge
+from magicrl.verifiers.code import checkers as tools
+from magicrl.verifiers.code.checkers import same_lines, same_text, same_value
+from magicrl.verifiers.code.judge import CodeJudge, program_in
+from magicrl.verifiers.code.pool import admission_file, disagreements, disagreements_file, examine_checker
 from magicrl.verifiers.code.suite import SuiteError, parse_suite
 
 

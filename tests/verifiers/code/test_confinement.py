@@ -206,7 +206,7 @@ def test_nothing_passes_from_test_to_test_in_a_batch(tiered: CodeJudge) -> None:
     assert (verdict.status, verdict.passed) == ("passed", 20), verdict
 
 
-def test_a_killed_zygote_is_replaced(judge: CodeJudge) -> None:
+def test_a_killed_forkserver_is_replaced(judge: CodeJudge) -> None:
     suite = parse_suite({"inputs": ["1"], "outputs": ["1"]})
     assert judge.judge_program("print(input())", suite).correct
     for pid in judge.sandbox.pids:

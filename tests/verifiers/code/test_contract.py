@@ -9,11 +9,10 @@ from unittest import mock
 
 import pytest
 
-from magicrl.verifiers.code import pytest_forms, remote, testrun
-from magicrl.verifiers.code.assertions import is_plain, wanted_names
-from magicrl.verifiers.code.files import Files
+from magicrl.verifiers.code import pytest_forms, testrun
 from magicrl.verifiers.code.judge import CodeJudge
-from magicrl.verifiers.code.suite import SuiteError, parse_suite
+from magicrl.verifiers.code.remote import Files
+from magicrl.verifiers.code.suite import SuiteError, is_plain, parse_suite, wanted_names
 
 from .contract_probes import PROBES, Probe
 
@@ -106,7 +105,7 @@ def test_approx_is_pytests_own(found: object, wanted: object, settings: dict[str
 
 
 def test_what_is_lent_can_be_called_and_no_more() -> None:
-    allowed = remote._may_use  # pyright: ignore[reportPrivateUsage]
+    allowed = testrun._may_use  # pyright: ignore[reportPrivateUsage]
     assert not allowed(len, "__self__")
     assert not allowed(lambda: 0, "__globals__")
     made = mock.MagicMock()

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from magicrl.verifiers.code.host import SandboxOptions
 from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
-from magicrl.verifiers.code.limits import Limits
+from magicrl.verifiers.code.sandbox import Limits, SandboxOptions
 from magicrl.verifiers.code.suite import parse_suite
 
 from .conftest import judge_of

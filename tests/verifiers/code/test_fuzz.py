@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 from magicrl.records import Problem
 from magicrl.verifiers.base import OUTCOME_OF_STATUS
 from magicrl.verifiers.code import remote, values
-from magicrl.verifiers.code.compare import same_text, same_value
-from magicrl.verifiers.code.extract import program_in
-from magicrl.verifiers.code.judge import CodeJudge, CodeOptions
-from magicrl.verifiers.code.limits import Limits
+from magicrl.verifiers.code.checkers import same_text, same_value
+from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, program_in
 from magicrl.verifiers.code.pool import CodePool
+from magicrl.verifiers.code.sandbox import Limits
 from magicrl.verifiers.code.suite import SuiteError, parse_suite
 
 from .conftest import judge_of

@@ -15,10 +15,9 @@ import pytest
 
 from magicrl.records import Outcome, Problem
 from magicrl.verifiers import VerifierPool
-from magicrl.verifiers.code.batch import verify_code_file
 from magicrl.verifiers.code.judge import CodeOptions
-from magicrl.verifiers.code.limits import Limits
-from magicrl.verifiers.code.pool import CodePool
+from magicrl.verifiers.code.pool import CodePool, verify_code_file
+from magicrl.verifiers.code.sandbox import Limits
 
 from .conftest import judge_of
 

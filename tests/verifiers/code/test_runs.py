@@ -11,12 +11,12 @@ from typing import NoReturn
 
 import pytest
 
-from magicrl.verifiers.code import kernel, landlock
+from magicrl.verifiers.code import kernel
 from magicrl.verifiers.code.child import Binding, Guards
-from magicrl.verifiers.code.limits import SLOTS
-from magicrl.verifiers.code.runs import Batch, Plan, World
-from magicrl.verifiers.code.script import Machine
+from magicrl.verifiers.code.forkserver import Batch, Plan, World
+from magicrl.verifiers.code.kernel import Machine
 from magicrl.verifiers.code.seccomp import child_filter
+from magicrl.verifiers.code.values import SLOTS
 
 from .test_script import in_a_child
 
@@ -33,7 +33,7 @@ def batch_of(
     os.write(code, CODE)
     filters = child_filter()
     parent = os.getpid()
-    rules = landlock.ruleset([("/usr", landlock.READ)]) if rules is None else rules
+    rules = kernel.landlock_rules([("/usr", kernel.READ_RIGHTS)]) if rules is None else rules
     binding = Binding("program", Guards(rules, filters, filters, "/", parent), (code, len(CODE)))
     binding.allow(5)
     errors = os.memfd_create("errors")
@@ -123,6 +123,6 @@ def a_run_that_takes_long_is_waited_for_again_and_can_be_killed() -> bool:
     ],
 )
 def test_runs_of_a_batch(case: Callable[[], bool]) -> None:
-    if landlock.abi() == 0 or sys.platform != "linux":
+    if kernel.landlock_abi() == 0 or sys.platform != "linux":
         pytest.skip("kernel lacks the primitive: Landlock")
     assert in_a_child(lambda: 0 if case() else 1) == 0

@@ -10,8 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from magicrl.verifiers.code import kernel
-from magicrl.verifiers.code.pages import enlarge_code
-from magicrl.verifiers.code.script import LEAST, Machine, Script
+from magicrl.verifiers.code.kernel import LEAST, Machine, Script, enlarge_code
 
 WRITE, GETPID, GETPPID, EXIT, WAIT4 = 1, 39, 110, 231, 61
 ME = (GETPID, 0, 0, 0, 0, 0)

@@ -12,13 +12,11 @@ from magicrl.pipeline.entry import Entry
 from magicrl.pipeline.settings import CodeCleaning
 from magicrl.pipeline.steps.base import Decision, Drop
 from magicrl.records import Outcome, Problem
-from magicrl.verifiers.closing import Closing
-from magicrl.verifiers.code.admission import disagreements
 from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict
-from magicrl.verifiers.code.limits import Limits
-from magicrl.verifiers.code.pool import CodePool
+from magicrl.verifiers.code.pool import CodePool, disagreements
+from magicrl.verifiers.code.sandbox import Limits
 from magicrl.verifiers.code.suite import SuiteError, parse_suite
-from magicrl.verifiers.feeder import Ticket
+from magicrl.verifiers.pool import Closing, Ticket
 
 
 class CodeCleaner(Closing):

@@ -1,8 +1,12 @@
-"""Problems with several valid outputs: built-in comparisons by name, checker functions, checker programs.
+"""Whether an output is the expected one: comparison of text and values, and checkers of problems with several answers.
+
+Text: tokens between ASCII white space, byte for byte; a token that is expected as a decimal fraction may differ by
+the float tolerance. Values: Python's ``==`` on exact plain types; lists and tuples are one in JSON.
 
 A checker is one of
   * a name of `BUILTIN`;
-  * Python source that defines ``check(input, output, answer)`` or ``sat(output)`` and returns whether it is right;
+  * Python source that defines ``check(input, output, answer)`` or ``sat(output)`` and returns whether it is right; it
+    may call the predicates of `TOOLS`, which answer False to whatever is not of the right form;
   * a Python program with testlib's contract: ``checker input output answer`` (file names), exit status 0 accepted,
     1, 2, 4, 7 (points: not full marks) or 8 wrong, 3 the checker itself failed;
   * the path of a compiled program with the same contract.
@@ -14,15 +18,229 @@ from __future__ import annotations
 import ast
 import collections
 import json
+import math
 import os
-from collections.abc import Callable
+import re
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
-from magicrl.verifiers.code import compare
-from magicrl.verifiers.code.assertions import parse_trusted
-from magicrl.verifiers.code.suite import SuiteError
+from magicrl.verifiers.code.suite import SuiteError, parse_trusted
+
+DEFAULT_TOLERANCE = 1e-6
+"""Of floats, absolute or relative, where a problem states none: what contests usually grant."""
+MAX_NUMBER_CHARS = 400
+
+_FRACTION = re.compile(rb"[+-]?(\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+|\.\d+[eE][+-]?\d+)", re.ASCII)
+_NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+def same_text(output: bytes, expected: bytes, tolerance: float | None = None, *, fold_case: bool = False) -> bool:
+    """Equal token by token.
+
+    Args:
+        tolerance: of fractions; None: `DEFAULT_TOLERANCE` where the expected token has a point or an exponent.
+            A stated one also covers expected integers.
+        fold_case: letters of either case are one (``YES`` and ``yes``).
+    """
+    if output == expected:
+        return True
+    wanted = expected.split()
+    found = output.split(None, len(wanted))  # a flood of output is never cut up whole
+    if len(found) != len(wanted):
+        return False
+    if fold_case:
+        found, wanted = [token.lower() for token in found], [token.lower() for token in wanted]
+    return all(a == b or close_tokens(a, b, tolerance) for a, b in zip(found, wanted, strict=True))
+
+
+def close_tokens(found: bytes, wanted: bytes, tolerance: float | None) -> bool:
+    """Whether two tokens are numbers that differ by no more than the tolerance."""
+    if len(found) > MAX_NUMBER_CHARS or len(wanted) > MAX_NUMBER_CHARS:
+        return False
+    if tolerance == 0 or not (_FRACTION if tolerance is None else _NUMBER).fullmatch(wanted):
+        return False
+    if not _NUMBER.fullmatch(found):
+        return False
+    return close(float(found), float(wanted), DEFAULT_TOLERANCE if tolerance is None else tolerance)
+
+
+def close(found: float, wanted: float, tolerance: float) -> bool:
+    """Finite and within the tolerance, absolute or relative to the expected value; or equal."""
+    if found == wanted:
+        return True
+    if not (math.isfinite(found) and math.isfinite(wanted)):
+        return False
+    return abs(found - wanted) <= tolerance * max(1.0, abs(wanted))
+
+
+def same_lines(output: bytes, expected: bytes) -> bool:
+    """Equal line by line, but for white space at ends of lines and of the text."""
+    return [line.rstrip() for line in output.rstrip().split(b"\n")] == [
+        line.rstrip() for line in expected.rstrip().split(b"\n")
+    ]
+
+
+def same_value(found: Any, wanted: Any, tolerance: float | None, *, strict: bool) -> bool:
+    """Whether two plain values are equal.
+
+    Args:
+        tolerance: of floats; None: the default where ``wanted`` is a float, and none at all with ``strict``.
+        strict: Python's own ``==`` (assertions); else as JSON sees it: a tuple is a list, and a dictionary's keys
+            may be texts of integers.
+    """
+    if strict and tolerance is None:
+        return bool(found == wanted)
+    waiting = collections.deque([(found, wanted)])
+    while waiting:
+        a, b = waiting.pop()
+        if not strict:
+            a, b = _as_json(a), _as_json(b)
+        if isinstance(b, list | tuple) and isinstance(a, list | tuple):
+            if (strict and type(a) is not type(b)) or len(a) != len(b):
+                return False
+            waiting.extend(zip(a, b, strict=True))
+        elif isinstance(b, dict) and isinstance(a, dict):
+            keys = a if a.keys() == b.keys() or strict else {str(key): item for key, item in a.items()}
+            if keys.keys() != b.keys():
+                return False
+            waiting.extend((keys[key], b[key]) for key in b)
+        elif not _same_leaf(a, b, tolerance):
+            return False
+    return True
+
+
+def _as_json(value: Any) -> Any:
+    if isinstance(value, tuple | collections.deque | range) or hasattr(value, "__next__"):
+        return list(value)
+    return value
+
+
+def _same_leaf(a: Any, b: Any, tolerance: float | None) -> bool:
+    if a == b:
+        return True
+    numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    if not numbers or isinstance(a, bool) or isinstance(b, bool):
+        return False
+    if tolerance is None and not isinstance(b, float):
+        return False
+    try:
+        return close(float(a), float(b), DEFAULT_TOLERANCE if tolerance is None else tolerance)
+    except OverflowError:
+        return False
+
+
+Edge = tuple[int, int]
+
+
+def integers(text: str) -> list[int] | None:
+    """The whole text as integers in ASCII digits, or None."""
+    tokens = text.split()
+    if any(not token.lstrip("+-").isascii() or not token.lstrip("+-").isdigit() for token in tokens):
+        return None
+    return [int(token) for token in tokens]
+
+
+def is_permutation(items: Sequence[int], count: int, first: int = 1) -> bool:
+    """``items`` are ``first`` to ``first + count - 1`` in any order."""
+    return len(items) == count and set(items) == set(range(first, first + count))
+
+
+def same_items(items: Iterable[Any], others: Iterable[Any]) -> bool:
+    """The same items in any order, each as often."""
+    return sorted(items, key=repr) == sorted(others, key=repr)
+
+
+def _neighbours(edges: Iterable[Edge], directed: bool) -> dict[int, set[int]]:
+    found: dict[int, set[int]] = {}
+    for one, other in edges:
+        found.setdefault(one, set()).add(other)
+        found.setdefault(other, set())
+        if not directed:
+            found[other].add(one)
+    return found
+
+
+def is_connected(nodes: Sequence[int], edges: Iterable[Edge]) -> bool:
+    """Every node is reached from the first over undirected edges."""
+    near = _neighbours(edges, directed=False)
+    if not nodes:
+        return True
+    seen, waiting = {nodes[0]}, deque([nodes[0]])
+    while waiting:
+        for other in near.get(waiting.popleft(), ()):
+            if other not in seen:
+                seen.add(other)
+                waiting.append(other)
+    return all(node in seen for node in nodes)
+
+
+def is_tree(nodes: Sequence[int], edges: Sequence[Edge]) -> bool:
+    """The edges join exactly these nodes, without a cycle."""
+    known = set(nodes)
+    ends_known = all(one in known and other in known for one, other in edges)
+    return ends_known and len(edges) == len(known) - 1 and is_connected(nodes, edges)
+
+
+def is_spanning_tree(nodes: Sequence[int], edges: Iterable[Edge], chosen: Sequence[Edge]) -> bool:
+    """``chosen`` is a tree over all nodes, made of given edges."""
+    given = {frozenset(edge) for edge in edges}
+    return all(frozenset(edge) in given for edge in chosen) and is_tree(nodes, chosen)
+
+
+def is_path(
+    edges: Iterable[Edge], path: Sequence[int], start: int, end: int, *, directed: bool = False, simple: bool = False
+) -> bool:
+    """``path`` leads from start to end over given edges; ``simple``: no node twice."""
+    if not path or path[0] != start or path[-1] != end or (simple and len(set(path)) != len(path)):
+        return False
+    near = _neighbours(edges, directed)
+    return all(other in near.get(one, ()) for one, other in pairwise(path))
+
+
+def is_topological_order(nodes: Sequence[int], edges: Iterable[Edge], order: Sequence[int]) -> bool:
+    """``order`` holds every node once, each edge leading forward."""
+    if len(order) != len(nodes) or set(order) != set(nodes):
+        return False
+    place = {node: index for index, node in enumerate(order)}
+    return all(place[one] < place[other] for one, other in edges)
+
+
+def is_colouring(edges: Iterable[Edge], colours: dict[int, Any]) -> bool:
+    """Neighbours differ."""
+    return all(one in colours and other in colours and colours[one] != colours[other] for one, other in edges)
+
+
+def is_matching(edges: Iterable[Edge], chosen: Sequence[Edge]) -> bool:
+    """Chosen edges are given ones and share no node."""
+    given = {frozenset(edge) for edge in edges}
+    ends = [node for edge in chosen for node in edge]
+    return all(frozenset(edge) in given for edge in chosen) and len(set(ends)) == len(ends)
+
+
+def is_close(found: float, wanted: float, tolerance: float = 1e-6) -> bool:
+    """Within the tolerance, absolute or relative."""
+    return abs(found - wanted) <= tolerance * max(1.0, abs(wanted))
+
+
+_OFFERED: tuple[Callable[..., Any], ...] = (
+    integers,
+    is_permutation,
+    same_items,
+    is_connected,
+    is_tree,
+    is_spanning_tree,
+    is_path,
+    is_topological_order,
+    is_colouring,
+    is_matching,
+    is_close,
+)
+TOOLS = {function.__name__: function for function in _OFFERED}
+
 
 _MAX_PATH = 4096
 
@@ -86,10 +304,10 @@ def accepts_value(name: str, found: Any, wanted: Any, tolerance: float | None) -
     if name == "set":
         return _unordered(_distinct(found), _distinct(wanted), tolerance)
     if name in ("exact", "lines"):
-        return compare.same_value(found, wanted, 0.0, strict=False)
+        return same_value(found, wanted, 0.0, strict=False)
     if name == "nocase" and isinstance(found, str) and isinstance(wanted, str):
         return found.lower() == wanted.lower()
-    return compare.same_value(found, wanted, tolerance, strict=False)
+    return same_value(found, wanted, tolerance, strict=False)
 
 
 def _known() -> str:
@@ -109,12 +327,12 @@ def _unordered_tokens(output: bytes, answer: bytes, tolerance: float | None) -> 
 
 
 _TEXT: dict[str, Callable[[bytes, bytes, float | None], bool]] = {
-    "tokens": lambda output, answer, tolerance: compare.same_text(output, answer, tolerance),
+    "tokens": lambda output, answer, tolerance: same_text(output, answer, tolerance),
     "exact": lambda output, answer, tolerance: output == answer,
-    "lines": lambda output, answer, tolerance: compare.same_lines(output, answer),
-    "nocase": lambda output, answer, tolerance: compare.same_text(output, answer, tolerance, fold_case=True),
-    "float": lambda output, answer, tolerance: compare.same_text(
-        output, answer, compare.DEFAULT_TOLERANCE if tolerance is None else tolerance
+    "lines": lambda output, answer, tolerance: same_lines(output, answer),
+    "nocase": lambda output, answer, tolerance: same_text(output, answer, tolerance, fold_case=True),
+    "float": lambda output, answer, tolerance: same_text(
+        output, answer, DEFAULT_TOLERANCE if tolerance is None else tolerance
     ),
     "unordered": _unordered_lines,
     "unordered_lines": _unordered_lines,
@@ -138,12 +356,12 @@ assert BUILTIN.keys() == _TEXT.keys()
 def _unordered(found: Any, wanted: Any, tolerance: float | None) -> bool:
     """The same items in any order; each is taken once. Quadratic only among items that JSON cannot order."""
     if not isinstance(found, list | tuple | set | frozenset) or not isinstance(wanted, list | tuple | set | frozenset):
-        return compare.same_value(found, wanted, tolerance, strict=False)
+        return same_value(found, wanted, tolerance, strict=False)
     if len(found) != len(wanted):
         return False
     ours = sorted(found, key=_sort_key)
     theirs = sorted(wanted, key=_sort_key)
-    return all(compare.same_value(a, b, tolerance, strict=False) for a, b in zip(ours, theirs, strict=True))
+    return all(same_value(a, b, tolerance, strict=False) for a, b in zip(ours, theirs, strict=True))
 
 
 def _distinct(value: Any) -> Any:

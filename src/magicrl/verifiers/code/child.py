@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Any, NoReturn
 
-from magicrl.verifiers.code import checker_tools, kernel, landlock, remote, values
-from magicrl.verifiers.code.limits import EXIT_CHECKER_CRASHED, EXIT_MEMORY, EXIT_NOT_PLAIN, SLOTS
-from magicrl.verifiers.code.script import Script
+from magicrl.verifiers.code import kernel, remote, values
+from magicrl.verifiers.code.kernel import Script
 from magicrl.verifiers.code.seccomp import Filter
+from magicrl.verifiers.code.values import EXIT_CHECKER_CRASHED, EXIT_MEMORY, EXIT_NOT_PLAIN, SLOTS
 
 _RECURSION = 50_000
 _MAX_MESSAGE = 400
@@ -53,7 +53,7 @@ class Guards:
     exec_filter: Filter
     folder: str
     parent: int
-    """The zygote's number as a child sees it."""
+    """The fork server's number as a child sees it."""
 
 
 class Binding:
@@ -98,10 +98,10 @@ class Binding:
             kernel.DROP_CAPABILITIES,
         ]
         script.call((_PRCTL, kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
-        # a zygote that died before this sends no signal any more
+        # a fork server that died before this sends no signal any more
         script.call((_GETPPID, 0, 0, 0, 0, 0), guards.parent, guards.parent)
         if guards.rules is not None:
-            calls.append(landlock.restriction(guards.rules))
+            calls.append(kernel.landlock_restriction(guards.rules))
         calls += [(_CLOSE_RANGE, 3, _FIRST_SLOT - 1, 0, 0, 0), (_CLOSE_RANGE, _END_SLOT, _EVERY, 0, 0, 0)]
         if self._filter is not None:
             me = script.call((_GETPID, 0, 0, 0, 0, 0), 1)
@@ -119,7 +119,7 @@ class Binding:
 
 
 def prepare() -> None:
-    """In the zygote: the names that LeetCode's own environment imports, offered below a program's own."""
+    """In the fork server: the names that LeetCode's own environment imports, offered below a program's own."""
     import importlib
 
     for module in ("typing", "collections", "itertools", "functools", "heapq", "bisect", "operator", "math", "string"):
@@ -132,7 +132,7 @@ def prepare() -> None:
         _modules[module] = importlib.import_module(module)
     _convenience.update(_modules)
     _convenience.update(inf=float("inf"), ListNode=values.ListNode, TreeNode=values.TreeNode)
-    atexit._clear()  # pyright: ignore[reportPrivateUsage] # the zygote's own imports registered some: not a program's
+    atexit._clear()  # pyright: ignore[reportPrivateUsage] # the fork server's own imports registered some: not a program's
     importlib.import_module("random").seed(0)  # the same verdict every time
     # str.encode and the traceback machinery load lazily what Landlock may later hide
     str(ZeroDivisionError())
@@ -300,7 +300,7 @@ if __name__ == "__main__":
 
 
 def rehearse() -> None:
-    """In the zygote: run a harmless program as children do, many times.
+    """In the fork server: run a harmless program as children do, many times.
 
     What Python makes at a first use (caches of types and attributes, specialised bytecode, parsers of arguments) is
     then made before the forks; made after one, it costs every child the pages that it lies in.
@@ -356,7 +356,7 @@ def _assert(request: dict[str, Any]) -> None:
 
     codes = _load(request, testrun.compile_tests)
     sys.set_int_max_str_digits(_MAX_DIGITS)
-    client = remote.Client(SLOTS["replies"], SLOTS["calls"], os.getcwd())
+    client = testrun.Client(SLOTS["replies"], SLOTS["calls"], os.getcwd())
     client.first_call = lambda: _write(SLOTS["result"], b"called\n")
     found = testrun.run(client, codes, request["details"], _modules)
     _write(SLOTS["result"], json.dumps(found).encode("ascii"))
@@ -364,11 +364,13 @@ def _assert(request: dict[str, Any]) -> None:
 
 def _judge(request: dict[str, Any]) -> None:
     """Call a checker's function with (input, output, answer). Trusted code, hostile data."""
+    from magicrl.verifiers.code.checkers import TOOLS  # preloaded where checkers run, left out of every other fork
+
     codes = _load(request)
     sys.set_int_max_str_digits(_MAX_DIGITS)
     inputs = [values.decode(item, remote.as_list) for item in json.loads(_read("args"))]
     namespace = _module("checker", helpful=True)
-    namespace["__builtins__"].update(checker_tools.TOOLS)
+    namespace["__builtins__"].update(TOOLS)
     for code in codes:
         exec(code, namespace)
     function = namespace.get("check")

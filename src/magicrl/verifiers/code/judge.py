@@ -16,16 +16,123 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from magicrl.records import Verdict
-from magicrl.verifiers.base import OUTCOME_OF_STATUS, JudgeOptions
-from magicrl.verifiers.closing import Closing
-from magicrl.verifiers.code import checkers, compare, remote, values
+from magicrl.verifiers.base import OUTCOME_OF_STATUS, JudgeOptions, Reasoning
+from magicrl.verifiers.code import checkers, remote, values
 from magicrl.verifiers.code.checkers import Checker, Kind
-from magicrl.verifiers.code.extract import program_in
-from magicrl.verifiers.code.host import Program, SandboxOptions
-from magicrl.verifiers.code.limits import Limits, Observation, present_cpu
-from magicrl.verifiers.code.referee import CheckerFailed, Referee
-from magicrl.verifiers.code.sandbox import Lost, Sandbox, check_lost, failure
+from magicrl.verifiers.code.sandbox import (
+    Limits,
+    Lost,
+    Observation,
+    Program,
+    Sandbox,
+    SandboxOptions,
+    check_lost,
+    failure,
+)
 from magicrl.verifiers.code.suite import AssertCase, CallCase, Case, StdinCase, Suite, SuiteError
+from magicrl.verifiers.code.values import present_cpu
+from magicrl.verifiers.extraction import answer_part
+from magicrl.verifiers.pool import Closing
+
+_FENCE = re.compile(r"^[ \t]{0,8}(`{3,}|~{3,})[ \t]*([^\s`]*)[^\n]*$", re.MULTILINE)
+_PYTHON = {"python", "python3", "py", "py3", "python2"}
+
+
+def program_in(response: str, reasoning: Reasoning) -> str | None:
+    """The text of the last closed fenced block after the reasoning; one that is marked as Python goes first.
+
+    A block that stays open is no block: the response was cut. Blocks of output or of shell commands that follow the
+    program do not hide it, since they are not marked as Python. None if there is no block or the reasoning never ended.
+
+    Example:
+        >>> program_in("```python\\nprint(1)\\n```\\nIt prints\\n```\\n1\\n```", "auto")
+        'print(1)\\n'
+    """
+    text = answer_part(response, reasoning)
+    if text is None:
+        return None
+    best: str | None = None
+    last: str | None = None
+    opened: re.Match[str] | None = None
+    for fence in _FENCE.finditer(text):
+        if opened is None:
+            opened = fence
+        elif fence[1][0] == opened[1][0] and len(fence[1]) >= len(opened[1]) and not fence[2]:
+            last = text[opened.end() + 1 : fence.start()]
+            if opened[2].lower() in _PYTHON:
+                best = last
+            opened = None
+        elif fence[2].lower() in _PYTHON:
+            opened = fence  # a block that was never closed, and a new one
+    return last if best is None else best
+
+
+_VERDICTS = (0, 1, 2, 4, 7, 8)
+"""testlib's exit statuses: right, wrong, bad form, trailing data, points (not full marks), too short; 3: it failed."""
+
+
+class CheckerFailed(Exception):
+    """The checker, not the answer, is at fault."""
+
+
+class Referee:
+    """A checker that is a function or a program. ``limits`` are those of the programs that it judges."""
+
+    def __init__(self, sandbox: Sandbox, checker: Checker, limits: Limits) -> None:
+        self._sandbox = sandbox
+        self._checker = checker
+        self._limits = limits
+        self._program = None if checker.kind is Kind.COMPILED else Program(checker.text)
+
+    def close(self) -> None:
+        """Free the compiled form of the checker."""
+        if self._program is not None:
+            self._program.close()
+
+    def by_function(self, arguments: list[Any]) -> bool:
+        """A checker function's word. If it raises, the expected answer shows whose fault that is."""
+        said, reason = self._ask_function(arguments)
+        if said is not None:
+            return said
+        given, output, answer = arguments
+        if answer is not None:
+            if output != answer and self._ask_function([given, answer, answer])[0] is True:
+                return False  # it can judge: this output is what it could not read
+            raise CheckerFailed(f"the checker failed on the expected output too: {reason}")
+        if reason.startswith(("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError")):
+            raise CheckerFailed(f"the checker failed: {reason}")
+        return False
+
+    def _ask_function(self, arguments: list[Any]) -> tuple[bool | None, str]:
+        channels = {"args": json.dumps(arguments).encode("ascii")}
+        seen = self._run("judge", self._program, channels=channels, outputs=("result",))
+        if seen.exit_code == 0 and seen.result in (b"yes", b"no"):
+            return seen.result == b"yes", ""
+        failed = failure(seen, self._limits)
+        return None, "no verdict" if failed is None else failed[1]
+
+    def by_program(self, given: bytes, output: bytes, answer: bytes | None) -> bool:
+        """A checker program's exit status, by testlib's contract."""
+        code, reason = self._ask_program(given, output, answer or b"")
+        if code in _VERDICTS:
+            return code == 0
+        if code != 3 and answer is not None and self._ask_program(given, answer, answer)[0] == 0:
+            return False  # it crashed on this output only
+        raise CheckerFailed(f"the checker failed: {reason or f'exit status {code}'}")
+
+    def _ask_program(self, given: bytes, output: bytes, answer: bytes) -> tuple[int | None, str]:
+        channels: dict[str, bytes | int] = {"input": given, "output": output, "answer": answer}
+        if self._checker.kind is Kind.COMPILED:
+            with open(self._checker.text, "rb") as file:  # its path does not exist inside; its bytes are handed over
+                seen = self._run("execute", None, channels={**channels, "binary": file.read()})
+        else:
+            seen = self._run("checker", self._program, channels=channels)
+        reason = "" if seen.killed is None else f"ended: {seen.killed}"
+        return (None if seen.killed else seen.exit_code), reason or seen.errors
+
+    def _run(self, role: str, program: Program | None, **details: Any) -> Observation:
+        return self._sandbox.run_trusted(program, role, self._limits, **details)
+
 
 _ATTEMPTS = 2
 _MAX_REASON = 300
@@ -321,11 +428,11 @@ class _Trial:
             return self._referee.by_function([given, result, values.encode(case.expected)])
         if self._checker is not None:
             return checkers.accepts_value(self._checker.text, found, case.expected, tolerance)
-        if compare.same_value(found, case.expected, tolerance, strict=case.strict):
+        if checkers.same_value(found, case.expected, tolerance, strict=case.strict):
             return True
         if case.strict or not self._suite.wrapped or not isinstance(case.expected, list):
             return False
-        return compare.same_value(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
+        return checkers.same_value(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
 
     def _assertions(self, case: AssertCase) -> tuple[str, str] | None:
         """Test code in a process of its own; what it says counts, since nothing of the program runs there."""

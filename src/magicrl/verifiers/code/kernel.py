@@ -1,15 +1,19 @@
-"""The few Linux calls that Python does not offer, through ctypes. Imports nothing but the standard library.
+"""What Linux offers and Python does not, through ctypes: calls, scripts of calls, Landlock, namespaces, large pages.
 
-Every function raises OSError with the kernel's errno.
+Standard library only; x86-64. Functions raise OSError with the kernel's errno.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import mmap
 import os
 import signal
+import stat
+import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 PR_SET_PDEATHSIG = 1
@@ -192,3 +196,393 @@ def duplicate(fd: int, number: int) -> Call:
 def cpu_seconds(pid: int) -> float:
     """CPU seconds (all threads, user and system) of a child that has not been waited for."""
     return time.clock_gettime((~pid << 3) | 2)  # the kernel's clock id of another process: CPUCLOCK_SCHED
+
+
+_WORDS = 11  # of a record: number, six arguments, answer, lowest and highest answer to go on after, where to go after 0
+_SIZE = 8 * _WORDS
+_STOP, _SAME, _STORE = -1, -2, -3
+LEAST, MOST = -(1 << 63), (1 << 63) - 1
+_MPROTECT, _READ_EXECUTE = 10, 5
+_READ_ONLY_AND_RUN = mmap.PROT_READ | mmap.PROT_EXEC
+
+# fmt: off
+_INSTRUCTIONS = (
+    "53",              # 00        push rbx
+    "48 89 fb",        # 01        mov  rbx, rdi           the record to begin with
+    "48 8b 03",        # 04 turn:  mov  rax, [rbx]
+    "48 83 f8 ff",     # 07        cmp  rax, -1
+    "74 72",           # 0b        je   end
+    "48 83 f8 fe",     # 0d        cmp  rax, -2
+    "74 49",           # 11        je   same
+    "48 83 f8 fd",     # 13        cmp  rax, -3
+    "74 58",           # 17        je   store
+    "48 8b 7b 08",     # 19        mov  rdi, [rbx + 8]
+    "48 8b 73 10",     # 1d        mov  rsi, [rbx + 16]
+    "48 8b 53 18",     # 21        mov  rdx, [rbx + 24]
+    "4c 8b 53 20",     # 25        mov  r10, [rbx + 32]
+    "4c 8b 43 28",     # 29        mov  r8, [rbx + 40]
+    "4c 8b 4b 30",     # 2d        mov  r9, [rbx + 48]
+    "0f 05",           # 31        syscall
+    "48 89 43 38",     # 33        mov  [rbx + 56], rax
+    "48 3b 43 40",     # 37        cmp  rax, [rbx + 64]
+    "7c 42",           # 3b        jl   end
+    "48 3b 43 48",     # 3d        cmp  rax, [rbx + 72]
+    "7f 3c",           # 41        jg   end
+    "48 85 c0",        # 43 after: test rax, rax
+    "75 0e",           # 46        jne  step
+    "48 8b 4b 50",     # 48        mov  rcx, [rbx + 80]
+    "48 85 c9",        # 4c        test rcx, rcx
+    "74 05",           # 4f        je   step
+    "48 89 cb",        # 51        mov  rbx, rcx
+    "eb ae",           # 54        jmp  turn
+    "48 83 c3 58",     # 56 step:  add  rbx, 88
+    "eb a8",           # 5a        jmp  turn
+    "48 8b 7b 08",     # 5c same:  mov  rdi, [rbx + 8]
+    "48 8b 73 10",     # 60        mov  rsi, [rbx + 16]
+    "48 8b 4b 18",     # 64        mov  rcx, [rbx + 24]
+    "31 c0",           # 68        xor  eax, eax           equal, if there is nothing to compare
+    "f3 48 a7",        # 6a        repe cmpsq
+    "74 d4",           # 6d        je   after
+    "eb 0e",           # 6f        jmp  end
+    "48 8b 4b 08",     # 71 store: mov  rcx, [rbx + 8]
+    "48 8b 53 10",     # 75        mov  rdx, [rbx + 16]
+    "8b 12",           # 79        mov  edx, [rdx]
+    "89 11",           # 7b        mov  [rcx], edx
+    "eb d7",           # 7d        jmp  step
+    "48 89 d8",        # 7f end:   mov  rax, rbx           the record where it ended
+    "5b",              # 82        pop  rbx
+    "c3",              # 83        ret
+)
+# fmt: on
+
+
+# Python cannot make a system call without writing to its own heap (reference counts), and after a fork the first write
+# to each page costs a fault and, while the child lives, a copy. So what has to happen around a fork is written down
+# before it, as records, and a few instructions go through them: the parent's heap then stays untouched until the child
+# has ended, the child's until its guards are in force.
+
+
+class Machine:
+    """The instructions, in memory that can be run and not written.
+
+    Raises:
+        OSError: this system forbids a process to make such memory.
+    """
+
+    def __init__(self) -> None:
+        code = bytes.fromhex("".join(_INSTRUCTIONS))
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._memory.write(code)
+        start = ctypes.addressof(ctypes.c_char.from_buffer(self._memory))
+        perform([(_MPROTECT, start, mmap.PAGESIZE, _READ_EXECUTE, 0, 0)])
+        # the interpreter's lock stays held: a child in which nobody holds it could not go on
+        self.run = ctypes.PYFUNCTYPE(ctypes.c_uint64, ctypes.c_uint64)(start)
+
+
+class Script:
+    """Records, made once and gone through by a `Machine`.
+
+    A call whose answer lies outside of what was asked for ends the run there. Addresses that records hold have to stay
+    valid as long as the script.
+
+    Args:
+        machine: what goes through it.
+        room: the most records.
+    """
+
+    def __init__(self, machine: Machine, room: int) -> None:
+        self._machine = machine
+        self._words = (ctypes.c_int64 * (_WORDS * room))()
+        self._start = ctypes.addressof(self._words)
+        self._length = 0
+
+    def __len__(self) -> int:
+        return self._length
+
+    def call(self, call: Call, low: int = 0, high: int = MOST, *, zero: int = -1) -> int:
+        """Make a call and go on if ``low <= answer <= high``. Returns the record's place.
+
+        Args:
+            zero: the place to go on at after the answer 0 (in a child after a fork); -1: the next one.
+        """
+        return self._add((*call, 0, 0, low, high, self._address(zero)))
+
+    def same(self, first: int, second: int, words: int, *, then: int = -1) -> int:
+        """Go on, at ``then``, if this many words of eight bytes at two addresses are equal."""
+        return self._add((_SAME, first, second, words, 0, 0, 0, 0, 0, 0, self._address(then)))
+
+    def jump(self, to: int) -> int:
+        """Go on elsewhere."""
+        return self.same(0, 0, 0, then=to)
+
+    def store(self, target: int, source: int) -> int:
+        """Copy four bytes from an address to another."""
+        return self._add((_STORE, target, source, 0, 0, 0, 0, 0, 0, 0, 0))
+
+    def stop(self) -> int:
+        """End here."""
+        return self._add((_STOP, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0))
+
+    def _add(self, words: Sequence[int]) -> int:
+        place = self._length
+        self._words[_WORDS * place : _WORDS * (place + 1)] = words
+        self._length += 1
+        return place
+
+    def _address(self, place: int) -> int:
+        return 0 if place < 0 else self._start + _SIZE * place
+
+    def lead(self, place: int, to: int) -> None:
+        """Where to go after the answer 0, of a record that exists."""
+        self._words[_WORDS * place + 10] = self._address(to)
+
+    def change(self, place: int, argument: int, value: int) -> None:
+        """Another argument (from 0) for a record that exists."""
+        self._words[_WORDS * place + 1 + argument] = value
+
+    def answer(self, place: int) -> int:
+        """What the call of a record said at its last run: its result, or the negative error."""
+        return self._words[_WORDS * place + 7]
+
+    def answer_address(self, place: int) -> int:
+        """Where that lies."""
+        return self._start + _SIZE * place + 56
+
+    def run(self, place: int) -> int:
+        """Go through the records from this place on. Returns the place of the last one, in a child as in its parent."""
+        return (self._machine.run(self._start + _SIZE * place) - self._start) // _SIZE
+
+
+_CREATE, _ADD_RULE, _RESTRICT = 444, 445, 446
+_LANDLOCK_VERSION = 1
+_PATH_BENEATH = 1
+
+_EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 1, 2, 4, 8
+_ALL_FILES_ABI1 = (1 << 13) - 1
+_REFER, _TRUNCATE, _IOCTL = 1 << 13, 1 << 14, 1 << 15
+_REMOVE_DIR, _REMOVE_FILE, _MAKE_DIR, _MAKE_REG = 1 << 4, 1 << 5, 1 << 7, 1 << 8
+_NETWORK = 3
+_SCOPES = 3
+
+READ_RIGHTS = _READ_FILE | _READ_DIR
+SCRATCH_RIGHTS = READ_RIGHTS | _WRITE_FILE | _REMOVE_DIR | _REMOVE_FILE | _MAKE_DIR | _MAKE_REG | _TRUNCATE
+DEVICE_RIGHTS = _READ_FILE | _WRITE_FILE
+_FILE_RIGHTS = _READ_FILE | _WRITE_FILE | _TRUNCATE
+
+
+def landlock_abi() -> int:
+    """Landlock's version in this kernel, 0 if it has none."""
+    try:
+        return syscall(_CREATE, None, ctypes.c_size_t(0), ctypes.c_uint32(_LANDLOCK_VERSION))
+    except OSError:
+        return 0
+
+
+def landlock_rules(paths: Iterable[tuple[str, int]]) -> int:
+    """A descriptor of the rules: nothing but ``paths``, each with its rights and all beneath it.
+
+    Paths that do not exist are left out. Executing is not restricted here (the system-call filter does that).
+
+    Raises:
+        OSError: the kernel has no Landlock.
+    """
+    version = landlock_abi()
+    handled = _ALL_FILES_ABI1 & ~_EXECUTE
+    if version >= 2:
+        handled |= _REFER
+    if version >= 3:
+        handled |= _TRUNCATE
+    if version >= 5:
+        handled |= _IOCTL
+    attributes = struct.pack("<QQQ", handled, _NETWORK, _SCOPES)
+    size = 24 if version >= 6 else 16 if version >= 4 else 8
+    fd = syscall(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))
+    for path, rights in paths:
+        _allow(fd, path, rights & handled)
+    return fd
+
+
+def _allow(rules: int, path: str, rights: int) -> None:
+    try:
+        beneath = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    except OSError:
+        return
+    try:
+        if not stat.S_ISDIR(os.fstat(beneath).st_mode):
+            rights &= _FILE_RIGHTS
+        rule = struct.pack("<Qi", rights, beneath)
+        syscall(_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
+    finally:
+        os.close(beneath)
+
+
+def landlock_restriction(rules: int) -> Call:
+    """The call that binds a process and all it starts to the rules, for ever. Needs no_new_privs."""
+    return (_RESTRICT, rules, 0, 0, 0, 0)
+
+
+SCRATCH_FOLDER = "/tmp"
+_SCRATCH_OPTIONS = "size=64m,nr_inodes=2000,mode=0700"
+_LOCKED = MS_NOSUID | MS_NODEV
+_DEVICES = ("null", "zero", "full", "random", "urandom")
+_INNER_ID = 1000
+_STAGE = "/tmp"
+
+
+def enter_namespaces() -> None:
+    """New namespaces for this process; its next child is the first of its own process numbers.
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    uid, gid = os.getuid(), os.getgid()
+    unshare(CLONE_NEWUSER | CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWIPC | CLONE_NEWUTS | CLONE_NEWPID)
+    _write("/proc/self/setgroups", "deny")
+    _write("/proc/self/uid_map", f"{_INNER_ID} {uid} 1")
+    _write("/proc/self/gid_map", f"{_INNER_ID} {gid} 1")
+
+
+def _write(path: str, text: str) -> None:
+    fd = os.open(path, os.O_WRONLY)
+    try:
+        os.write(fd, text.encode())
+    finally:
+        os.close(fd)
+
+
+def private_tree(readable: list[str]) -> bool:
+    """Replace the file tree by one that holds ``readable`` (read-only), devices and an empty scratch folder.
+
+    Returns whether /proc could be mounted (the process numbers' own; a container may forbid it).
+
+    Raises:
+        OSError: the system does not allow it.
+    """
+    mount("none", "/", None, MS_REC | MS_PRIVATE)
+    mount("tmpfs", _STAGE, "tmpfs", _LOCKED, "size=1m,mode=0755")
+    root = os.path.join(_STAGE, "root")
+    os.mkdir(root)
+    mount("tmpfs", root, "tmpfs", _LOCKED, "size=1m,mode=0755")
+    for path in readable:
+        _bind(path, root + path)
+    for device in _DEVICES:
+        _bind("/dev/" + device, f"{root}/dev/{device}", read_only=False)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        os.symlink(f"/proc/self/fd/{number}", f"{root}/dev/{name}")
+    os.symlink("/proc/self/fd", f"{root}/dev/fd")
+    for folder in ("proc", "old"):
+        os.mkdir(f"{root}/{folder}")
+    os.makedirs(root + SCRATCH_FOLDER, exist_ok=True)
+    pivot_root(root, root + "/old")
+    os.chdir("/")
+    has_proc = True
+    try:
+        mount("proc", "/proc", "proc", _LOCKED | MS_NOEXEC)
+    except OSError:
+        has_proc = False
+    umount("/old", MNT_DETACH)
+    os.rmdir("/old")
+    mount("none", "/", None, MS_REMOUNT | MS_RDONLY | MS_BIND | _LOCKED)
+    fresh_scratch()
+    return has_proc
+
+
+def _bind(source: str, target: str, *, read_only: bool = True) -> None:
+    if not os.path.exists(source):
+        return
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
+    mount(source, target, None, MS_BIND | MS_REC)
+    if read_only:
+        flags = MS_REMOUNT | MS_BIND | MS_RDONLY
+        # flags that the outer world set are locked and must be repeated
+        mount("none", target, None, flags | _inherited(target))
+
+
+def _inherited(path: str) -> int:
+    present = os.statvfs(path).f_flag
+    kept = 0
+    for have, flag in (
+        (os.ST_NOSUID, MS_NOSUID),
+        (os.ST_NODEV, MS_NODEV),
+        (os.ST_NOEXEC, MS_NOEXEC),
+        (os.ST_NOATIME, 1024),
+        (os.ST_NODIRATIME, 2048),
+        (os.ST_RELATIME, 1 << 21),
+    ):
+        if present & have:
+            kept |= flag
+    return kept
+
+
+def fresh_scratch() -> None:
+    """An empty scratch folder over the old one."""
+    with contextlib.suppress(OSError):
+        umount(SCRATCH_FOLDER, MNT_DETACH)
+    mount("tmpfs", SCRATCH_FOLDER, "tmpfs", _LOCKED, _SCRATCH_OPTIONS)
+
+
+_LARGE = 2 << 20
+_MREMAP_FIXED_MAYMOVE = 3
+_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_READ_WRITE, _READ_EXECUTE = 3, 5
+_FAILED = ctypes.c_void_p(-1).value
+_libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
+_word, _int = ctypes.c_size_t, ctypes.c_int
+_libc.mmap.argtypes = [_word, _word, _int, _int, _int, ctypes.c_long]
+_libc.mremap.argtypes = [_word, _word, _word, _int, _word]
+_libc.munmap.argtypes = [_word, _word]
+_libc.madvise.argtypes = _libc.mprotect.argtypes = [_word, _word, _int]
+
+
+def enlarge_code() -> bool:
+    """Put a copy of the interpreter's code and constants, in large pages, in their place. Returns whether it was done.
+
+    Only whole large pages of what is mapped without the right to write. Needs transparent large pages and Linux 6.1.
+    """
+    start, end = _code()
+    start, end = -(-start // _LARGE) * _LARGE, end // _LARGE * _LARGE
+    size = end - start
+    if size <= 0:
+        return False
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    room = _libc.mmap(0, size + _LARGE, _READ_WRITE, flags, -1, 0)
+    if room == _FAILED:
+        return False
+    copy = -(-room // _LARGE) * _LARGE
+    ctypes.memmove(copy, start, size)
+    _libc.madvise(copy, size, _MADV_HUGEPAGE)
+    # in small pages it would cost each fork more than it saves
+    if _libc.madvise(copy, size, _MADV_COLLAPSE) != 0 or _libc.mprotect(copy, size, _READ_EXECUTE) != 0:
+        _libc.munmap(room, size + _LARGE)
+        return False
+    done = _libc.mremap(copy, size, size, _MREMAP_FIXED_MAYMOVE, start) == start
+    _libc.munmap(room, copy - room)
+    _libc.munmap(copy + size, room + _LARGE - copy)
+    return done
+
+
+def _code() -> tuple[int, int]:
+    """Addresses of the interpreter's mappings that cannot be written to; (0, 0) if they are not found."""
+    inside = ctypes.cast(ctypes.pythonapi.Py_IsInitialized, ctypes.c_void_p).value or 0
+    mappings: list[tuple[int, int, str, str]] = []
+    try:
+        with open("/proc/self/maps") as file:
+            for line in file:
+                fields = line.split(maxsplit=5)
+                first, last = (int(part, 16) for part in fields[0].split("-"))
+                mappings.append((first, last, fields[1], fields[5].strip() if len(fields) > 5 else ""))
+    except OSError:
+        return 0, 0
+    path = next((name for first, last, _, name in mappings if first <= inside < last), "")
+    own = [(first, last) for first, last, rights, name in mappings if path and name == path and "w" not in rights]
+    start = end = own[0][0] if own else 0
+    for first, last in own:
+        if first != end:  # what follows a hole is changed by the linker before it is made read-only
+            break
+        end = last
+    return start, end

@@ -1,34 +1,50 @@
-"""Many programs, judged beside the caller by worker processes: the code verifier's place in the generic pool.
+"""Many programs, judged beside the caller by worker processes; the files of ``magicrl verify code``; checkers on trial.
 
 The processes that use up limits here are not the workers but the programs that they run, so a worker's own limits are
-wide: they only end a judge that a program's output keeps busy.
+wide: they only end a judge that a program's output keeps busy. A worker holds the tests, drives the fork servers and
+compares; nothing of a program runs in it.
+
+Correct solutions that disagree with each other on a test show that the test has several right outputs: comparing with
+one of them punishes the others. A checker is admitted only if it accepts what is known to be right and rejects what is
+known to be wrong.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-from magicrl.records import Problem
-from magicrl.verifiers.base import OUTCOME_OF_STATUS
-from magicrl.verifiers.code.judge import CodeOptions, CodeVerdict, code_verdict
-from magicrl.verifiers.crew import Crew
-from magicrl.verifiers.feeder import Item, Ticket
-from magicrl.verifiers.process import Exhausted, WorkerPlan
+import psutil
+
+from magicrl.records import Problem, Verdict
+from magicrl.verifiers.base import OUTCOME_OF_STATUS, JudgeOptions
+from magicrl.verifiers.batch import BatchSummary, Form, Line, check_file, judge_file, objects
+from magicrl.verifiers.code import remote, values
+from magicrl.verifiers.code.checkers import same_text, same_value
+from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict, code_verdict
+from magicrl.verifiers.code.sandbox import Limits, SandboxError, SandboxOptions, SandboxRefusal
+from magicrl.verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite
+from magicrl.verifiers.pool import Item, Ticket, WorkerPool
+from magicrl.verifiers.worker import Exhausted, Refused, Send, WorkerPlan
 
 _JUDGE_CPU_SECONDS = 60.0
 _STALL_FACTOR = 12.0
 _STALL_SECONDS = 120.0
 
 
-class CodeTrade:
+class CodeProtocol:
     """What the generic pool must know of code: a problem's tests are the JSON text in ``golds[0]``."""
 
     def __init__(self, options: CodeOptions) -> None:
         seconds = options.limits.cpu_seconds
         self._plan = WorkerPlan(
-            module="magicrl.verifiers.code.worker",
-            hello=settings_of(options),
+            handler="magicrl.verifiers.code.pool:CodeHandler",
+            hello=dataclasses.asdict(options),
             cpu_limit=_JUDGE_CPU_SECONDS,
             stall_limit=_STALL_SECONDS + _STALL_FACTOR * (options.total_seconds or 12 * seconds),
         )
@@ -60,7 +76,7 @@ class CodeTrade:
         """Nothing is remembered: tests that cannot be used are told at once."""
 
 
-class CodePool(Crew):
+class CodePool(WorkerPool):
     """Judges responses (or bare programs) to code problems in worker processes. Safe to use from several threads.
 
     A problem's tests are the JSON text in ``golds[0]`` (`suite` has the forms).
@@ -79,7 +95,7 @@ class CodePool(Crew):
     """
 
     def __init__(self, options: CodeOptions | None = None, *, workers: int = 1) -> None:
-        super().__init__(CodeTrade(options or CodeOptions()), workers)
+        super().__init__(CodeProtocol(options or CodeOptions()), workers)
 
     def submit_programs(self, problem: Problem, programs: Sequence[str]) -> Ticket:
         """`submit` for bare programs, from which nothing has to be extracted."""
@@ -107,23 +123,6 @@ class CodePool(Crew):
         return str(self.warm()[0]["tier"])
 
 
-def settings_of(options: CodeOptions) -> dict[str, Any]:
-    """What a worker is told when it starts."""
-    return {
-        "time_limit": options.limits.cpu_seconds,
-        "memory_limit_mb": options.limits.memory_mb,
-        "output_limit_mb": options.limits.output_mb,
-        "idle_seconds": options.limits.idle_seconds,
-        "threads": options.limits.threads,
-        "total_seconds": options.total_seconds,
-        "stop_at_failure": options.stop_at_failure,
-        "tier": options.sandbox.tier,
-        "preload": list(options.sandbox.preload),
-        "guards_off": list(options.sandbox.guards_off),
-        "reasoning": options.judge.reasoning,
-    }
-
-
 def verdict_from(message: Mapping[str, Any], seconds: float) -> CodeVerdict:
     """The verdict a worker's reply states; what is not exactly of the expected form counts as a lost worker."""
     status, reason = message.get("status"), message.get("reason")
@@ -138,3 +137,284 @@ def verdict_from(message: Mapping[str, Any], seconds: float) -> CodeVerdict:
         decided_by = "suite" if message.get("unusable") is True else "tests"
         return code_verdict(status, reason, passed=passed, total=total, seconds=seconds, decided_by=decided_by)
     return code_verdict("infrastructure_error", "the worker sent a malformed verdict", seconds=seconds)
+
+
+_GROWTH_MB = 1024
+"""Resident memory beyond that of the start at which a worker asks to be replaced."""
+
+
+class CodeHandler:
+    """One judge, and the tests that it was asked about last."""
+
+    def __init__(self, hello: dict[str, Any], send: Send) -> None:
+        self._judge = CodeJudge(_options(hello))
+        try:
+            self.greeting: dict[str, Any] = {"tier": self._judge.sandbox.tier, "reasons": self._judge.sandbox.reasons}
+        except SandboxRefusal as error:
+            raise Refused(str(error)) from error
+        self._memory = psutil.Process()
+        self._most = self._memory.memory_info().rss + _GROWTH_MB * 2**20
+        self._suite: Suite | None = None
+        self._trouble = ""
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "tests" in request:
+            self._suite, self._trouble = _read_suite(request["tests"])
+        verdict = self._verdict(request)
+        return {
+            "status": verdict.status,
+            "reason": verdict.reason,
+            "passed": verdict.passed,
+            "total": verdict.total,
+            "unusable": self._suite is None,
+            "retire": self._memory.memory_info().rss > self._most,
+        }
+
+    def close(self) -> None:
+        self._judge.close()
+
+    def _verdict(self, request: dict[str, Any]) -> CodeVerdict:
+        suite = self._suite
+        if suite is None:
+            return code_verdict("infrastructure_error", self._trouble)
+        total = len(suite.cases)
+        try:
+            if request["program"]:
+                return self._judge.judge_program(request["text"], suite)
+            return self._judge.judge_response(request["text"], suite)
+        except SandboxError as error:
+            return code_verdict("infrastructure_error", str(error), total=total)
+        except MemoryError:
+            return code_verdict("output_limit", "its output is too large to be compared", total=total)
+        except Exception as error:  # noqa: BLE001 - a hostile output must not end the worker; the pool retries elsewhere
+            return code_verdict("infrastructure_error", f"the judge raised {error!r}", total=total)
+
+
+def _options(settings: dict[str, Any]) -> CodeOptions:
+    """The options that became the worker's settings by ``asdict``."""
+    sandbox = {name: tuple(value) if isinstance(value, list) else value for name, value in settings["sandbox"].items()}
+    parts = {
+        "limits": Limits(**settings["limits"]),
+        "sandbox": SandboxOptions(**sandbox),
+        "judge": JudgeOptions(**settings["judge"]),
+    }
+    return CodeOptions(**{**settings, **parts})
+
+
+def _read_suite(tests: str) -> tuple[Suite | None, str]:
+    try:
+        return parse_suite(tests), ""
+    except SuiteError as error:
+        return None, str(error)
+
+
+def verify_code_file(
+    input: Path, output: Path, *, options: CodeOptions | None = None, workers: int = 1, explain: bool = False
+) -> BatchSummary:
+    """Judge every line ``{"id"?, "response" | "program", "tests": {...}}`` of ``input``.
+
+    Writes ``{"id", "correct", "status", "passed", "total", "seconds"}`` a line to ``output``, which appears whole
+    when all are judged (until then ``<output>.part`` grows). A line without an id gets its line number.
+
+    Args:
+        explain: add ``reason``, a sentence for a person.
+
+    Raises:
+        ValueError: an empty input, or input and output are the same file.
+        OSError: a file cannot be read or written.
+        WorkerRefusal: this machine cannot isolate programs; says why.
+    """
+    form = Form(parse=_parse, row=partial(_row, explain), broken=_broken)
+    check_file(input, output)
+    with CodePool(options, workers=workers) as pool:
+        pool.warm_up()
+        return judge_file(
+            input,
+            output,
+            form,
+            pool,
+            submit=lambda line: pool.submit(line.problem, [line.text], bare=line.bare),
+            workers=workers,
+        )
+
+
+def _row(explain: bool, verdict: CodeVerdict) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "correct": verdict.correct,
+        "status": verdict.status,
+        "passed": verdict.passed,
+        "total": verdict.total,
+        "seconds": round(verdict.seconds, 4),
+    }
+    return {**row, "reason": verdict.reason} if explain else row
+
+
+def _broken(verdict: Verdict) -> dict[str, Any]:
+    """The fields of `_row` for a line that cannot be read."""
+    return {"correct": False, "status": verdict.status, "passed": 0, "total": 0, "seconds": 0.0}
+
+
+def _parse(row: dict[str, Any], name: Any, where: str) -> Line:
+    given = [field for field in ("program", "response") if row.get(field) is not None]
+    if len(given) != 1:
+        raise ValueError(
+            f"{where}: exactly one of the fields 'program' and 'response' is needed, got {given or 'none'}"
+        )
+    text = row[given[0]]
+    if not isinstance(text, str):
+        raise ValueError(f"{where}: field {given[0]!r} must be text, got {type(text).__name__}")
+    if "tests" not in row:
+        raise ValueError(f"{where}: field 'tests' is missing")
+    tests = row["tests"]
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{where}: field 'tests' is text but not JSON: {error}") from error
+    if isinstance(tests, list):
+        tests = {"assert_case": tests}
+    if not isinstance(tests, dict):
+        raise ValueError(f"{where}: field 'tests' must be an object, got {type(tests).__name__}")
+    beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
+    golds = (json.dumps({**beside, **tests}),)
+    return Line(
+        name, Problem(id=str(name), prompt="", golds=golds, verifier="code", source="file"), text, given[0] == "program"
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Admission:
+    """What a checker did with known programs.
+
+    Attributes:
+        rejected_right: indices of right programs that it rejected, with the verdict's words.
+        accepted_wrong: indices of wrong programs that it accepted.
+        judged_right, judged_wrong: how many programs of each kind were given.
+    """
+
+    rejected_right: tuple[tuple[int, str], ...]
+    accepted_wrong: tuple[int, ...]
+    judged_right: int
+    judged_wrong: int
+
+    @property
+    def admitted(self) -> bool:
+        """It made no mistake, and was shown at least one program of each kind."""
+        clean = not self.rejected_right and not self.accepted_wrong
+        return clean and self.judged_right > 0 and self.judged_wrong > 0
+
+
+def examine_checker(judge: CodeJudge, suite: Suite, *, right: Sequence[str], wrong: Sequence[str]) -> Admission:
+    """Judge known programs by the suite's checker.
+
+    Args:
+        right: programs known to be right.
+        wrong: programs known to be wrong (of another kind than crashes and time-outs, which no checker sees).
+
+    Raises:
+        ValueError: the suite has no checker.
+    """
+    if suite.checker is None:
+        raise ValueError("the tests name no checker; set field 'checker'")
+    verdicts = [judge.judge_program(source, suite) for source in right]
+    rejected = tuple((i, f"{v.status}: {v.reason}") for i, v in enumerate(verdicts) if not v.correct)
+    accepted = tuple(i for i, source in enumerate(wrong) if judge.judge_program(source, suite).correct)
+    return Admission(rejected_right=rejected, accepted_wrong=accepted, judged_right=len(right), judged_wrong=len(wrong))
+
+
+def disagreements(judge: CodeJudge, suite: Suite, solutions: Sequence[str]) -> list[int]:
+    """Indices of the tests on which solutions that are all known to be right give different outputs.
+
+    A solution that fails on a test (time, crash) says nothing about it. Outputs count as different only when the
+    built-in comparison (tokens, floats within the tolerance) says so.
+    """
+    given = [judge.outputs(source, suite) for source in solutions]
+    found: list[int] = []
+    for index, case in enumerate(suite.cases):
+        outputs = [row[index] for row in given]
+        known = [output for output in outputs if output is not None]
+        text = isinstance(case, StdinCase)
+        if any(not _same(known[0], other, suite.float_tolerance, text=text) for other in known[1:]):
+            found.append(index)
+    return found
+
+
+def disagreements_file(input: Path, output: Path, options: CodeOptions | None = None) -> int:
+    """Look through problems with several correct solutions: lines ``{"id"?, "solutions": [...], "tests": {...}}``.
+
+    Writes ``{"id", "needs_checker", "tests"}`` a line: indices of the tests on which the solutions disagree.
+
+    Returns:
+        How many problems need a checker.
+
+    Raises:
+        ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
+        SandboxError: this machine cannot isolate programs; says why.
+    """
+    rows: list[dict[str, Any]] = []
+    with CodeJudge(options) as judge:
+        for name, suite, row, where in _problems(input, output):
+            solutions = _programs(row, "solutions", 2, where)
+            found = disagreements(judge, suite, solutions)
+            rows.append({"id": name, "needs_checker": bool(found), "tests": found})
+    _write(output, rows)
+    return sum(row["needs_checker"] for row in rows)
+
+
+def admission_file(input: Path, output: Path, options: CodeOptions | None = None) -> int:
+    """Examine checkers: lines ``{"id"?, "tests": {..., "checker"}, "right": [programs], "wrong": [programs]}``.
+
+    Writes ``{"id", "admitted", "rejected_right", "accepted_wrong"}`` a line: indices of programs misjudged.
+
+    Returns:
+        How many checkers were admitted.
+
+    Raises:
+        ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
+        SandboxError: this machine cannot isolate programs; says why.
+    """
+    rows: list[dict[str, Any]] = []
+    with CodeJudge(options) as judge:
+        for name, suite, row, where in _problems(input, output):
+            right, wrong = (_programs(row, field, 1, where) for field in ("right", "wrong"))
+            if suite.checker is None:
+                raise ValueError(f"{where}: the tests name no checker; set field 'checker' in 'tests' or beside it")
+            found = examine_checker(judge, suite, right=right, wrong=wrong)
+            rejected = [index for index, _ in found.rejected_right]
+            misjudged = {"rejected_right": rejected, "accepted_wrong": list(found.accepted_wrong)}
+            rows.append({"id": name, "admitted": found.admitted, **misjudged})
+    _write(output, rows)
+    return sum(row["admitted"] for row in rows)
+
+
+def _problems(input: Path, output: Path) -> Iterator[tuple[Any, Suite, dict[str, Any], str]]:
+    if output.exists() and output.samefile(input):
+        raise ValueError(f"output {output} is the input file; choose another")
+    for row, name, where in objects(input):
+        if "tests" not in row:
+            raise ValueError(f"{where}: field 'tests' is missing")
+        try:
+            yield name, parse_suite(row["tests"], {field: row[field] for field in BESIDE if field in row}), row, where
+        except SuiteError as error:
+            raise ValueError(f"{where}: {error}") from error
+
+
+def _programs(row: dict[str, Any], field: str, least: int, where: str) -> list[str]:
+    given = row.get(field)
+    if not isinstance(given, list) or len(given) < least or not all(isinstance(one, str) for one in given):
+        raise ValueError(f"{where}: field {field!r} must be a list of at least {least} programs")
+    return given
+
+
+def _write(output: Path, rows: list[dict[str, Any]]) -> None:
+    output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+def _same(one: bytes, other: bytes, tolerance: float | None, *, text: bool) -> bool:
+    if text:
+        return same_text(one, other, tolerance)
+    try:
+        first, second = (values.decode(json.loads(part)["result"], remote.as_list) for part in (one, other))
+    except (ValueError, TypeError, KeyError, RecursionError, ArithmeticError):
+        return one == other
+    return same_value(first, second, tolerance, strict=False)

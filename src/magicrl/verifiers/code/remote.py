@@ -1,39 +1,136 @@
 """Calls across the border: test code in one process, the program in another, plain data between them.
 
 Lines of JSON each way. Whatever the program answers arrives as exact plain types, as an exception, or as a handle
-(`Remote`). What tests lend to the program, it may call; attributes it reads of stand-ins (mocks, text files) alone.
+(`testrun.Remote`). What tests lend to the program, it may call; attributes it reads of stand-ins (mocks, text files)
+alone. This is the program's side and what both share; the tests' side is in `testrun`.
 """
 
 from __future__ import annotations
 
 import builtins
 import collections
-import contextlib
 import importlib
 import io
 import operator
 import os
+import stat
 import sys
 import threading
 import types
 from collections.abc import Callable, Coroutine, Mapping
 from json import dumps, loads  # by name: test code may put mocks in the place of the module's functions
-from typing import Any, NoReturn
+from os import close, lstat, makedirs, pread, remove, rmdir, scandir, write
+from os import open as open_file
+from typing import Any
 
 from magicrl.verifiers.code import values
-from magicrl.verifiers.code.files import Files
+
+_MAX_FILE_BYTES = 16 << 20
+_SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+class Files:
+    """The files of a folder that two processes keep alike, each in a file system of its own: one side's view.
+
+    Test code writes a file and gives its name to the program, which writes another; what changed since the last message
+    goes with the next one. Where nothing can be written (tier A) there is nothing to tell. System calls are held by
+    name: test code may put mocks in the place of Python's own functions.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def changes(self) -> dict[str, Any] | None:
+        """What is new since the last look: content by path, None for a folder; and what is gone. None: nothing."""
+        if self._folder == "/":
+            return None
+        found: dict[str, tuple[int, ...]] = {}
+        self._walk("", found)
+        if found == self._known:
+            return None
+        new: dict[str, str | None] = {}
+        room = _MAX_FILE_BYTES
+        for path, state in found.items():
+            if self._known.get(path) != state:
+                content = None if len(state) == 1 else self._read(path, min(state[1], room))
+                room -= len(content or "")
+                new[path] = content
+        gone = [path for path in self._known if path not in found]
+        self._known = found
+        return {"new": new, "gone": gone}
+
+    def apply(self, changed: Any) -> None:
+        """Make the other side's changes here; what is no plain path below the folder is left out."""
+        if not isinstance(changed, dict) or self._folder == "/":
+            return
+        new, gone = changed.get("new"), changed.get("gone")
+        if isinstance(gone, list):
+            for path in reversed([path for path in gone if _below(path)]):
+                self._attempt(self._remove, path)
+        if isinstance(new, dict):
+            for path, content in new.items():
+                if _below(path) and (content is None or isinstance(content, str)):
+                    self._attempt(self._write, path, content)
+        self._known = {}
+        self._walk("", self._known)
+
+    def _attempt(self, action: Any, *given: Any) -> None:
+        try:
+            action(*given)
+        except (OSError, ValueError):
+            return  # a file where a folder is wanted, a name too long, no room: the other side sees it missing
+
+    def _walk(self, below: str, found: dict[str, tuple[int, ...]]) -> None:
+        try:
+            with scandir(f"{self._folder}/{below}") as entries:
+                for entry in entries:
+                    path = f"{below}{entry.name}"
+                    state = lstat(f"{self._folder}/{path}")
+                    if stat.S_ISDIR(state.st_mode):
+                        found[path] = (0,)
+                        self._walk(path + "/", found)
+                    elif stat.S_ISREG(state.st_mode):
+                        found[path] = (state.st_mtime_ns, state.st_size, state.st_ino)
+        except OSError:
+            return
+
+    def _read(self, path: str, size: int) -> str:
+        fd = open_file(f"{self._folder}/{path}", os.O_RDONLY | _SAFE)
+        try:
+            return pread(fd, size, 0).decode("latin-1")
+        finally:
+            close(fd)
+
+    def _write(self, path: str, content: str | None) -> None:
+        whole = f"{self._folder}/{path}"
+        if content is None:
+            makedirs(whole, exist_ok=True)
+            return
+        fd = open_file(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE, 0o666)
+        try:
+            data = content.encode("latin-1")
+            while data:
+                data = data[write(fd, data) :]
+        finally:
+            close(fd)
+
+    def _remove(self, path: str) -> None:
+        whole = f"{self._folder}/{path}"
+        if stat.S_ISDIR(lstat(whole).st_mode):
+            rmdir(whole)
+        else:
+            remove(whole)
+
+
+def _below(path: Any) -> bool:
+    return isinstance(path, str) and bool(path) and ".." not in path.split("/") and not path.startswith("/")
+
 
 _MAX_LINE = 64 << 20
-_NO_ERRORS_OF = ("unittest", "magicrl", "pytest")
-"""Modules whose exceptions steer a test run: never raised for a program."""
-_STAND_INS = (io.StringIO, io.BytesIO, types.GeneratorType)
-_SPECIAL = frozenset(
+SPECIAL = frozenset(
     f"__{name}__" for name in ("enter", "exit", "iter", "next", "len", "getitem", "setitem", "contains", "str")
 )
-
-
-class ProgramGone(BaseException):
-    """The program's process ended or wrote nonsense. Not an Exception: test code must not catch it."""
 
 
 class Unsupported(Exception):
@@ -64,14 +161,14 @@ def arguments_for(
     function: Callable[..., Any], given: Mapping[str, Any], namespace: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Positional and named arguments; lists become nodes where the signature asks for them."""
-    decode = _Nodes(namespace).decode
+    decode = Nodes(namespace).decode
     positional = [decode(item) for item in given["a"]]
     named = {name: decode(item) for name, item in given["k"].items()}
     notes: dict[str, Any] = getattr(function, "__annotations__", None) or {}
     if not notes:
         return positional, named
     asked = [note for name, note in notes.items() if name != "return"]
-    nodes = _Nodes(namespace)
+    nodes = Nodes(namespace)
     positional = [
         nodes.shaped(item, asked[place] if place < len(asked) else "") for place, item in enumerate(positional)
     ]
@@ -86,7 +183,7 @@ def encode_result(function: Callable[..., Any], result: Any) -> Any:
     return values.encode(result)
 
 
-class _Nodes:
+class Nodes:
     """Builds linked lists and trees of the program's own classes, or of the common ones."""
 
     def __init__(self, namespace: Mapping[str, Any]) -> None:
@@ -117,7 +214,7 @@ class _Nodes:
         raise ValueError("unknown tag")
 
 
-class _Lines:
+class Lines:
     """Messages over a pair of pipes, a line of JSON each."""
 
     def __init__(self, incoming: int, outgoing: int) -> None:
@@ -141,13 +238,13 @@ class Server:
     """The program's side: answers until the other side is done."""
 
     def __init__(self, calls: int, replies: int, namespace: dict[str, Any], folder: str) -> None:
-        self._lines = _Lines(calls, replies)
+        self._lines = Lines(calls, replies)
         self._namespace = namespace
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._replaced: dict[str, tuple[Any, str, Any]] = {}
         self._files = Files(folder)
-        self._nodes = _Nodes(namespace)
+        self._nodes = Nodes(namespace)
         self._as_nodes = False
         self._turn = threading.RLock()
 
@@ -178,7 +275,7 @@ class Server:
                 handle = self._handle(value) if callable(value) else None
                 names[name] = handle and handle["h"]
                 if isinstance(value, type) and issubclass(value, BaseException):
-                    names[name] = _kinds(value)
+                    names[name] = kinds_of(value)
         return {"names": names}
 
     def _op_get(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -238,7 +335,7 @@ class Server:
                 space.pop(name, None) if value is _ABSENT else space.update({name: value})
 
     def _error(self, error: BaseException) -> dict[str, Any]:
-        found: dict[str, Any] = {"kinds": _kinds(type(error)), "text": str(error)[:400], "args": [], "vars": {}}
+        found: dict[str, Any] = {"kinds": kinds_of(type(error)), "text": str(error)[:400], "args": [], "vars": {}}
         try:
             found["args"] = [self._encode(item) for item in error.args]
             found["vars"] = {name: self._encode(item) for name, item in vars(error).items()}
@@ -288,7 +385,7 @@ class Server:
                 elif "value" in message:
                     return self._decode(message["value"])
                 else:
-                    raise _made(message["error"], self._decode)
+                    raise made_error(message["error"], self._decode)
         os._exit(1)  # the tests have ended
 
 
@@ -321,217 +418,15 @@ def _forward(name: str) -> Callable[..., Any]:
     return forward
 
 
-for _name in _SPECIAL - {"__exit__"}:
+for _name in SPECIAL - {"__exit__"}:
     setattr(Borrowed, _name, _forward(_name))
 
 
-def _kinds(error: type) -> list[list[str]]:
+def kinds_of(error: type) -> list[list[str]]:
     return [[kind.__module__, kind.__qualname__] for kind in error.__mro__]
 
 
-class Client:
-    """The tests' side. Nothing of the program's is believed but what it answers as plain data.
-
-    Attributes:
-        called: how often something of the program's was used.
-        gone: why the program is no more, or None.
-    """
-
-    def __init__(self, replies: int, calls: int, folder: str) -> None:
-        self._lines = _Lines(replies, calls)
-        self._lent: list[Any] = []
-        self._numbers: dict[int, int] = {}
-        self._nodes = _Nodes({})
-        self._files = Files(folder)
-        self._names: dict[str, Any] | None = None
-        self._errors: dict[str, type[BaseException]] = {}
-        self._turn = threading.RLock()
-        self.called = 0
-        self.gone: str | None = None
-        self.first_call: Callable[[], None] = lambda: None
-
-    def greet(self, namespace: Mapping[str, Any]) -> None:
-        """Say what the tests bring; lists and trees arrive as nodes of the tests' classes, if they have such."""
-        self._nodes = _Nodes(namespace)
-        nodes = "ListNode" in namespace or "TreeNode" in namespace
-        with contextlib.suppress(OSError):  # its end shows when it is asked for something
-            self._lines.send({"op": "hello", "nodes": nodes})
-
-    @property
-    def names(self) -> dict[str, Any]:
-        """What the program defines."""
-        if self._names is None:
-            found = self._receive().get("names")
-            if not isinstance(found, dict):
-                raise self._nonsense("no names")
-            self._names = found
-        return self._names
-
-    def lookup(self, name: str) -> Any:
-        """What the program defines under a name that it has."""
-        known = self.names[name]
-        if known is None:
-            return self.ask("get", {"name": name})
-        try:
-            if isinstance(known[0], list):
-                return self._error_class([(str(module), str(kind)) for module, kind in known])
-            return Remote(self, {"h": [int(known[0]), bool(known[1])]}, name)
-        except (TypeError, ValueError, IndexError) as error:
-            raise self._nonsense(str(error)) from error
-
-    def call(self, target: Mapping[str, Any], positional: tuple[Any, ...], named: Mapping[str, Any]) -> Any:
-        encoded = {name: self._encode(item) for name, item in named.items()}
-        reply = self._exchange("call", of=target, a=[self._encode(item) for item in positional], k=encoded)
-        given, after = [*positional, *named.values()], reply.get("after")
-        if isinstance(after, list) and len(after) == len(given):
-            for mine, changed in zip(given, after, strict=True):
-                _update(mine, self._decode(changed))
-        return self._decode(reply["value"])
-
-    def operate(self, name: str, *operands: Any) -> Any:
-        """A function of `operator` or a built-in one, applied in the program's process."""
-        return self.call({"operator": name}, operands, {})
-
-    def ask(self, op: str, target: Mapping[str, Any], *given: Any, **fields: Any) -> Any:
-        """Any other request: ``get``, ``set``, ``delete``, ``wait``."""
-        return self._decode(self._exchange(op, of=target, a=[self._encode(item) for item in given], **fields)["value"])
-
-    def replace(self, module: str, path: list[str], attribute: str, *value: Any) -> None:
-        """Set an attribute in the program's process (module ``""``: its own); without a value, put it back."""
-        self.names  # noqa: B018 - its answer comes first
-        fields = {"a": [self._encode(item) for item in value]} if value else {}
-        self._request({"op": "replace", "module": module, "path": path, "attribute": attribute, **fields})
-
-    def _exchange(self, op: str, **fields: Any) -> dict[str, Any]:
-        self.names  # noqa: B018 - its answer comes first
-        if self.called == 0:
-            self.first_call()
-        self.called += 1
-        return self._request({"op": op, **fields})
-
-    def _request(self, message: dict[str, Any]) -> dict[str, Any]:
-        with self._turn:  # tests may use threads
-            return self._exchanged(message)
-
-    def _exchanged(self, message: dict[str, Any]) -> dict[str, Any]:
-        if (changed := self._files.changes()) is not None:
-            message["files"] = changed
-        self._send(message)
-        while True:
-            reply = self._receive()
-            if "op" in reply:
-                self._send(self._answer(reply))
-                continue
-            self._files.apply(reply.get("files"))
-            if isinstance(reply.get("out"), str):
-                sys.stdout.write(reply["out"])
-            if "value" in reply:
-                return reply
-            self._raise(reply.get("error"))
-
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The program uses what was lent to it: a function by calling it, a stand-in by its public attributes."""
-        try:
-            lent = self._lent[request["lent"]]
-            given = [self._decode(item) for item in request["a"]]
-            if request["op"] == "call":
-                result = lent(*given, **{name: self._decode(item) for name, item in request["k"].items()})
-                return {"value": self._encode(result)}
-            name = str(request["attribute"])
-            if not _may_use(lent, name):
-                raise AttributeError(f"a program may not use {name!r} of what tests lend it")
-            if request["op"] == "set":
-                setattr(lent, name, given[0])
-                return {"value": None}
-            return {"value": self._encode(getattr(lent, name))}
-        except Exception as error:  # noqa: BLE001 - goes back to the program that called
-            return {"error": {"kinds": _kinds(type(error)), "args": [str(item) for item in error.args], "vars": {}}}
-
-    def _send(self, message: Mapping[str, Any]) -> None:
-        try:
-            self._lines.send(message)
-        except OSError as error:
-            raise self._nonsense("it ended before it was called") from error
-
-    def _receive(self) -> dict[str, Any]:
-        if self.gone is not None:
-            raise ProgramGone(self.gone)
-        try:
-            message = self._lines.receive()
-        except (ValueError, RecursionError, OSError) as error:
-            raise self._nonsense(str(error)) from error
-        if message is None:
-            raise self._nonsense("it ended while it was called")
-        return message
-
-    def _nonsense(self, reason: str) -> ProgramGone:
-        self.gone = f"the program did not answer: {reason}"
-        return ProgramGone(self.gone)
-
-    def _encode(self, value: Any) -> Any:
-        return values.encode(value, self._lend)
-
-    def _lend(self, value: Any) -> Any:
-        if isinstance(value, Remote):
-            return dict(object.__getattribute__(value, "_target"))
-        if value is _STRANGER:
-            return {"stranger": 0}
-        if isinstance(value, types.ModuleType):
-            raise Unsupported("a module is handed to the program")
-        if not _is_mock(value) and not isinstance(value, type) and hasattr(value, "val"):
-            return None  # a node of a list or tree
-        name = next((name for name, kind in self._errors.items() if kind is value), None)
-        if name is not None:
-            return {"name": name}
-        number = self._numbers.setdefault(id(value), len(self._lent))
-        if number == len(self._lent):
-            self._lent.append(value)
-        return {"lent": number}
-
-    def _decode(self, value: Any) -> Any:
-        try:
-            return values.decode(value, self._hook)
-        except (ValueError, TypeError, RecursionError, ArithmeticError, AttributeError, LookupError) as error:
-            raise self._nonsense(str(error)) from error
-
-    def _hook(self, tagged: Mapping[str, Any]) -> Any:
-        (tag, content), *_ = tagged.items()
-        if tag == "h":
-            remote = Remote(self, {"h": [int(content[0]), bool(content[1])]})
-            return _awaited(remote) if content[2] is True else remote
-        if tag == "lent":
-            return self._lent[content]
-        return self._nodes.hook(tagged)
-
-    def _error_class(self, kinds: list[tuple[str, str]]) -> type[BaseException]:
-        """The class for an exception of these kinds, nearest first: a common one, or one for the program's own."""
-        module, name = kinds[0]
-        common = vars(sys.modules.get(module, types)).get(name)  # the program's modules hold no names here
-        steers = getattr(common, "__module__", "").startswith(_NO_ERRORS_OF)
-        if isinstance(common, type) and issubclass(common, Exception | SystemExit) and not steers:
-            return common
-        if len(kinds) == 1:
-            return Exception
-        if name not in self._errors:
-            self._errors[name] = type(name, (self._error_class(kinds[1:]),), {})
-        return self._errors[name]
-
-    def _raise(self, error: Any) -> NoReturn:
-        """The program's exception, marked as such."""
-        try:
-            raised = _made(error, self._decode, self._error_class)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as trouble:
-            raise self._nonsense(str(trouble)) from trouble
-        raised._of_program = True  # pyright: ignore[reportAttributeAccessIssue]
-        raise raised
-
-
-def of_program(error: BaseException) -> bool:
-    """Whether the program raised this exception."""
-    return getattr(error, "_of_program", False) is True
-
-
-def _made(error: Any, decode: Callable[[Any], Any], kind_of: Any = None) -> BaseException:
+def made_error(error: Any, decode: Callable[[Any], Any], kind_of: Any = None) -> BaseException:
     """An exception from its description: kinds, arguments, attributes."""
     kinds = [(str(module), str(name)) for module, name in error["kinds"]]
     if kind_of is None:
@@ -549,164 +444,3 @@ def _made(error: Any, decode: Callable[[Any], Any], kind_of: Any = None) -> Base
         if not name.startswith("_"):
             setattr(made, name, decode(value))
     return made
-
-
-def _is_mock(value: Any) -> bool:
-    mock = sys.modules.get("unittest.mock")
-    return mock is not None and isinstance(value, mock.NonCallableMock)
-
-
-def _may_use(lent: Any, name: str) -> bool:
-    """Whether a program may read or set an attribute: never one that steers a mock, nor one that leads elsewhere."""
-    if _is_mock(lent):  # its children only: its own interface is the tests'
-        interface = dir(sys.modules["unittest.mock"].NonCallableMock)
-        return name in _SPECIAL or not (name.startswith(("_", "assert")) or name in interface)
-    own = type(lent).__module__ == "__main__" and not isinstance(lent, type)
-    return (own or isinstance(lent, _STAND_INS)) and (name in _SPECIAL or not name.startswith(("_", "gi_")))
-
-
-async def _awaited(remote: Remote) -> Any:
-    return remote._client.ask("wait", remote._target)  # pyright: ignore[reportPrivateUsage]
-
-
-class Remote:
-    """Something of the program's.
-
-    An operator that shows the program a value of the tests' (``f(2) == 4``, ``3 in f(2)``) is left to the program only
-    for objects that the tests made of a class, by a capitalised name (``Stack()``): else any result could claim to be
-    right.
-    """
-
-    _client: Client
-    _target: Mapping[str, Any]
-    _name: str
-    _own: bool
-
-    def __init__(self, client: Client, target: Mapping[str, Any], name: str = "", own: bool = False) -> None:
-        for attribute, value in (("_client", client), ("_target", target), ("_name", name), ("_own", own)):
-            object.__setattr__(self, attribute, value)
-
-    def __call__(self, *positional: Any, **named: Any) -> Any:
-        made = self._client.call(self._target, positional, named)
-        if isinstance(made, Remote) and self._name[:1].isupper() and self._name != "Solution":
-            object.__setattr__(made, "_own", True)
-        return made
-
-    def __getattr__(self, name: str) -> Any:
-        return self._client.ask("get", self._target, attribute=name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._client.ask("set", self._target, value, attribute=name)
-
-    def __delattr__(self, name: str) -> None:
-        self._client.ask("delete", self._target, attribute=name)
-
-    def __eq__(self, other: object) -> bool:
-        ask = self._client.operate
-        if not (isinstance(other, Remote) or self._own):
-            return False
-        # an object that equals a stranger equals everything
-        return ask("eq", self, other) is True and ask("eq", self, _STRANGER) is not True
-
-    def __hash__(self) -> int:
-        return hash(self._client.operate("hash", self))
-
-    def __bool__(self) -> bool:
-        return self._client.operate("truth", self) is True
-
-    def __contains__(self, item: Any) -> bool:
-        if self._own or isinstance(item, Remote):
-            return self._client.operate("contains", self, item) is True
-        return any(item == one for one in self)
-
-    def __iter__(self) -> Any:
-        return self._client.operate("iter", self)
-
-    def __instancecheck__(self, instance: Any) -> bool:
-        return isinstance(instance, Remote) and self._client.operate("isinstance", instance, self) is True
-
-    def __enter__(self) -> Any:
-        return self.__getattr__("__enter__")()
-
-    def __exit__(self, *error: Any) -> Any:
-        return self.__getattr__("__exit__")(None, None, None)
-
-
-def _shown(function: str, *, turned: bool = False) -> Callable[..., Any]:
-    """An operator that shows its other operand to the program."""
-
-    def operate(self: Remote, other: Any) -> Any:
-        if not isinstance(other, Remote) and not self._own:  # pyright: ignore[reportPrivateUsage]
-            raise TypeError(f"the program returned an object where a value was expected ({function})")
-        operands = (other, self) if turned else (self, other)
-        return self._client.operate(function, *operands)  # pyright: ignore[reportPrivateUsage]
-
-    return operate
-
-
-def _asked(function: str) -> Callable[..., Any]:
-    def operate(self: Remote, *given: Any) -> Any:
-        return self._client.operate(function, self, *given)  # pyright: ignore[reportPrivateUsage]
-
-    return operate
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):  # fmt: skip
-    setattr(Remote, f"__{_name}__", _shown(_name))
-    setattr(Remote, f"__r{_name}__", _shown(_name, turned=True))
-for _name in ("lt", "le", "gt", "ge", "matmul", "and_", "or_", "xor"):  # fmt: skip
-    setattr(Remote, f"__{_name.rstrip('_')}__", _shown(_name))
-_unary = ("len", "next", "str", "repr", "abs", "neg", "float", "int", "index", "reversed")
-for _name in (*_unary, "getitem", "setitem", "delitem"):
-    setattr(Remote, f"__{_name}__", _asked(_name))
-
-
-_STRANGER: Any = object()
-
-
-class ProgramModule(types.ModuleType):
-    """The program as a module, for ``from solution import f`` and ``patch("solution.helper")``.
-
-    ``own``: names of the tests' that come first (in ``__main__``).
-    """
-
-    def __init__(self, client: Client, name: str, own: dict[str, Any]) -> None:
-        super().__init__(name)
-        self.__dict__.update(_client=client, _own=own)
-
-    def __getattr__(self, name: str) -> Any:
-        if dict.__contains__(self._own, name):
-            return self._own[name]
-        names = self._client.names
-        if name == "__all__":
-            return [name for name in names if not name.startswith("_")]
-        if name not in names:
-            error = AttributeError(f"the program defines no {name!r}", name=name, obj=self)
-            error._of_program = not name.startswith("__")  # pyright: ignore[reportAttributeAccessIssue]
-            raise error
-        return self._client.lookup(name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name.startswith("__"):
-            super().__setattr__(name, value)
-        elif dict.__contains__(self._own, name):
-            self._own[name] = value
-        else:
-            self._client.replace("", [], name, value)
-
-    def __delattr__(self, name: str) -> None:
-        self._client.replace("", [], name)
-
-
-def _update(mine: Any, changed: Any) -> None:
-    """A mutable argument takes the content that the program gave it."""
-    if type(mine) is not type(changed):
-        return
-    if isinstance(mine, list | bytearray):
-        mine[:] = changed
-    elif isinstance(mine, dict | set):
-        mine.clear()
-        mine.update(changed)
-    elif isinstance(mine, collections.deque):
-        mine.clear()
-        mine.extend(changed)

@@ -1,33 +1,461 @@
-"""The processes of one judge: a zygote for programs, one with numpy, and one for checkers and test code.
+"""The outer side of the sandbox: starts fork servers, hands them the runs of a program, reads what came of them.
 
-Test code and checkers live in a zygote of their own: whatever a program inherits or could reach has never held an
-expected output.
+A judge has a fork server for programs, one with numpy, and others for checkers and test code: whatever a program
+inherits or could reach has never held an expected output.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
+import math
 import os
+import select
 import signal
+import socket
+import subprocess
+import sys
+import sysconfig
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from magicrl.verifiers.code.host import Job, Program, SandboxError, SandboxOptions, SandboxRefusal, Zygote
-from magicrl.verifiers.code.limits import EXIT_MEMORY, EXIT_NOT_PLAIN, MIB, Limits, Observation
+import magicrl
+from magicrl.verifiers.code.values import EXIT_MEMORY, EXIT_NOT_PLAIN
+
+MIB = 1 << 20
+
+_START_SECONDS = 60.0
+_GRACE_SECONDS = 30.0
+_HARD_FACTOR = 10.0
+_MAX_ERRORS = 2000
+_MAX_REPORT = 1 << 17
+_BOOTSTRAP = """
+import sys, types
+for name, path in {packages!r}:
+    package = types.ModuleType(name)
+    package.__path__ = [path]
+    sys.modules[name] = package
+sys.path.extend({site!r})
+from magicrl.verifiers.code import forkserver
+forkserver.main()
+"""
+"""The packages are entered by hand: their ``__init__`` would load numpy and pydantic into every fork."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Limits of one run of a program.
+
+    Attributes:
+        cpu_seconds: CPU time, all threads.
+        memory_mb: MiB of address space beyond the bare interpreter's.
+        output_mb: MiB on standard output, on standard error and in any file it writes.
+        idle_seconds: wall-clock seconds beyond ``cpu_seconds`` in which it may do nothing. A program that still
+            runs then, on a busy machine, is left to use its CPU time, up to ten times the sum.
+        threads: live threads.
+    """
+
+    cpu_seconds: float = 10.0
+    memory_mb: int = 4096
+    output_mb: int = 64
+    idle_seconds: float = 2.0
+    threads: int = 64
+
+    def __post_init__(self) -> None:
+        if not self.cpu_seconds > 0:
+            raise ValueError(f"time_limit must be positive seconds, got {self.cpu_seconds}")
+        if self.memory_mb < 16:
+            raise ValueError(f"memory_limit_mb must be at least 16, got {self.memory_mb}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What was seen of one run from outside.
+
+    Attributes:
+        ready: its guards were in force; False means that nothing of the program ran.
+        compiled: its source was accepted.
+        exit_code: its exit status, or None if a signal ended it.
+        signal: the signal that ended it, or None.
+        killed: why the sandbox ended it: ``cpu``, ``idle``, ``threads`` or None.
+        cpu_seconds: CPU time it used.
+        peak_mb: most resident memory, MiB.
+        output: what it wrote on standard output.
+        errors: the end of what it wrote on standard error.
+        result: what it wrote on the result channel.
+        lost: why there is no observation (the sandbox itself failed), or None.
+    """
+
+    ready: bool = False
+    compiled: bool = False
+    exit_code: int | None = None
+    signal: int | None = None
+    killed: str | None = None
+    cpu_seconds: float = 0.0
+    peak_mb: float = 0.0
+    output: bytes = b""
+    errors: str = ""
+    result: bytes = b""
+    lost: str | None = None
+
+
+class SandboxError(RuntimeError):
+    """The sandbox could not be started; says why."""
+
+
+class SandboxRefusal(SandboxError):
+    """This machine cannot isolate programs; says why. Another try would say the same."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SandboxOptions:
+    """How programs are confined.
+
+    Attributes:
+        tier: ``A`` (no namespaces), ``B`` (they are required) or ``auto``: B where the system allows it.
+        preload: further modules that programs may import at no cost, e.g. ``sortedcontainers``.
+        guards_off: guards switched off (``seccomp``, ``landlock``, ``pid_namespace``): only to show what they hold.
+    """
+
+    tier: str = "auto"
+    preload: tuple[str, ...] = ()
+    guards_off: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tier not in ("auto", "A", "B"):
+            raise ValueError(f"tier must be auto, A or B, got {self.tier!r}")
+
+
+@dataclass(slots=True)
+class Program:
+    """Source text, and its compiled form once a first run has made it.
+
+    Attributes:
+        source: the program.
+        prelude: source that runs before it in the same namespace (imports, helper classes), or None.
+    """
+
+    source: str
+    prelude: str | None = None
+    _code: int = field(default=-1, init=False)
+    _compiled: bool = field(default=False, init=False)
+
+    @property
+    def compiled(self) -> bool:
+        """Whether a run has compiled it."""
+        return self._compiled
+
+    def channels(self) -> dict[str, int | bytes]:
+        """What a run needs of it: the compiled form, or the texts and a place for the compiled form."""
+        if self._compiled:
+            return {"code": self._code}
+        if self._code >= 0:
+            os.ftruncate(self._code, 0)  # a run that did not get as far
+        else:
+            self._code = os.memfd_create("code", os.MFD_CLOEXEC)
+        texts: dict[str, int | bytes] = {"source": self.source.encode("utf-8", "surrogatepass"), "code": self._code}
+        if self.prelude is not None:
+            texts["prelude"] = self.prelude.encode("utf-8", "surrogatepass")
+        return texts
+
+    def note_compiled(self) -> None:
+        """A run told that it had compiled the program, before it ran it."""
+        self._compiled = True
+
+    def close(self) -> None:
+        """Free the compiled form. Safe to call twice."""
+        if self._code >= 0:
+            os.close(self._code)
+            self._code, self._compiled = -1, False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job:
+    """Runs of one program, one after another, each in a process of its own.
+
+    Attributes:
+        role: what the child does (see `child`).
+        program: its source; None for a compiled program.
+        limits: what each run may use.
+        channels: descriptors, or bytes that it can read, by slot name, the same for every run.
+        each: further channels of each run; there are as many runs as entries.
+        outputs: slots that a run writes and that are read afterwards.
+        details: further fields of the request (``entry``).
+        left: CPU seconds of all runs together; those that would begin after it is used up are left out.
+        stop: leave out the runs after the first that does not end with status 0.
+    """
+
+    role: str
+    program: Program | None
+    limits: Limits
+    channels: Mapping[str, bytes | int] = field(default_factory=dict[str, "bytes | int"])
+    each: Sequence[Mapping[str, bytes]] = ({},)
+    outputs: Sequence[str] = ()
+    details: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    left: float = math.inf
+    stop: bool = True
+
+
+def readable_paths() -> list[str]:
+    """What a program may read: the interpreter, its libraries, shared libraries, time zones."""
+    candidates = [
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("platstdlib"),
+        sysconfig.get_path("purelib"),
+        sysconfig.get_path("platlib"),
+        str(Path(sys.base_prefix) / "lib"),
+        "/usr/lib",
+        "/usr/lib64",
+        "/lib",
+        "/lib64",
+        "/usr/local/lib",
+        "/usr/share/zoneinfo",
+        "/etc/localtime",
+        "/etc/ld.so.cache",
+    ]
+    found: list[str] = []
+    for path in dict.fromkeys(candidates):
+        if os.path.exists(path) and not any(path.startswith(other + "/") for other in found):
+            found.append(path)
+    return found
+
+
+class ForkServer:
+    """One warm process. Used by one thread at a time."""
+
+    def __init__(self, options: SandboxOptions, extra_modules: Sequence[str] = ()) -> None:
+        """Start it and wait until it serves.
+
+        Raises:
+            SandboxRefusal: it cannot serve on this machine, with what it said.
+            SandboxError: it ended or said nothing while it started.
+        """
+        if sys.platform != "linux" or os.uname().machine != "x86_64":
+            raise SandboxRefusal(f"the code sandbox needs Linux on x86-64, this is {sys.platform} {os.uname().machine}")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        setup = {
+            "socket": theirs.fileno(),
+            "parent": os.getpid(),
+            "tier": options.tier,
+            "preload": [*options.preload, *extra_modules],
+            "readable": readable_paths(),
+            "guards_off": list(options.guards_off),
+        }
+        self._link = ours
+        self._child = subprocess.Popen(
+            [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-W", "ignore", "-c", _bootstrap(), json.dumps(setup)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            pass_fds=[theirs.fileno()],
+            env=_ENVIRONMENT,
+            start_new_session=True,
+        )
+        theirs.close()
+        hello = self._receive(_START_SECONDS)
+        if hello is None:
+            said = self._last_words()
+            self.close()
+            # by its own exit; 128 and more: a signal, to it or to the first process of its namespace
+            kind = SandboxRefusal if said and 0 <= self._child.returncode < 128 else SandboxError
+            raise kind(f"the code sandbox did not start: {said or 'no output'}")
+        self.tier: str = hello["tier"]
+        self.reasons: list[str] = hello["reasons"]
+        self.missing: list[str] = hello["missing"]
+
+    def start(self, job: Job) -> _Running:
+        """Begin some runs.
+
+        Raises:
+            ConnectionError: the fork server is gone.
+        """
+        running = _Running(job)
+        limits = job.limits
+        request = {
+            "details": job.details,
+            "role": job.role,
+            "common": running.common,
+            "each": running.each,
+            "count": len(job.each),
+            "compiled": job.program is not None and job.program.compiled,
+            "cpu": limits.cpu_seconds,
+            "left": min(job.left, 1e9),
+            "stop": job.stop,
+            "idle": limits.idle_seconds,
+            "memory": limits.memory_mb * MIB,
+            # a result in its tagged form may be several times as long as it would be printed
+            "output": limits.output_mb * MIB * (4 if job.role == "call" else 1),
+            "threads": limits.threads,
+        }
+        try:
+            socket.send_fds(self._link, [json.dumps(request).encode()], running.fds)
+        except OSError as error:
+            running.close()
+            raise ConnectionError(str(error)) from error
+        return running
+
+    def finish(self, running: _Running) -> list[Observation]:
+        """Wait for the end of the runs that were started last: at least one, at most as many as were asked for."""
+        limits, runs = running.job.limits, len(running.job.each)
+        report = self._receive(runs * (limits.cpu_seconds + limits.idle_seconds) * _HARD_FACTOR + _GRACE_SECONDS)
+        if report is None:
+            running.close()
+            self.close(wait=0)
+            return [Observation(lost="the fork server was lost")]
+        return running.observe(report["runs"])
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def close(self, *, wait: float = 1.0) -> None:
+        """End it and what it runs; one that is idle leaves by itself within ``wait`` seconds. Safe to call twice."""
+        self._link.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._child.wait(timeout=wait)
+        if self._child.poll() is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self._child.pid, signal.SIGKILL)
+        self._child.wait()
+        if self._child.stderr is not None:
+            self._child.stderr.close()
+
+    def _receive(self, seconds: float) -> dict[str, Any] | None:
+        poll = select.poll()
+        poll.register(self._link.fileno(), select.POLLIN)
+        if not poll.poll(seconds * 1000):
+            return None
+        try:
+            data = self._link.recv(_MAX_REPORT)
+        except OSError:
+            return None
+        return json.loads(data) if data else None
+
+    def _last_words(self) -> str:
+        assert self._child.stderr is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            _, errors = self._child.communicate(timeout=5)
+            return errors[-_MAX_ERRORS:].decode("utf-8", "replace").strip()
+        return ""
+
+
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "1",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "LD_BIND_NOW": "1",  # what is bound after the fork is bound again in every child
+}
+
+
+def _bootstrap() -> str:
+    root = Path(magicrl.__file__).resolve().parent
+    packages = [
+        ("magicrl", str(root)),
+        ("magicrl.verifiers", str(root / "verifiers")),
+        ("magicrl.verifiers.code", str(root / "verifiers" / "code")),
+    ]
+    site = list(dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]))
+    return _BOOTSTRAP.format(packages=packages, site=site)
+
+
+class _Running:
+    """The descriptors of some runs on this side: those of all of them, then those of each."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.fds: list[int] = []
+        self._own: list[int] = []
+        channels: dict[str, bytes | int] = {} if job.program is None else job.program.channels()
+        channels.update(job.channels)
+        channels["stderr"] = b""
+        self.common = list(channels)
+        self.each = [*job.each[0], *job.outputs]
+        try:
+            for content in channels.values():
+                self.fds.append(content if isinstance(content, int) else self._memory(content))
+            for inputs in job.each:
+                self.fds.extend(map(self._memory, inputs.values()))
+                self.fds.extend(self._memory(b"") for _ in job.outputs)
+        except OSError:
+            self.close()
+            raise
+
+    def _memory(self, content: bytes) -> int:
+        fd = os.memfd_create("channel", os.MFD_CLOEXEC)
+        self._own.append(fd)
+        offset = 0
+        while offset < len(content):
+            offset += os.pwrite(fd, content[offset:] if offset else content, offset)
+        return fd
+
+    def observe(self, reports: Sequence[Mapping[str, Any]]) -> list[Observation]:
+        """What came of them; frees the descriptors."""
+        try:
+            return [self._one(number, report) for number, report in enumerate(reports)]
+        finally:
+            self.close()
+
+    def _one(self, number: int, report: Mapping[str, Any]) -> Observation:
+        if "lost" in report:
+            return Observation(lost=report["lost"])
+        code = os.waitstatus_to_exitcode(report["status"])
+        told: str = report["told"]
+        if told == "RC" and self.job.program is not None:
+            self.job.program.note_compiled()
+        return Observation(
+            ready=told[:1] == "R",
+            compiled=told == "RC",
+            exit_code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
+            killed=report["killed"],
+            cpu_seconds=report["cpu"],
+            peak_mb=report["peak"] / 1024,
+            output=self._output("stdout", number),
+            errors=report["errors"].strip(),
+            result=self._output("result", number),
+            lost=None if told else f"the guards could not be set: {report['errors']}",
+        )
+
+    def _output(self, name: str, number: int) -> bytes:
+        if name not in self.job.outputs:
+            return b""
+        return _content(self.fds[len(self.common) + number * len(self.each) + self.each.index(name)])
+
+    def close(self) -> None:
+        for fd in self._own:
+            os.close(fd)
+        self._own.clear()
+
+
+def _content(fd: int) -> bytes:
+    size = os.fstat(fd).st_size
+    parts: list[bytes] = []
+    offset = 0
+    while offset < size and (part := os.pread(fd, size - offset, offset)):
+        parts.append(part)
+        offset += len(part)
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
 
 _MAX_RUNS = 20_000
-"""A zygote is replaced after so many runs: nothing that might grow can grow for ever."""
+"""A fork server is replaced after so many runs: nothing that might grow can grow for ever."""
 _STARTS = 3
 _TEST_MODULES = ("magicrl.verifiers.code.testrun",)
 _MODULES = {
     "program": (),
     "numpy": ("numpy",),
-    "trusted": (),
+    "trusted": ("magicrl.verifiers.code.checkers",),
     "tests": _TEST_MODULES,
     "numpy tests": ("numpy", *_TEST_MODULES),
 }
-"""Zygotes, by what they have loaded beyond the common modules."""
+"""Fork servers, by what they have loaded beyond the common modules."""
 _MUCH_MEMORY_MB = 256
 _PAIR_IDLE_FACTOR = 10.0
 
@@ -41,27 +469,27 @@ class Lost(Exception):
 
 
 class Sandbox:
-    """Starts zygotes when they are first needed and replaces them when they are lost. For one thread."""
+    """Starts fork servers when they are first needed and replaces them when they are lost. For one thread."""
 
     def __init__(self, options: SandboxOptions) -> None:
         self._options = options
-        self._zygotes: dict[str, Zygote] = {}
+        self._forkservers: dict[str, ForkServer] = {}
         self._runs: dict[str, int] = {}
 
     @property
     def tier(self) -> str:
-        """``A`` or ``B``; starts the zygote for programs if need be."""
-        return self._zygote("program").tier
+        """``A`` or ``B``; starts the fork server for programs if need be."""
+        return self._forkserver("program").tier
 
     @property
     def reasons(self) -> list[str]:
         """Why a higher tier is not in use."""
-        return self._zygote("program").reasons
+        return self._forkserver("program").reasons
 
     @property
     def pids(self) -> list[int]:
-        """The zygotes that live now."""
-        return [zygote.pid for zygote in self._zygotes.values()]
+        """The fork servers that live now."""
+        return [forkserver.pid for forkserver in self._forkservers.values()]
 
     def run(
         self,
@@ -76,7 +504,7 @@ class Sandbox:
         heavy: bool = False,
         **details: Any,
     ) -> list[Observation]:
-        """Run a program that is not trusted, once for each entry of ``each``; see `host.Job`.
+        """Run a program that is not trusted, once for each entry of ``each``; see `Job`.
 
         What was lost is told by the observation's ``lost``; what was observed before it holds.
         """
@@ -145,15 +573,15 @@ class Sandbox:
         ends = [calls_out, calls_in, replies_out, replies_in]
         try:
             kinds = ("numpy", "numpy tests") if heavy else ("program", "tests")
-            program_zygote, trusted = map(self._zygote, kinds)
+            program_forkserver, trusted = map(self._forkserver, kinds)
             try:
-                first = program_zygote.start(server)
+                first = program_forkserver.start(server)
                 second = trusted.start(client)
             finally:
                 while ends:
                     os.close(ends.pop())
             (ours,) = trusted.finish(second)
-            (theirs,) = program_zygote.finish(first)
+            (theirs,) = program_forkserver.finish(first)
             for kind in kinds:
                 self._runs[kind] += 1
         except ConnectionError as error:
@@ -170,38 +598,38 @@ class Sandbox:
         self.close()
 
     def close(self) -> None:
-        for zygote in self._zygotes.values():
-            zygote.close()
-        self._zygotes.clear()
+        for forkserver in self._forkservers.values():
+            forkserver.close()
+        self._forkservers.clear()
         self._runs.clear()
 
     def _all(self, kind: str, job: Job) -> list[Observation]:
-        zygote = self._zygote(kind)
+        forkserver = self._forkserver(kind)
         try:
-            found = zygote.finish(zygote.start(job))
+            found = forkserver.finish(forkserver.start(job))
         except ConnectionError as error:
             return [Observation(lost=str(error))]
         self._runs[kind] += len(found)
         return found
 
-    def _zygote(self, kind: str) -> Zygote:
+    def _forkserver(self, kind: str) -> ForkServer:
         if self._runs.get(kind, 0) >= _MAX_RUNS:
-            self._zygotes.pop(kind).close()
-        if kind not in self._zygotes:
-            self._zygotes[kind] = self._fresh(_MODULES[kind])
+            self._forkservers.pop(kind).close()
+        if kind not in self._forkservers:
+            self._forkservers[kind] = self._fresh(_MODULES[kind])
             self._runs[kind] = 0
-        return self._zygotes[kind]
+        return self._forkservers[kind]
 
-    def _fresh(self, modules: Sequence[str]) -> Zygote:
-        """A new zygote; one that is killed from outside while it warms up is started again."""
+    def _fresh(self, modules: Sequence[str]) -> ForkServer:
+        """A new fork server; one that is killed from outside while it warms up is started again."""
         for _ in range(_STARTS - 1):
             try:
-                return Zygote(self._options, modules)
+                return ForkServer(self._options, modules)
             except SandboxRefusal:
                 raise
             except SandboxError:
                 continue
-        return Zygote(self._options, modules)
+        return ForkServer(self._options, modules)
 
 
 def check_lost(seen: Observation, limits: Limits) -> None:

@@ -3,8 +3,8 @@
 Everything that is not named here answers EPERM. Calls that only an attack makes end the program (status
 ``security``). One process, threads only: nothing can be forked, so nothing can be left running. x86-64.
 
-In two parts, which hold together as one list would: the base binds the zygote and so, inherited, every child; the
-rest, about the calls that the zygote itself makes, is installed in each child. The kernel takes a filter in at the
+In two parts, which hold together as one list would: the base binds the fork server and so, inherited, every child; the
+rest, about the calls that the fork server itself makes, is installed in each child. The kernel takes a filter in at the
 cost of a tenth of a fork, more for a longer one, and runs it for every call number: hence the tree, of depth 7.
 """
 
@@ -67,12 +67,12 @@ _CLONE_NAMESPACES = 0x7E020080
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
 _SIGKILL = 9
 
-_FREE_FOR_THE_ZYGOTE = {
+_FREE_FOR_THE_FORKSERVER = {
     "sendmsg": 46, "clone": 56, "kill": 62, "setpgid": 109, "capset": 126, "prctl": 157, "setrlimit": 160,
     "mount": 165, "umount2": 166, "unshare": 272, "prlimit64": 302, "setns": 308, "landlock_create_ruleset": 444,
     "landlock_add_rule": 445, "landlock_restrict_self": 446, **_EXEC,
 }  # fmt: skip
-"""What the zygote does between two children, and what a child does before it takes its own filter."""
+"""What the fork server does between two children, and what a child does before it takes its own filter."""
 
 _LOAD = 0x20
 _AND = 0x54
@@ -192,8 +192,8 @@ class _Program(ctypes.Structure):
 
 
 def base_filter() -> Filter:
-    """The part for the zygote, inherited by all that it forks: the list, but for what the zygote itself does."""
-    free = {number: [_ret(_ALLOW)] for number in (*_FREE_FOR_THE_ZYGOTE.values(), _TGKILL)}
+    """The part for the fork server, inherited by all that it forks: the list, but for what it does itself."""
+    free = {number: [_ret(_ALLOW)] for number in (*_FREE_FOR_THE_FORKSERVER.values(), _TGKILL)}
     return Filter({**_rules(allow_exec=False), **free}, otherwise=_EPERM)
 
 
@@ -204,8 +204,8 @@ def child_filter(*, allow_exec: bool = False) -> Filter:
         allow_exec: also allow execve, for a compiled checker.
     """
     whole, denied = _rules(allow_exec), [_ret(_EPERM)]
-    # a signal's rule names the child itself, so it is not the zygote's to install
-    numbers = {*_FREE_FOR_THE_ZYGOTE.values(), _TGKILL}
+    # a signal's rule names the child itself, so it is not the fork server's to install
+    numbers = {*_FREE_FOR_THE_FORKSERVER.values(), _TGKILL}
     return Filter({number: whole.get(number, denied) for number in numbers}, otherwise=_ALLOW)
 
 

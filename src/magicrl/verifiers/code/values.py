@@ -318,3 +318,36 @@ def tree(items: Iterable[Any], node: Callable[..., Any] = TreeNode) -> Any:
                 setattr(parent, side, child)
                 waiting.append(child)
     return root
+
+
+# --- what both sides of the sandbox know of a run -----------------------------------------------------------------
+
+
+def present_cpu(each: float, left: float) -> float:
+    """CPU seconds of the next test when ``left`` remain for all together. Both sides of the sandbox reckon so."""
+    return max(0.05, min(each, left))
+
+
+EXIT_MEMORY = 102
+EXIT_NOT_PLAIN = 104
+EXIT_CHECKER_CRASHED = 113
+"""Exit statuses by which the runner names why a program failed. A program may fake them: it has failed anyway."""
+
+SLOTS = {
+    "stdin": 0,
+    "stdout": 1,
+    "stderr": 2,
+    "status": 200,
+    "code": 201,
+    "source": 202,
+    "prelude": 203,
+    "args": 204,
+    "result": 205,
+    "calls": 206,
+    "replies": 207,
+    "binary": 208,
+    "input": 209,
+    "output": 210,
+    "answer": 211,
+}
+"""Descriptor numbers inside a sandbox, by name."""

@@ -1,13 +1,18 @@
-"""The warm process that forks one program a test. Started by `host.Zygote`; standard library only.
+"""The warm process that forks one program a test. Started by `sandbox.ForkServer`; standard library only.
 
 It preloads what contest programs import, takes what isolation the system offers, and then serves: a request and
 descriptors in, a forked child under every limit, the child's end watched and reported. It never sees an expected
 output: what a child inherits is this process's memory.
+
+The runs of a request are a script (`kernel.Script`): fork, guards, wait, and what is looked at between two children. As
+long as each child ends soon, and as it should, Python is not needed between the first fork and the last; whatever else
+happens ends the script there and is dealt with here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import gc
@@ -19,14 +24,177 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
 
-from magicrl.verifiers.code import child, kernel, landlock, namespaces, pages
-from magicrl.verifiers.code.limits import SLOTS, present_cpu
-from magicrl.verifiers.code.runs import Batch, Places, Plan, World
-from magicrl.verifiers.code.script import Machine
+from magicrl.verifiers.code import child, kernel
+from magicrl.verifiers.code.child import Binding
+from magicrl.verifiers.code.kernel import LEAST, Machine, Script
 from magicrl.verifiers.code.seccomp import base_filter, child_filter
+from magicrl.verifiers.code.values import SLOTS, present_cpu
+
+_READ, _LSEEK, _WAIT4, _FCNTL, _SIGTIMEDWAIT, _UNSHARE, _SETNS = 0, 8, 61, 72, 128, 272, 308  # x86-64
+_SET_FLAGS = 4  # F_SETFL
+_RECORDS, _FIXED = 28, 64
+"""Of a run, and of all together: the most."""
+_WORDS = 20  # of a run: status, usage (18), what it told
+_MAX_TOLD = 8
+
+Places = Sequence[tuple[int, int]]
+"""Descriptors, each with the number that a child finds it at."""
+
+
+@dataclass(frozen=True, slots=True)
+class World:
+    """What all runs of a fork server have in common.
+
+    Attributes:
+        machine: goes through the scripts.
+        waiting: for the end of a child, for a while.
+        told: the end of the pipe on which children say that their guards are in force. It does not block.
+        own_numbers: the namespace of process numbers to go back to after each fork; -1: children share it.
+    """
+
+    machine: Machine
+    waiting: kernel.Wait
+    told: int
+    own_numbers: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """What the runs of a request are given.
+
+    Attributes:
+        common: descriptors of every run.
+        own: further ones of each run, which it may write to.
+        errors: the memory file behind standard error, the same for all.
+        room: bytes in a descriptor of its own with which a run may end without being looked at.
+        stop: do not go on after a run whose status is not 0.
+        scratch: the folder that programs may write to, or None.
+    """
+
+    common: Places
+    own: Sequence[Places]
+    errors: int
+    room: int
+    stop: bool
+    scratch: kernel.Folder | None
+
+
+class Batch:
+    """Runs of one program, one after another, numbered from 0.
+
+    Args:
+        inside: what a child does; told whether its guards are in force.
+    """
+
+    def __init__(self, world: World, binding: Binding, plan: Plan, inside: Callable[[bool], NoReturn]) -> None:
+        self._world = world
+        self._plan = plan
+        self._inside = inside
+        self._binding = binding  # holds what the script points to
+        self._count = len(plan.own)
+        self._memory = (ctypes.c_int64 * (_WORDS * self._count + 1))()
+        self._script = Script(world.machine, _RECORDS * self._count + _FIXED)
+        self._begins: list[int] = []
+        self._forks: list[int] = []
+        self._waits: list[int] = []
+        for run, places in enumerate(plan.own):
+            self._parent(run, places)
+        self._end = self._script.stop()
+        self._children()
+        self._inside_end = self._script.stop()
+        self._at = 0
+
+    def _parent(self, run: int, places: Places) -> None:
+        """What the fork server does for a run."""
+        script, plan, world = self._script, self._plan, self._world
+        memory, numbers = kernel.address(self._memory) + 8 * _WORDS * run, world.own_numbers
+        # one file for what all runs write on standard error: nothing of its state passes from one to the next
+        self._begins.append(script.call((_LSEEK, plan.errors, 0, os.SEEK_SET, 0, 0)))
+        script.call((_FCNTL, plan.errors, _SET_FLAGS, 0, 0, 0))
+        script.store(world.waiting.nanoseconds, world.waiting.first)
+        if numbers >= 0:
+            script.call((_UNSHARE, kernel.CLONE_NEWPID, 0, 0, 0, 0))
+        self._forks.append(script.call(kernel.FORK))
+        if numbers >= 0:
+            script.call((_SETNS, numbers, kernel.CLONE_NEWPID, 0, 0, 0))
+        script.call(world.waiting.call, LEAST)
+        self._waits.append(script.call((_WAIT4, -1, memory, os.WNOHANG, memory + 8, 0), 1))
+        script.call((_READ, world.told, memory + 8 * (_WORDS - 1), _MAX_TOLD, 0, 0), 2, 2)
+        script.call((_LSEEK, plan.errors, 0, os.SEEK_END, 0, 0), 0, 0)
+        if plan.scratch is not None:
+            script.call(plan.scratch.look)
+            for now, before, words in plan.scratch.states:
+                script.same(now, before, words)
+        for fd, _ in places:
+            script.call((_LSEEK, fd, 0, os.SEEK_END, 0, 0), 0, plan.room)
+        if plan.stop:
+            script.same(memory, kernel.address(self._memory) + 8 * _WORDS * self._count, 1)
+
+    def _children(self) -> None:
+        """What the children do, each with its own descriptors first."""
+        script, jumps = self._script, list[int]()
+        for fork, places in zip(self._forks, self._plan.own, strict=True):
+            script.lead(fork, len(script))
+            for fd, number in places:
+                script.call(kernel.duplicate(fd, number))
+            jumps.append(script.jump(0))
+        for jump in jumps:
+            script.lead(jump, len(script))
+        for fd, number in self._plan.common:
+            script.call(kernel.duplicate(fd, number))
+        self._binding.write(script)
+
+    @property
+    def errors(self) -> int:
+        """The memory file behind standard error."""
+        return self._plan.errors
+
+    def __len__(self) -> int:
+        return self._count
+
+    def go(self, run: int) -> int:
+        """Go on with the beginning of this run. Returns the first that did not end, or not as it should.
+
+        Raises:
+            OSError: no process could be made.
+        """
+        return self._go(self._begins[run])
+
+    def resume(self, run: int) -> int:
+        """Go on with waiting for the end of this run; else as `go`."""
+        return self._go(self._waits[run] - 1)
+
+    def _go(self, place: int) -> int:
+        end = self._script.run(place)
+        if end > self._end:
+            self._inside(end == self._inside_end)
+        self._at = end
+        if end == self._end:
+            return self._count
+        run = max(number for number, begin in enumerate(self._begins) if begin <= end)
+        if end <= self._forks[run]:
+            if self._world.own_numbers >= 0:
+                kernel.setns(self._world.own_numbers, kernel.CLONE_NEWPID)
+            error = -self._script.answer(end)
+            raise OSError(error, os.strerror(error))
+        assert end >= self._waits[run], "a child in a namespace that could not be left"
+        return run
+
+    def alive(self, run: int) -> int:
+        """The process of the run that was returned last, if it has not ended, else 0."""
+        return self._script.answer(self._forks[run]) if self._at == self._waits[run] else 0
+
+    def report(self, run: int) -> dict[str, Any]:
+        """Of a run that ended: ``status`` as ``os.wait4`` says it, ``cpu`` seconds, ``peak`` KiB and what it told."""
+        status, *usage = self._memory[_WORDS * run : _WORDS * (run + 1)]
+        told = usage.pop().to_bytes(_MAX_TOLD, "little").rstrip(b"\0").decode("ascii")
+        cpu = usage[0] + usage[2] + (usage[1] + usage[3]) / 1e6
+        return {"status": status, "cpu": cpu, "peak": usage[4], "told": told}
+
 
 # fmt: off
 PRELOADED = (
@@ -58,11 +226,11 @@ def main() -> None:
     sys.argv = ["main.py"]
     missing = _preload(setup["preload"])
     os.environ.pop("LD_BIND_NOW")
-    pages.enlarge_code()
+    kernel.enlarge_code()
     tier, reasons, has_proc = _isolate(setup)
-    zygote = _Zygote(link, setup, tier, has_proc)
+    forkserver = _ForkServer(link, setup, tier, has_proc)
     link.send(json.dumps({"tier": tier, "reasons": reasons, "proc": has_proc, "missing": missing}).encode())
-    zygote.serve()
+    forkserver.serve()
     os._exit(0)
 
 
@@ -85,9 +253,9 @@ def _isolate(setup: dict[str, Any]) -> tuple[str, list[str], bool]:
     reasons: list[str] = []
     if setup["tier"] != "A":
         try:
-            namespaces.enter()
+            kernel.enter_namespaces()
             _become_first_process()
-            return "B", reasons, namespaces.private_tree(setup["readable"])
+            return "B", reasons, kernel.private_tree(setup["readable"])
         except OSError as error:
             reasons.append(f"no private namespaces: {error}")
     if setup["tier"] == "B":
@@ -97,7 +265,7 @@ def _isolate(setup: dict[str, Any]) -> tuple[str, list[str], bool]:
 
 
 def _become_first_process() -> None:
-    """Fork into the new process numbers; this process only waits for the real zygote and dies with it."""
+    """Fork into the new process numbers; this process only waits for the real fork server and dies with it."""
     pid = os.fork()
     if pid == 0:
         kernel.prctl(kernel.PR_SET_PDEATHSIG, _PARENT_DEATH)
@@ -106,23 +274,23 @@ def _become_first_process() -> None:
     os._exit(os.waitstatus_to_exitcode(status) & 0xFF)
 
 
-class _Zygote:
+class _ForkServer:
     def __init__(self, link: socket.socket, setup: dict[str, Any], tier: str, has_proc: bool) -> None:
         self._link = link
         self._tier = tier
         self._has_proc = has_proc
         base = resource.getpagesize() * int(_first_field("/proc/self/statm")) if has_proc else 256 << 20
         self._own_numbers = -1
-        paths = [(path, landlock.READ) for path in setup["readable"]]
-        paths += [(f"/dev/{name}", landlock.DEVICE) for name in ("null", "zero", "full", "random", "urandom")]
+        paths = [(path, kernel.READ_RIGHTS) for path in setup["readable"]]
+        paths += [(f"/dev/{name}", kernel.DEVICE_RIGHTS) for name in ("null", "zero", "full", "random", "urandom")]
         rules: int | None = None
         if tier == "B":
-            paths.append((namespaces.SCRATCH, landlock.SCRATCH))
+            paths.append((kernel.SCRATCH_FOLDER, kernel.SCRATCH_RIGHTS))
             with contextlib.suppress(OSError):
                 self._own_numbers = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._paths = paths
-        if landlock.abi() > 0:
-            rules = landlock.ruleset(paths)
+        if kernel.landlock_abi() > 0:
+            rules = kernel.landlock_rules(paths)
         elif tier == "A":
             raise SystemExit("neither namespaces nor Landlock: files of this machine would be readable")
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
@@ -136,7 +304,7 @@ class _Zygote:
             rules=None if "landlock" in off else rules,
             filter=None if "seccomp" in off else child_filter(),
             exec_filter=child_filter(allow_exec=True),
-            folder=namespaces.SCRATCH if tier == "B" else "/",
+            folder=kernel.SCRATCH_FOLDER if tier == "B" else "/",
             parent=os.getpid() if numbers < 0 else 0,
         )
         self._base_memory = base
@@ -147,7 +315,7 @@ class _Zygote:
         told, self._telling = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._waiting = kernel.Wait(_SLICES[0])
         self._world = World(Machine(), self._waiting, told, numbers)
-        self._scratch = kernel.Folder(namespaces.SCRATCH) if tier == "B" else None
+        self._scratch = kernel.Folder(kernel.SCRATCH_FOLDER) if tier == "B" else None
 
     def serve(self) -> None:
         child.rehearse()
@@ -227,11 +395,11 @@ class _Zygote:
         """An empty scratch folder, if a program changed it; Landlock's rule for the old one does not reach it."""
         if self._scratch is None or not self._scratch.changed():
             return False
-        namespaces.fresh_scratch()
-        self._scratch = kernel.Folder(namespaces.SCRATCH)
+        kernel.fresh_scratch()
+        self._scratch = kernel.Folder(kernel.SCRATCH_FOLDER)
         old = self._guards.rules
         if old is not None:
-            self._guards = dataclasses.replace(self._guards, rules=landlock.ruleset(self._paths))
+            self._guards = dataclasses.replace(self._guards, rules=kernel.landlock_rules(self._paths))
             os.close(old)
         return True
 
