@@ -1,7 +1,8 @@
 """Where the time of one test goes: the life of a sandboxed child, stage upon stage. Part of `code_verifier.py`.
 
 Run as a program it is the fork server of this measurement: one warm interpreter, made as the verifier makes its
-own, that forks children which go one stage further each. All stages take turns, so that the machine's load is the same for all.
+own, that forks children which go one stage further each. All stages take turns, so that the machine's load is the same
+for all.
 """
 
 from __future__ import annotations

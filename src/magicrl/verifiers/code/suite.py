@@ -6,7 +6,8 @@
 {"assert_case": [...]}                                     assertions (MBPP)
 
 An assertion ``assert f(1, 2) == 3`` becomes a call with literal arguments and an expected result, so that the
-comparison happens outside of every sandbox. Whatever is more than that runs as a whole in a process of its own (see `testrun`).
+comparison happens outside of every sandbox. Whatever is more than that runs as a whole in a process of its own (see
+`testrun`).
 """
 
 from __future__ import annotations
