@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.config.schema import DType, TinyModelConfig
 from magicrl.data.families import make_family
-from magicrl.models.gguf import prepare_gguf_package
 from magicrl.models.loading import quiet_bars, resolve_dtype, save_policy
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny, prepare_gguf_package
 
 MODELS = Path(__file__).resolve().parents[1] / "runs" / "models"
 SMOLLM2 = "SmolLM2-135M-Instruct"

@@ -12,7 +12,7 @@ import torch
 from gpu_device import copy_rate, forget_peak, name_of, now, peak_gib, product_rate, random_model
 from measure import rounded
 
-from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.planning.costs import DecodeCost, Efficiency, decode_cost
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.shapes import ModelShape

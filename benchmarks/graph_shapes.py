@@ -14,8 +14,8 @@ import torch
 from measure import rounded
 from tails import Group
 
-from magicrl.models.slot_cache import CacheShape, SlotCache
-from magicrl.models.static_decode import StepShape
+from magicrl.models.decoding import StepShape
+from magicrl.models.kv_cache import CacheShape, SlotCache
 from magicrl.rollout.in_process import REFILL_SHARE
 
 _ANY = CacheShape(layers=1, kv_heads=1, key_dim=1, value_dim=1, dtype=torch.bfloat16)

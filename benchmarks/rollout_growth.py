@@ -24,8 +24,8 @@ from measure import FIGURES, ROOT, PeakMemory, document, rounded, timed
 from page_sections import put_section
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from magicrl.models.attention import ATTENTION_NAME
 from magicrl.models.loading import load_policy
+from magicrl.models.packing import ATTENTION_NAME
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.recorder import write_atomically

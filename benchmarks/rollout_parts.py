@@ -18,8 +18,7 @@ from measure import rounded
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.models.decode_attention import DecodeAttention, Integers
-from magicrl.models.slot_cache import SlotCache
+from magicrl.models.kv_cache import DecodeAttention, Integers, SlotCache
 from magicrl.rollout import in_process
 from magicrl.rollout.sampling import sample_tokens
 

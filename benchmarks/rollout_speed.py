@@ -41,9 +41,9 @@ from torch import Tensor
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from magicrl.config.schema import DType
-from magicrl.models.decoder import FusedDecoder, fused_decoder
+from magicrl.models.decoding import FusedDecoder, fused_decoder
+from magicrl.models.kv_cache import probe_cache_shape
 from magicrl.models.loading import load_policy
-from magicrl.models.slot_cache import probe_cache_shape
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.rollout.sampling import sample_tokens

@@ -14,7 +14,7 @@ from transformers import logging as hf_logging
 from magicrl.config.schema import TinyModelConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 
 CASE = replace(
     time_to_accuracy.CASES["small"],

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoTokenizer
 
 from magicrl.cli.main import app
 from magicrl.config.loader import load_train_recipe
-from magicrl.models.miniature import make_byte_tokenizer, make_miniature
+from magicrl.models.small_models import make_byte_tokenizer, make_miniature
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
 LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))

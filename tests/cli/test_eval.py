@@ -25,7 +25,7 @@ from magicrl.config.schema import TinyModelConfig
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.task import Cost
 from magicrl.models.loading import save_policy
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 
 PATIENCE = 600.0
 """Seconds after which a process is taken to hang: a limit, not a measurement."""

@@ -12,7 +12,7 @@ import pytest
 from magicrl.config.schema import ClusterConfig, TinyModelConfig, TrainConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 
 STORE = 80 << 20  # bytes: the least that Ray takes is 75 MiB
 # Ray's actors are nice by default and wait for everything else on a busy machine

@@ -28,7 +28,7 @@ PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="tes
 @pytest.fixture(scope="module")
 def parts(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> Generator[tuple[Any, Any]]:
     """Two ranks and two vLLM replicas that take the ranks' weights directly."""
-    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.models.loading import load_policy
     from magicrl.models.prompts import PromptEncoder
 

@@ -119,7 +119,7 @@ class Watching:
 def pool(
     three_nodes: Any, recipe: TrainConfig, policy: Any, weights: dict[str, torch.Tensor]
 ) -> Generator[tuple[Any, Watching]]:
-    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.distributed.cluster_parts import ClusterParts
 
     watching = Watching()
     engine: Any = ClusterParts(recipe).engine(recipe.start.model or "", encoder(policy), None, watching)
@@ -184,7 +184,7 @@ def test_a_killed_replica_costs_no_sample(pool: tuple[Any, Watching], alone: Tok
 def test_a_node_that_dies_costs_no_sample_and_no_verdict(
     three_nodes: Any, pool: tuple[Any, Watching], recipe: TrainConfig, alone: Tokens
 ) -> None:
-    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.distributed.cluster_parts import ClusterParts
 
     engine, _ = pool
     judge = ClusterParts(recipe).judge()
@@ -208,7 +208,7 @@ def test_a_node_that_dies_costs_no_sample_and_no_verdict(
 def test_a_replica_with_stale_weights_is_named(
     three_nodes: Any, recipe: TrainConfig, policy: Any, weights: dict[str, torch.Tensor]
 ) -> None:
-    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.training.assemble import make_learner
 
     parts = ClusterParts(recipe.model_copy(update={"cluster": one_replica(recipe)}))
@@ -234,7 +234,7 @@ def one_replica(recipe: TrainConfig) -> Any:
 def test_more_replicas_than_the_nodes_hold_are_refused(
     three_nodes: Any, make_recipe: Callable[..., TrainConfig]
 ) -> None:
-    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.distributed.cluster_parts import ClusterParts
 
     with pytest.raises(RecipeError, match=r"9 rollout replicas of 1.5 CPUs each do not fit, only 2 would"):
         ClusterParts(make_recipe({"rollout": {"replicas": 9, "cpus": 1.5}}))

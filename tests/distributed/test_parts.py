@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("ray")
 
 from magicrl.config.schema import TrainConfig
-from magicrl.distributed import assemble
+from magicrl.distributed import cluster_parts
 from magicrl.distributed.runtime import Node
 from magicrl.models.loading import load_policy
 
@@ -18,21 +18,21 @@ from magicrl.models.loading import load_policy
 @pytest.fixture
 def parts(
     make_recipe: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., assemble.ClusterParts]:
+) -> Callable[..., cluster_parts.ClusterParts]:
     """Parts of a recipe on two nodes that Ray would count so."""
 
-    def make(cluster: dict[str, Any], *, gpus: int = 0, **sections: Any) -> assemble.ClusterParts:
+    def make(cluster: dict[str, Any], *, gpus: int = 0, **sections: Any) -> cluster_parts.ClusterParts:
         room = {"cpus": 16.0, "gpus": float(gpus), "memory": 1e9, "object_store": 1e9}
         alive = [Node(id=name, address=name, head=name == "a", **room) for name in ("a", "b")]
-        monkeypatch.setattr(assemble, "nodes", lambda: alive)
-        return assemble.ClusterParts(make_recipe(cluster, run={"name": "parts", "device": "auto"}, **sections))
+        monkeypatch.setattr(cluster_parts, "nodes", lambda: alive)
+        return cluster_parts.ClusterParts(make_recipe(cluster, run={"name": "parts", "device": "auto"}, **sections))
 
     return make
 
 
 @pytest.mark.parametrize(("ranks", "gpus", "here"), [(1, 0, True), (2, 0, False), (1, 4, False), (2, 4, False)])
 def test_the_runs_process_holds_weights_only_where_it_trains_itself(
-    parts: Callable[..., assemble.ClusterParts], make_recipe: Any, ranks: int, gpus: int, here: bool
+    parts: Callable[..., cluster_parts.ClusterParts], make_recipe: Any, ranks: int, gpus: int, here: bool
 ) -> None:
     start = make_recipe().start.model
     policy = parts({"learner": {"ranks": ranks}}, gpus=gpus).policy(start)
@@ -44,7 +44,7 @@ def test_the_runs_process_holds_weights_only_where_it_trains_itself(
         assert getattr(policy, fact) == getattr(whole, fact)
 
 
-def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., assemble.ClusterParts]) -> None:
+def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., cluster_parts.ClusterParts]) -> None:
     """Device hours in reports are seconds times these."""
     vllm = {"rollout": {"engine": "vllm", "max_rows": 8}}
     wide = {"replicas": 2, "tensor_parallel": 2}

@@ -9,7 +9,7 @@ import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
-from magicrl.distributed.assemble import ClusterParts, rank_options
+from magicrl.distributed.cluster_parts import ClusterParts, rank_options
 from magicrl.distributed.runtime import ClusterError, nodes
 from magicrl.planning.node_room import NodeRoom, beside_ranks
 

@@ -63,7 +63,7 @@ def recipe(make_recipe: Callable[..., TrainConfig]) -> Callable[..., TrainConfig
 
 def run(config: TrainConfig, output: Path, *, act: Callable[..., None] = lambda *_: None, resume: bool = False) -> Any:
     """The loop to its end; returns the pool that it used. ``act(step, pool)`` is called after each step."""
-    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.training.assemble import LocalParts
 
     pools: list[Any] = []

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from magicrl.config.schema import TrainConfig
-from magicrl.distributed.payload import pack, size, unpack
-from magicrl.distributed.replica import Replica
+from magicrl.distributed.replica import Replica, pack, size, unpack
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.training.assemble import make_engine
 

@@ -47,7 +47,7 @@ def sampled(
 
     ``IN_FLIGHT`` has those of two replicas that got new weights, as version 2, when three samples had arrived.
     """
-    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.models.loading import load_policy
     from magicrl.models.prompts import PromptEncoder
     from magicrl.training.assemble import make_learner
@@ -137,7 +137,7 @@ def test_colocated_replicas_lie_with_their_ranks_sleep_meanwhile_and_are_replace
 ) -> None:
     from ray.util import placement_group_table
 
-    from magicrl.distributed.assemble import ClusterParts
+    from magicrl.distributed.cluster_parts import ClusterParts
     from magicrl.models.loading import load_policy
     from magicrl.models.prompts import PromptEncoder
 

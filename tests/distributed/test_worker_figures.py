@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("ray")
 
+from magicrl.distributed.engine_pool import Slot
 from magicrl.distributed.replica import Harvest
-from magicrl.distributed.slots import Slot
 from magicrl.distributed.verifier_nodes import Judged, _Place, merged
 from magicrl.verifiers.base import make_verdict
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from magicrl.data.families import make_family, unique_problems
-from magicrl.models.miniature import make_miniature
+from magicrl.models.small_models import make_miniature
 from magicrl.training.conclusion import NOTHING_LEARNED
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,7 +9,7 @@ import pytest
 
 from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import save_policy
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 
 WORDS = ("what", "is", "0", "1", "2", "3", "4", "+", "?")
 

@@ -12,8 +12,7 @@ import pytest
 from magicrl.cli.eval import parse_engine_options
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.engines import EngineSettings, make_engine
-from magicrl.rollout.openai_http import ServerError
-from magicrl.rollout.openai_settings import ServerSettings
+from magicrl.rollout.openai_http import ServerError, ServerSettings
 from magicrl.rollout.vllm_engine import VllmSettings
 
 NOWHERE = "base_url=http://127.0.0.1:9/v1"  # the discard port: nothing answers

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from magicrl.models.head import logprobs_and_entropies
-from magicrl.models.head_backend import Backend, HeadOptions
+from magicrl.models.head import Backend, HeadOptions, logprobs_and_entropies
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

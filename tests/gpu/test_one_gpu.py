@@ -12,7 +12,7 @@ from magicrl.config.schema import ModelConfig, TinyModelConfig
 from magicrl.data.families import make_family, unique_problems
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.prompts import PromptEncoder
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 from magicrl.records import RolloutGroup, RolloutRequest, SamplingParams, TrainSample
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner

@@ -25,7 +25,7 @@ from safetensors.torch import load_file
 from scipy.stats import t as students_t
 from torch import Tensor
 
-from magicrl.rollout.randomness import uniforms
+from magicrl.rollout.sampling import uniforms
 
 Weights = dict[str, Tensor]
 NEAR = 2e-5

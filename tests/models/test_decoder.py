@@ -19,9 +19,8 @@ from transformers import (
     Qwen3Config,
 )
 
-from magicrl.models.attention import ATTENTION_NAME, register_attention
-from magicrl.models.decoder import fused_decoder
-from magicrl.models.packing import PackedContext
+from magicrl.models.decoding import fused_decoder
+from magicrl.models.packing import ATTENTION_NAME, PackedContext, register_attention
 
 SIZES: dict[str, Any] = {
     "vocab_size": 50,

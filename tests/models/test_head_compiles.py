@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from magicrl.models.head_backend import Tiles
-from magicrl.models.head_triton import TRITON_IS_THERE
+from magicrl.models.head import TRITON_INSTALLED, Tiles
 
 pytestmark = [
-    pytest.mark.skipif(not TRITON_IS_THERE, reason="no GPU: Triton comes with CUDA builds of torch"),
+    pytest.mark.skipif(not TRITON_INSTALLED, reason="no GPU: Triton comes with CUDA builds of torch"),
     pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="kernels are interpreted in this process"),
 ]
 
@@ -20,7 +19,7 @@ CONSTANTS: dict[str, Any] = {"SCALE": 1.0, "TEMPERATURE": 0.6, "WIDTH": 1536, "h
 FLOATS = ("largest_out", "total_out", "weighted_out", "chosen_out", "log_sums", "constants", "pulls", "entropy_pulls")
 
 
-@pytest.mark.parametrize("kernel", ["statistics", "gradient"])
+@pytest.mark.parametrize("kernel", ["statistics_kernel", "gradient_kernel"])
 @pytest.mark.parametrize(("capability", "tiles"), [(90, Tiles(words=256)), (80, Tiles(words=128))])
 @pytest.mark.parametrize("extras", [False, True])
 def test_kernel_compiles(kernel: str, capability: int, tiles: Tiles, extras: bool) -> None:
@@ -28,9 +27,9 @@ def test_kernel_compiles(kernel: str, capability: int, tiles: Tiles, extras: boo
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from magicrl.models import head_kernels
+    from magicrl.models import head_triton
 
-    function = getattr(head_kernels, kernel)
+    function = getattr(head_triton, kernel)
     constants = CONSTANTS | {
         "SOFTCAP": 30.0 if extras else 0.0, "WITH_BIAS": extras, "WITH_ENTROPY": extras, "TOKENS": tiles.tokens,
         "WORDS": tiles.words, "INNER": tiles.inner, "GROUP": tiles.group, "PER_PROGRAM": tiles.words_per_program,

@@ -13,16 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from magicrl.models import head_triton
-from magicrl.models.head import HeadOptions, logprobs_and_entropies
-from magicrl.models.head_backend import Tiles
+from magicrl.models.head import TRITON_INSTALLED, HeadOptions, Tiles, logprobs_and_entropies
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
 NARROW = torch.float16 if INTERPRETED else torch.bfloat16  # the interpreter multiplies bfloat16's bits
 
 pytestmark = [
-    pytest.mark.skipif(not head_triton.TRITON_IS_THERE, reason="no GPU: Triton comes with CUDA builds of torch"),
+    pytest.mark.skipif(not TRITON_INSTALLED, reason="no GPU: Triton comes with CUDA builds of torch"),
     pytest.mark.skipif(
         not INTERPRETED and not torch.cuda.is_available(), reason="no CUDA device, and TRITON_INTERPRET is not set"
     ),

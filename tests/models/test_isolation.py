@@ -9,9 +9,8 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from magicrl.models.attention import ATTENTION_NAME, register_attention
-from magicrl.models.isolation import check_isolation
-from magicrl.models.scorer import PolicyScorer
+from magicrl.models.packing import ATTENTION_NAME, register_attention
+from magicrl.models.scorer import PolicyScorer, check_isolation
 from magicrl.rollout.in_process import InProcessEngine
 
 HALF = ["linear_attention", "full_attention"] * 2

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.activations import ACT2FN
 
-from magicrl.models.lean import gated_linear, gated_product, make_lean, rms_norm, widened_attention
+from magicrl.models.memory_efficient import gated_linear, gated_product, make_lean, rms_norm, widened_attention
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,

@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
 from magicrl.config.schema import TinyModelConfig
-from magicrl.models.gguf import find_gguf, from_gguf_package, prepare_gguf_package
 from magicrl.models.loading import load_policy, read_licence, resolve_device, save_policy
 from magicrl.models.prompts import PromptEncoder
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import find_gguf, from_gguf_package, make_tiny, prepare_gguf_package
 from magicrl.records import Problem
 
 SYMBOLS = ("a", "b", "c", "d")

@@ -8,9 +8,8 @@ from tokenizers.models import BPE
 from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
-from magicrl.models.gguf import CHATML
 from magicrl.models.prompts import PromptEncoder, end_of_turn_token
-from magicrl.models.tiny import make_tokenizer
+from magicrl.models.small_models import CHATML, make_tokenizer
 from magicrl.records import Message, Problem
 
 

@@ -11,8 +11,8 @@ import torch
 from own_precision import in_own_precision
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
+from magicrl.models.packing import families, packed_with_shared_prompts, shared_layout
 from magicrl.models.scorer import PolicyScorer
-from magicrl.models.shared_prompts import families, packed_with_shared_prompts, shared_layout
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
 
 SIZES: dict[str, Any] = {

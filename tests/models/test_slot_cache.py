@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
-from magicrl.models import slot_cache
-from magicrl.models.attention import ATTENTION_NAME, register_attention
-from magicrl.models.decode_attention import DecodeAttention
-from magicrl.models.slot_cache import PrefillAttention, PromptRun, SlotCache, probe_cache_shape
+from magicrl.models import kv_cache
+from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun, SlotCache, probe_cache_shape
+from magicrl.models.packing import ATTENTION_NAME, register_attention
 
 CPU = torch.device("cpu")
 CONFIG = Qwen3Config(
@@ -108,9 +107,9 @@ def test_prefill_and_decode_equal_full_forwards(
 ) -> None:
     """Prompts of lengths 4, 1, 7, 4, 4 with 3, 1, 2, 1 and 1 responses: some start later, one ends with its prompt;
     blocks narrower than prompts and responses, and wider: float64 logits within 1e-9 of plain forwards."""
-    monkeypatch.setattr(slot_cache, "_PROMPT_BLOCK", width)
-    monkeypatch.setattr(slot_cache, "_RESPONSE_BLOCK", width)
-    monkeypatch.setattr(slot_cache, "_BLOCKS", 99)
+    monkeypatch.setattr(kv_cache, "_PROMPT_BLOCK", width)
+    monkeypatch.setattr(kv_cache, "_RESPONSE_BLOCK", width)
+    monkeypatch.setattr(kv_cache, "_BLOCKS", 99)
     ours, plain = models
     held = Sequences(ours, [4, 1, 7, 4, 4], rows=8, capacity=20)
     expected = torch.cat([plain(input_ids=prompt[None]).logits[0] for prompt in held.prompts])

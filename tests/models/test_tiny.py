@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import load_policy, save_policy
-from magicrl.models.tiny import make_tiny, make_tokenizer
+from magicrl.models.small_models import make_tiny, make_tokenizer
 
 SYMBOLS = ("L", "S1", "S2", ":", ",", "0", "1", "2")
 

@@ -12,10 +12,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from magicrl.models.folder import INDEX, WEIGHTS
 from magicrl.models.loading import load_empty, load_policy, load_shell, save_policy
-from magicrl.models.tiny import make_tokenizer
-from magicrl.models.weight_files import WeightFiles
+from magicrl.models.model_files import INDEX, WEIGHTS, WeightFiles
+from magicrl.models.small_models import make_tokenizer
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 20,

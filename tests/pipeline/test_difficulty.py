@@ -14,7 +14,7 @@ from scipy.stats import betabinom
 from magicrl.config.schema import TinyModelConfig
 from magicrl.evaluation.samples import read_samples
 from magicrl.models.loading import save_policy
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 from magicrl.pipeline.settings import EarlyStop
 from magicrl.pipeline.steps.sequential import chance_of_the_same, failures_of_sixteen, is_closed
 

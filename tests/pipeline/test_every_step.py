@@ -17,7 +17,7 @@ from json_server import Asked, Reply, json_server
 
 from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import save_policy
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 from magicrl.pipeline.judging.prompt import CRITERIA
 
 STEPS = ("01-clean", "02-dedup", "03-decontaminate", "04-difficulty", "05-judge", "06-mix")

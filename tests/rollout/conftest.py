@@ -24,7 +24,7 @@ from transformers import (
     Qwen3Config,
 )
 
-from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 

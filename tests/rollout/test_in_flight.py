@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from magicrl.records import Completion, FinishReason, RolloutGroup
-from magicrl.rollout.keeping import pack_begun, pack_completions, unpack_completions
 from magicrl.rollout.protocol import InFlightEngine
+from magicrl.rollout.requests import pack_begun, pack_completions, unpack_completions
 
 Make = Callable[..., Any]
 Outputs = dict[tuple[int, int], tuple[Any, ...]]

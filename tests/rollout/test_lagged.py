@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from magicrl.rollout.lagged import LaggedEngine
 from magicrl.rollout.protocol import RolloutEngine, Stateful
+from magicrl.rollout.weight_lag import LaggedEngine
 
 Make = Callable[..., Any]
 

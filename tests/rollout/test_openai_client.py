@@ -20,11 +20,9 @@ from transformers import PreTrainedTokenizerFast
 from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.evaluation.samples import SampleRow
 from magicrl.records import Message, Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, frozen_tokens
-from magicrl.rollout.external import sample_seed
-from magicrl.rollout.openai_client import OpenAIEngine
-from magicrl.rollout.openai_http import ServerError
-from magicrl.rollout.openai_settings import ServerSettings
-from magicrl.rollout.openai_wire import UNKNOWN_TOKEN
+from magicrl.rollout.openai_engine import UNKNOWN_TOKEN, OpenAIEngine
+from magicrl.rollout.openai_http import ServerError, ServerSettings
+from magicrl.rollout.requests import sample_seed
 from magicrl.verifiers.pool import VerifierPool
 
 

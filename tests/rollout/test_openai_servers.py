@@ -24,9 +24,8 @@ from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.evaluation.samples import SampleRow
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TokenArray, TrainSample, frozen_tokens
-from magicrl.rollout.openai_client import OpenAIEngine
-from magicrl.rollout.openai_http import ServerError
-from magicrl.rollout.openai_settings import ServerSettings
+from magicrl.rollout.openai_engine import OpenAIEngine
+from magicrl.rollout.openai_http import ServerError, ServerSettings
 from magicrl.verifiers.pool import VerifierPool
 
 pytestmark = [

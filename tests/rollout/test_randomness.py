@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import chisquare, kstest
 
-from magicrl.rollout.randomness import philox4x32, uniforms
+from magicrl.rollout.sampling import philox4x32, uniforms
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,7 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.rollout.recording import read_rollouts, write_rollouts
-from magicrl.rollout.replay import ReplayEngine
+from magicrl.rollout.recording import ReplayEngine, read_rollouts, write_rollouts
 
 Make = Callable[..., Any]
 

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
-from magicrl.rollout.rows import GroupProgress, RowTable
+from magicrl.rollout.requests import GroupProgress
+from magicrl.rollout.rows import RowTable
 
 
 def _group(order: int, samples: int) -> GroupProgress:

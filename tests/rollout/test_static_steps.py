@@ -10,10 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from magicrl.models import static_decode
-from magicrl.models.decoder import fused_decoder
-from magicrl.models.slot_cache import SlotCache, probe_cache_shape
-from magicrl.models.static_decode import StaticDecoder, StepShape, static_decoder
+from magicrl.models import decoding
+from magicrl.models.decoding import StaticDecoder, StepShape, fused_decoder, static_decoder
+from magicrl.models.kv_cache import SlotCache, probe_cache_shape
 from magicrl.records import RolloutGroup
 
 Make = Callable[..., Any]
@@ -36,7 +35,7 @@ def assert_same(one: list[RolloutGroup], other: list[RolloutGroup]) -> None:
 @pytest.fixture
 def static_engine(make_engine: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
     """Engines with fixed shapes; lengths are rounded up to few tokens, so that shapes change on the way."""
-    monkeypatch.setattr(static_decode, "_LEAST", 4)
+    monkeypatch.setattr(decoding, "_LEAST", 4)
     return lambda *args, **options: make_engine(*args, static_steps=True, **options)
 
 
@@ -94,7 +93,7 @@ def test_the_shape_is_rounded_up_and_long_rows_stand_apart(make_reference: Make)
 def _ours(make_reference: Make) -> Any:
     from transformers import AutoModelForCausalLM
 
-    from magicrl.models.attention import ATTENTION_NAME, register_attention
+    from magicrl.models.packing import ATTENTION_NAME, register_attention
 
     register_attention()
     reference = make_reference("llama", torch.float32)

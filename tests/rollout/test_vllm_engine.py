@@ -32,7 +32,7 @@ SCENARIO = """
 import json, random, sys
 import torch
 from transformers import AutoModelForCausalLM
-from magicrl.models.attention import ATTENTION_NAME, register_attention
+from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.config.schema import ModelConfig
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens

@@ -20,7 +20,7 @@ import torch
 from magicrl.config.schema import TinyModelConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import save_policy
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 
 pytestmark = [
     pytest.mark.slow,

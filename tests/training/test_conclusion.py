@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 
 from magicrl.evaluation.statistics import Difference, paired_scores
-from magicrl.models.weight_files import weights_differ
+from magicrl.models.model_files import weights_differ
 from magicrl.records import StepMetrics
 from magicrl.training.conclusion import SUCCESS, LearningFacts, ScoreRise, conclude, learning_facts
 from magicrl.training.diagnosis import Judging, SampledAnswers

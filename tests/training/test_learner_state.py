@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig, TinyModelConfig
-from magicrl.models.attention import register_attention
-from magicrl.models.tiny import make_tiny
+from magicrl.models.packing import register_attention
+from magicrl.models.small_models import make_tiny
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
 from magicrl.training.protocols import Controls

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from magicrl.config.schema import ModelConfig, TinyModelConfig
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, RolloutGroup, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner

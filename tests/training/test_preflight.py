@@ -13,7 +13,7 @@ from magicrl.cli.train import run_training
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.models.loading import save_policy
-from magicrl.models.miniature import make_byte_tokenizer
+from magicrl.models.small_models import make_byte_tokenizer
 from magicrl.training import preflight
 from magicrl.training.preflight import check_run
 

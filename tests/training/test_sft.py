@@ -27,7 +27,7 @@ from magicrl.data.families import OptionValue, Split, register_family
 from magicrl.data.families import base as families
 from magicrl.models.loading import describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, frozen_tokens
 from magicrl.training.learner import LocalLearner
 from magicrl.training.sft import SftProgress, recipe_hash, run_sft, supervised_start

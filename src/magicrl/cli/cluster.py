@@ -42,7 +42,7 @@ def doctor(recipe: Path | None = None, /, *, address: str | None = None, megabyt
         found = nodes()
         examined = examine(found, megabytes=megabytes, probe=start_probe)
         if config is not None and config.cluster is not None:
-            from magicrl.distributed.assemble import ClusterParts
+            from magicrl.distributed.cluster_parts import ClusterParts
 
             try:
                 ClusterParts(config)

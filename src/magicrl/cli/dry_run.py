@@ -65,7 +65,7 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
         config: the recipe.
         folder: where the miniature and stand-in data are written.
     """
-    from magicrl.models.miniature import make_miniature
+    from magicrl.models.small_models import make_miniature
 
     told: list[str] = []
     tree = config.model_dump(mode="json")

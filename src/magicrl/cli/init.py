@@ -75,9 +75,9 @@ def run_init(
     began = time.perf_counter()
     read = _read(data, prompt, answer)
     # torch takes seconds to import: not before the data is known to be there
-    from magicrl.models.isolation import check_isolation
     from magicrl.models.loading import load_policy, resolve_device
     from magicrl.models.prompts import PromptEncoder
+    from magicrl.models.scorer import check_isolation
 
     with under("--model"):
         policy = load_policy(model, device=resolve_device("auto"))

@@ -110,7 +110,7 @@ def parts_of(config: TrainConfig) -> AbstractContextManager[PartsMaker | None]:
     from magicrl.distributed.runtime import require_ray
 
     require_ray()
-    from magicrl.distributed.assemble import cluster_parts
+    from magicrl.distributed.cluster_parts import cluster_parts
 
     return cluster_parts(config)
 

@@ -1,4 +1,6 @@
-"""Many rollout replicas behind the one seam: requests are shared out, what a lost replica owed is asked of others.
+"""A replica's place in the pool: the actor that fills it now, what that one owes, and what is told of it each step.
+
+Many rollout replicas behind the one seam: requests are shared out, what a lost replica owed is asked of others.
 
 A request goes to the replica with the fewest tokens still to come, all requests of one ``submit`` before any of them
 runs: the same submissions give every replica the same work, whoever is faster. A replica that dies, or from which
@@ -7,32 +9,147 @@ the samples that it had not delivered, and only for those, by their indices: non
 
 Replicas never stand still while they have work, so the pool can be asked ahead (``max_staleness``): new weights reach a
 replica between two turns of its engine, and the responses under way go on with them after their next token.
+
+A pool whose vLLM workers take the learner's weights straight from its ranks, not through the object store.
+
+Rank 0 of the learner and all workers of the replicas that live now form one group; it is formed anew when a replica was
+replaced. Whatever goes wrong on the way costs time and nothing else: who answers that it failed is given the same
+weights through the object store, as successors are; who does not answer is lost, as in any other call. Before each copy
+every replica is asked for a sign of life: gloo notices a death during the copy, NCCL waits for the call's time-out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from magicrl.config.schema import ClusterTimeouts
-from magicrl.distributed.payload import pack, size
-from magicrl.distributed.replica import Harvest, ReplicaFacts
+from magicrl.distributed.learner.ranks import LearnerLost
+from magicrl.distributed.replica import Harvest, ReplicaFacts, pack, size
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
-from magicrl.distributed.slots import Slot
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
-from magicrl.rollout.external import FiledGroups, check_request, group_of
-from magicrl.rollout.keeping import pack_begun, with_begun
-from magicrl.rollout.rows import GroupProgress
-from magicrl.rollout.weight_check import WeightCheck
+from magicrl.rollout.protocol import WeightCheck, WeightGiver
+from magicrl.rollout.requests import FiledGroups, GroupProgress, check_request, group_of, pack_begun, with_begun
+from magicrl.rollout.vllm_weights import Meeting, Told
 from magicrl.training.protocols import WorkSpan
+
+
+@dataclass(kw_only=True, eq=False)
+class Slot:
+    """A place.
+
+    Attributes:
+        index: names it.
+        actor: Ray's handle.
+        facts: None until it has answered for the first time.
+        pending: the call on whose answer the pool waits: ``facts`` and then ``load`` while it starts, else ``collect``.
+        starting: it has not the present weights yet.
+        given: version of the weights that it takes while it starts.
+        owed: sample indices by issue order.
+        heard: seconds that the pool had listened at its last delivered sample, or at the hand-over of work.
+        tokens: delivered since `observations`.
+        busy, busy_told: seconds spent generating so far, and at the last `observations`.
+        peak_mb: most memory of its accelerator so far.
+        longest: most samples owed at once since `observations`.
+    """
+
+    index: int
+    actor: Any
+    facts: ReplicaFacts | None = None
+    pending: Any = None
+    starting: bool = True
+    given: int | None = None
+    owed: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
+    heard: float = 0.0
+    tokens: int = 0
+    busy: float = 0.0
+    busy_told: float = 0.0
+    peak_mb: float = 0.0
+    longest: int = 0
+    _began: float | None = None
+    _spans: list[WorkSpan] = field(default_factory=list[WorkSpan])
+
+    @property
+    def name(self) -> str:
+        where = "" if self.facts is None else f" ({self.facts.host}, process {self.facts.pid})"
+        return f"rollout replica {self.index}{where}"
+
+    @property
+    def queue(self) -> int:
+        """Samples that it owes."""
+        return sum(map(len, self.owed.values()))
+
+    def owes(self, order: int, indices: Iterable[int]) -> None:
+        """It is asked for these samples of a request."""
+        self.owed.setdefault(order, set()).update(indices)
+        self.longest = max(self.longest, self.queue)
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def settle(self, order: int, index: int) -> None:
+        """It has delivered this one."""
+        self.owed[order].discard(index)
+        if not self.owed[order]:
+            del self.owed[order]
+        if not self.owed:
+            self._rest()
+
+    def excuse(self) -> None:
+        """It owes nothing any more."""
+        self.owed.clear()
+        self._rest()
+
+    def heard_of(self, harvest: Harvest) -> None:
+        """What it tells of itself with every delivery."""
+        self.busy, self.peak_mb = harvest.busy, harvest.peak_mb
+
+    def successor(self, actor: Any, listened: float) -> Slot:
+        """The place with another actor in it, whose seconds begin anew; what is not told yet is kept."""
+        self._rest()
+        return Slot(
+            index=self.index,
+            actor=actor,
+            heard=listened,
+            tokens=self.tokens,
+            longest=self.longest,
+            _spans=self._spans,
+        )
+
+    def observations(self) -> dict[str, float]:
+        """Metrics since the last call: what it delivered, how fast, how much it owes and owed at most, its memory."""
+        key, busy = f"cluster/replica_{self.index}", self.busy - self.busy_told
+        values = {
+            f"{key}/tokens": self.tokens,
+            f"{key}/busy_seconds": busy,
+            f"{key}/tokens_per_second": self.tokens / busy if busy else 0.0,
+            f"{key}/queue": self.queue,
+            f"{key}/queue_max": max(self.longest, self.queue),
+            f"{key}/peak_mb": self.peak_mb,
+        }
+        self.tokens, self.busy_told, self.longest = 0, self.busy, 0
+        return values
+
+    def spans(self) -> list[WorkSpan]:
+        """When it owed something, since the last call; seconds of this process's ``perf_counter``."""
+        if self._began is not None:
+            self._rest()
+            self._began = time.perf_counter()
+        told, self._spans = self._spans, []
+        return told
+
+    def _rest(self) -> None:
+        if self._began is not None:
+            self._spans.append(WorkSpan(f"replica {self.index}", "rollout", self._began, time.perf_counter()))
+        self._began = None
 
 
 class EnginePool:
@@ -359,3 +476,133 @@ def _part(group: GroupProgress, indices: set[int]) -> RolloutRequest:
 
 def _tokens(request: RolloutRequest, samples: int) -> int:
     return len(request.prompt_tokens) + samples * request.sampling.max_tokens
+
+
+class SendingLearner(WeightGiver, Protocol):
+    """A learner whose ranks send; see ``DistributedLearner``."""
+
+    def meeting(self, size: int, seconds: float) -> Meeting: ...
+
+    def join(self, meeting: Meeting) -> tuple[Told, ...] | None: ...
+
+    def send(self) -> bool: ...
+
+
+class DirectPool(EnginePool):
+    """A `magicrl.rollout.protocol.TakingEngine`.
+
+    Args:
+        make, replicas, timeouts, restarts, check: as ``EnginePool``'s.
+        learner: whose weights are taken.
+        workers: vLLM's in each replica (its tensor-parallel degree).
+    """
+
+    def __init__(
+        self,
+        make: Callable[[int], Any],
+        replicas: int,
+        *,
+        learner: SendingLearner,
+        workers: int,
+        timeouts: ClusterTimeouts,
+        restarts: int = 8,
+        check: WeightCheck | None = None,
+    ) -> None:
+        super().__init__(make, replicas, timeouts=timeouts, restarts=restarts, check=check)
+        self._learner = learner
+        self._workers = workers
+        self._members: list[Any] = []  # actors that have joined, in the order of their places
+        self._told: tuple[Told, ...] = ()
+        self._stored = -1  # version of what lies in the object store
+        self.detours = 0
+        """Times that a replica was given its weights through the object store since the direct way failed."""
+
+    def take_weights(self, giver: WeightGiver) -> None:
+        """Have every replica take the learner's present weights and show them.
+
+        Raises:
+            ValueError: ``giver`` is not the learner whose ranks send.
+            ClusterError: no replica is left.
+            RuntimeError: a replica samples with other weights (from the check).
+        """
+        if giver is not self._learner:
+            raise ValueError("a direct pool takes the weights of the learner that it was made with")
+        version = self._learner.version
+        self._weights, self._version = None, version
+        live = self._alive()
+        answers = self._sent(live) if live and self._all_joined(live) else {}
+        for slot in live:
+            if slot.name not in answers and slot in self._slots:
+                self.detours += 1
+                self._taken(slot, self._load(slot), answers, again=False)
+        if self._check is not None and answers:
+            self._check.compare(answers, version)
+
+    def observations(self) -> dict[str, float]:
+        """As the pool's, and how often the direct way failed."""
+        return super().observations() | {"cluster/replicas/detours": self.detours}
+
+    def _load(self, slot: Slot) -> Any:
+        """Through the object store, gathered when the first replica asks for it."""
+        if self._weights is None:
+            self._stored = self._learner.version
+            self._weights = ray.put(pack(self._learner.weights()))
+        probes = self._check.requests if self._check else ()
+        return slot.actor.load.remote(self._weights, self._stored, probes)
+
+    def _alive(self) -> list[Slot]:
+        """The replicas that have weights, those that have died meanwhile replaced."""
+        live = [slot for slot in self._slots if not slot.starting]
+        signs = [slot.actor.facts.remote() for slot in live]
+        for slot, sign in zip(live, signs, strict=True):
+            try:
+                waited_for(sign, self._timeouts.load_weights, f"a sign of life of {slot.name}")
+            except (RayActorError, ClusterError) as error:
+                self._lose(slot, error)
+        return [slot for slot in live if slot in self._slots]
+
+    def _all_joined(self, live: Sequence[Slot]) -> bool:
+        """Form the group anew unless these are its members."""
+        actors = [slot.actor for slot in live]
+        if actors == self._members:
+            return True
+        self._members = []
+        try:
+            meeting = self._learner.meeting(1 + len(live) * self._workers, self._timeouts.load_weights)
+            calls = [slot.actor.join.remote(meeting, 1 + k * self._workers) for k, slot in enumerate(live)]
+            told = self._learner.join(meeting)
+        except LearnerLost:
+            return False  # its ranks start anew with the next call; the replicas give up after ``meeting.seconds``
+        for slot, call in zip(live, calls, strict=True):
+            try:
+                waited_for(call, self._timeouts.load_weights, f"{slot.name} to meet the learner")
+            except (RayActorError, ClusterError) as error:
+                self._lose(slot, error)
+                return False
+            except RayTaskError:
+                told = None
+        if told is None:
+            return False
+        self._told, self._members = told, actors
+        return True
+
+    def _sent(self, live: Sequence[Slot]) -> dict[str, list[RolloutGroup]]:
+        """Send; the probes' answers of the replicas that have taken everything."""
+        probes = self._check.requests if self._check else ()
+        calls = [slot.actor.take.remote(self._told, self._version, probes) for slot in live]
+        with contextlib.suppress(LearnerLost):  # the replicas will say that they did not get everything
+            self._learner.send()
+        answers: dict[str, list[RolloutGroup]] = {}
+        for slot, call in zip(live, calls, strict=True):
+            self._taken(slot, call, answers, again=True)
+        return answers
+
+    def _taken(self, slot: Slot, call: Any, answers: dict[str, list[RolloutGroup]], *, again: bool) -> None:
+        """Note a replica's answer; one that says it failed may be asked ``again``, any other is lost."""
+        what = f"{slot.name} to take the weights of version {self._version}"
+        try:
+            answers[slot.name] = waited_for(call, self._timeouts.load_weights, what)
+        except (RayActorError, RayTaskError, ClusterError) as error:
+            self._members = []
+            if not (again and isinstance(error, RayTaskError)):
+                self._lose(slot, error)

@@ -1,10 +1,11 @@
-"""Connecting to Ray, what its nodes have, and waits that end."""
+"""Connecting to Ray, what its nodes have, and waits that end. Imports Ray only where it is used."""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
 import math
+import os
 import socket
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
@@ -172,3 +173,9 @@ def cause_of(error: BaseException) -> str:
         inner = inner.cause  # pyright: ignore[reportAttributeAccessIssue]
     lines = [line.strip() for line in str(inner).strip().splitlines() if line.strip()]
     return lines[-1] if lines else type(inner).__name__
+
+
+def see_only(numbers: Sequence[str]) -> None:
+    """Have this process see these GPUs only; called before its first use of CUDA. None at all changes nothing."""
+    if numbers:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(numbers)

@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.config.schema import DType
-from magicrl.models.folder import JSON_FILES, TOKENIZER_FILES, find_model
 from magicrl.models.loading import LoadedModel, load_policy, resolve_device
+from magicrl.models.model_files import JSON_FILES, TOKENIZER_FILES, find_model
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, TokenArray
 from magicrl.rollout.in_process import InProcessEngine

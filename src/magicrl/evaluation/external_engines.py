@@ -15,12 +15,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.evaluation.engines import EngineSettings, OpenedEngine, model_checksums, opens_reasoning
-from magicrl.models.folder import check_model, find_model
 from magicrl.models.loading import LoadedModel, describe_policy, resolve_device
+from magicrl.models.model_files import check_model, find_model
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, TokenArray, frozen_tokens
-from magicrl.rollout.openai_client import UNLIMITED_CONTEXT, OpenAIEngine
-from magicrl.rollout.openai_settings import ServerSettings
+from magicrl.rollout.openai_engine import UNLIMITED_CONTEXT, OpenAIEngine
+from magicrl.rollout.openai_http import ServerSettings
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 
 T = TypeVar("T")

@@ -1,4 +1,8 @@
-"""The language-model head that returns log-probabilities and entropies instead of logits.
+"""What the head and its backends say to each other: settings, inputs, gradients' parts, the protocol.
+
+The head's two passes over the logits in torch: one product a piece, softmax in blocks that stay in cache.
+
+The language-model head that returns log-probabilities and entropies instead of logits.
 
 For a response of 32K tokens and a vocabulary of 150K words the logits alone take 18 GiB in float32, and
 autograd would keep several copies. Only two numbers a token are needed: the log-probability of its target
@@ -16,15 +20,221 @@ CUDA (``head_triton.py``). This file has the formula's frame: checks, autograd, 
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol, cast
 
 import torch
 from torch import Tensor
 
-from magicrl.models.head_backend import HeadBackend, HeadInputs, HeadOptions, Pull
-from magicrl.models.head_torch import TorchHead
-from magicrl.models.head_triton import TRITON_IS_THERE, TritonHead
+Backend = Literal["auto", "torch", "triton"]
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tiles:
+    """Tile sizes of the Triton kernels.
+
+    Attributes:
+        tokens: rows of a program.
+        words: columns of one tile of logits.
+        inner: of the hidden width, multiplied at a time.
+        group: blocks of rows that follow each other before the next words.
+        words_per_program: tiles that a program of the forward pass goes through, one after the other.
+        warps: of a program.
+        stages: of its pipeline.
+    """
+
+    tokens: int = 128
+    words: int = 128
+    inner: int = 64
+    group: int = 16
+    words_per_program: int = 16
+    warps: int = 8
+    stages: int = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadOptions:
+    """What lies between hidden states and log-probabilities, apart from the weights.
+
+    Attributes:
+        temperature: tau, > 0; divides the logits before the log-softmax (recipe section 2).
+        valid_vocab: rows of the weight that are words. Later rows are padding: their probability is 0.
+            None means all rows.
+        chunk_tokens: a piece has as many logits as so many tokens have, whatever its shape.
+        scale: constant factor on the logits, before soft-capping (Cohere, Granite).
+        softcap: logits become ``softcap * tanh(logits / softcap)`` (Gemma 2); None for most models.
+        backend: ``auto`` is Triton where the tensors are on CUDA and Triton is installed, else torch.
+        tiles: of the Triton kernels; None is what suits the device.
+    """
+
+    temperature: float = 1.0
+    valid_vocab: int | None = None
+    chunk_tokens: int = 1024
+    scale: float = 1.0
+    softcap: float | None = None
+    backend: Backend = "auto"
+    tiles: Tiles | None = None
+
+    def __post_init__(self) -> None:
+        if self.temperature <= 0:
+            raise ValueError(f"temperature must be > 0 to take log-probabilities, got {self.temperature}")
+        if self.chunk_tokens < 1:
+            raise ValueError(f"chunk_tokens must be >= 1, got {self.chunk_tokens}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadInputs:
+    """What a backend works on: the weight's padded rows are gone, so their probability is exactly 0.
+
+    Attributes:
+        hidden: ``[tokens, d]``.
+        weight: ``[vocab, d]`` in the dtype of ``hidden``.
+        bias: ``[vocab]`` in the dtype of the statistics, or None.
+        targets: ``[tokens]`` int64.
+        options: see there.
+    """
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    targets: Tensor
+    options: HeadOptions
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of softmax statistics: float32, or float64 for float64 inputs."""
+        return torch.float64 if self.hidden.dtype == torch.float64 else torch.float32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pull:
+    """What the logits' gradient is made of, ``[tokens]`` each, in the dtype of the statistics.
+
+    Attributes:
+        logprobs: gradient of the log-probabilities, g.
+        entropies: gradient of the entropies, h; None if all are zero.
+        log_sums: logsumexp of the logits, L.
+        entropy_values: H.
+
+    Arranged as ``p * (-(g + h (H - L)) - h z) + g onehot``: one exponential and two passes.
+    """
+
+    logprobs: Tensor
+    entropies: Tensor | None
+    log_sums: Tensor
+    entropy_values: Tensor
+
+    def constant(self, rows: slice) -> Tensor:
+        """``-(g + h (H - L))``."""
+        found = self.logprobs[rows]
+        if self.entropies is not None:
+            found = found + self.entropies[rows] * (self.entropy_values[rows] - self.log_sums[rows])
+        return -found
+
+
+class HeadBackend(Protocol):
+    """Two passes over the logits."""
+
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Log-probabilities of the targets, entropies and logsumexps, ``[tokens]`` each."""
+        ...
+
+    def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
+        """``[rows, words]`` gradient of the raw products of hidden states and weights, in their dtype."""
+        ...
+
+
+_CPU_BLOCK_ELEMENTS = 1 << 19
+"""Softmax statistics are taken over blocks of rows that stay in a core's cache (2 MiB of float32)."""
+_GPU_BLOCK_ELEMENTS = 1 << 25
+
+
+class TorchHead:
+    """A ``HeadBackend`` for every device."""
+
+    def __init__(self, inputs: HeadInputs) -> None:
+        self._inputs = inputs
+        self._elements = _GPU_BLOCK_ELEMENTS if inputs.hidden.is_cuda else _CPU_BLOCK_ELEMENTS
+        self._buffers: list[Tensor] = []
+
+    def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
+        """See ``HeadBackend``."""
+        inputs = self._inputs
+        tokens, vocab = len(inputs.hidden), len(inputs.weight)
+        logprobs = torch.empty(tokens, dtype=inputs.dtype, device=inputs.hidden.device)
+        entropies, log_sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
+        step = inputs.options.chunk_tokens
+        for start in range(0, tokens, step):
+            product = inputs.hidden[start : start + step] @ inputs.weight.T
+            for span, _, logits, spare in self._blocks(start, product, slice(0, vocab)):
+                largest = logits.amax(dim=1, keepdim=True)
+                logits.sub_(largest)
+                chosen = logits.gather(1, inputs.targets[span, None])[:, 0]
+                torch.exp(logits, out=spare)
+                total = spare.sum(dim=1)
+                log_total = total.log()
+                torch.sub(chosen, log_total, out=logprobs[span])
+                # sum_v p_v z_v with z relative to the largest: no cancellation of large numbers
+                mean = spare.mul_(logits).sum(dim=1).div_(total)
+                torch.sub(log_total, mean, out=entropies[span])
+                torch.add(log_total, largest[:, 0], out=log_sums[span])
+        return logprobs, entropies, log_sums
+
+    def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
+        """See ``HeadBackend``. The product's memory is given its gradient."""
+        inputs = self._inputs
+        product = inputs.hidden[rows] @ inputs.weight[words].T
+        for span, part, logits, spare in self._blocks(rows.start, product, words):
+            torch.sub(logits, pull.log_sums[span, None], out=spare)
+            spare.exp_()
+            constant = pull.constant(span)[:, None]
+            if pull.entropies is None:
+                spare.mul_(constant)
+            else:
+                spare.mul_(torch.addcmul(constant, logits, pull.entropies[span, None], value=-1))
+            place = inputs.targets[span] - words.start
+            (here,) = torch.where((place >= 0) & (place < product.shape[1]))
+            spare[here, place[here]] += pull.logprobs[span][here]
+            self._through_transform(spare, logits)
+            part.copy_(spare)
+        return product
+
+    def _blocks(self, first: int, product: Tensor, words: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
+        """Blocks of a product: rows of the whole, the block of ``product``, its logits and a spare buffer.
+
+        Logits are in the statistics' dtype, transformed and divided by tau. The last two are reused by the
+        next block.
+        """
+        inputs, options = self._inputs, self._inputs.options
+        rows = max(1, min(self._elements // product.shape[1], len(product)))
+        if not self._buffers or self._buffers[0].numel() < rows * product.shape[1]:
+            self._buffers = [product.new_empty(rows * product.shape[1], dtype=inputs.dtype) for _ in range(2)]
+        for start in range(0, len(product), rows):
+            part = product[start : start + rows]
+            logits, spare = (buffer[: part.numel()].view(part.shape) for buffer in self._buffers)
+            logits.copy_(part)
+            if inputs.bias is not None:
+                logits.add_(inputs.bias[words])
+            if options.scale != 1.0:
+                logits.mul_(options.scale)
+            if options.softcap is not None:
+                logits.div_(options.softcap).tanh_().mul_(options.softcap)
+            if options.temperature != 1.0:
+                logits.div_(options.temperature)
+            yield slice(first + start, first + start + len(part)), part, logits, spare
+
+    def _through_transform(self, gradient: Tensor, logits: Tensor) -> None:
+        """Turn the gradient of the final logits into that of the raw product, in place."""
+        options = self._inputs.options
+        factor = options.scale / options.temperature
+        if options.softcap is not None:  # d softcap*tanh(x/softcap) = 1 - tanh^2
+            gradient.mul_(1 - (logits * (options.temperature / options.softcap)).square_())
+        if factor != 1.0:
+            gradient.mul_(factor)
+
 
 __all__ = ["HeadOptions", "logprobs_and_entropies", "pieces"]
 
@@ -86,10 +296,12 @@ def _inputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
 
 def _backend(inputs: HeadInputs) -> HeadBackend:
     wanted = inputs.options.backend
-    fits = TRITON_IS_THERE and inputs.hidden.dtype != torch.float64
+    fits = TRITON_INSTALLED and inputs.hidden.dtype != torch.float64
     if wanted == "triton" and not fits:
         raise ValueError("the head's Triton kernels need triton, and float32 or narrower tensors; use backend='torch'")
     if fits and (wanted == "triton" or (wanted == "auto" and inputs.hidden.is_cuda)):
+        from magicrl.models.head_triton import TritonHead
+
         return TritonHead(inputs)
     return TorchHead(inputs)
 

@@ -1,4 +1,6 @@
-"""Load any Hugging Face causal LM for magicrl, and write model folders that plain transformers reads.
+"""What a model computes on: the device's name, and the most memory that it took there.
+
+Load any Hugging Face causal LM for magicrl, and write model folders that plain transformers reads.
 
 A loaded policy uses magicrl's attention (see ``attention.py``), runs in evaluation mode (no dropout, so that the
 sampler and the learner are one distribution) and never executes code from the model folder.
@@ -10,6 +12,7 @@ import copy
 import logging
 import os
 import re
+import resource
 import shutil
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,10 +35,22 @@ from transformers.utils import logging as hf_logging
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import DType
-from magicrl.models.attention import ATTENTION_NAME, register_attention
-from magicrl.models.folder import check_model, find_model
+from magicrl.models.model_files import WeightFiles, check_model, find_model, not_finite
+from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.models.prompts import end_of_turn_token
-from magicrl.models.weight_files import WeightFiles, not_finite
+
+
+def device_name(device: torch.device) -> str:
+    """What CUDA calls the device; ``cpu`` for anything else."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def peak_mb(device: torch.device) -> float:
+    """Most memory so far, MiB: what torch held of the GPU for this process; on a CPU the process's resident set."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
 
 _log = logging.getLogger(__name__)
 

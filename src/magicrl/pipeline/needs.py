@@ -6,7 +6,7 @@ import importlib.util
 from pathlib import Path
 
 from magicrl.config.errors import RecipeError, under
-from magicrl.models.folder import find_model
+from magicrl.models.model_files import find_model
 from magicrl.pipeline.settings import (
     DecontaminateStep,
     DedupStep,
@@ -18,7 +18,7 @@ from magicrl.pipeline.settings import (
 from magicrl.pipeline.similarity.settings import EmbeddingSettings
 from magicrl.pipeline.sources.importing import source_files
 from magicrl.pipeline.sources.settings import PipelineSource
-from magicrl.rollout.vllm_errors import vllm_missing
+from magicrl.rollout.vllm_engine import vllm_missing
 
 
 def check_needs(config: PipelineConfig, output: Path) -> None:
@@ -83,7 +83,7 @@ def _check_server(step: JudgeStep) -> None:
 
 
 def _check_gguf(package: str, key: str) -> None:
-    from magicrl.models.gguf import find_gguf  # torch: only where such a package is named
+    from magicrl.models.small_models import find_gguf  # torch: only where such a package is named
 
     try:
         find_gguf(package)

@@ -1,4 +1,8 @@
-"""The rollout engine inside the trainer's process: continuous batching over a slot cache, exact and repeatable.
+"""What the in-process engine takes: the limits of a request, and how many rows fit into memory.
+
+Copy a learner's weights into an engine's model.
+
+The rollout engine inside the trainer's process: continuous batching over a slot cache, exact and repeatable.
 
 One turn of the loop: give free rows to waiting samples (the prompt of a group is computed and held once), decode one
 token for every row, retire the rows that ended. Rows are filled in issue order, and what happens next depends on
@@ -11,6 +15,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,12 +23,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.models.decode_attention import DecodeAttention
-from magicrl.models.decoder import fused_decoder
-from magicrl.models.devices import device_name, peak_mb
-from magicrl.models.isolation import check_isolation
-from magicrl.models.slot_cache import PrefillAttention, PromptRun, SlotCache, probe_cache_shape
-from magicrl.models.static_decode import static_decoder
+from magicrl.models.decoding import fused_decoder, static_decoder
+from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun, SlotCache, probe_cache_shape
+from magicrl.models.loading import device_name, peak_mb
+from magicrl.models.scorer import check_isolation
 from magicrl.records import (
     Completion,
     FinishedSample,
@@ -33,12 +36,117 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.admission import Limits, lengths_of, packs
-from magicrl.rollout.keeping import with_begun
-from magicrl.rollout.rows import GroupProgress, RowOutput, RowTable
+from magicrl.rollout.requests import GroupProgress, check_request, with_begun
+from magicrl.rollout.rows import RowOutput, RowTable, Work, pack_work, unpack_work
 from magicrl.rollout.sampling import sample_tokens
-from magicrl.rollout.weights import copy_weights
-from magicrl.rollout.work import Work, pack_work, unpack_work
+
+_PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits:
+    """Of an engine.
+
+    Attributes:
+        max_context: most prompt + response tokens of a sequence.
+        valid_vocab: tokens from here on are padding.
+        max_rows: most sequences that decode at once.
+        memory_limit_mb: MiB of the key/value cache.
+        bytes_per_token: of the cache.
+    """
+
+    max_context: int
+    valid_vocab: int
+    max_rows: int
+    memory_limit_mb: int
+    bytes_per_token: int
+
+    def rows(self, capacity: int) -> int:
+        """How many sequences of ``capacity`` tokens fit."""
+        return min(self.max_rows, (self.memory_limit_mb << 20) // (capacity * self.bytes_per_token))
+
+    def check(self, request: RolloutRequest) -> None:
+        """
+        Raises:
+            ValueError: the request cannot be served; names the problem and the remedy.
+        """
+        prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
+        name = f"problem {request.problem.id!r}"
+        if prompt == 0:
+            raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
+        check_request(request, self.max_context, valid_vocab=self.valid_vocab)
+        for index, begun in request.begun:
+            unfinished = begun.finish_reason is FinishReason.ABORTED
+            if index not in request.indices or len(begun) > limit or (unfinished and len(begun) == limit):
+                raise ValueError(
+                    f"{name}: sample {index} was begun with {len(begun)} tokens ({begun.finish_reason.value}), which "
+                    f"cannot be gone on with: wanted are the samples {request.indices} of at most {limit} tokens"
+                )
+        if not self.rows(prompt + limit):
+            need = (prompt + limit) * self.bytes_per_token / 2**20
+            raise ValueError(
+                f"{name}: prompt of {prompt} tokens + max_tokens {limit} needs {need:.1f} MiB of cache, "
+                f"rollout.memory_limit_mb is {self.memory_limit_mb}; raise it or lower max_tokens"
+            )
+
+
+def lengths_of(group: GroupProgress) -> tuple[int, int]:
+    """Tokens of the prompt, and of the longest response."""
+    return len(group.request.prompt_tokens), group.request.sampling.max_tokens
+
+
+def packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
+    """Groups sorted by prompt length (ties in issue order), cut into packs of at most 8,192 prompt tokens."""
+    pack: list[GroupProgress] = []
+    tokens = 0
+    for group in sorted(groups, key=lambda g: len(g.request.prompt_tokens)):
+        length = len(group.request.prompt_tokens)
+        if pack and tokens + length > _PREFILL_TOKENS:
+            yield pack
+            pack, tokens = [], 0
+        pack.append(group)
+        tokens += length
+    if pack:
+        yield pack
+
+
+def _listed(names: set[str]) -> str:
+    shown = sorted(names)
+    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+
+
+@torch.no_grad()
+def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
+    """Copy ``weights`` (HF parameter names to tensors) into ``model``, cast to its precision and device.
+
+    A tied parameter (an ``lm_head`` that is the embedding) needs one of its names; further names must hold the
+    same values. Nothing is written unless every name and shape fits.
+
+    Raises:
+        ValueError: a parameter is missing, unknown, of another shape, or its tied names disagree.
+    """
+    targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+    unknown = set(weights) - set(targets)
+    if unknown:
+        raise ValueError(f"weights for parameters that the engine's model does not have: {_listed(unknown)}")
+    chosen: dict[int, str] = {}
+    for name, value in weights.items():
+        target = targets[name]
+        if tuple(value.shape) != tuple(target.shape):
+            raise ValueError(f"{name} has shape {tuple(value.shape)}, the engine's model wants {tuple(target.shape)}")
+        other = chosen.setdefault(id(target), name)
+        twin = weights[other]
+        if other != name and twin.data_ptr() != value.data_ptr() and not torch.equal(twin, value):
+            raise ValueError(
+                f"{name} and {other} are tied in the engine's model but differ in the given weights; "
+                "load the engine's model with tie_word_embeddings as the learner's"
+            )
+    missing = {name for name, parameter in model.named_parameters() if id(parameter) not in chosen}
+    if missing:
+        raise ValueError(f"no weights were given for: {_listed(missing)}")
+    for name in chosen.values():
+        targets[name].copy_(weights[name])
+
 
 REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: fewer, larger forwards
 
@@ -73,7 +181,7 @@ class InProcessEngine:
             max_rows: most sequences that decode at once.
             memory_limit_mb: upper limit of the key/value cache in MiB; fewer rows are used when they do not fit.
             device: where the model is.
-            static_steps: decode in steps of fixed shapes, as CUDA graphs need them (`magicrl.models.static_decode`),
+            static_steps: decode in steps of fixed shapes, as CUDA graphs need them (`magicrl.models.decoding`),
                 where the model allows it; default: on CUDA.
 
         Raises:

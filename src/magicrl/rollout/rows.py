@@ -3,19 +3,30 @@
 Active rows are a prefix of the cache, by descending length of their responses, so that each block of the cache is read
 for a prefix of the rows. Rows move when others end; a sample's output buffers, its *slot*, do not.
 Everything here is numpy, vectorised over rows, and knows nothing of models.
+
+What the in-process engine has in hand: queue, groups, rows and cache, and all of it in a checkpoint.
+
+Keys and values cannot be computed again, since the weights that made them are gone; so a snapshot holds them, as far
+as they are filled. Then a run that was killed with responses in flight goes on with the very same numbers.
 """
 
 from __future__ import annotations
 
+import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from magicrl.models.kv_cache import BlockStore, CacheShape, SlotCache
 from magicrl.records import Completion, FinishReason, RolloutRequest, VersionSpans
-from magicrl.rollout.randomness import uniforms
+from magicrl.rollout.requests import GroupProgress, pack_completions, unpack_completions
+from magicrl.rollout.sampling import uniforms
 
 _UNIFORMS_AHEAD = 64  # random numbers of a row that are computed at once
 
@@ -37,48 +48,6 @@ _ROW = np.dtype(
 
 
 _KEPT_FIELDS = tuple(name for name in _ROW.names or () if name != "slot")
-
-
-@dataclass(kw_only=True, slots=True)
-class GroupProgress:
-    """A submitted request and its completions so far.
-
-    Attributes:
-        order: issue order, unique within the engine.
-        request: what was asked.
-        to_start: sample indices that need a row, ascending.
-        started: how many of them have a row or have had one.
-        done: finished completions by sample index.
-        partial: what there is already of samples that are to be gone on with, by sample index.
-        began: clock at the start of its prompt.
-        version: policy version at that time.
-        place: cache slot of its prompt; -1 before it has started.
-    """
-
-    order: int
-    request: RolloutRequest
-    to_start: list[int] = field(init=False)
-    started: int = 0
-    done: dict[int, Completion] = field(default_factory=dict[int, Completion])
-    partial: dict[int, Completion] = field(default_factory=dict[int, Completion])
-    began: float = 0.0
-    version: int = -1
-    place: int = -1
-
-    def __post_init__(self) -> None:
-        for index, completion in self.request.begun:
-            whole = completion.finish_reason is not FinishReason.ABORTED
-            (self.done if whole else self.partial)[index] = completion
-        self.to_start = [index for index in self.request.indices if index not in self.done]
-
-    @property
-    def waiting(self) -> int:
-        """Samples that have not started."""
-        return len(self.to_start) - self.started
-
-    @property
-    def complete(self) -> bool:
-        return len(self.done) == len(self.request.indices)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -289,3 +258,131 @@ def _spans(starts: Sequence[tuple[int, int]], count: int) -> VersionSpans:
         elif tokens > 0:
             runs.append((version, tokens))
     return tuple(runs)
+
+
+@dataclass(kw_only=True, slots=True)
+class Work:
+    """The mutable state of an engine beside its weights.
+
+    Attributes:
+        queue: groups with samples that have not started.
+        open: every group that has not been yielded, by issue order.
+        ended: issue orders of those that are complete, in the order in which they ended.
+        kept: logits after the prompt of the queue's first group, if it has started in part.
+        prompts: groups by cache slot.
+        cache: None before the first generation.
+        rows: the sequences in flight.
+        sampled: tokens so far.
+    """
+
+    queue: deque[GroupProgress] = field(default_factory=deque[GroupProgress])
+    open: dict[int, GroupProgress] = field(default_factory=dict[int, GroupProgress])
+    ended: deque[int] = field(default_factory=deque[int])
+    kept: Tensor | None = None
+    prompts: list[GroupProgress] = field(default_factory=list[GroupProgress])
+    cache: SlotCache | None = None
+    rows: RowTable = field(default_factory=lambda: RowTable(0, 0))
+    sampled: int = 0
+
+
+def pack_work(work: Work) -> dict[str, Any]:
+    """Tensors and JSON values by name."""
+    now = time.perf_counter()
+    groups = [
+        {
+            "order": group.order,
+            "draw": group.request.draw,
+            "to_start": group.to_start,
+            "started": group.started,
+            "version": group.version,
+            "place": group.place,
+            "age": now - group.began,
+        }
+        for group in work.open.values()
+    ]
+    held = [
+        (group.order, index, completion)
+        for group in work.open.values()
+        for index, completion in (*group.partial.items(), *group.done.items())
+    ]
+    state: dict[str, Any] = {
+        "groups": groups,
+        "queue": [group.order for group in work.queue],
+        "ended": list(work.ended),
+        "prompts": [group.order for group in work.prompts],
+        "sampled": work.sampled,
+        "held": [[order, index] for order, index, _ in held],
+        **pack_completions("completions", [completion for *_, completion in held]),
+        "geometry": None,
+    }
+    if work.kept is not None:
+        state["kept"] = work.kept
+    if work.cache is not None:
+        cache = work.cache
+        state["geometry"] = [cache.rows, cache.prompts.capacity, cache.responses.capacity]
+        rows = work.rows.state()
+        state |= {f"rows/{k}": torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in rows.items()}
+        for name, (store, places, tokens) in _filled(work, cache).items():
+            for block, used in store.spans(tokens):
+                for kind, layers in (("keys", store.keys), ("values", store.values)):
+                    kept = [layer[block][:places, :, :used] for layer in layers]
+                    state[f"cache/{name}/{kind}/{block}"] = torch.stack(kept)
+    return state
+
+
+def unpack_work(
+    state: Mapping[str, Any],
+    requests: Mapping[int, RolloutRequest],
+    shape: CacheShape,
+    device: torch.device,
+    *,
+    whole: bool,
+) -> Work:
+    """Inverse of ``pack_work``.
+
+    Args:
+        state: what it gave.
+        requests: by draw; those in flight must be there.
+        shape: of the engine's cache.
+        device: where the cache is to lie.
+        whole: as of `SlotCache`; blocks are the same either way.
+    """
+    work, now = Work(sampled=int(state["sampled"])), time.perf_counter()
+    for row in state["groups"]:
+        group = GroupProgress(order=int(row["order"]), request=requests[int(row["draw"])])
+        group.to_start, group.started = [int(i) for i in row["to_start"]], int(row["started"])
+        group.version, group.place, group.began = int(row["version"]), int(row["place"]), now - float(row["age"])
+        work.open[group.order] = group
+    for (order, index), completion in zip(state["held"], unpack_completions("completions", state), strict=True):
+        group = work.open[order]
+        whole = completion.finish_reason is not FinishReason.ABORTED
+        (group.done if whole else group.partial)[int(index)] = completion
+    work.queue.extend(work.open[order] for order in state["queue"])
+    work.ended.extend(state["ended"])
+    work.prompts.extend(work.open[order] for order in state["prompts"])
+    if "kept" in state:
+        work.kept = state["kept"].to(device)
+    if state["geometry"] is not None:
+        rows, prompt, response = (int(n) for n in state["geometry"])
+        work.cache = cache = SlotCache(shape, rows, prompt, response, device, whole=whole)
+        work.rows = RowTable(rows, response)
+        arrays = {k.removeprefix("rows/"): v for k, v in state.items() if k.startswith("rows/")}
+        work.rows.restore(
+            {k: v.numpy() if isinstance(v, Tensor) else v for k, v in arrays.items()}, work.open.__getitem__
+        )
+        for name, (store, places, tokens) in _filled(work, cache).items():
+            for block, used in store.spans(tokens):
+                for kind, layers in (("keys", store.keys), ("values", store.values)):
+                    for layer, kept in zip(layers, state[f"cache/{name}/{kind}/{block}"], strict=True):
+                        layer[block][:places, :, :used] = kept.to(device)
+    return work
+
+
+def _filled(work: Work, cache: SlotCache) -> dict[str, tuple[BlockStore, int, int]]:
+    """Each store with the places in use and the most tokens that one of them holds."""
+    prompts = max((len(group.request.prompt_tokens) for group in work.prompts), default=0)
+    responses = int(work.rows.column("count").max(initial=1)) - 1
+    return {
+        "prompts": (cache.prompts, len(work.prompts), prompts),
+        "responses": (cache.responses, work.rows.active, responses),
+    }

@@ -1,4 +1,10 @@
-"""vLLM's offline engine on this machine, CPU or GPU, behind the seam: tokens in, tokens out, a seed a sample.
+"""What vLLM says when it cannot start or go on, with what to do about it.
+
+Starting vLLM inside this process, and leaving the process as it was.
+
+A sample as a request of vLLM's: what is asked, and what there is of the response, in part or whole (vLLM 0.32).
+
+vLLM's offline engine on this machine, CPU or GPU, behind the seam: tokens in, tokens out, a seed a sample.
 
 It runs inside this process (as Ray's actors use it): vLLM's separate engine process outlives a killed parent and
 keeps its memory. What vLLM changes of a process on its way, the random state and ``torch.set_num_threads``, is put
@@ -10,15 +16,22 @@ check after a weight copy, come first in vLLM's queue.
 
 from __future__ import annotations
 
+import gc
+import os
+import random
+import re
 import time
+import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import torch
 
+from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import (
     Completion,
     FinishedSample,
@@ -27,16 +40,333 @@ from magicrl.records import (
     RolloutGroup,
     RolloutRequest,
     SamplingParams,
+    VersionSpans,
+    frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.external import FiledGroups, check_request, group_of
-from magicrl.rollout.keeping import pack_begun, with_begun
-from magicrl.rollout.vllm_errors import engine_trouble
-from magicrl.rollout.vllm_requests import Asked, Sampled
-from magicrl.rollout.vllm_start import VllmSettings, clean_up, start_vllm, worker_device
-from magicrl.rollout.vllm_transfer import Meeting, Told
-from magicrl.rollout.vllm_weights import VllmWeights
-from magicrl.rollout.weight_check import WeightCheck
+from magicrl.rollout.protocol import WeightCheck
+from magicrl.rollout.requests import (
+    FiledGroups,
+    GroupProgress,
+    check_request,
+    group_of,
+    pack_begun,
+    sample_seed,
+    with_begun,
+)
+from magicrl.rollout.vllm_weights import Meeting, Told, VllmWeights, worker_backend
+
+_KNOWN: tuple[tuple[re.Pattern[str], str], ...] = (
+    (
+        re.compile(r"head.?(size|dim)", re.I),
+        "vLLM's attention on this device has no kernel for the size of this model's attention heads; use the "
+        "in-process engine",
+    ),
+    (
+        re.compile(r"less than requested memory for kv", re.I),
+        "the machine has not that much memory free: lower cache_mb, or end other processes",
+    ),
+    (re.compile(r"greater than or equal to max_num_seqs", re.I), "lower max_rows"),
+    (
+        re.compile(r"kv.?cache|cache blocks|available memory|free memory|gpu_memory_utilization", re.I),
+        "the key/value cache does not fit: raise cache_mb (gpu_share on a GPU) if there is memory, else lower "
+        "max_context or max_rows",
+    ),
+    (
+        re.compile(r"out of memory|cannot allocate|can't allocate|not enough memory", re.I),
+        "memory is exhausted: lower cache_mb (gpu_share on a GPU), max_rows or max_context, or use a smaller model",
+    ),
+    (
+        re.compile(r"max_model_len|max_position_embeddings", re.I),
+        "max_context is more than the model was made for; lower it",
+    ),
+    (
+        re.compile(r"not supported|unsupported|no module or parameter|architectures", re.I),
+        "this version of vLLM does not have this model's architecture; use the in-process engine",
+    ),
+    (re.compile(r"compil|inductor|triton|ninja", re.I), "compiled graphs failed; set eager = true"),
+)
+
+
+def vllm_missing(error: ImportError) -> ValueError:
+    """The error of an installation without vLLM, or with a broken one."""
+    if (error.name or "").split(".")[0] == "vllm":
+        return ValueError(
+            "the vllm engine needs vLLM, which is not installed; CPU: pip install 'magicrl[vllm]' (beside torch's CPU "
+            "build), GPU: pip install vllm (the build for your CUDA)"
+        )
+    return ValueError(
+        f"vLLM is installed but cannot be imported ({error}); it must fit the installed torch: reinstall it, "
+        "on a CPU with pip install 'magicrl[vllm]'"
+    )
+
+
+def engine_trouble(what: str, error: Exception) -> ValueError:
+    """``error`` of vLLM in one sentence, its first telling line and the remedy."""
+    text = str(error).strip()
+    remedy = next((advice for pattern, advice in _KNOWN if pattern.search(text)), None)
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = next(
+        (re.sub(r"^Value error, | \[type=.*", "", line) for line in lines if "validation error" not in line),
+        type(error).__name__,
+    )[:300].rstrip(".")
+    return ValueError(f"{what}: {told}; {remedy or 'its log tells more with VLLM_LOGGING_LEVEL=INFO'}")
+
+
+_CPU_BLOCK = 32  # tokens of a cache block, the smallest that vLLM's CPU attention has: its default of 128 shares less
+_CPU_CACHE_MB = 4096
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VllmSettings:
+    """How vLLM serves a model.
+
+    Attributes:
+        dtype: precision of weights and activations; ``auto`` is the folder's own.
+        max_context: most prompt + response tokens; None: the model's.
+        max_rows: most sequences that decode at once.
+        cache_mb: size of the key/value cache in MiB; None: 4096 on a CPU, what ``gpu_share`` leaves on a GPU.
+        gpu_share: share of the GPU's memory for everything.
+        gpus: over how many GPUs of this machine the model is spread (tensor parallel).
+        eager: without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only.
+    """
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    max_context: int | None = None
+    max_rows: int = 256
+    cache_mb: int | None = None
+    gpu_share: float = 0.9
+    gpus: int = 1
+    eager: bool | None = None
+
+
+def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, direct_weights: bool = False) -> Any:
+    """A running ``LLMEngine``.
+
+    Args:
+        folder: the model.
+        settings: how it is served.
+        sleeps: its memory can be given back and taken again.
+        direct_weights: its workers can take weights from a learner's ranks (`vllm_transfer`).
+
+    Raises:
+        ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
+    """
+    on_gpu = torch.cuda.is_available()
+    cache_mb = settings.cache_mb if settings.cache_mb is not None else None if on_gpu else _CPU_CACHE_MB
+    options: dict[str, Any] = {
+        "model": folder,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_context,
+        "max_num_seqs": settings.max_rows,
+        "tensor_parallel_size": settings.gpus,
+        "kv_cache_memory_bytes": None if cache_mb is None else cache_mb << 20,
+        # on a CPU, a share of the memory that must be free whatever the cache takes
+        "gpu_memory_utilization": settings.gpu_share if on_gpu else 0.01,
+        "enforce_eager": settings.eager if settings.eager is not None else not on_gpu,
+        "enable_prefix_caching": True,
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "scheduling_policy": "priority",
+        "skip_tokenizer_init": True,
+        "trust_remote_code": False,
+        "use_tqdm_on_load": False,
+        "seed": 0,
+    }
+    if on_gpu:
+        options["enable_sleep_mode"] = sleeps
+    else:
+        options["block_size"] = _CPU_BLOCK
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nothing is reported to anybody unless the user says so
+    with _undisturbed():
+        try:
+            from vllm import EngineArgs, LLMEngine  # pyright: ignore[reportMissingImports]
+            from vllm.config import WeightTransferConfig  # pyright: ignore[reportMissingImports]
+        except ImportError as error:
+            raise vllm_missing(error) from error
+        try:
+            if direct_weights:
+                options["weight_transfer_config"] = WeightTransferConfig(backend=worker_backend())
+            return LLMEngine.from_engine_args(EngineArgs(**options))
+        except (ValueError, RuntimeError, OSError, AssertionError, TypeError) as error:
+            trouble = engine_trouble(f"vLLM cannot serve {folder}", error)
+            clean_up()
+            raise trouble from error
+
+
+def worker_device(model: torch.nn.Module) -> tuple[str, float]:
+    """For ``LLMEngine.apply_model``: what a worker's model lies on, and the most memory so far of its process there."""
+    device = next(model.parameters()).device
+    return device_name(device), peak_mb(device)
+
+
+def clean_up() -> None:
+    """Leave vLLM's process groups and give memory back."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory  # pyright: ignore[reportMissingImports]
+
+    cleanup_dist_env_and_memory()
+    gc.collect()
+
+
+@contextmanager
+def _undisturbed() -> Generator[None]:
+    """Start vLLM inside this process and leave its random state, thread setting and environment as they were."""
+    name = "VLLM_ENABLE_V1_MULTIPROCESSING"
+    before, threads, set_threads = os.environ.get(name), torch.get_num_threads(), torch.set_num_threads
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    os.environ[name] = "0"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+        torch.set_num_threads = set_threads
+        torch.set_num_threads(threads)
+        random.setstate(states[0])
+        np.random.set_state(states[1])  # noqa: NPY002
+        torch.set_rng_state(states[2])
+        if devices:
+            torch.cuda.set_rng_state_all(devices)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A sample that vLLM is to generate, or to go on with.
+
+    Attributes:
+        group: whose it is.
+        index: its sample index.
+        before: what there is already, from an interrupted generation.
+    """
+
+    group: GroupProgress
+    index: int
+    before: Completion | None
+
+    @property
+    def known(self) -> int:
+        """Tokens that are given."""
+        return 0 if self.before is None else len(self.before)
+
+    @property
+    def prompt(self) -> list[int]:
+        """What vLLM gets as the prompt: what is given of the response is the prompt's end."""
+        prompt: list[int] = self.group.request.prompt_tokens.tolist()
+        return prompt if self.before is None else prompt + self.before.tokens.tolist()
+
+    def settings(self, end_tokens: Sequence[int], padding: dict[int, float] | None) -> Any:
+        """vLLM's ``SamplingParams``: the plain distribution at tau, ended by ``end_tokens`` alone."""
+        from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
+        from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
+
+        sampling = self.group.request.sampling
+        return SamplingParams(
+            temperature=sampling.temperature,
+            top_p=1.0,
+            top_k=0,
+            min_p=0.0,
+            repetition_penalty=1.0,
+            max_tokens=sampling.max_tokens - self.known,
+            seed=sample_seed(sampling.seed, self.group.request.draw, self.index, known=self.known),
+            ignore_eos=True,  # our end tokens alone end a response
+            stop_token_ids=list(end_tokens),
+            logprobs=0,  # the sampled token's
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            logit_bias=padding,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampled:
+    """Tokens that vLLM has sampled for a request.
+
+    Attributes:
+        tokens: ``[T]``.
+        logprobs: ``[T]`` of the weights that sampled each.
+        spans: which version sampled how many, in their order; empty where vLLM does not tell.
+    """
+
+    tokens: list[int]
+    logprobs: list[float]
+    spans: VersionSpans
+
+    @classmethod
+    def of_output(cls, answer: Any) -> Sampled:
+        """What vLLM gives for a request that has ended."""
+        tokens = [int(token) for token in answer.token_ids]
+        spans = tuple((int(s.version), s.end - s.start) for s in answer.weight_versions or ())
+        return cls(tokens=tokens, logprobs=_of_tokens(answer.logprobs, tokens), spans=spans)
+
+    @classmethod
+    def so_far(cls, state: Any) -> Sampled:
+        """What vLLM's output processor holds of a request under way."""
+        tokens = [int(token) for token in state.detokenizer.output_token_ids]
+        starts = [start for _, start in state.weight_version_starts]
+        lengths = np.diff([*starts, len(tokens)]).tolist() if starts else []
+        spans = tuple((int(v), n) for (v, _), n in zip(state.weight_version_starts, lengths, strict=True) if n)
+        return cls(tokens=tokens, logprobs=_of_tokens(state.logprobs_processor.logprobs, tokens), spans=spans)
+
+    def completion(
+        self,
+        before: Completion | None,
+        reason: FinishReason,
+        *,
+        version: int,
+        seconds: float,
+        decode: Callable[[Sequence[int]], str],
+    ) -> Completion:
+        """The response, after what there was ``before``.
+
+        Args:
+            before: its beginning, if vLLM was given one.
+            reason: why it ended.
+            version: of the weights, where vLLM does not tell.
+            seconds: spent on these tokens.
+            decode: tokens to text.
+
+        Raises:
+            FloatingPointError: a log-prob is not finite.
+        """
+        if not np.isfinite(self.logprobs).all():
+            raise FloatingPointError(
+                f"the model's logits are not finite (policy version {version}); its weights are broken"
+            )
+        spans = self.spans or ((version, len(self.tokens)),)
+        tokens, logprobs = self.tokens, self.logprobs
+        if before is not None:
+            tokens = before.tokens.tolist() + tokens
+            logprobs = before.sampler_logprobs.tolist() + logprobs
+            spans = _joined(before.version_spans or ((before.policy_version, len(before)),), spans)
+            seconds += before.seconds
+        return Completion(
+            tokens=frozen_tokens(tokens),
+            text=decode(tokens),
+            sampler_logprobs=frozen_floats(logprobs),
+            sampler_entropies=None,
+            finish_reason=reason,
+            policy_version=min(version for version, _ in spans),
+            version_spans=spans if len(spans) > 1 else (),
+            seconds=seconds,
+        )
+
+
+def _of_tokens(places: Any, tokens: Sequence[int]) -> list[float]:
+    return [float(place[token].logprob) for place, token in zip(places, tokens, strict=True)]
+
+
+def _joined(first: VersionSpans, then: VersionSpans) -> VersionSpans:
+    """Spans one after the other; two of one version that meet are one."""
+    if first[-1][0] != then[0][0]:
+        return (*first, *then)
+    return (*first[:-1], (then[0][0], first[-1][1] + then[0][1]), *then[1:])
+
 
 _COLDEST, _HOTTEST = 0.01, 2.0  # vLLM silently raises lower temperatures to 0.01 and refuses higher ones
 _REASONS = {"stop": FinishReason.STOP, "length": FinishReason.LENGTH}

@@ -16,15 +16,13 @@ from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
 from magicrl.data.fingerprint import fingerprint
 from magicrl.evaluation.engines import in_process_engine
 from magicrl.evaluation.external_engines import described_model
-from magicrl.models.folder import find_model
 from magicrl.models.loading import LoadedModel, load_policy, resolve_device
+from magicrl.models.model_files import find_model
 from magicrl.models.prompts import PromptEncoder
-from magicrl.rollout.lagged import LaggedEngine
-from magicrl.rollout.protocol import RolloutEngine
-from magicrl.rollout.recording import read_rollouts
-from magicrl.rollout.replay import ReplayEngine
+from magicrl.rollout.protocol import RolloutEngine, WeightCheck
+from magicrl.rollout.recording import ReplayEngine, read_rollouts
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
-from magicrl.rollout.weight_check import WeightCheck
+from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.parity import PROBES, ParityCheck
 from magicrl.training.preflight import Ready

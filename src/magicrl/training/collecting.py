@@ -21,8 +21,8 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.sampling import Encode
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, ScoredGroup
-from magicrl.rollout.keeping import pack_completions, unpack_completions
 from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
+from magicrl.rollout.requests import pack_completions, unpack_completions
 from magicrl.training.clock import StepClock
 from magicrl.training.past_lengths import PastLengths
 from magicrl.verifiers.base import VerifierService

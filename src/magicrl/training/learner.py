@@ -17,8 +17,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from magicrl.algorithms.corrections import Correction
 from magicrl.algorithms.loss_metrics import LossMetrics
 from magicrl.config.schema import ModelConfig, OptimizerConfig
-from magicrl.models.devices import device_name, peak_mb
-from magicrl.models.loading import resolve_dtype, save_policy
+from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.training.lora import LoraAdapters

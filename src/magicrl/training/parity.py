@@ -30,7 +30,7 @@ class StaleEngineError(TrainingStopped):
 
 
 class ParityCheck:
-    """A `magicrl.rollout.weight_check.WeightCheck` against a learner.
+    """A `magicrl.rollout.protocol.WeightCheck` against a learner.
 
     Args:
         learner: has the weights of the version that is compared.

@@ -15,13 +15,13 @@ import torch
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ModelConfig, SftConfig, TrainConfig
-from magicrl.models.isolation import check_isolation
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
+from magicrl.models.scorer import check_isolation
 from magicrl.planning.machine import host_memory, learner_terms, memory_fault, run_terms
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.rollout.recording import read_rollouts
-from magicrl.rollout.vllm_errors import vllm_missing
+from magicrl.rollout.vllm_engine import vllm_missing
 from magicrl.training.recorder import check_folder
 from magicrl.training.run_data import RunData, load_data
 from magicrl.training.sft import first_batches, made_model, start_policy, supervised_start

@@ -17,12 +17,11 @@ from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_fi
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.files import only_writer, write_atomically
-from magicrl.models.folder import find_model
-from magicrl.models.weight_files import weights_differ
+from magicrl.models.model_files import find_model, weights_differ
 from magicrl.records import Problem, StepMetrics
-from magicrl.rollout.lagged import newest_weights, without_lag
 from magicrl.rollout.protocol import Stateful, hand_over
 from magicrl.rollout.recording import write_rollouts
+from magicrl.rollout.weight_lag import newest_weights, without_lag
 from magicrl.training.assemble import (
     Built,
     Judge,

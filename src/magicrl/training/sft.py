@@ -29,10 +29,9 @@ from magicrl.config.loader import config_hash, load_start_recipe, to_toml
 from magicrl.config.schema import RunConfig, SftConfig, SftPhaseConfig, StartConfig
 from magicrl.data.families import TaskFamily, make_family
 from magicrl.files import only_writer, write_atomically
-from magicrl.models.gguf import prepare_gguf_package
 from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
-from magicrl.models.tiny import make_tiny
+from magicrl.models.small_models import make_tiny, prepare_gguf_package
 from magicrl.records import Problem, TrainSample
 from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
 from magicrl.training.learner import LocalLearner

@@ -9,8 +9,8 @@ from typing import Any
 from magicrl.config.schema import EvaluationConfig
 from magicrl.evaluation.sampling import Encode, Progress, evaluation_seed, sample_problems, score
 from magicrl.records import Problem
-from magicrl.rollout.lagged import newest_weights
 from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.weight_lag import newest_weights
 from magicrl.verifiers.base import VerifierService
 
 

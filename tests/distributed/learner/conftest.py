@@ -16,7 +16,7 @@ from magicrl.algorithms.rewards import score_group
 from magicrl.distributed.learner.local_ranks import LocalLauncher, LocalRanks
 from magicrl.distributed.learner.ranks import RankGroup
 from magicrl.models.loading import load_policy, save_policy
-from magicrl.models.tiny import make_tokenizer
+from magicrl.models.small_models import make_tokenizer
 from magicrl.records import (
     Completion,
     FinishReason,

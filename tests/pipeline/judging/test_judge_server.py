@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from magicrl.models.gguf import prepare_gguf_package
+from magicrl.models.small_models import prepare_gguf_package
 from magicrl.pipeline.judging.calibration import calibrate
 from magicrl.pipeline.judging.flawed import FLAWED
 from magicrl.pipeline.judging.judge import judge_problems

@@ -29,7 +29,7 @@ from magicrl.distributed.learner.wire import PackedTensors
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples
 from magicrl.records import FloatArray, TrainBatch, TrainSample
-from magicrl.rollout.vllm_transfer import Meeting, Told
+from magicrl.rollout.vllm_weights import Meeting, Told
 from magicrl.training.objective import Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
 

@@ -29,9 +29,9 @@ from magicrl.distributed.learner.scorer import ShardedScorer
 from magicrl.distributed.learner.settings import LOCAL_RANK, LearnerSettings
 from magicrl.distributed.learner.sharding import Meshes, ShardedModel
 from magicrl.distributed.learner.wire import PackedTensors
-from magicrl.models.devices import device_name, peak_mb
+from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
-from magicrl.rollout.vllm_transfer import Meeting, Told, WeightSender
+from magicrl.rollout.vllm_weights import Meeting, Told, WeightSender
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls
 

@@ -54,7 +54,7 @@ class _RankActor:
 
     def __init__(self, rank: int, numbers: Sequence[str] = (), place: int = 0) -> None:
         from magicrl.distributed.learner.rank import LearnerRank
-        from magicrl.distributed.sharing import see_only
+        from magicrl.distributed.runtime import see_only
 
         see_only(numbers[place : place + 1])
         self._rank = LearnerRank(rank)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from magicrl.distributed.learner.sharding import ShardedModel
 from magicrl.distributed.learner.ulysses import SequenceSlice
-from magicrl.models.lean import make_lean
+from magicrl.models.memory_efficient import make_lean
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 

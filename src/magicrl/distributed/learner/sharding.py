@@ -24,9 +24,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.distributed.learner.settings import LearnerSettings
 from magicrl.distributed.learner.ulysses import check_degree
-from magicrl.models.folder import find_model
 from magicrl.models.loading import load_empty, resolve_dtype
-from magicrl.models.weight_files import WeightFiles
+from magicrl.models.model_files import WeightFiles, find_model
 from magicrl.training.lora import LoraAdapters
 
 T = TypeVar("T")

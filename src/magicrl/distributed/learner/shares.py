@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from magicrl.models.shared_prompts import families
+from magicrl.models.packing import families
 from magicrl.records import TrainSample
 
 

@@ -21,8 +21,7 @@ from torch.distributed._functional_collectives import all_to_all_single_autograd
 from transformers import PreTrainedConfig
 
 from magicrl.config.errors import RecipeError
-from magicrl.models.attention import AttentionContext
-from magicrl.models.packing import PackedBatch
+from magicrl.models.packing import AttentionContext, PackedBatch
 
 
 def check_degree(config: PreTrainedConfig, degree: int) -> None:

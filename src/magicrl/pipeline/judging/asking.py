@@ -13,9 +13,8 @@ from magicrl.pipeline.judging.problems import JudgedProblem, Vote
 from magicrl.pipeline.judging.prompt import Structure, UnreadableAnswer, messages, read_answer, response_format
 from magicrl.pipeline.judging.settings import JudgeSettings, JudgingSettings
 from magicrl.pipeline.similarity.serving import Requests
-from magicrl.rollout.openai_http import ServerError
-from magicrl.rollout.openai_settings import ServerSettings
-from magicrl.rollout.openai_wire import usage_of
+from magicrl.rollout.openai_engine import usage_of
+from magicrl.rollout.openai_http import ServerError, ServerSettings
 
 _WEAKER: dict[Structure, Structure] = {"json_schema": "json_object", "json_object": "none"}
 _ABOUT_FORM = re.compile(r"response.?format|json.?(schema|object)|structured|guided|grammar|extra.*(field|input)", re.I)

@@ -10,8 +10,7 @@ import numpy as np
 from magicrl.pipeline.similarity.hashed import HashedEmbedder, Matrix
 from magicrl.pipeline.similarity.serving import Requests
 from magicrl.pipeline.similarity.settings import EmbeddingSettings
-from magicrl.rollout.openai_http import ServerError
-from magicrl.rollout.openai_settings import ServerSettings
+from magicrl.rollout.openai_http import ServerError, ServerSettings
 
 Corpus = Callable[[], Iterable[Sequence[str]]]
 
@@ -64,7 +63,7 @@ class ModelEmbedder:
     def __init__(self, settings: EmbeddingSettings) -> None:
         from transformers import AutoModel, AutoTokenizer
 
-        from magicrl.models.folder import find_model
+        from magicrl.models.model_files import find_model
 
         folder = find_model(settings.model)
         try:

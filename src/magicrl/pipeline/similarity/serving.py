@@ -9,8 +9,7 @@ import time
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
-from magicrl.rollout.openai_http import ServerError, Transport
-from magicrl.rollout.openai_settings import ServerSettings, ServerUsage
+from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport
 
 K = TypeVar("K", bound=Hashable)
 Body = dict[str, Any]

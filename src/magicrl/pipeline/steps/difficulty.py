@@ -22,8 +22,8 @@ from magicrl.evaluation.engines import EngineSettings, OpenedEngine, make_engine
 from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.evaluation.samples import SampleFile, SampleRow, read_samples
 from magicrl.files import write_atomically
-from magicrl.models.folder import find_model
-from magicrl.models.gguf import find_gguf, prepare_gguf_package
+from magicrl.models.model_files import find_model
+from magicrl.models.small_models import find_gguf, prepare_gguf_package
 from magicrl.pipeline.cleaning.maths_rules import note_of
 from magicrl.pipeline.difficulty_report import write_difficulty_report
 from magicrl.pipeline.entry import Entry, entries_of

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import httpx2
 
-from magicrl.models.gguf import prepare_gguf_package
+from magicrl.models.small_models import prepare_gguf_package
 from magicrl.pipeline.settings import JudgeStep
 from magicrl.pipeline.steps.base import Context
 from magicrl.verifiers.code import kernel

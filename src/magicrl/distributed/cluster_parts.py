@@ -11,25 +11,24 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ClusterConfig, TrainConfig
-from magicrl.distributed.direct_pool import DirectPool
-from magicrl.distributed.engine_pool import EnginePool
+from magicrl.distributed.engine_pool import DirectPool, EnginePool
 from magicrl.distributed.learner.learner import DistributedLearner
 from magicrl.distributed.learner.ray_ranks import RayLauncher
 from magicrl.distributed.learner.settings import LearnerTimeouts
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.runtime import ClusterError, check_room, connected, nodes, waited_for
-from magicrl.distributed.sharing import SharedBundles
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.evaluation.external_engines import described_model
 from magicrl.models.loading import LoadedModel, load_policy, load_shell
 from magicrl.models.prompts import PromptEncoder
 from magicrl.planning.node_room import NodeRoom, placement_fault
-from magicrl.rollout.lagged import LaggedEngine
-from magicrl.rollout.protocol import RolloutEngine
-from magicrl.rollout.weight_check import WeightCheck
+from magicrl.rollout.protocol import RolloutEngine, WeightCheck
+from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.assemble import Judge, make_engine, make_learner
 from magicrl.training.protocols import Learner
 
@@ -178,9 +177,6 @@ def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, An
     """
     if not gpus:
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * ranks
-    from ray.util.placement_group import placement_group, remove_placement_group
-    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
-
     group = placement_group([{"GPU": 1, "CPU": 1}] * ranks, strategy="PACK")
     try:
         waited_for(group.ready(), seconds, f"{ranks} free GPUs, each with a CPU, for the learner ranks")
@@ -248,6 +244,76 @@ def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEn
             f"{' '.join(str(error).split())} (on node {socket.gethostname()}; the start model must be at the same path "
             "on every node, or a hub name)"
         ) from error
+
+
+_LEAST_CPUS = 0.01  # a bundle of nothing is refused by Ray
+
+
+class _Holder:
+    """Holds a bundle's GPUs."""
+
+    def numbers(self) -> tuple[str, ...]:
+        """Of its GPUs on the node, as ``CUDA_VISIBLE_DEVICES`` takes them; none on a CPU."""
+        return tuple(str(number) for number in ray.get_gpu_ids())
+
+
+class SharedBundles:
+    """Colocated placement: one bundle of a placement group for each replica and the learner ranks that take turns there.
+
+    Ray gives out each GPU once. So one small actor a bundle holds the bundle's GPUs in Ray's books and tells their
+    numbers; the replica of the bundle sees all of them, each of its ranks one. Where a node dies, Ray places the bundle
+    anew and restarts that actor there; replicas and ranks that start meanwhile wait for its answer.
+
+    Args:
+        replicas: how many bundles.
+        ranks_each: learner ranks in each, the GPUs over which its replica's model is spread.
+        gpus: whether the cluster's GPUs are used.
+        cpus: that a replica reserves.
+        seconds: to wait for room.
+
+    Raises:
+        ClusterError: the cluster has no room for the bundles within ``seconds``.
+    """
+
+    def __init__(self, replicas: int, ranks_each: int, *, gpus: bool, cpus: float, seconds: float) -> None:
+        self._each = ranks_each
+        self._cpus = cpus
+        bundle = {"CPU": max(cpus, _LEAST_CPUS)} | ({"GPU": float(ranks_each)} if gpus else {})
+        self._group = placement_group([bundle] * replicas, strategy="PACK")
+        what = f"room for {replicas} replicas with the {ranks_each} learner ranks that share each one's GPUs"
+        try:
+            waited_for(self._group.ready(), seconds, what)
+        except ClusterError:
+            remove_placement_group(self._group)  # or it would take what becomes free
+            raise
+        holder: Any = ray.remote(_Holder)
+        options = {"num_cpus": 0, "num_gpus": ranks_each if gpus else 0, "max_restarts": -1, "max_task_retries": -1}
+        self._holders: list[Any] = [holder.options(**options, **self._in(index)).remote() for index in range(replicas)]
+
+    def replica(self, index: int) -> tuple[dict[str, Any], Any]:
+        """A replica's actor options, and a reference to the numbers of its GPUs."""
+        return {"num_cpus": self._cpus, "num_gpus": 0, **self._in(index)}, self._numbers(index)
+
+    def rank_options(self, rank: int) -> dict[str, Any]:
+        """A rank's actor options."""
+        return {"num_cpus": 0, "num_gpus": 0, **self._in(rank // self._each)}
+
+    def rank_gpu(self, rank: int) -> tuple[Any, int]:
+        """A reference to the numbers of the GPUs of a rank's bundle, and its own place among them."""
+        index, place = divmod(rank, self._each)
+        return self._numbers(index), place
+
+    def close(self) -> None:
+        """Give the room back; whatever still lives in it is ended."""
+        remove_placement_group(self._group)
+
+    def _numbers(self, index: int) -> Any:
+        return self._holders[index].numbers.remote()
+
+    def _in(self, index: int) -> dict[str, Any]:
+        return {
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
+        }
 
 
 @contextmanager

