@@ -1,4 +1,4 @@
-# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false
+# pyright: basic, reportAttributeAccessIssue=false, reportMissingImports=false, reportIndexIssue=false
 """The head's two passes over the logits as Triton kernels: no logit of the forward pass ever reaches memory.
 
 Imported only where Triton is installed. A program of the forward pass multiplies its rows with one tile of words after
