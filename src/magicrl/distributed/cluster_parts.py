@@ -258,7 +258,7 @@ class _Holder:
 
 
 class SharedBundles:
-    """Colocated placement: one bundle of a placement group for each replica and the learner ranks that take turns there.
+    """Colocated placement: one bundle of a placement group a replica and the learner ranks that share it.
 
     Ray gives out each GPU once. So one small actor a bundle holds the bundle's GPUs in Ray's books and tells their
     numbers; the replica of the bundle sees all of them, each of its ranks one. Where a node dies, Ray places the bundle

@@ -4,7 +4,7 @@ A thread runs the engine, turn by turn; calls from outside (new work, new weight
 turns, so that a response under way goes on with new weights after its next token. The pool runs this class as an actor
 with several threads.
 
-Weights reach it through Ray's object store, put once and read by every process of a node where they lie. Ray hands numpy
+Weights reach it through Ray's object store, put once and read by every process of a node. Ray hands numpy
 arrays out without a copy, torch tensors only through a pickled one (a 270 MB state dict: under a millisecond against
 0.3 to 5 s). numpy has no bfloat16, so these travel as the int16 of the same bits.
 """
