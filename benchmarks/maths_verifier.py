@@ -34,9 +34,8 @@ from magicrl.training.recorder import write_atomically
 from magicrl.verifiers import JudgeOptions, VerifierPool
 from magicrl.verifiers.base import verifier_spec
 from magicrl.verifiers.maths.answers import Answer, Named, Quantity, Several
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier, readings
 from magicrl.verifiers.maths.notation import canonical
-from magicrl.verifiers.maths.structure import readings
 
 NEAR_MISSES = 10_000
 ROOT = Path(__file__).resolve().parents[1]

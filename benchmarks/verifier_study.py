@@ -33,7 +33,7 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.data.sources import load_mixture
 from magicrl.training.recorder import write_atomically
 from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
 JUDGE = Path(__file__).with_name("verifier_study_judge.py")
 RESPONSE_KINDS = ("model-response", "model-response-autolabel")

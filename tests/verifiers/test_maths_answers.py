@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
 SAME = [
     (r"0.\overline{3}", r"\frac13"),

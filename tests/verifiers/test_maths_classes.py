@@ -3,7 +3,7 @@
 import pytest
 
 from magicrl.verifiers import JudgeOptions
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
 VERIFIER = MathsVerifier(JudgeOptions())
 

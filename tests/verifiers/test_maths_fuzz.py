@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from magicrl.records import Problem, Verdict
 from magicrl.verifiers import VerifierPool
 from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.judge import MathsVerifier
 from magicrl.verifiers.maths.lexer import tokens_of
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier, readings, same_structure
 from magicrl.verifiers.maths.notation import canonical
 from magicrl.verifiers.maths.prose import final_answer
-from magicrl.verifiers.maths.structure import readings, same_structure
 
 PIECES = [
     "1",

@@ -12,7 +12,7 @@ from near_misses import near_misses
 from magicrl.records import Outcome, Problem
 from magicrl.verifiers import VerifierPool
 from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 from magicrl.verifiers.maths.notation import close_braces
 
 MOST_FALSE_NEGATIVES = 0.03

@@ -3,7 +3,7 @@ r"""Glyphs, plain text, fonts and environments: what changes the looks of an ans
 import pytest
 
 from magicrl.verifiers import JudgeOptions
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
 VERIFIER = MathsVerifier(JudgeOptions())
 

@@ -6,7 +6,7 @@ import pytest
 
 from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.extraction import joint_boxes
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 from magicrl.verifiers.maths.prose import final_answer
 
 CHOICES = [

@@ -6,9 +6,9 @@ from fractions import Fraction
 
 import pytest
 
+from magicrl.verifiers.maths.literals import plain_number
+from magicrl.verifiers.maths.maths_verifier import same_rational, same_string, same_word
 from magicrl.verifiers.maths.notation import canonical, strip_outer_braces
-from magicrl.verifiers.maths.rational import plain_number
-from magicrl.verifiers.maths.steps import same_rational, same_string, same_word
 
 
 @pytest.mark.parametrize(

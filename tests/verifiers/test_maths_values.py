@@ -6,13 +6,13 @@ from fractions import Fraction
 
 import pytest
 
-from magicrl.verifiers.maths.alarm import CpuAlarm, cpu_limit
+from magicrl.verifiers.maths.answers import Expr, signs
 from magicrl.verifiers.maths.equality import number_value, same_value
-from magicrl.verifiers.maths.expression import Expr, signs
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import tokens_of
+from magicrl.verifiers.maths.maths_verifier import CpuAlarm, cpu_limit
 from magicrl.verifiers.maths.notation import canonical
-from magicrl.verifiers.maths.units import UNITS, unit_phrase
+from magicrl.verifiers.maths.quantities import UNITS, unit_phrase
 
 
 def formula(text: str) -> Expr:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from magicrl.verifiers.base import OUTCOME_OF_STATUS
-from magicrl.verifiers.maths.steps import CHEAP_STEPS
+from magicrl.verifiers.maths.maths_verifier import CHEAP_STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "verifiers.md"

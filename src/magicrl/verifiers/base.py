@@ -160,7 +160,7 @@ def _exact(options: JudgeOptions) -> Verifier:
 
 def _maths(options: JudgeOptions, progress: Progress) -> IsolatedVerifier:
     # imported in the worker only: the calling process never loads sympy
-    from magicrl.verifiers.maths.judge import MathsVerifier
+    from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
     return MathsVerifier(options, progress)
 

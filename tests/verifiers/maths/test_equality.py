@@ -12,13 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.equality import constant_ratio, number_value, rational_value, same_value
-from magicrl.verifiers.maths.expression import Expr, difference, function, number, symbol
+from magicrl.verifiers.maths.answers import Expr, difference, function, number, symbol
+from magicrl.verifiers.maths.equality import constant_ratio, domains, number_value, rational_value, same_value
 from magicrl.verifiers.maths.formulas import parse
-from magicrl.verifiers.maths.judge import MathsVerifier
 from magicrl.verifiers.maths.lexer import tokens_of
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 from magicrl.verifiers.maths.notation import canonical
-from magicrl.verifiers.maths.sampling import domains
 from magicrl.verifiers.maths.values import Enclosure, Residues, UnclearError, UndefinedError
 
 QUICK = settings(deadline=None, max_examples=150, derandomize=True)

@@ -10,9 +10,8 @@ from magicrl.records import Verdict
 from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.maths.answers import Quantity
 from magicrl.verifiers.maths.equality import same_value
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier, readings
 from magicrl.verifiers.maths.notation import canonical
-from magicrl.verifiers.maths.structure import readings
 
 VERIFIER = MathsVerifier(JudgeOptions(reasoning="none", extract="box"))
 QUICK = settings(deadline=None, max_examples=200, derandomize=True)

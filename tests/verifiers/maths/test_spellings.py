@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from magicrl.verifiers.base import JudgeOptions
-from magicrl.verifiers.maths.judge import MathsVerifier
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
 VERIFIER = MathsVerifier(JudgeOptions())
 # as a worker does: what the first integral loads would count against its CPU limit

@@ -23,8 +23,8 @@ from magicrl.pipeline.settings import MathsCleaning
 from magicrl.pipeline.steps.base import Decision, Drop
 from magicrl.records import Problem, Verdict
 from magicrl.verifiers.extraction import CLOSE_TAG, OPEN_TAG, last_box
+from magicrl.verifiers.maths.literals import plain_number
 from magicrl.verifiers.maths.notation import canonical, close_braces
-from magicrl.verifiers.maths.rational import plain_number
 from magicrl.verifiers.pool import Ticket, VerifierPool
 
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"

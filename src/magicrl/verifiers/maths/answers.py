@@ -1,11 +1,156 @@
-r"""What an answer can be: the shapes that `reading` finds in it and `comparison` compares."""
+"""What an answer can be: formulas as small trees, units, and the shapes that `reading` finds and `comparison` compares.
+
+What the grammar does not know (integrals, words) gives no tree at all, never a tree that dropped something: an answer
+is only compared by `equality` when both sides were read whole.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
+from itertools import product
 
-from magicrl.verifiers.maths.expression import Expr
-from magicrl.verifiers.maths.units import Unit
+MAX_SIGNS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Expr:
+    """A formula.
+
+    Attributes:
+        op: num, sym, const, add, mul, div, pow, neg, fn, pm (two signs), mp (the opposite two signs), apply (a function
+            that only has a name), series (args: bounds and body; name: ``sum`` or ``prod`` and the bound name), set
+            (of sets with names; name: cup, cap or setminus), cases (values and bounds by turns; a bound is a formula
+            that is positive, or if its name is closed not negative, where the value holds).
+        args: its parts.
+        name: of a symbol, a constant (e, i, pi, inf) or a function.
+        value: of a number, exactly.
+        decimals: digits after the point of a decimal literal, 0 for others.
+    """
+
+    op: str
+    args: tuple[Expr, ...] = ()
+    name: str = ""
+    value: Fraction = Fraction(0)
+    decimals: int = 0
+
+    @property
+    def symbols(self) -> frozenset[str]:
+        """Names of the free symbols."""
+        if self.op == "sym":
+            return frozenset((self.name,))
+        if self.op == "series":
+            low, high, body = self.args
+            return low.symbols | high.symbols | (body.symbols - {self.name.split()[1]})
+        return frozenset().union(*(part.symbols for part in self.args))
+
+    def holds(self, op: str, name: str = "") -> bool:
+        """Whether a part has this ``op`` (and ``name``, if given)."""
+        return (self.op == op and name in ("", self.name)) or any(part.holds(op, name) for part in self.args)
+
+
+def number(value: Fraction | int, decimals: int = 0) -> Expr:
+    """A number literal."""
+    return Expr("num", value=Fraction(value), decimals=decimals)
+
+
+def symbol(name: str) -> Expr:
+    """A symbol, or one of the constants e, i, pi, inf."""
+    return Expr("const" if name in ("e", "i", "pi", "inf") else "sym", name=name)
+
+
+def function(name: str, *args: Expr) -> Expr:
+    """A function of its arguments."""
+    return Expr("fn", args, name)
+
+
+def difference(left: Expr, right: Expr) -> Expr:
+    """``left - right``."""
+    return Expr("add", (left, Expr("neg", (right,))))
+
+
+def rename(tree: Expr, names: dict[str, str]) -> Expr:
+    """``tree`` with symbols renamed."""
+    if tree.op == "sym":
+        return Expr("sym", name=names.get(tree.name, tree.name))
+    return Expr(tree.op, tuple(rename(part, names) for part in tree.args), tree.name, tree.value, tree.decimals)
+
+
+def substitute(tree: Expr, name: str, by: Expr) -> Expr:
+    """``tree`` with ``by`` in place of one symbol."""
+    return put(tree, Expr("sym", name=name), by)
+
+
+def put(tree: Expr, leaf: Expr, by: Expr) -> Expr:
+    """``tree`` with ``by`` in place of a symbol or a constant."""
+    if (tree.op, tree.name) == (leaf.op, leaf.name) and not tree.args:
+        return by
+    return Expr(tree.op, tuple(put(part, leaf, by) for part in tree.args), tree.name, tree.value, tree.decimals)
+
+
+def without_degrees(tree: Expr) -> Expr:
+    """``tree`` with the degree signs left out: numbers of degrees as mere numbers."""
+    if tree.op == "div" and tree.args[1] == number(180) and tree.args[0].op == "mul" and len(tree.args[0].args) == 2:
+        base, half_turn = tree.args[0].args
+        if half_turn == symbol("pi"):
+            return without_degrees(base)
+    return Expr(tree.op, tuple(without_degrees(part) for part in tree.args), tree.name, tree.value, tree.decimals)
+
+
+def signs(tree: Expr) -> tuple[Expr, ...] | None:
+    """The formulas that plus-minus signs stand for, or None when there are too many of them.
+
+    Every plus-minus sign is free; a minus-plus sign is opposite to the plus-minus signs of its formula.
+    """
+    count = _count(tree, "pm")
+    if not tree.holds("pm") and not tree.holds("mp"):
+        return (tree,)
+    if count > MAX_SIGNS:
+        return None
+    if tree.holds("mp"):
+        return tuple(_signed(tree, iter([sign] * count), sign) for sign in (1, -1))
+    return tuple(_signed(tree, iter(choice), 1) for choice in product((1, -1), repeat=count))
+
+
+def _count(tree: Expr, op: str) -> int:
+    return (tree.op == op) + sum(_count(part, op) for part in tree.args)
+
+
+def _signed(tree: Expr, choice: object, main: int) -> Expr:
+    if tree.op in ("pm", "mp"):
+        sign = next(choice) if tree.op == "pm" else -main  # type: ignore[call-overload]
+        parts = [_signed(part, choice, main) for part in tree.args]
+        last = parts[-1] if sign > 0 else Expr("neg", (parts[-1],))
+        return last if len(parts) == 1 else Expr("add", (parts[0], last))
+    return Expr(tree.op, tuple(_signed(part, choice, main) for part in tree.args), tree.name, tree.value, tree.decimals)
+
+
+Dimension = tuple[tuple[str, int], ...]
+"""Base dimensions with their exponents, sorted by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """What stands after (or before) a number.
+
+    Attributes:
+        kind: ``unit`` (of "units" alone the dimension is named ``any``), ``percent``, ``degree``, ``noun`` or
+            ``none`` (an ordinal's ending).
+        dimension: of a unit.
+        factor: size in base units; exact.
+        noun: the last word of a noun, singular; of a unit of up to three letters those letters.
+        words: all words of a noun, as written.
+    """
+
+    kind: str
+    dimension: Dimension = ()
+    factor: Fraction = Fraction(1)
+    noun: str = ""
+    words: tuple[str, ...] = ()
+
+
+PERCENT = Unit("percent", factor=Fraction(1, 100))
+DEGREE = Unit("degree")
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,3 +350,10 @@ Answer = (
     | Dotted
     | Sentence
 )
+
+
+def as_value(value: Quantity) -> Expr | None:
+    """The value of a quantity without a unit, or of a percentage."""
+    if value.unit is not None and value.unit.kind == "percent":
+        return Expr("div", (value.expr, number(100)))
+    return value.expr if value.unit is None else None

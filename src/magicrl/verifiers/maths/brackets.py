@@ -1,4 +1,4 @@
-r"""What stands in brackets: groups, set builders, systems, matrices, definitions by cases, permutations."""
+r"""What stands in brackets: groups, set builders, systems, matrices, vectors, definitions by cases, permutations."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from fractions import Fraction
 from itertools import product
 from typing import Protocol
 
-from magicrl.verifiers.maths import expression
 from magicrl.verifiers.maths.answers import (
     Answer,
     Cycles,
     Domain,
+    Expr,
     Family,
     Group,
     Matrix,
@@ -21,15 +21,81 @@ from magicrl.verifiers.maths.answers import (
     RealSet,
     Several,
     Within,
+    number,
+    put,
 )
-from magicrl.verifiers.maths.ellipses import dotted_list, goes_on
-from magicrl.verifiers.maths.expression import Expr
+from magicrl.verifiers.maths.equality import same_value
 from magicrl.verifiers.maths.formulas import parse
-from magicrl.verifiers.maths.lexer import Token
-from magicrl.verifiers.maths.phrases import number_domain
-from magicrl.verifiers.maths.pieces import Declared, declaration, depths, split
-from magicrl.verifiers.maths.realsets import whole_numbers
-from magicrl.verifiers.maths.words import word_set
+from magicrl.verifiers.maths.lexer import ELLIPSES, Token
+from magicrl.verifiers.maths.literals import word_set
+from magicrl.verifiers.maths.phrases import Declared, declaration, depths, number_domain, split
+from magicrl.verifiers.maths.relations import whole_numbers
+from magicrl.verifiers.maths.sequences import continued, expanded
+
+
+def goes_on(piece: Sequence[Token]) -> bool:
+    """Whether an item is only dots."""
+    return len(piece) == 1 and piece[0].kind == "cmd" and piece[0].text in ELLIPSES
+
+
+def dotted_list(pieces: Sequence[Sequence[Token]], at: int) -> Answer | None:
+    """The list whose item ``at`` is dots; None when the items show no rule."""
+    shown = [parse(piece) for piece in (*pieces[:at], *pieces[at + 1 :]) if piece]
+    known = [item for item in shown if item is not None]
+    if len(known) != len(shown):
+        return None
+    found = continued(known[:at], known[at:])
+    if found is None:
+        return None
+    items = expanded(found)
+    return found if items is None else Several(tuple(items))
+
+
+_AXES = "ijk"
+
+
+def vector(tokens: Sequence[Token]) -> Group | None:
+    """A sum over at least the second or third unit vector, marked by bold type or an accent."""
+    accented = parse(tokens)
+    if accented is not None and (found := components(accented, ("hat", "vec", "bar"))) is not None:
+        return found
+    bold = any(token.kind == "sym" and token.roman and token.text in ("j", "k") for token in tokens)
+    marked = [
+        Token("sym", "unit:" + token.text) if bold and token.kind == "sym" and token.roman and token.text in _AXES
+        else token
+        for token in tokens
+    ]  # fmt: skip
+    tree = parse(marked)
+    return None if tree is None else components(tree, ("unit",))
+
+
+def components(tree: Expr, marks: Sequence[str]) -> Group | None:
+    """The components of a formula that is linear in unit vectors; with the mark "" in plain ``i, j, k``."""
+    names: dict[str, Expr] = {}
+    for mark in marks:
+        for axis in _AXES:
+            name = f"{mark}:{axis}" if mark else axis
+            leaf = Expr("const", name="i") if name == "i" else Expr("sym", name=name)
+            if tree.holds(leaf.op, leaf.name):
+                if axis in names:
+                    return None
+                names[axis] = leaf
+    if not set(names) & {"j", "k"}:
+        return None
+    values = {axis: _at(tree, names, {axis: 1}) for axis in _AXES}
+    doubled = _at(tree, names, {"i": 2, "j": 3, "k": 5})
+    total = Expr("add", tuple(Expr("mul", (number(n), values[a])) for a, n in zip(_AXES, (2, 3, 5), strict=True)))
+    if same_value(doubled, total) is not True or same_value(_at(tree, names, {}), number(0)) is not True:
+        return None
+    axes = _AXES if "k" in names else "ij"
+    return Group("<", "<", tuple(Quantity(values[axis]) for axis in axes))
+
+
+def _at(tree: Expr, names: dict[str, Expr], ones: dict[str, int]) -> Expr:
+    for axis, leaf in names.items():
+        tree = put(tree, leaf, number(ones.get(axis, 0)))
+    return tree
+
 
 MAX_ITEMS = 100
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix")
@@ -152,7 +218,7 @@ def _within(domain: Answer, name: str, found: Answer) -> Answer | None:
     if isinstance(domain, Domain) and isinstance(plain, RealSet):
         members = whole_numbers(plain, domain.name)
         if members is not None:
-            return Group("{", "{", tuple(Quantity(expression.number(member)) for member in members))
+            return Group("{", "{", tuple(Quantity(number(member)) for member in members))
         return Within(domain.name, plain)
     return None
 

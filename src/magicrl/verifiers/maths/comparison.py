@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import combinations, pairwise, permutations
 
 from magicrl.verifiers.maths.answers import (
     Answer,
@@ -12,6 +13,7 @@ from magicrl.verifiers.maths.answers import (
     Domain,
     Dotted,
     Equation,
+    Expr,
     Family,
     Group,
     Matrix,
@@ -25,32 +27,356 @@ from magicrl.verifiers.maths.answers import (
     Several,
     Span,
     Text,
+    Unit,
     Within,
+    as_value,
+    difference,
+    function,
+    number,
+    rename,
+    substitute,
+    symbol,
+    without_degrees,
 )
-from magicrl.verifiers.maths.cases import same_cases
-from magicrl.verifiers.maths.dotted import counting, same_dotted
-from magicrl.verifiers.maths.equations import same_equation, same_order, solves
-from magicrl.verifiers.maths.expression import Expr, function, number, rename, symbol
-from magicrl.verifiers.maths.families import names_of, same_family
-from magicrl.verifiers.maths.lists import (
-    assigned,
-    by_letter,
-    floored,
-    numbered_names,
-    one_value,
-    ordered_names,
-    paired,
-    rows,
-    told_apart,
-    values_of,
+from magicrl.verifiers.maths.brackets import components
+from magicrl.verifiers.maths.equality import approximates, constant_ratio, number_value, same_value
+from magicrl.verifiers.maths.literals import DENIALS, endless, same_words, word_number
+from magicrl.verifiers.maths.phrases import is_month
+from magicrl.verifiers.maths.quantities import in_base_units, singular
+from magicrl.verifiers.maths.reading import same_sentence
+from magicrl.verifiers.maths.relations import (
+    MINUS_INFINITY,
+    PLUS_INFINITY,
+    alternatives,
+    as_spans,
+    same_set,
+    subject_set,
+    unbounded,
 )
-from magicrl.verifiers.maths.magnitudes import all_of, numbered, same_quantity, same_ratio
-from magicrl.verifiers.maths.numerals import word_number
-from magicrl.verifiers.maths.realsets import same_set
-from magicrl.verifiers.maths.sentences import same_sentence
-from magicrl.verifiers.maths.spans import alternatives, as_spans, unbounded
-from magicrl.verifiers.maths.vectors import components
-from magicrl.verifiers.maths.words import DENIALS, endless, same_words
+from magicrl.verifiers.maths.sequences import counting, names_of, same_dotted, same_family
+
+_HALF_TURN = Expr("div", (symbol("pi"), number(180)))
+
+
+def any_of(*verdicts: bool | None) -> bool | None:
+    """True where one is true, None where one is unknown."""
+    return True if True in verdicts else None if None in verdicts else False
+
+
+def all_of(verdicts: Sequence[bool | None]) -> bool | None:
+    """False where one is false, None where one is unknown."""
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def numbered(text: Text, other: Quantity) -> bool:
+    """``Day 15`` is the 15th day."""
+    if len(text.words) != 2 or not text.words[1].isdigit() or is_month(text.words[0]):
+        return False
+    named = other.unit is not None and other.unit.kind == "noun" and other.unit.noun == singular(text.words[0])
+    return named and same_value(number(int(text.words[1][:30])), other.expr) is True
+
+
+def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
+    left, right = gold.unit, answer.unit
+    if left is not None and left.kind == "none":
+        left = None
+    if right is not None and right.kind == "none":
+        right = None
+    if left is None and right is None:
+        verdict = same_number(gold.expr, answer.expr)
+        return True if verdict is False and degrees_left_out(gold.expr, answer.expr) else verdict
+    if left is not None and right is not None:
+        return _both_units(gold.expr, left, answer.expr, right)
+    unit = left or right
+    assert unit is not None
+    if unit.kind == "percent":
+        with_sign, without = (gold, answer) if left else (answer, gold)
+        hundredth = Expr("div", (with_sign.expr, number(100)))
+        share = number_value(gold.expr) if with_sign is answer else None
+        if share is not None and abs(share) < 1:
+            return same_number(gold.expr, hundredth)  # 0.25 is no 0.25%
+        return any_of(same_number(with_sign.expr, without.expr), same_number(hundredth, without.expr))
+    if unit.kind == "degree":
+        with_sign, without = (gold, answer) if left else (answer, gold)
+        if with_sign.expr.holds("const", "pi"):
+            return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
+        plain = same_number(with_sign.expr, without_degrees(without.expr))
+        if plain is not True and without.expr.holds("const", "pi"):
+            return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
+        return plain
+    if unit.kind == "unit":  # 10 \\mathrm{m}/\\mathrm{s} against 10m/s
+        with_unit, without = (gold, answer) if left else (answer, gold)
+        based = in_base_units(without.expr, None)
+        if based is not None and not with_unit.expr.symbols:
+            return same_value(in_base_units(with_unit.expr, unit) or with_unit.expr, based)
+        if unit.noun and without.expr.symbols.issuperset(unit.noun):
+            letters = [symbol(letter) for letter in unit.noun]  # "2 pi hr" is no hours
+            return same_value(Expr("mul", (with_unit.expr, *letters)), without.expr)
+    return same_number(gold.expr, answer.expr)
+
+
+def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | None:
+    if left.kind == right.kind == "unit":
+        if any((left.dimension, right.dimension) == ((("L", n),), (("any", n),)) for n in (1, 2, 3)):
+            return same_number(gold, answer)  # "square units" says no more than no unit
+        if left.dimension != right.dimension:
+            return False
+        if left.factor == right.factor:
+            return same_number(gold, answer)
+        return same_value(Expr("mul", (number(left.factor), gold)), Expr("mul", (number(right.factor), answer)))
+    if left.kind != right.kind:
+        angle = {left.kind, right.kind} == {"degree", "unit"} and () in (left.dimension, right.dimension)
+        if not angle:
+            return False
+        as_radians = [Expr("mul", (tree, _HALF_TURN)) if unit.kind == "degree" else tree
+                      for tree, unit in ((gold, left), (answer, right))]  # fmt: skip
+        return same_value(as_radians[0], as_radians[1])
+    if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
+        return False
+    return same_number(gold, answer)
+
+
+def degrees_left_out(gold: Expr, answer: Expr) -> bool:
+    """``180 - a`` for an angle ``180^\\circ - a``: one side alone has degree signs, and the other no pi."""
+    for one, other in ((gold, answer), (answer, gold)):
+        bare = without_degrees(one)
+        if bare != one and bare.symbols and not other.holds("const", "pi"):
+            return same_value(bare, other) is True
+    return False
+
+
+def same_number(gold: Expr, answer: Expr) -> bool | None:
+    """Equal formulas, or a decimal that is the other's value to six or more significant digits."""
+    verdict = same_value(gold, answer)
+    if verdict is False and (approximates(answer, gold) or approximates(gold, answer)):
+        return True
+    return verdict
+
+
+def same_ratio(gold: Answer, answer: Answer) -> bool | None:
+    if isinstance(gold, Clock) and isinstance(answer, Clock):
+        if _times(gold) & _times(answer):
+            return True
+        if gold.ratio is None or answer.ratio is None:
+            return False
+        gold, answer = gold.ratio, answer.ratio
+    left = gold.ratio if isinstance(gold, Clock) else gold
+    right = answer.ratio if isinstance(answer, Clock) else answer
+    if left is None or right is None:
+        return False
+    if isinstance(left, Ratio) and isinstance(right, Ratio):
+        if len(left.parts) != len(right.parts):
+            return False
+        pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
+        return all_of([same_value(_cross(a, d), _cross(c, b)) for (a, b), (c, d) in pairs])
+    ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
+    if isinstance(ratio, Ratio) and len(ratio.parts) == 2 and isinstance(other, Quantity) and other.unit is None:
+        return same_value(Expr("div", ratio.parts), other.expr)
+    return False
+
+
+def _cross(one: Expr, other: Expr) -> Expr:
+    return Expr("mul", (one, other))
+
+
+def _times(clock: Clock) -> set[int]:
+    """Seconds after midnight; noon and midnight as people write them."""
+    hours = clock.seconds // 3600
+    if clock.half == "":
+        return {clock.seconds}
+    if not 1 <= hours <= 12:
+        return set()
+    return {clock.seconds % (12 * 3600) + (12 * 3600 if clock.half == "pm" else 0)}
+
+
+def by_letter(items: Sequence[Answer]) -> Sequence[Answer]:
+    """``y = 2, x = 1`` in the order of a pair: x, then y."""
+    names = [item.name for item in items if isinstance(item, Named)]
+    lettered = len(names) == len(items) == len(set(names)) and all(len(name) == 1 for name in names)
+    return [item for _, item in sorted(zip(names, items, strict=True), key=lambda pair: pair[0])] if lettered else items
+
+
+def one_value(items: Sequence[Answer]) -> bool:
+    """Whether values joined by "or" are all one, as in ``\\frac{3}{10} or 30\\%``: that is no hedging."""
+    values = [as_value(item) if isinstance(item, Quantity) else None for item in items]
+    return all(
+        one is not None and other is not None and same_value(one, other) is True for one, other in pairwise(values)
+    )
+
+
+def numbered_names(plain: Sequence[Answer], items: Sequence[Answer]) -> bool:
+    """Whether ``items`` are ``x_1 = .., x_2 = ..``, where the other list says ``x = .. or x = ..``."""
+    names = {item.name for item in plain if isinstance(item, Named)}
+    numbered = [item.name for item in items if isinstance(item, Named)]
+    if len(names) != 1 or len(set(numbered)) != len(numbered):
+        return False
+    (name,) = names
+    return all(one.startswith(f"{name}_") and one.partition("_")[2].isdigit() for one in numbered)
+
+
+def told_apart(items: Sequence[Answer]) -> bool:
+    """Whether two things counted differ only in what describes them: ``3 red and 2 green apples``."""
+    nouns = [item.unit.noun for item in items if isinstance(item, Quantity) and item.unit and item.unit.kind == "noun"]
+    return len(set(nouns)) < len(nouns)
+
+
+def paired(gold: Sequence[Answer], answer: Sequence[Answer]) -> Sequence[Answer] | None:
+    """The answer's counts in the gold's order: by their description where both have it, the others as they stand."""
+    if len(gold) != len(answer):
+        return None
+    left = list(answer)
+    given = [_description(item) for item in answer]
+    found: list[Answer | None] = []
+    for said in map(_description, gold):
+        partner = answer[given.index(said)] if said and said in given else None
+        if partner is not None and partner in left:
+            left.remove(partner)
+        found.append(partner)
+    rest = iter(left)
+    return [next(rest) if one is None else one for one in found] if found.count(None) == len(left) else None
+
+
+def _description(item: Answer) -> tuple[str, ...]:
+    noun = item.unit if isinstance(item, Quantity) and item.unit is not None and item.unit.kind == "noun" else None
+    return () if noun is None else tuple(map(singular, noun.words))
+
+
+def ordered_names(items: Sequence[Answer]) -> bool:
+    """``a = 1, b = 2`` has an order; ``x_1 = 1, x_2 = 2`` has none."""
+    names = [item.name for item in items if isinstance(item, Named)]
+    stems = {name.split("_")[0] for name in names}
+    return len(names) == len(items) and len(stems) == len(names)
+
+
+def assigned(answer: Answer) -> dict[str, Answer] | None:
+    """The values of ``x = 1, y = 2`` or of ``(x, y) = (1, 2)`` by their names; None for one name, or a choice."""
+    if isinstance(answer, Named) and isinstance(answer.value, Group) and answer.name.startswith("("):
+        names, values = answer.name.strip("()").split(","), answer.value.items
+    elif (isinstance(answer, Several) and not answer.either) or (isinstance(answer, Group) and answer.opening == "{"):
+        names = [item.name for item in answer.items if isinstance(item, Named) and not item.arguments]
+        values = values_of(answer.items)
+    else:
+        return None
+    return dict(zip(names, values, strict=True)) if 1 < len(set(names)) == len(names) == len(values) else None
+
+
+def values_of(items: Sequence[Answer]) -> tuple[Answer, ...]:
+    return tuple(item.value if isinstance(item, Named) else item for item in items)
+
+
+def floored(group: Group) -> Quantity | None:
+    """``[n/2]`` in square brackets, which some write for the floor."""
+    if group.opening != "[" or group.closing != "[" or len(group.items) != 1:
+        return None
+    item = group.items[0]
+    return Quantity(function("floor", item.expr)) if isinstance(item, Quantity) and item.unit is None else None
+
+
+def rows(group: Group) -> tuple[tuple[Answer, ...], ...] | None:
+    """The rows of a matrix written as a list of lists."""
+    found = tuple(
+        item.items for item in group.items if isinstance(item, Group) and item.opening == group.opening == "["
+    )
+    return found if found and len(found) == len(group.items) and len({len(row) for row in found}) == 1 else None
+
+
+def same_equation(gold: Equation, answer: Equation) -> bool | None:
+    """Whether two equations differ by a constant factor only: ``x = y/2`` is ``2x - y = 0``."""
+    one, other = difference(gold.left, gold.right), difference(answer.left, answer.right)
+    ratio = constant_ratio(one, other)
+    return None if ratio is None else ratio != 0
+
+
+def same_order(gold: Order, answer: Order) -> bool | None:
+    """The same chain part by part, or one inequality times a constant of the right sign."""
+    if gold.relations == answer.relations and len(gold.parts) == len(answer.parts):
+        verdicts = [same_value(one, other) for one, other in zip(gold.parts, answer.parts, strict=True)]
+        if all(verdict is True for verdict in verdicts):
+            return True
+    if len(gold.parts) != 2 or len(answer.parts) != 2:
+        return False if len(gold.parts) != len(answer.parts) or gold.relations == answer.relations else None
+    if gold.relations != answer.relations:
+        return False
+    ratio = constant_ratio(difference(*gold.parts), difference(*answer.parts))
+    if ratio is None:
+        return None
+    return ratio != 0 if gold.relations == ("!=",) else ratio > 0
+
+
+def solves(gold: Equation, answer: Expr) -> bool | None:
+    """Whether a formula is the one name of the equation that it does not hold, and the equation has it once.
+
+    Example: to ``r sin(t) = 3`` the answer ``3/sin(t)``. With two names missing the answer says too little.
+    """
+    names = gold.left.symbols | gold.right.symbols
+    missing = names - answer.symbols
+    if len(missing) != 1 or not answer.symbols <= names:
+        return False
+    (name,) = missing
+    whole = difference(gold.left, gold.right)
+    put_in = substitute(whole, name, answer)
+    if same_value(put_in, number(0)) is not True:
+        return False
+    # linear in the name: equal steps make equal differences, so that there is no second solution
+    steps = [substitute(whole, name, number(value)) for value in (-2, 1, 4)]
+    linear = same_value(difference(steps[1], steps[0]), difference(steps[2], steps[1]))
+    return linear is True
+
+
+Same = Callable[[Answer, Answer], "bool | None"]
+_MOST_PIECES = 6
+
+
+def same_cases(gold: Answer, answer: Answer, same: Same) -> bool | None:
+    """The same function; where a condition is not about a letter's size, the same cases in any order."""
+    sides = [_formula(one) for one in (gold, answer)]
+    if sides[0] is not None and sides[1] is not None:
+        return same_value(sides[0], sides[1])
+    return _same_pieces(gold, answer, same) if isinstance(gold, Piecewise) and isinstance(answer, Piecewise) else False
+
+
+def _formula(answer: Answer) -> Expr | None:
+    """A definition by cases as one formula; None where a value is none, or a condition is no set of real numbers."""
+    if isinstance(answer, Quantity):
+        return answer.expr if answer.unit is None else None
+    args: list[Expr] = []
+    for value, condition in answer.pieces if isinstance(answer, Piecewise) else ():
+        where = None if condition is None else subject_set(condition)
+        if not isinstance(value, Quantity) or value.unit is not None or (where is None) != (condition is None):
+            return None
+        if where is None:
+            args += [value.expr, Expr("bounds")]
+        for span in where.spans if where is not None else ():
+            subject = Expr("sym", name=where.subject if where is not None else "")
+            low = () if span.low == MINUS_INFINITY else (_bound(subject, span.low, span.low_closed),)
+            high = () if span.high == PLUS_INFINITY else (_bound(span.high, subject, span.high_closed),)
+            args += [value.expr, Expr("bounds", (*low, *high))]
+    return Expr("cases", tuple(args)) if args else None
+
+
+def _bound(above: Expr, below: Expr, closed: bool) -> Expr:
+    return Expr("bound", (difference(above, below),), "closed" if closed else "open")
+
+
+def _same_pieces(gold: Piecewise, answer: Piecewise, same: Same) -> bool | None:
+    """Whether every case of one is a case of the other; "otherwise" may stand for the one condition left over."""
+    if len(gold.pieces) != len(answer.pieces) or len(gold.pieces) > _MOST_PIECES:
+        return False
+    unknown = False
+    for order in permutations(answer.pieces):
+        verdicts = [_same_case(one, other, same) for one, other in zip(gold.pieces, order, strict=True)]
+        if all(verdict is True for verdict in verdicts):
+            return True
+        unknown = unknown or False not in verdicts
+    return None if unknown else False
+
+
+def _same_case(gold: tuple[Answer, Answer | None], answer: tuple[Answer, Answer | None], same: Same) -> bool | None:
+    value = same(gold[0], answer[0])
+    if value is not True or gold[1] is None or answer[1] is None:
+        return value  # all other cases agree, so that "otherwise" is what is left
+    return same(gold[1], answer[1])
+
 
 _ALL_REALS = RealSet((Span(Expr("neg", (symbol("inf"),)), False, symbol("inf"), False),))
 _CLOSED = (Cycles, Domain, Within, Piecewise, Dotted, Sentence)

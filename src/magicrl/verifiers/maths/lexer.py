@@ -10,8 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from magicrl.verifiers.maths.numerals import amount
-from magicrl.verifiers.maths.words import word_set
+from magicrl.verifiers.maths.literals import amount, word_set
 
 Kind = Literal[
     "num", "sym", "word", "fn", "op", "open", "close", "lbrace", "rbrace", "rel", "sep", "cup", "colon", "unit", "env",

@@ -1,15 +1,273 @@
 r"""One spelling for each answer: what LaTeX and Unicode let one write in several ways without changing meaning.
 
-Only notation is touched, never mathematics: nothing is dropped that carries a value, a unit or an order.
-Every pass is linear in the text.
+Glyphs become LaTeX; fonts, colours, sizes, environments, Markdown and "the answer is" go. Only notation is touched,
+never mathematics: nothing is dropped that carries a value, a unit or an order. Every pass is linear in the text.
 """
 
 from __future__ import annotations
 
 import re
+import unicodedata
+from collections.abc import Callable
+from html import unescape
 
-from magicrl.verifiers.maths.glyphs import plain_characters
-from magicrl.verifiers.maths.wrappers import unwrapped, without_entities, without_layout
+_SYMBOLS = {
+    "−": "-",
+    "–": "-",
+    "‐": "-",
+    "‑": "-",
+    "×": r"\times ",
+    "·": r"\cdot ",
+    "⋅": r"\cdot ",
+    "∙": r"\cdot ",
+    "•": r"\cdot ",
+    "∗": "*",
+    "÷": r"\div ",
+    "⁄": "/",
+    "∕": "/",
+    "±": r"\pm ",
+    "∓": r"\mp ",
+    "π": r"\pi ",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "⩽": r"\le ",
+    "⩾": r"\ge ",
+    "≠": r"\ne ",
+    "≈": r"\approx ",
+    "≡": r"\equiv ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∖": r"\setminus ",
+    "∈": r"\in ",
+    "∅": r"\emptyset ",
+    "∣": "|",
+    "∠": r"\angle ",
+    "△": r"\triangle ",
+    "⟨": r"\langle ",
+    "⟩": r"\rangle ",
+    "⌊": r"\lfloor ",
+    "⌋": r"\rfloor ",
+    "⌈": r"\lceil ",
+    "⌉": r"\rceil ",
+    "∨": r"\lor ",
+    "∧": r"\land ",
+    "√": r"\sqrt ",
+    "∛": r"\sqrt[3]",
+    "∜": r"\sqrt[4]",
+    "°": r"^\circ ",
+    "º": r"^\circ ",
+    "˚": r"^\circ ",
+    "℃": r"^\circ C",
+    "℉": r"^\circ F",
+    "′": "'",
+    "″": "''",
+    "‘": "'",
+    "’": "'",
+    "…": r"\ldots ",
+    "\u00c5": r"\AA ",
+    "\u212b": r"\AA ",
+    "∀": r"\forall ",
+    "ℝ": r"\mathbb{R}",
+    "ℤ": r"\mathbb{Z}",
+    "ℕ": r"\mathbb{N}",
+    "ℚ": r"\mathbb{Q}",
+    "ℂ": r"\mathbb{C}",
+    "。": ".",
+    "，": ",",
+}
+_PROSE = frozenset("−×⋅÷±π∞≤≥≠√")
+_UNUSUAL = re.compile(r"[^\x20-\x7e]")
+_ROOT = re.compile(r"([√∛∜])\s*(\d+(?:\.\d+)?|[A-Za-z])")
+_RAISED = re.compile("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+")
+_LOWERED = re.compile("[₀₁₂₃₄₅₆₇₈₉₊₋]+")
+_VULGAR = re.compile("[¼½¾⅐-⅞]")
+
+
+def plain_characters(text: str) -> str:
+    """Ordinary characters for unusual ones: any script's digits, full-width forms, common symbols.
+
+    Invisible and control characters vanish, all white space becomes a space.
+
+    Example:
+        >>> plain_characters("2√3 + x¹⁰")
+        '2\\\\sqrt{3} + x^{10}'
+    """
+    if text.isascii() and text.isprintable():
+        return text
+    text = _ROOT.sub(lambda match: f"{_SYMBOLS[match[1]].strip()}{{{match[2]}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{_level(match[0])}}}", text)
+    text = _LOWERED.sub(lambda match: f"_{{{_level(match[0])}}}", text)
+    text = _VULGAR.sub(_fraction, text)
+    return _UNUSUAL.sub(_plain_character, text)
+
+
+def plain_mathematics(text: str) -> str:
+    """Running text with the glyphs of formulas as LaTeX; its punctuation stays."""
+    if text.isascii():
+        return text
+    text = _VULGAR.sub(_fraction, text)
+    text = _ROOT.sub(lambda match: f"{_SYMBOLS[match[1]].strip()}{{{match[2]}}}", text)
+    text = _RAISED.sub(lambda match: f"^{{{_level(match[0])}}}", text)
+    return "".join(_SYMBOLS[char] if char in _PROSE else char for char in text)
+
+
+def _level(run: str) -> str:
+    """Raised or lowered characters on the line."""
+    return unicodedata.normalize("NFKC", run).replace("−", "-")
+
+
+def _fraction(match: re.Match[str]) -> str:
+    top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("⁄")
+    return rf"\frac{{{top}}}{{{bottom}}}"
+
+
+def _plain_character(match: re.Match[str]) -> str:
+    char = match[0]
+    if char in _SYMBOLS:
+        return _SYMBOLS[char]
+    if char.isspace():
+        return " "
+    if char.isdecimal():
+        return str(unicodedata.decimal(char))
+    if 0x2460 <= ord(char) <= 0x2473:  # circled numbers
+        return str(ord(char) - 0x245F)
+    if 0xFF01 <= ord(char) <= 0xFF5E:
+        return chr(ord(char) - 0xFEE0)
+    if 0x1D400 <= ord(char) <= 0x1D7FF:  # letters and digits in the type of formulas
+        plain = unicodedata.normalize("NFKC", char)
+        return plain if plain.isascii() else _plain_character(re.match(".", plain) or match)
+    return "" if unicodedata.category(char) in ("Cc", "Cf") else _greek(char)
+
+
+def _greek(char: str) -> str:
+    r"""``α`` as ``\alpha ``; any other character as it is."""
+    words = unicodedata.name(char, "").split()
+    if len(words) == 4 and words[0] == "GREEK" and words[2] == "LETTER" and words[3] != "OMICRON":
+        name = words[3].lower().replace("lamda", "lambda")
+        return rf"\{name if words[1] == 'SMALL' else name.capitalize()} "
+    return "\\mu " if char == "µ" else char
+
+
+_MOST_CHARS = 6000
+_MOST_OF_SET = 300
+"""A union of intervals is shorter; a limit, since the patterns for one look at a long text many times."""
+_OLD_FONT = re.compile(r"\{\s*\\(?P<font>rm|bf|it|tt|sf)(?![A-Za-z])\s*(?P<inside>[^{}]*)\}")
+_OLD_COMMAND = re.compile(r"\\(?P<font>rm|bf|it|tt|sf) *(?=\{)")
+_SWITCHES = re.compile(
+    r"\\(?:bf|rm|it|tt|sf|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|limits|nolimits|mathstrut|strut|"
+    r"nonumber|notag)(?![A-Za-z])\s*|\\[hv]?phantom\s*(?:\{[^{}]*\}|[-+\d])"
+)
+_COLOUR = re.compile(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}")
+_SYSTEM = re.compile(r"\\left\s*\\\{\s*(?P<rows>\\begin\s*\{(?P<name>[a-z*]+)\}.*\\end\s*\{(?P=name)\})\s*\\right\s*\.")
+_DISPLAY = re.compile(
+    r"\s*\\begin\s*\{(?P<name>equation|align|aligned|gather|gathered|multline|split|eqnarray|displaymath|math)(?P<star>\*?)\}"
+    r"(?P<inside>.*)\\end\s*\{(?P=name)(?P=star)\}\s*",
+    re.DOTALL,
+)
+_INTERVAL = r"[\[\]][^\[\]()\\]*(?:\\[A-Za-z][^\[\]()\\]*)*[\[\]]"
+_OUTWARD = re.compile(rf"(?P<head>[^\[\]()]*(?:=|\\in)\s*)?(?P<body>{_INTERVAL}(?:\s*\\cup\s*{_INTERVAL})*)")
+_LETTER_UNION = re.compile(r"(?P<left>[(\[][^()\[\]]*,[^()\[\]]*[)\]])\s*U\s*(?=[(\[][^()\[\]]*,)")
+_TIMES = re.compile(r"(?<=\d) ?x ?(?=10\s*\^)")
+_LOG = re.compile(r"(?<![A-Za-z\\])log(?P<base>2|10)\(")
+_STATES_DOLLAR = re.compile(r"(?<![A-Za-z])U\.?S\.? ?(?=\\\$)")
+_RAISED_O = re.compile(
+    r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\}|\\(?:text|mathrm)\s*\{\s*o\s*\}|\{\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\})"
+    r"|(?<=\d)\s*\\deg(?![A-Za-z])"
+)
+_SLANTED = re.compile(r"(?:\{\})?\^\{?(?P<top>\d{1,9})\}?\s*/\s*_\{?(?P<bottom>\d{1,9})\}?(?!\d)")
+_ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}|#\d{2,5});")
+
+_ENCLOSING = re.compile(
+    r"\\(?:text|textbf|textit|textrm|texttt|textsf|emph|underline|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|mbox|hbox|ce|"
+    r"operatorname)\s*(?P<rest>\{.*\})",
+    re.DOTALL,
+)
+_BEFORE = re.compile(r"\\(?:therefore|Rightarrow|implies|Longrightarrow)(?![A-Za-z])\s*|=>\s*")
+_ANNOUNCED = re.compile(
+    r"\\text(?:bf|it|rm)?\s*\{\s*(?:so,? |thus,? |hence,? )?"
+    r"(?:the )?(?:final )?answer(?: is)?\s*[:=]?\s*\}\s*[:=]?\s*(?=.)",
+    re.IGNORECASE,
+)
+_AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|\\text\s*\{\s*\.\s*\})")
+_QUOTES = ("**", "`", '"')
+
+
+def without_entities(text: str) -> str:
+    """``text`` with the characters that HTML's names stand for.
+
+    Example:
+        >>> without_entities("x &le; 5")
+        'x ≤ 5'
+    """
+    return _ENTITY.sub(lambda match: unescape(match[0]), text) if "&" in text else text
+
+
+def without_layout(text: str) -> str:
+    r"""``text`` without fonts, sizes and colours, and plain-text notation as LaTeX.
+
+    Example:
+        >>> without_layout(r"\color{red}{\bf 7}")
+        '{\\mathbf{7}}'
+    """
+    if len(text) > _MOST_CHARS:
+        return text
+    text = text.replace(r"\&", " and ")
+    if "/" in text:
+        text = _SLANTED.sub(r"\\frac{\g<top>}{\g<bottom>}", text)
+    if "\\" in text:
+        text = _OLD_FONT.sub(r"{\\math\g<font>{\g<inside>}}", text)
+        text = _OLD_COMMAND.sub(r"\\math\g<font>", text)
+        text = _SWITCHES.sub("", _COLOUR.sub("", text))
+        text = _STATES_DOLLAR.sub("", text)
+        text = _SYSTEM.sub(r"\g<rows>", text)
+        display = _DISPLAY.fullmatch(text)
+        if display is not None:
+            text = _display(display["inside"])
+    text = _RAISED_O.sub(r"^\\circ ", _LOG.sub(r"\\log_{\g<base>}(", _TIMES.sub(r"\\times ", text)))
+    if len(text) > _MOST_OF_SET:
+        return text
+    return _outward(_LETTER_UNION.sub(r"\g<left>\\cup ", text))
+
+
+def _display(inside: str) -> str:
+    """The content of a display; its rows are a system, without what only aligns them."""
+    rows = [row.strip() for row in re.split(r"\\\\", inside.replace("&", "")) if row.strip()]
+    if r"\begin" in inside or len(rows) < 2:
+        return inside if r"\begin" in inside else inside.replace("&", "").replace(r"\\", "")
+    return r"\begin{gathered}" + r"\\".join(row.rstrip(",;") for row in rows) + r"\end{gathered}"
+
+
+def _outward(text: str) -> str:
+    """``]1,2]`` and ``[1,2[``, where brackets that open outwards leave the bound out, as ``(1,2]`` and ``[1,2)``."""
+    whole = _OUTWARD.fullmatch(text.strip())
+    if whole is None or "," not in text.replace(";", ","):
+        return text
+    parts = re.split(r"\s*\\cup\s*", whole["body"])
+    if not any(part[0] == "]" or part[-1] == "[" for part in parts):
+        return text
+    turned = [("(" if part[0] == "]" else "[") + part[1:-1] + (")" if part[-1] == "[" else "]") for part in parts]
+    return (whole["head"] or "") + r"\cup ".join(turned)
+
+
+def unwrapped(text: str, strip_braces: Callable[[str], str]) -> str:
+    r"""``text`` without one layer around it: ``\mathbf{\frac{1}{2}}``, ``**7**``, ``\therefore 7``."""
+    for quote in _QUOTES:
+        inside = text[len(quote) : -len(quote)]
+        if inside and text.startswith(quote) and text.endswith(quote) and quote[0] not in inside:
+            return inside.strip()
+    for pattern in (_BEFORE, _ANNOUNCED):
+        start = pattern.match(text)
+        if start is not None and start.end() < len(text):
+            return text[start.end() :]
+    ends = [match for match in _AFTER.finditer(text) if match.end() == len(text) and match.start()]
+    if ends:
+        return text[: ends[0].start()]
+    around = _ENCLOSING.fullmatch(text)
+    if around is not None and (inside := strip_braces(around["rest"])) != around["rest"]:
+        return inside
+    return text
+
 
 _TOKENS = re.compile(
     r"(?P<newline>\\\\\*?(?:\s*\[-?[\d.]{1,6} ?(?:pt|em|ex|mm|cm|in)\])?)"

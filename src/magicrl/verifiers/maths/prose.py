@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-from magicrl.verifiers.maths.glyphs import plain_mathematics
+from magicrl.verifiers.maths.notation import plain_mathematics
 
 _ANSWER_WORDS = (
     r"(?:final\s+)?answers?|answer|results?|solutions?|correct\s+(?:option|choice|letter)|"

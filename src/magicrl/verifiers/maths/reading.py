@@ -1,12 +1,14 @@
 r"""From tokens to the shape of an answer; None where the text is of no shape known here.
 
-Every token must find its place: nothing is skipped to make the rest readable.
+Every token must find its place: nothing is skipped to make the rest readable. The last way to read a text is as a
+sentence with formulas in it (``circle with center (1,2) and radius 3``), compared word for word.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import groupby
 
 from magicrl.verifiers.maths.answers import (
     Answer,
@@ -17,54 +19,113 @@ from magicrl.verifiers.maths.answers import (
     Quantity,
     Ratio,
     RealSet,
+    Sentence,
     Several,
     Span,
     Text,
     Within,
+    substitute,
 )
 from magicrl.verifiers.maths.brackets import (
     MAX_ITEMS,
     bracketed,
     cycles,
+    dotted_list,
+    goes_on,
     scaled_matrix,
     set_builder,
     transposed,
+    vector,
 )
-from magicrl.verifiers.maths.congruences import congruent
-from magicrl.verifiers.maths.ellipses import dotted_list, goes_on
-from magicrl.verifiers.maths.expression import substitute
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token, tokens_of
-from magicrl.verifiers.maths.names import name_of, point_label
+from magicrl.verifiers.maths.literals import plain_word, word_set
 from magicrl.verifiers.maths.phrases import (
-    closed_phrase,
-    counted,
-    date_of,
-    described,
-    in_symbols,
-    number_domain,
-    stated,
-)
-from magicrl.verifiers.maths.pieces import (
     Declared,
     based,
     clock_time,
+    closed_phrase,
     conditions_apart,
+    counted,
+    date_of,
     declaration,
     depths,
+    described,
+    in_symbols,
     labelled_parts,
     midday,
+    number_domain,
     out_of,
     split,
+    stated,
     without_clause,
     words_of,
 )
-from magicrl.verifiers.maths.quantities import counted_in_words, free_signs, quantity
-from magicrl.verifiers.maths.relations import joined, related
-from magicrl.verifiers.maths.sentences import sentence
-from magicrl.verifiers.maths.spans import MINUS_INFINITY, PLUS_INFINITY, united
-from magicrl.verifiers.maths.vectors import vector
-from magicrl.verifiers.maths.words import plain_word
+from magicrl.verifiers.maths.quantities import counted_in_words, free_signs, quantity, singular
+from magicrl.verifiers.maths.relations import (
+    MINUS_INFINITY,
+    PLUS_INFINITY,
+    congruent,
+    joined,
+    name_of,
+    point_label,
+    related,
+    united,
+)
+
+Read = Callable[[Sequence[Token]], "Answer | None"]
+_UNSAID = word_set("a an the all any every of that is are it its this which at interval point")
+_SPELLINGS = {"centre": "center", "centred": "centered", "colour": "color", "metre": "meter", "litre": "liter"}
+_MOST_PARTS = 40
+
+
+def sentence(tokens: Sequence[Token], read: Read) -> Sentence | None:
+    """The words and formulas of a text that holds both; None where a formula in it cannot be read."""
+    parts: list[str | Answer] = []
+    levels = depths(tokens)
+    if levels is None:
+        return None
+    for kind, run in groupby(zip(tokens, levels, strict=True), key=_kind):
+        piece = [token for token, _ in run]
+        if kind == "word":
+            parts += [word for token in piece if (word := _plain(token.text)) not in _UNSAID]
+        elif kind == "sep":
+            parts += [token.text for token in piece if token.text not in ",;"]
+        elif (read_part := read(piece)) is not None:
+            parts.append(read_part)
+        else:
+            return None
+    words = sum(isinstance(part, str) for part in parts)
+    return Sentence(tuple(parts)) if 0 < words < len(parts) <= _MOST_PARTS else None
+
+
+def same_sentence(gold: Sentence, answer: Sentence, same: Callable[[Answer, Answer], bool | None]) -> bool:
+    """Word for word, formula for formula."""
+    if len(gold.parts) != len(answer.parts):
+        return False
+    for left, right in zip(gold.parts, answer.parts, strict=True):
+        if isinstance(left, str) or isinstance(right, str):
+            if left != right:
+                return False
+        elif same(left, right) is not True:
+            return False
+    return True
+
+
+def _kind(placed: tuple[Token, int]) -> str:
+    token, level = placed
+    if level:
+        return "formula"
+    if token.kind == "sep":
+        return "sep"
+    # a lone letter between words is an article or a name, and reads as a formula too
+    return "word" if token.kind == "word" and (token.roman or len(token.text) > 1) else "formula"
+
+
+def _plain(word: str) -> str:
+    low = word.casefold().strip(".,")
+    return singular(_SPELLINGS.get(low, low))
+
 
 _MAX_DEPTH = 12
 _ABOUT = frozenset(("both", "either", "approximately", "about", "around", "approx", "roughly", "exactly", "~", "="))

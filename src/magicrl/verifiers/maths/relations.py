@@ -1,15 +1,17 @@
-r"""Relations: names and their values, equations, inequalities as sets of numbers, unions."""
+r"""Relations: names and their values, equations, congruences, inequalities as sets of numbers, and those sets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from itertools import pairwise
+from itertools import combinations, pairwise
+from math import floor
 
-from magicrl.verifiers.maths import expression
 from magicrl.verifiers.maths.answers import (
     Answer,
     Equation,
+    Expr,
+    Family,
     Group,
     Matrix,
     Named,
@@ -18,15 +20,416 @@ from magicrl.verifiers.maths.answers import (
     RealSet,
     Several,
     Span,
+    as_value,
+    number,
+    substitute,
+    symbol,
 )
 from magicrl.verifiers.maths.equality import number_value, same_value
-from magicrl.verifiers.maths.expression import Expr
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
-from magicrl.verifiers.maths.magnitudes import as_value
-from magicrl.verifiers.maths.names import name_of
+from magicrl.verifiers.maths.literals import word_set
+from magicrl.verifiers.maths.phrases import depths, split
 from magicrl.verifiers.maths.quantities import added
-from magicrl.verifiers.maths.spans import MINUS_INFINITY, PLUS_INFINITY, joined_sets, subject_set, unequal
+
+_MOST_SPANS = 100
+PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), Expr("neg", (symbol("inf"),))
+
+
+def as_spans(answer: Answer) -> RealSet | None:
+    """The set of numbers that an interval, a finite set or a number stands for."""
+    if isinstance(answer, RealSet):
+        return answer
+    if isinstance(answer, Named):
+        inner = as_spans(answer.value) if not isinstance(answer.value, Named) else None
+        return None if inner is None else RealSet(inner.spans, answer.name)
+    if isinstance(answer, Group) and answer.opening == "{":
+        points = [item.expr for item in answer.items if isinstance(item, Quantity) and item.unit is None]
+        return _points(points) if len(points) == len(answer.items) else None
+    if isinstance(answer, Group) and len(answer.items) == 2 and {answer.opening, answer.closing} <= {"(", "["}:
+        low, high = answer.items
+        if isinstance(low, Quantity) and isinstance(high, Quantity) and low.unit is None and high.unit is None:
+            return RealSet((Span(low.expr, answer.opening == "[", high.expr, answer.closing == "["),))
+    return None
+
+
+def _points(points: Sequence[Expr]) -> RealSet:
+    return RealSet(tuple(Span(point, True, point, True) for point in points))
+
+
+def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer | None:
+    r"""``A \cup B``, and ``A \setminus \{points\}``."""
+    if (named := _of_names(items, operations)) is not None:
+        return named
+    sets = [as_spans(item) if item is not None else None for item in items]
+    spans = [found.spans for found in sets if found is not None]
+    if len(spans) != len(items):
+        return None
+    if set(operations) == {"cup"}:
+        return RealSet(tuple(span for group in spans for span in group))
+    if set(operations) == {"cap"}:
+        return _common(spans)
+    if list(operations) == ["setminus"]:
+        return _without_points(spans[0], spans[1]) or _without_spans(spans[0], spans[1])
+    return None
+
+
+def _of_names(items: Sequence[Answer | None], operations: Sequence[str]) -> Quantity | None:
+    r"""``A \cap B`` of sets that only have names."""
+    formulas = [item.expr for item in items if isinstance(item, Quantity) and item.unit is None]
+    kinds = set(operations)
+    if len(formulas) != len(items) or len(kinds) != 1 or (kinds == {"setminus"} and len(items) > 2):
+        return None
+    if not all((one.op == "sym" and one.name.isupper()) or one.op == "set" for one in formulas):
+        return None
+    return Quantity(Expr("set", tuple(formulas), kinds.pop()))
+
+
+def _common(groups: Sequence[Sequence[Span]]) -> RealSet | None:
+    """What sets have in common; None where a bound has no value, or where that is nothing."""
+    if any(bound.symbols for group in groups for span in group for bound in (span.low, span.high)):
+        return None
+    left = list(groups[0])
+    for group in groups[1:]:
+        both = [_both(one, other, points=True) for one in left for other in group]
+        left = [span for span in both if span is not None]
+    return RealSet(tuple(left)) if left else None
+
+
+def _without_points(spans: Sequence[Span], points: Sequence[Span]) -> RealSet | None:
+    """One span without points inside it."""
+    if len(spans) != 1 or any(point.low != point.high for point in points):
+        return None
+    if not points or any(point.low.symbols for point in points):
+        return None
+    ordered = sorted(points, key=lambda point: _position(point.low))
+    pieces: list[Span] = []
+    rest = spans[0]
+    for point in ordered:
+        pieces.append(Span(rest.low, rest.low_closed, point.low, False))
+        rest = Span(point.low, False, rest.high, rest.high_closed)
+    return RealSet((*pieces, rest))
+
+
+def _without_spans(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
+    """What is left of some spans without others; None where a bound has no value."""
+    bounds = [bound for span in (*spans, *taken) for bound in (span.low, span.high)]
+    if any(bound.symbols for bound in bounds) or len(spans) * len(taken) > _MOST_SPANS:
+        return None
+    left = list(spans)
+    for hole in taken:
+        if _position(hole.low) > _position(hole.high):
+            return None
+        below = Span(MINUS_INFINITY, False, hole.low, not hole.low_closed)
+        above = Span(hole.high, not hole.high_closed, PLUS_INFINITY, False)
+        pieces = [_both(span, side, points=True) for span in left for side in (below, above)]
+        left = [piece for piece in pieces if piece is not None]
+    return RealSet(tuple(left))
+
+
+def _position(bound: Expr) -> Fraction | float:
+    if bound == PLUS_INFINITY:
+        return float("inf")
+    if bound == MINUS_INFINITY:
+        return float("-inf")
+    value = number_value(bound)
+    return 0 if value is None else value
+
+
+def subject_set(item: Answer) -> RealSet | None:
+    """A condition on one name as a set: an inequality, ``a = 1`` or ``a \\in R``."""
+    if isinstance(item, RealSet):
+        return item
+    if isinstance(item, Named) and isinstance(item.value, RealSet):
+        return RealSet(item.value.spans, item.name)
+    if isinstance(item, Named) and isinstance(item.value, Quantity) and item.value.unit is None and item.symbol:
+        point = item.value.expr
+        return RealSet((Span(point, True, point, True),), item.name)
+    return None
+
+
+def unbounded(item: Answer) -> bool:
+    """Whether a pair in brackets has an infinite bound: then it is an interval and no point."""
+    found = as_spans(item) if isinstance(item, Group) else None
+    return found is not None and any(span.low == MINUS_INFINITY or span.high == PLUS_INFINITY for span in found.spans)
+
+
+def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
+    r"""``x \\ne 1, 2``: the points after the first are left out too."""
+    if not isinstance(item, RealSet) or len(item.spans) != 2 or item.spans[0].high != item.spans[1].low:
+        return None
+    if (item.spans[0].low, item.spans[1].high) != (MINUS_INFINITY, PLUS_INFINITY):
+        return None
+    others = [point.expr for point in points if isinstance(point, Quantity) and point.unit is None]
+    if len(others) != len(points) or not others:
+        return None
+    line = Span(MINUS_INFINITY, False, PLUS_INFINITY, False)
+    found = _without_points((line,), _points([item.spans[0].high, *others]).spans)
+    return None if found is None else RealSet(found.spans, item.subject)
+
+
+def alternatives(items: Sequence[Answer]) -> RealSet | None:
+    """Intervals joined by "or" as their union, where they do not overlap."""
+    sets = [as_spans(item) for item in items if isinstance(item, Group)]
+    known = [one for one in sets if one is not None]
+    return None if len(known) != len(items) or _overlap(known) else _union(known, "")
+
+
+def joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer:
+    """Conditions joined by ``or`` are a union; by ``and`` or a comma an intersection, if there is any."""
+    subjects = {one.subject for one in sets}
+    if len(subjects) != 1:
+        return Several(tuple(sets))
+    subject = subjects.pop()
+    if not subject:  # intervals in a list are several answers, or a union that was written with "or"
+        return Several(tuple(sets)) if "or" not in separators or _overlap(sets) else _union(sets, "")
+    if all(separator == "or" for separator in separators):
+        # of two conditions one of which holds the other, one is too many: a guess at either
+        return Several(tuple(sets)) if _overlap(sets) else _union(sets, subject)
+    common = list(sets[0].spans)
+    for other in sets[1:]:
+        pairs = [_both(one, span) for one in common for span in other.spans]
+        common = [span for span in pairs if span is not None]
+    return RealSet(tuple(common), subject) if common else _union(sets, subject)
+
+
+def _overlap(sets: Sequence[RealSet]) -> bool:
+    return any(
+        _both(span, other) is not None
+        for one, two in combinations(sets, 2)
+        for span in one.spans
+        for other in two.spans
+    )
+
+
+def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
+    return RealSet(tuple(span for one in sets for span in one.spans), subject)
+
+
+def _both(one: Span, other: Span, *, points: bool = False) -> Span | None:
+    """What two half-lines have in common, None when that is nothing, or (without ``points``) one point."""
+    low, low_closed = max(
+        ((one.low, one.low_closed), (other.low, other.low_closed)),
+        key=lambda bound: (_position(bound[0]), not bound[1]),
+    )
+    high, high_closed = min(
+        ((one.high, one.high_closed), (other.high, other.high_closed)),
+        key=lambda bound: (_position(bound[0]), bound[1]),
+    )
+    single = points and low_closed and high_closed and _position(low) == _position(high)
+    return Span(low, low_closed, high, high_closed) if single or _position(low) < _position(high) else None
+
+
+def same_set(gold: RealSet, answer: RealSet) -> bool | None:
+    """Whether two unions of spans hold the same numbers; None when bounds cannot be put in order."""
+    left, right = merged(gold.spans), merged(answer.spans)
+    if left is None or right is None:
+        if len(gold.spans) != len(answer.spans):
+            return None
+        left, right = list(gold.spans), list(answer.spans)
+    if len(left) != len(right):
+        return False
+    verdicts = [_same_span(one, other) for one, other in zip(left, right, strict=True)]
+    return False if False in verdicts else None if None in verdicts else True
+
+
+def _same_span(gold: Span, answer: Span) -> bool | None:
+    if (gold.low_closed, gold.high_closed) != (answer.low_closed, answer.high_closed):
+        return False
+    low, high = same_value(gold.low, answer.low), same_value(gold.high, answer.high)
+    return False if low is False or high is False else None if low is None or high is None else True
+
+
+def merged(spans: Sequence[Span]) -> list[Span] | None:
+    """The spans in order, those that touch made one; None when bounds cannot be compared or are the wrong way."""
+    keyed = [(_place(span.low), _place(span.high), span) for span in spans]
+    known = [(low, high, span) for low, high, span in keyed if low is not None and high is not None]
+    if len(known) != len(keyed):
+        return None
+    if any(low > high or (low == high and not (span.low_closed and span.high_closed)) for low, high, span in known):
+        return None  # (5, 2) is no interval
+    solid = sorted(known, key=lambda entry: (entry[0], not entry[2].low_closed))
+    result: list[Span] = []
+    end: Fraction | float = 0
+    for low, high, span in solid:
+        if result and (low < end or (low == end and (span.low_closed or result[-1].high_closed))):
+            last = result[-1]
+            if high > end or (high == end and span.high_closed):
+                result[-1] = Span(last.low, last.low_closed, span.high, span.high_closed)
+                end = high
+        else:
+            result.append(span)
+            end = high
+    return result
+
+
+_MOST_MEMBERS = 60
+_FROM = {"Z": None, "N": 1, "Z+": 1, "Z+0": 0, "N0": 0}
+
+
+def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
+    """The whole numbers of a bounded set, in order; None when they are too many or a bound has no value."""
+    if domain not in _FROM:
+        return None
+    least = _FROM[domain]
+    found: set[int] = set()
+    for span in numbers.spans:
+        low, high = _place(span.low), _place(span.high)
+        if low is None or high is None or high == float("inf") or (low == float("-inf") and least is None):
+            return None
+        first = least if low == float("-inf") else floor(low)
+        assert first is not None
+        if high - max(low, first) > 10 * _MOST_MEMBERS:
+            return None
+        for member in range(first if least is None else max(first, least), floor(high) + 1):
+            above = member > low or (member == low and span.low_closed)
+            if above and (member < high or (member == high and span.high_closed)):
+                found.add(member)
+            if len(found) > _MOST_MEMBERS:
+                return None
+    return sorted(found)
+
+
+def _place(bound: Expr) -> Fraction | float | None:
+    if bound.op == "const" and bound.name == "inf":
+        return float("inf")
+    if bound.op == "neg" and bound.args[0].op == "const" and bound.args[0].name == "inf":
+        return float("-inf")
+    return number_value(bound)
+
+
+_NAMING = word_set("abs sin cos tan cot sec csc")
+_APPLIED = word_set("f g h P E D S V")
+_MEASURED = frozenset("EPDV")
+_MEASURES = word_set("Var Cov Pr Corr")
+
+
+def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    """The name that the tokens spell, its arguments, and its symbol; None when they are no name."""
+    if not tokens:
+        return None
+    spelled = " ".join(token.text.casefold() for token in tokens)
+    wordy = tokens[0].kind == "word" and (tokens[0].roman or len(tokens[0].text) > 3)
+    if wordy and all(token.kind in ("word", "sym") for token in tokens):
+        return spelled, (), None
+    if [token.text for token in tokens[:2]] == ["m", "angle"]:
+        tokens = tokens[1:]  # the measure of an angle
+    colons = [at for at, token in enumerate(tokens) if token.kind == "colon"]
+    if colons:
+        sides = [name_of(tokens[: colons[0]]), name_of(tokens[colons[0] + 1 :])]
+        known = [side[0] for side in sides if side is not None]
+        return (":".join(known), (), None) if len(known) == 2 else None
+    if _measured(tokens):
+        return _measure(tokens)
+    tree = parse(tokens)
+    if tree is not None and tree.op == "sym":
+        return tree.name, (), tree
+    if tree is not None and _derivative(tree):
+        return tree.args[0].args[1].name + "'", (), None
+    if tree is not None and tree.op == "apply" and not tree.symbols:
+        return "".join(token.text for token in tokens), (), None  # f(0)
+    if tree is not None and _point_pair(tree):
+        return "".join(part.name for part in tree.args), (), None
+    if tree is not None and tree.op == "fn" and tree.name == "abs" and _point_pair(tree.args[0]):
+        return "".join(part.name for part in tree.args[0].args), (), None  # |AB|
+    if tree is not None and tree.op == "fn" and tree.name in _NAMING and tree.symbols:
+        return spelled, (), None  # |AB|, cos A
+    return _function_name(tokens) or _tuple_name(tokens) or _column_name(tokens)
+
+
+def _measured(tokens: Sequence[Token]) -> bool:
+    r"""Whether the tokens are ``\operatorname{Var}(X)`` or ``\mathbb{E}[X]``: an upright name, then brackets."""
+    opening = next((at for at, token in enumerate(tokens) if token.kind == "open"), None)
+    if not opening or tokens[-1].kind != "close":
+        return False
+    levels = depths(tokens)
+    if levels is None or 0 in levels[opening + 1 : -1]:
+        return False
+    head = [token.text for token in tokens[:opening] if token.kind not in ("lbrace", "rbrace")]
+    return head in (["mathbb", "E"], ["mathbb", "P"], ["E"]) or (len(head) == 1 and head[0] in _MEASURES)
+
+
+def _measure(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]:
+    r"""``\mathbb{E}[X]`` by the name of ``E(X)``."""
+    opening = next(at for at, token in enumerate(tokens) if token.kind == "open")
+    letter = [token.text for token in tokens[:opening] if token.kind not in ("lbrace", "rbrace")][-1]
+    inner = tokens[opening + 1 : -1]
+    return letter + "(" + "".join(token.text for token in inner) + "(", (), None
+
+
+def _derivative(tree: Expr) -> bool:
+    r"""``\frac{dy}{dx}``."""
+    sides = [[part.name for part in side.args] for side in tree.args if side.op == "mul"]
+    return tree.op == "div" and len(sides) == 2 and all(len(side) == 2 and side[0] == "d" and side[1] for side in sides)
+
+
+def _point_pair(tree: Expr) -> bool:
+    """``AB``: a segment, an angle or a triangle is named by its points."""
+    return tree.op == "mul" and all(part.op == "sym" and part.name[0].isupper() for part in tree.args)
+
+
+def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    opening = next((at for at, token in enumerate(tokens) if token.kind == "open" and token.text == "("), None)
+    if not opening or tokens[-1].kind != "close":
+        return None
+    levels = depths(tokens)
+    if levels is None or 0 in levels[opening + 1 : -1]:
+        return None  # f(x) + g(y): the first bracket is not the last one's partner
+    head = parse(tokens[:opening])
+    inner = tokens[opening + 1 : -1]
+    names = [token.text for token in inner[::2]]
+    if head is not None and head.op == "pow" and head.args[0].op == "sym" and head.args[0].name in _APPLIED:
+        return "".join(token.text for token in tokens[:opening]), tuple(names), None  # the inverse of f
+    if head is None or head.op != "sym" or not inner:
+        return None
+    plain = all(token.kind == "sym" for token in inner[::2]) and all(token.text == "," for token in inner[1::2])
+    if plain and head.name in _MEASURED and all(name.isupper() for name in names):
+        return head.name + "(" + "".join(token.text for token in inner) + "(", (), None  # of a random variable
+    if plain:
+        return head.name, tuple(names), None
+    # P(X > 1): what is in the brackets is part of the name
+    return ("".join(token.text for token in tokens), (), None) if head.name in _APPLIED else None
+
+
+def _tuple_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    if len(tokens) < 5 or (tokens[0].kind, tokens[0].text) != ("open", "(") or tokens[-1].text != "(":
+        return None
+    inner = list(tokens[1:-1])
+    parts: list[list[Token]] = [[]]
+    for token in inner:
+        if token.kind == "sep":
+            parts.append([])
+        else:
+            parts[-1].append(token)
+    trees = [parse(part) for part in parts]
+    if all(tree is not None and tree.op == "sym" for tree in trees):
+        return "(" + ",".join(tree.name for tree in trees if tree is not None) + ")", (), None
+    return None
+
+
+def _column_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+    r"""``\begin{pmatrix} x \\\\ y \end{pmatrix}``, a column of letters, as the name ``(x,y)``."""
+    inner = tokens[1:-1]
+    if len(inner) < 3 or tokens[0].kind != "env" or tokens[-1].kind != "env":
+        return None
+    rows = all((token.kind, token.text) == ("cell", "row") for token in inner[1::2])
+    if not rows or any(token.kind != "sym" for token in inner[::2]):
+        return None
+    return "(" + ",".join(token.text for token in inner[::2]) + ")", (), None
+
+
+def point_label(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[str, int] | None:
+    """The name of ``A(1,2)`` or ``P_1(0,3)`` and where its bracket begins; None when it is no named point."""
+    opening = next((at for at, token in enumerate(tokens) if (token.kind, token.text) == ("open", "(")), None)
+    if not opening or tokens[0].kind != "sym" or not tokens[0].text.isupper() or len(tokens[0].text) != 1:
+        return None
+    if 0 in levels[opening + 1 : -1] or (tokens[-1].kind, tokens[-1].text) != ("close", "("):
+        return None
+    if not any(token.kind == "sep" and level == 1 for token, level in zip(tokens, levels, strict=True)):
+        return None
+    head = parse(tokens[:opening])
+    return (head.name, opening) if head is not None and head.op == "sym" else None
+
 
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
@@ -185,9 +588,9 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
         return None
     (name,) = names
     whole = Expr("add", (left, Expr("neg", (right,))))
-    values = [expression.substitute(whole, name, expression.number(at)) for at in (-2, 0, 1, 3)]
+    values = [substitute(whole, name, number(at)) for at in (-2, 0, 1, 3)]
     steps = [Expr("add", (after, Expr("neg", (before,)))) for before, after in pairwise(values)]
-    slope, twice = steps[1], Expr("mul", (expression.number(2), steps[1]))
+    slope, twice = steps[1], Expr("mul", (number(2), steps[1]))
     rise = number_value(slope)
     if not all(same_value(step, twice) is True for step in (steps[0], steps[2])):
         return None
@@ -282,3 +685,43 @@ def chained(items: Sequence[Answer]) -> Answer | None:
         return None
     parts = orders[0].parts + tuple(part for order in orders[1:] for part in order.parts[1:])
     return inequality(parts, [relation for order in orders for relation in order.relations])
+
+
+Read = Callable[[Sequence[Token]], "Answer | None"]
+
+
+def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Answer | None:
+    """The numbers that are congruent to one of some numbers: with one modulus, and about one name at most."""
+    pieces, _ = split(tokens, levels, "sep")
+    residues: list[Expr] = []
+    names: set[str] = set()
+    moduli: list[Expr] = []
+    for piece in pieces:
+        if not piece:
+            continue
+        at = next((at for at, token in enumerate(piece) if token.kind == "cmd" and token.text == "pmod"), None)
+        if at is not None:
+            modulus = parse(piece[at + 1 :])
+            if modulus is None:
+                return None
+            moduli.append(modulus)
+            piece = piece[:at]
+        relations = [place for place, token in enumerate(piece) if token.kind == "rel"]
+        if relations:
+            name = name_of(piece[: relations[0]])
+            if len(relations) > 1 or piece[relations[0]].text not in ("==", "=") or name is None or name[2] is None:
+                return None
+            names.add(name[0])
+            piece = piece[relations[0] + 1 :]
+        value = read(piece)
+        values = value.items if isinstance(value, Several) and value.signs else (value,)
+        plain = [one.expr for one in values if isinstance(one, Quantity) and one.unit is None]
+        if len(plain) != len(values):
+            return None
+        residues += plain
+    if len(names) > 1 or not residues or not moduli or any(modulus != moduli[0] for modulus in moduli):
+        return None
+    steps = Expr("mul", (moduli[0], Expr("sym", name="#k")))
+    items = tuple(Quantity(Expr("add", (residue, steps))) for residue in residues)
+    family = Family(items[0] if len(items) == 1 else Several(items), frozenset(("#k",)), "Z")
+    return Named(names.pop(), (), family) if names else family

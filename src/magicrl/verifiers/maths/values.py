@@ -11,8 +11,8 @@ from functools import reduce
 
 from flint import acb, arb, ctx, fmpq, fmpz
 
-from magicrl.verifiers.maths.expression import Expr
-from magicrl.verifiers.maths.words import word_set
+from magicrl.verifiers.maths.answers import Expr
+from magicrl.verifiers.maths.literals import word_set
 
 Value = fmpq | arb | acb
 Point = Mapping[str, fmpq]

@@ -1,0 +1,298 @@
+r"""What needs no grammar: plain numbers in digits and in words, choice letters, yes and no, the sameness of words.
+
+Numbers are exact `fractions.Fraction`: floats would call 0.1 and 0.10000001 equal. Sizes are bounded, so that no
+exponent can explode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of ``text``: a long set that reads as a line."""
+    return frozenset(text.split())
+
+
+DENIALS = word_set("not no never neither nor except without isn't")
+"""Words that turn what they stand before into its contrary."""
+_OPPOSITE = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
+_ENDLESS = frozenset(("infinite", "infinitely many", "infinitely", "infinity"))
+_FILLERS = word_set("a an the and all it is its on at wins win has have winning strategy condition")
+
+_LETTER = re.compile(
+    r"(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)*"
+    r"(?:(?:option|choice|answer|case)\s*(?:is)?\s*:?\s*)?"
+    r"[(\[]?\s*(?:\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{\s*)*(?P<letter>[A-J])\s*\}*\s*"
+    r"(?:(?P<mark>[)\]][.:]?|[.:])\s*\}*\s*(?P<rest>.*))?\}*",
+    re.IGNORECASE | re.DOTALL,
+)
+_OTHER_LETTER = re.compile(r"(?<![A-Za-z\\])[(\[]?[A-J][)\].:](?![A-Za-z])|(?<![A-Za-z\\])[B-J](?![A-Za-z])")
+
+
+def same_words(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+    """The same words, articles and other words without content aside."""
+    left, right = _content(gold), _content(answer)
+    if len(left) == 1 and left[0] in _OPPOSITE and right[:1] == left:
+        return _OPPOSITE[left[0]] not in right  # "Yes, it is possible"
+    return bool(left) and (left == right or _ENDLESS.issuperset((" ".join(left), " ".join(right))))
+
+
+_POLAR = re.compile(
+    r"(?:\\text(?:bf|it|rm)?\{)? *(yes|no|true|false)\b *(?:[,.;:!]|\}[,.;:]|$)(.*)", re.IGNORECASE | re.DOTALL
+)
+
+
+def polar(gold: str, answer: str) -> bool | None:
+    """``Yes, because ...`` for a gold that is yes or no; None where it is neither, or where both are said."""
+    match = _POLAR.fullmatch(answer) if gold.casefold() in _OPPOSITE else None
+    if match is None or match[1].casefold() != gold.casefold():
+        return None
+    other = _OPPOSITE[gold.casefold()]
+    unsure = re.search(rf"\b(?:{other}|or|maybe|perhaps|unless|but)\b", match[2], re.IGNORECASE)
+    return None if unsure and (other != "no" or re.search(r"\b(?:no[,.;]|no$|or|maybe|but)", match[2])) else True
+
+
+def endless(words: tuple[str, ...]) -> bool:
+    """Whether the words say that something has no end."""
+    return " ".join(_content(words)) in _ENDLESS
+
+
+def _content(words: tuple[str, ...]) -> list[str]:
+    plain = [re.sub(r"[^\w]|-?angled$", "", word.casefold()) for word in words]
+    return [word for word in plain if word and word not in _FILLERS]
+
+
+def plain_word(words: tuple[str, ...]) -> bool:
+    """Whether one short word is a word and no product of letters."""
+    return word_number(words) is not None or (len(words) == 1 and words[0] in _OPPOSITE)
+
+
+def choice_letters(text: str) -> frozenset[str] | None:
+    """The letters of a question with several right choices: ``AC``, ``A, C``, ``(A) and (C)``."""
+    bare = re.sub(r"\\(?:text|mathrm|mathbf)|\band\b|[\s{}(),;.]", "", text)
+    return frozenset(bare) if re.fullmatch(r"[A-J]{2,8}", bare) and len(set(bare)) == len(bare) else None
+
+
+def choice_text(text: str) -> str:
+    """What stands after the letter of a multiple-choice answer."""
+    match = _LETTER.fullmatch(text.strip().strip("*").strip())
+    return "" if match is None else (match["rest"] or "").strip()
+
+
+def choice_letter(text: str) -> str | None:
+    """The letter of a multiple-choice answer, when it is all that is answered: ``(B)``, ``B.``, ``B) 15``.
+
+    Upper case is asked for; what follows the letter must name no other one.
+    """
+    match = _LETTER.fullmatch(text.strip().strip("*").strip())
+    if match is None:
+        return None
+    letter, rest = match["letter"], (match["rest"] or "").strip()
+    if not letter.isupper() or _OTHER_LETTER.search(rest) or re.search(r"\bor\b", rest, re.IGNORECASE):
+        return None
+    return letter
+
+
+_COUNTED = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
+    "seventeen eighteen nineteen twenty"
+)
+_ORDERED = (
+    "first second third fourth fifth sixth seventh eighth ninth tenth eleventh twelfth thirteenth fourteenth "
+    "fifteenth sixteenth seventeenth eighteenth nineteenth twentieth"
+)
+_CARDINALS = {word: value for value, word in enumerate(_COUNTED.split())} | {
+    word: 10 * value
+    for value, word in enumerate(("thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"), start=3)
+}
+_ORDINALS = {word: value for value, word in enumerate(_ORDERED.split(), start=1)}
+_PARTS = (
+    {word: value for word, value in _ORDINALS.items() if value > 2}
+    | {word + "s": value for word, value in _ORDINALS.items() if value > 2}
+    | {"half": 2, "halves": 2, "quarter": 4, "quarters": 4, "hundredth": 100, "hundredths": 100}
+    | {"thousandth": 1000, "thousandths": 1000}
+)
+"""Words that name a part of one."""
+SCALES = {
+    "dozen": 12, "hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12
+}  # fmt: skip
+"""Words after a number that multiply it."""
+_MOST_WORDS = 14
+
+
+def counts_one(following: str) -> bool:
+    """Whether an article before this word counts: ``a hundred``, ``a third``."""
+    return following in SCALES or following in _PARTS
+
+
+def word_number(words: Sequence[str]) -> Fraction | None:
+    """The number that words say; of a single word also an ordinal (``third``) and ``none``."""
+    parts = [part for word in words for part in word.split("-") if part]
+    if parts[:1] in (["negative"], ["minus"]):
+        value = word_number(parts[1:])
+        return None if value is None else -value
+    if not 1 <= len(parts) <= _MOST_WORDS:
+        return None
+    if len(parts) == 1:
+        if parts[0] in _ORDINALS:
+            return Fraction(_ORDINALS[parts[0]])
+        if parts[0] in ("none", "hundred", "half"):
+            return {"none": Fraction(0), "hundred": Fraction(100), "half": Fraction(1, 2)}[parts[0]]
+    return amount(parts)
+
+
+def amount(parts: Sequence[str]) -> Fraction | None:
+    """The number that cardinals and fractions say, no ordinals; ``parts`` are words without hyphens."""
+    parts = ["one" if part in ("a", "an") else part for part in parts]
+    if parts[:2] == ["half", "one"] and parts[2:] == ["dozen"]:
+        return Fraction(6)
+    if len(parts) > 2 and parts[-1] in SCALES and parts[-2] in _PARTS:
+        several = amount(parts[:-1])  # two and a half million
+        return None if several is None else several * SCALES[parts[-1]]
+    if parts and parts[-1] in _PARTS:
+        return _parts_of_one(parts)
+    value = _cardinal([part for part in parts if part != "and"])
+    return None if value is None else Fraction(value)
+
+
+def _parts_of_one(parts: list[str]) -> Fraction | None:
+    """``two thirds``, ``one and a half``."""
+    start = max((at for at, part in enumerate(parts) if part == "and"), default=-1)
+    top = _cardinal(parts[start + 1 : -1]) if parts[start + 1 : -1] else 1 if parts[-1] == "half" else None
+    if top is None or start == 0:
+        return None
+    value = Fraction(top, _PARTS[parts[-1]])
+    if start < 0:
+        return value
+    whole = _cardinal([part for part in parts[:start] if part != "and"])
+    return whole + value if whole is not None and 0 < value < 1 else None
+
+
+def _cardinal(parts: list[str]) -> int | None:
+    if not parts or any(part not in _CARDINALS and part not in SCALES for part in parts):
+        return None
+    total, group, before = 0, 0, 0
+    for part in parts:
+        scale = SCALES.get(part, 1)
+        if scale == 1:
+            value = _CARDINALS[part]
+            if before and not (before >= 20 and value < 10 and before < 100) and before < 100:
+                return None  # two numbers, not one
+            group, before = group + value, value
+        elif group == 0:
+            return None
+        elif part == "dozen":
+            group, before = group * 12, 12
+        elif scale == 100:
+            group, before = group * 100, 100
+        else:
+            total, group, before = total + group * scale, 0, 1000
+    return total + group
+
+
+def leading_number(words: Sequence[str]) -> tuple[Fraction, int] | None:
+    """The longest number that a phrase begins with (cardinals and fractions), and how many words it takes."""
+    for end in range(min(len(words), _MOST_WORDS), 0, -1):
+        parts = [part for word in words[:end] for part in word.casefold().split("-") if part]
+        if (
+            words[end - 1].casefold() in ("and", "a", "an")
+            or not parts
+            or (parts[0] in ("and", "a", "an") and end == 1)
+        ):
+            continue
+        value = amount(parts)
+        if value is not None:
+            return value, end
+    return None
+
+
+MAX_CHARS = 1000
+MAX_EXPONENT = 1000
+
+_UNSIGNED = r"(?:\d{1,3}(?:,\d{3})+|\d{1,3}(?: \d{3})+|\d+)(?:\.\d*)?|\.\d+"
+_DECIMAL = re.compile(rf"([+-]?)({_UNSIGNED})(?:(?:\\times ?10\^|[eE])\{{?([+-]?\d+)\}}?)?", re.ASCII)
+_FRACTION = re.compile(
+    r"([+-]?)(?:(\d+) ?)?"
+    r"(?:\\frac(?:\{([+-]?\d+)\}\{([+-]?\d+)\}|(\d)(\d))|(?<!\d)(\d+)/(\d+))",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlainNumber:
+    """A number literal.
+
+    Attributes:
+        value: what it says, exactly.
+        grouped: it holds separators that could also be read as a list.
+        decimals: digits after the decimal point as written.
+    """
+
+    value: Fraction
+    grouped: bool
+    decimals: int = 0
+
+
+def plain_number(text: str) -> PlainNumber | None:
+    r"""The number that ``text`` (in canonical notation) spells, or None when it is anything else.
+
+    Example:
+        >>> plain_number(r"1\frac{1}{2}").value
+        Fraction(3, 2)
+    """
+    if len(text) > MAX_CHARS:
+        return None
+    if match := _DECIMAL.fullmatch(text):
+        return _decimal(*match.groups())
+    if match := _FRACTION.fullmatch(text):
+        return _fraction(*match.groups())
+    return None
+
+
+def _decimal(sign: str, digits: str, exponent: str | None) -> PlainNumber | None:
+    power = int(exponent) if exponent and len(exponent) < 8 else 0
+    if exponent and (len(exponent) >= 8 or abs(power) > MAX_EXPONENT):
+        return None
+    grouped = "," in digits or " " in digits
+    bare = digits.replace(",", "").replace(" ", "")
+    value = Fraction("0" + bare.rstrip(".")) * Fraction(10) ** power
+    decimals = len(bare.partition(".")[2]) if exponent is None else 0
+    return PlainNumber(-value if sign == "-" else value, grouped, decimals)
+
+
+def _fraction(sign: str, whole: str | None, *parts: str | None) -> PlainNumber | None:
+    given = [part for part in parts if part is not None]
+    numerator, denominator = int(given[0]), int(given[1])
+    if denominator == 0:
+        return None
+    value = Fraction(numerator, denominator)
+    if whole is not None:
+        if not 0 < value < 1 or "-" in "".join(given):
+            return None  # a product or a slip of the pen, not a mixed number
+        value += int(whole)
+    return PlainNumber(-value if sign == "-" else value, False)
+
+
+def approximates(literal: PlainNumber, exact: Fraction) -> bool:
+    """Whether a decimal is a non-terminating fraction, rounded or cut after six or more significant digits.
+
+    Example: 0.0833333 is 1/12; 0.5000001 is not 1/2, which a decimal can say exactly.
+    """
+    rest = exact.denominator
+    for prime in (2, 5):
+        while rest % prime == 0:
+            rest //= prime
+    return rest != 1 and rounds(literal.value, literal.decimals, exact)
+
+
+def rounds(decimal: Fraction, decimals: int, exact: Fraction) -> bool:
+    """Whether a decimal is a value, rounded or cut after six or more significant digits."""
+    unit = Fraction(1, 10**decimals)
+    if not decimals or abs(decimal) < 100_000 * unit:
+        return False
+    distance = abs(decimal - exact)
+    return 2 * distance <= unit or (distance < unit and abs(decimal) < abs(exact))

@@ -1,0 +1,443 @@
+r"""What stands for many answers by a rule: lists that go on, arithmetic progressions, families with parameters.
+
+Of ``1, 3, \ldots, 2n-1`` and ``a_1 + a_2 + \cdots + a_n`` the items shown must be one formula at the places 0, 1, ...
+in which only whole numbers, or subscripts, grow by a constant step; the last item fixes how far it goes.
+``k\pi`` and ``n\pi`` are one family where the letter is known to be a parameter, and ``\frac\pi3 + 2k\pi`` and
+``\frac{7\pi}3 - 2n\pi`` one set of numbers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from itertools import permutations
+from math import gcd, lcm
+
+from magicrl.verifiers.maths.answers import (
+    Answer,
+    Domain,
+    Dotted,
+    Equation,
+    Expr,
+    Family,
+    Group,
+    Matrix,
+    Named,
+    Quantity,
+    RealSet,
+    Several,
+    difference,
+    number,
+    put,
+    rename,
+    substitute,
+    symbol,
+)
+from magicrl.verifiers.maths.equality import number_value, rational_value, same_value
+
+PLACE = "#j"
+_MOST_ITEMS = 99
+_INDEX = re.compile(r"(?P<stem>[A-Za-z]+)_(?P<index>\d{1,4}|[a-z](?:[+-]\d{1,3})?)")
+_LETTER_INDEX = re.compile(r"(?P<letter>[a-z])(?P<shift>[+-]\d{1,3})?")
+
+
+def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
+    """The rule behind the items before the dots and those after them; None when they show none.
+
+    ``last`` is empty for a list without an end; of one item before the dots the step is one.
+    """
+    before = [indexed(item) for item in first]
+    after = [indexed(item) for item in last]
+    if not before or (len(before) < 2 and len(after) != 1) or (len(before) < 2 and not before[0].symbols):
+        return None
+    # with one item before the dots, the last item says what changes
+    item = _rule(before[0], before[1]) if len(before) > 1 else _rule_to(before[0], after[0])
+    if item is None or any(same_value(_at(item, number(at)), shown) is not True for at, shown in enumerate(before)):
+        return None
+    if not after:
+        return Dotted(item, None)
+    end = _place(item, after[-1])
+    if end is None or same_value(_at(item, end), after[-1]) is not True:
+        return None
+    for back, shown in enumerate(reversed(after)):
+        if same_value(_at(item, difference(end, number(back))), shown) is not True:
+            return None
+    return Dotted(item, end)
+
+
+def expanded(dotted: Dotted) -> list[Answer] | None:
+    """All items of a list of numbers with an end; None where there are letters, no end, or too many."""
+    end = None if dotted.last is None else rational_value(dotted.last)
+    if end is None or end.denominator != 1 or not 0 <= end <= _MOST_ITEMS:
+        return None
+    return [Quantity(_at(dotted.item, number(place))) for place in range(int(end) + 1)]
+
+
+def series(kind: str, before: Sequence[Expr], last: Expr, place: str) -> Expr | None:
+    """``before`` and what the dots and ``last`` add to it, as a sum or product; the first items may stand apart."""
+    for start in range(len(before)):
+        found = continued(before[start:], [last])
+        if found is not None and found.last is not None:
+            body = put(found.item, Expr("sym", name=PLACE), Expr("sym", name=place))
+            whole = Expr("series", (number(0), found.last, body), f"{kind} {place}")
+            parts = (*(indexed(item) for item in before[:start]), whole)
+            return whole if start == 0 else Expr("add" if kind == "sum" else "mul", parts)
+    return None
+
+
+def indexed(tree: Expr) -> Expr:
+    """The formula with subscripted names as functions of their subscripts."""
+    match = _INDEX.fullmatch(tree.name) if tree.op == "sym" else None
+    if match is not None:
+        return Expr("apply", (_index(match["index"]),), match["stem"] + "_")
+    return Expr(tree.op, tuple(indexed(part) for part in tree.args), tree.name, tree.value, tree.decimals)
+
+
+def _index(text: str) -> Expr:
+    if text.isdigit():
+        return number(int(text))
+    match = _LETTER_INDEX.fullmatch(text)
+    assert match is not None, text
+    letter = Expr("sym", name=match["letter"])
+    return Expr("add", (letter, number(int(match["shift"])))) if match["shift"] else letter
+
+
+def _at(item: Expr, place: Expr) -> Expr:
+    return substitute(item, PLACE, place)
+
+
+def _rule(first: Expr, second: Expr) -> Expr | None:
+    """The formula that is ``first`` at place 0 and ``second`` at place 1."""
+    if first == second:
+        return first
+    if _whole(first) and _whole(second):
+        return _linear(first, difference(second, first))
+    if first.op == second.op and first.name == second.name and len(first.args) == len(second.args) and first.args:
+        parts = [_rule(one, other) for one, other in zip(first.args, second.args, strict=True)]
+        known = [part for part in parts if part is not None]
+        return Expr(first.op, tuple(known), first.name) if len(known) == len(parts) else None
+    return None
+
+
+def _rule_to(first: Expr, last: Expr) -> Expr | None:
+    """The formula that is ``first`` at place 0 and comes to ``last`` in steps of one."""
+    if first == last:
+        return first
+    if _index_like(first) and _index_like(last):
+        return _linear(first, number(1))
+    if first.op == last.op and first.name == last.name and len(first.args) == len(last.args) and first.args:
+        parts = [_rule_to(one, other) for one, other in zip(first.args, last.args, strict=True)]
+        known = [part for part in parts if part is not None]
+        return Expr(first.op, tuple(known), first.name) if len(known) == len(parts) else None
+    return None
+
+
+def _linear(first: Expr, step: Expr) -> Expr:
+    return Expr("add", (first, Expr("mul", (step, Expr("sym", name=PLACE)))))
+
+
+def _whole(tree: Expr) -> bool:
+    """A number or an index such as ``k-1``: what may grow from item to item."""
+    if tree.op == "num":
+        return True
+    return tree.op in ("sym", "add", "neg") and all(_whole(part) for part in tree.args)
+
+
+def _index_like(tree: Expr) -> bool:
+    return _whole(tree)
+
+
+def _place(item: Expr, last: Expr) -> Expr | None:
+    """The place of the last item, found where the rule has a number that grows."""
+    if item.op == "add" and len(item.args) == 2 and item.args[1].op == "mul" and item.args[1].args[-1].name == PLACE:
+        start, step = item.args[0], item.args[1].args[0]
+        return Expr("div", (difference(last, start), step))
+    if PLACE not in item.symbols or len(item.args) != len(last.args) or (item.op, item.name) != (last.op, last.name):
+        return None
+    for part, shown in zip(item.args, last.args, strict=True):
+        if PLACE in part.symbols:
+            return _place(part, shown)
+    return None
+
+
+def counting(answer: Answer) -> tuple[str, ...]:
+    r"""The names of the whole numbers that ``1, 2, 3, \\ldots`` or ``n \\ge 1`` are; none for anything else."""
+    if isinstance(answer, Named) or (isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1):
+        answer = answer.value if isinstance(answer, Named) else answer.items[0]
+    if isinstance(answer, Dotted) and answer.last is None:
+        for first, names in _COUNTED.items():
+            if same_value(answer.item, _linear(number(first), number(1))) is True:
+                return names
+    if isinstance(answer, RealSet) and answer.subject in ("n", "m", "k") and len(answer.spans) == 1:
+        (span,) = answer.spans
+        low = rational_value(span.low) if span.low_closed and span.high == symbol("inf") else None
+        return () if low is None or low.denominator != 1 else _COUNTED.get(int(low), ())
+    return ()
+
+
+_COUNTED = {0: ("N0", "Z+0"), 1: ("N", "Z+")}
+
+
+def same_dotted(gold: Dotted, answer: Dotted) -> bool | None:
+    """Whether two lists go on by the same rule and end at the same place."""
+    rule = same_value(gold.item, answer.item)
+    if gold.last is None or answer.last is None:
+        return rule if gold.last is answer.last else False
+    end = same_value(gold.last, answer.last)
+    return False if rule is False or end is False else True if rule is True and end is True else None
+
+
+_MOST_CLASSES = 60
+Line = tuple[Expr, Expr]
+"""First member and step."""
+
+
+def same_progressions(gold: Answer, answer: Answer, ours: str, theirs: str) -> bool:
+    """Whether two lists of formulas, each linear in its whole parameter, have the same values."""
+    left, right = _lines(gold, ours), _lines(answer, theirs)
+    if not left or not right:
+        return False
+    unit = left[0][1]
+    steps = [_ratio(step, unit) for _, step in (*left, *right)]
+    known = [step for step in steps if step]
+    if len(known) != len(steps):
+        return False
+    common = Fraction(lcm(*(step.numerator for step in known)), gcd(*(step.denominator for step in known)))
+    period = Expr("mul", (number(abs(common)), unit))
+    sides = [_classes(lines, known[start : start + len(lines)], abs(common))
+             for lines, start in ((left, 0), (right, len(left)))]  # fmt: skip
+    one, other = sides
+    if one is None or other is None or len(one) != len(other):
+        return False
+    return all(any(_congruent(a, b, period) for b in other) for a in one) and all(
+        any(_congruent(a, b, period) for b in one) for a in other
+    )
+
+
+def _lines(answer: Answer, name: str) -> list[Line] | None:
+    if isinstance(answer, Named):
+        return _lines(answer.value, name)
+    if isinstance(answer, Several) or (isinstance(answer, Group) and answer.opening == "{"):
+        found: list[Line] = []
+        for item in answer.items:
+            lines = _lines(item, name)
+            if lines is None:
+                return None
+            found += lines
+        return found
+    if not isinstance(answer, Quantity) or answer.unit is not None or answer.expr.symbols != frozenset((name,)):
+        return None
+    at = [substitute(answer.expr, name, number(value)) for value in (0, 1, 2, -3)]
+    step = difference(at[1], at[0])
+    if number_value(step) in (None, 0) or same_value(step, difference(at[2], at[1])) is not True:
+        return None
+    return [(at[0], step)] if same_value(Expr("mul", (number(3), step)), difference(at[0], at[3])) is True else None
+
+
+def _ratio(step: Expr, unit: Expr) -> Fraction | None:
+    """The exact ratio of two steps, if it is a small fraction."""
+    ratio = Expr("div", (step, unit))
+    if (exact := rational_value(ratio)) is not None:
+        return exact
+    value = number_value(ratio)
+    if value is None or abs(value) > 10**6:
+        return None
+    guess = value.limit_denominator(1000)
+    return guess if same_value(Expr("mul", (number(guess), unit)), step) is True else None
+
+
+def _classes(lines: Sequence[Line], steps: Sequence[Fraction], common: Fraction) -> list[Expr] | None:
+    """One member of each class modulo the common period."""
+    found: list[Expr] = []
+    for (start, step), size in zip(lines, steps, strict=True):
+        count = abs(common / size)
+        if count.denominator != 1 or len(found) + count > _MOST_CLASSES:
+            return None
+        found += [Expr("add", (start, Expr("mul", (number(turn), step)))) for turn in range(int(count))]
+    return found
+
+
+def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
+    apart = difference(one, other)
+    turns = number_value(Expr("div", (apart, period)))
+    if turns is None or abs(turns) > 10**6:
+        return False
+    return same_value(apart, Expr("mul", (number(round(turns)), period))) is True
+
+
+Same = Callable[[Answer, Answer], "bool | None"]
+
+_CONSTANT = re.compile(r"C(?:_\d)?|c_\d")
+_PARAMETERS = frozenset("knmljtzpq")
+
+
+def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
+    r"""Compare with the parameters of the answer renamed to the gold's.
+
+    A parameter is a letter that a clause declares (``for some integer t``), or one whose multiple of pi is added
+    (``x + k\pi``). Both sides must have one; all other letters must be the same.
+    """
+    gold, answer = _outermost(gold), _outermost(answer)
+    plain_gold, plain_answer = _value(gold), _value(answer)
+    if isinstance(plain_gold, Domain) and isinstance(answer, Family):
+        return _everything(plain_gold, answer)
+    if isinstance(plain_answer, Domain) and isinstance(gold, Family):
+        return _everything(plain_answer, gold)
+    domains = {one.domain for one in (gold, answer) if isinstance(one, Family) and one.domain}
+    if len(domains) > 1 and domains != {"R", "C"}:
+        return False  # whole numbers are not all numbers
+    if same(plain_gold, plain_answer) is True:
+        return True
+    left, right = _parameters(gold), _parameters(answer)
+    gold_names, answer_names = names_of(plain_gold), names_of(plain_answer)
+    # where one side declares its parameter, the other's is the letter that it alone has
+    left = left or (gold_names - answer_names if len(gold_names - answer_names) == 1 else frozenset())
+    right = right or (answer_names - gold_names if len(answer_names - gold_names) == 1 else frozenset())
+    left, right = left & gold_names, right & answer_names
+    bound = arguments_of(plain_gold) | arguments_of(plain_answer)
+    left, right = left - bound, right - bound  # f(n) = n for all n: the n is f's, no parameter
+    if len(left) != 1 or len(right) != 1 or gold_names - left != answer_names - right:
+        return False
+    (one,), (other,) = left, right
+    if one != other and same(plain_gold, renamed(plain_answer, {other: one})) is True:
+        return True
+    if domains and domains != {"Z"}:
+        return False
+    if isinstance(plain_gold, Named) and isinstance(plain_answer, Named) and plain_gold.name != plain_answer.name:
+        return False
+    return same_progressions(plain_gold, plain_answer, one, other)
+
+
+def _outermost(answer: Answer) -> Answer:
+    """A name inside the declaration: ``x = 2k`` for whole k, not x the family."""
+    if isinstance(answer, Named) and isinstance(answer.value, Family):
+        inner = answer.value
+        named = Named(answer.name, answer.arguments, inner.answer, answer.symbol)
+        return Family(named, inner.parameters, inner.domain)
+    return answer
+
+
+def _value(answer: Answer) -> Answer:
+    return answer.answer if isinstance(answer, Family) else answer
+
+
+def _everything(domain: Domain, family: Family) -> bool:
+    """``n, n \\in \\mathbb{Z}`` are the integers."""
+    value = family.answer.value if isinstance(family.answer, Named) else family.answer
+    if not isinstance(value, Quantity) or value.unit is not None or value.expr.op != "sym":
+        return False
+    return value.expr.name in family.parameters and family.domain == domain.name
+
+
+def arguments_of(answer: Answer) -> frozenset[str]:
+    """The letters that a function is given as a function of."""
+    return frozenset(answer.arguments) if isinstance(answer, Named) else frozenset()
+
+
+def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
+    """``f(x) = cx`` and ``f(x) = kx``: letters that are no argument of a named function are constants of any name.
+
+    Only letters that one side alone has are renamed, and all on both sides must pair off.
+    """
+    arguments, given = arguments_of(gold), arguments_of(answer)
+    if isinstance(answer, Named) and arguments and arguments != given:
+        return False
+    # y(x) = C e^x for y = C e^x: only what looks like a constant is one
+    left, right = names_of(gold), names_of(answer)
+    ours, theirs = sorted(left - right), sorted(right - left)
+    if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & (arguments | given):
+        return False
+    if _parametric(gold) and _parametric(answer) and len(ours) == 1:
+        return same(gold, renamed(answer, {theirs[0]: ours[0]})) is True
+    variables = any(name.islower() for name in left & right)
+    variables = variables and not any(_CONSTANT.fullmatch(name) for name in left & right)
+    if not arguments and not (variables and all(_CONSTANT.fullmatch(name) for name in ours)):
+        return False  # x + C: a C that only one side has, beside a variable, is a constant of integration
+    return any(
+        same(gold, renamed(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
+    )
+
+
+def _parametric(answer: Answer) -> bool:
+    """``x = 1 + 2t, y = 3 - t``: coordinates, each a formula of one letter."""
+    names = [item.name for item in answer.items if isinstance(item, Named)] if isinstance(answer, Several) else []
+    coordinates = len(names) > 1 and (names == list("xyz"[: len(names)]))
+    return (
+        isinstance(answer, Several) and coordinates and len(names) == len(answer.items) and len(names_of(answer)) == 1
+    )
+
+
+def periodic_parameters(answer: Answer) -> frozenset[str]:
+    r"""Letters whose multiple of pi (or of 360 degrees) is added, in every part of the answer."""
+    found: list[frozenset[str]] = []
+    for part in _formulas(answer):
+        found.append(frozenset(name for name in part.symbols if name in _PARAMETERS and _steps_by_pi(part, name)))
+    return frozenset.intersection(*found) if found else frozenset()
+
+
+def _steps_by_pi(part: Expr, name: str) -> bool:
+    """Whether raising the letter by one adds a rational multiple of pi, whatever the letter is."""
+    steps = [substitute(part, name, number(value)) for value in (0, 1, 2)]
+    first, second = difference(steps[1], steps[0]), difference(steps[2], steps[1])
+    if same_value(first, second) is not True or first.symbols - part.symbols:
+        return False
+    return part.holds("const", "pi") and any(
+        same_value(first, Expr("div", (Expr("mul", (number(top), Expr("const", name="pi"))), number(bottom)))) is True
+        for top, bottom in (
+            (1, 1),
+            (2, 1),
+            (1, 2),
+            (4, 1),
+            (1, 3),
+            (2, 3),
+            (1, 4),
+            (1, 6),
+            (3, 1),
+            (6, 1),
+            (1, 5),
+            (2, 5),
+        )
+    )
+
+
+def _parameters(answer: Answer) -> frozenset[str]:
+    return answer.parameters if isinstance(answer, Family) else periodic_parameters(answer)
+
+
+def names_of(answer: Answer) -> frozenset[str]:
+    """The letters in the formulas of an answer."""
+    return frozenset().union(*(part.symbols for part in _formulas(answer)))
+
+
+def _formulas(answer: Answer) -> list[Expr]:
+    if isinstance(answer, Quantity):
+        return [answer.expr]
+    if isinstance(answer, Several | Group):
+        return [part for item in answer.items for part in _formulas(item)]
+    if isinstance(answer, Named):
+        return _formulas(answer.value)
+    if isinstance(answer, Family):
+        return _formulas(answer.answer)
+    if isinstance(answer, Matrix):
+        return [part for row in answer.rows for item in row for part in _formulas(item)]
+    if isinstance(answer, Equation):
+        return [answer.left, answer.right]
+    return []
+
+
+def renamed(answer: Answer, names: dict[str, str]) -> Answer:
+    """The answer with letters renamed."""
+    if isinstance(answer, Quantity):
+        return Quantity(rename(answer.expr, names), answer.unit)
+    if isinstance(answer, Several):
+        return Several(tuple(renamed(item, names) for item in answer.items), answer.signs)
+    if isinstance(answer, Group):
+        return Group(answer.opening, answer.closing, tuple(renamed(item, names) for item in answer.items))
+    if isinstance(answer, Named):
+        return Named(answer.name, answer.arguments, renamed(answer.value, names), answer.symbol)
+    if isinstance(answer, Matrix):
+        return Matrix(tuple(tuple(renamed(item, names) for item in row) for row in answer.rows))
+    if isinstance(answer, Equation):
+        return Equation(rename(answer.left, names), rename(answer.right, names))
+    return answer
