@@ -22,11 +22,10 @@ import pyarrow.parquet as pq
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import find_recipe
 from magicrl.records import StepMetrics
-from magicrl.training.health import check_run
-from magicrl.training.health_signs import RULES
-from magicrl.training.loop import TrainingStopped
-from magicrl.training.observer import NullObserver
+from magicrl.training.health import RULES, check_run
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
+from magicrl.training.step import TrainingStopped
 
 RECIPE = find_recipe(Path("quickstart"))
 

@@ -40,9 +40,8 @@ from magicrl.config.paths import find_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.models import loading
 from magicrl.rollout import recording
-from magicrl.training import checkpoint, collecting, optimizer, recorder, session
-from magicrl.training.observer import NullObserver
-from magicrl.training.recorder import RunFolder, environment_facts, write_atomically
+from magicrl.training import checkpoint, optimizer, recorder, rollout_queue, session
+from magicrl.training.recorder import NullObserver, RunFolder, environment_facts, write_atomically
 
 MARK = "MAGICRL_KILLS"
 CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
@@ -132,10 +131,10 @@ def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
     def say(text: str) -> Callable[..., None]:
         return lambda *_args, **_kwargs: place.write(text)
 
-    before(collecting.Collector, "_judged", say("verifying"))
+    before(rollout_queue.RolloutQueue, "_judged", say("verifying"))
     before(session, "save_checkpoint", say("checkpoint"))
     places: dict[str, tuple[Any, str]] = {
-        "verifying": (collecting.Collector, "_judged"),
+        "verifying": (rollout_queue.RolloutQueue, "_judged"),
         "between gradient and update": (optimizer.MasterOptimizer, "step"),
         "checkpoint written, not renamed": (checkpoint, "_flush"),
         "checkpoint renamed, old ones not yet removed": (checkpoint, "_prune"),

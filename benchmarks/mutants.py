@@ -55,7 +55,7 @@ class Fault:
 
     Attributes:
         name: unique.
-        file: below the package, such as ``training/loop.py``.
+        file: below the package, such as ``training/step.py``.
         edits: (old text, new text); each old text stands exactly once.
         breaks: what is wrong then, for a reader.
         tests: what pytest is given, nearest first.

@@ -28,7 +28,7 @@ from magicrl.evaluation.engines import in_process_engine
 from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams
-from magicrl.training.run_data import load_data
+from magicrl.training.preflight import load_data
 
 WARM_UP = 2
 

@@ -28,11 +28,10 @@ from magicrl.evaluation.sampling import evaluation_seed, sample_problems
 from magicrl.evaluation.statistics import paired_difference
 from magicrl.records import TrainSample
 from magicrl.training.assemble import build, set_threads
-from magicrl.training.exam import Exam
+from magicrl.training.held_out import HeldOutTest
 from magicrl.training.learner import LocalLearner
-from magicrl.training.observer import NullObserver
 from magicrl.training.preflight import check_run
-from magicrl.training.recorder import environment_facts, write_atomically
+from magicrl.training.recorder import NullObserver, environment_facts, write_atomically
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
 from magicrl.training.supervised import supervised_sample, supervised_steps
@@ -141,14 +140,14 @@ def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]
         batches = [samples[i : i + CONTROL_BATCH] for i in range(0, len(samples), CONTROL_BATCH)]
         supervised_steps(learner, batches, lambda _: config.optimizer.learning_rate)
         built.engine.load_weights(learner.weights(), learner.version)
-        exam = Exam(
+        test = HeldOutTest(
             problems=built.data.test,
             config=config.evaluation,
             max_tokens=config.stages[-1].max_tokens,
             seed=config.run.seed,
             shown=0,
         )
-        return next(exam.run("control", built.engine, judge, built.encoder.encode, lambda *_: None, start=False))
+        return next(test.run("control", built.engine, judge, built.encoder.encode, lambda *_: None, start=False))
 
 
 def evaluation(run: Path, name: str) -> dict[str, Any]:

@@ -42,8 +42,8 @@ from tails_page import SCHEDULES, section
 from magicrl.models.loading import load_policy
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
-from magicrl.training.past_lengths import PastLengths
 from magicrl.training.recorder import write_atomically
+from magicrl.training.rollout_queue import PastLengths
 
 Step = list[Group]
 OVER = 1 / 3  # groups asked for beyond those that are used

@@ -41,8 +41,7 @@ from page_sections import put_section
 from magicrl.cli.train import parts_of
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics
-from magicrl.training.observer import NullObserver
-from magicrl.training.recorder import write_atomically
+from magicrl.training.recorder import NullObserver, write_atomically
 from magicrl.training.session import train
 
 ROOT = Path(__file__).resolve().parents[1]

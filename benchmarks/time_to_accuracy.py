@@ -31,9 +31,9 @@ from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.sampling import evaluation_seed, sample_problems, score
 from magicrl.training.assemble import Built, build, entropy_controller, start_model_folder
-from magicrl.training.loop import Parts, Trainer
 from magicrl.training.preflight import check_run
 from magicrl.training.recorder import write_atomically
+from magicrl.training.step import Parts, Trainer
 from magicrl.verifiers.pool import VerifierPool
 
 SIDES = ("magicrl", "trl", "magicrl-plain")

@@ -17,8 +17,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from magicrl.cli.eval import parse_counts, parse_shard, parse_window
-from magicrl.cli.eval_display import EvalDisplay, show_comparison
+from magicrl.cli.eval import EvalDisplay, parse_counts, parse_shard, parse_window, show_comparison
 from magicrl.cli.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TinyModelConfig

@@ -15,11 +15,9 @@ from magicrl.cli.init import run_init
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.data.families import make_family
-from magicrl.training.conclusion import NOTHING_LEARNED
-from magicrl.training.diagnosis import SampledAnswers
-from magicrl.training.first_look import Look, Way
+from magicrl.training.diagnosis import NOTHING_LEARNED, SampledAnswers
 from magicrl.training.preflight import check_run
-from magicrl.training.proposal import group_size, learning_rate, response_limit
+from magicrl.training.recipe_proposal import Look, Way, group_size, learning_rate, response_limit
 from magicrl.training.sft import run_sft
 
 

@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from magicrl.cli.live import LiveDisplay
-from magicrl.cli.panel import sparkline
+from magicrl.cli.display import LiveDisplay, sparkline
 from magicrl.records import StepMetrics
-from magicrl.training.observer import NullObserver, RunObserver
+from magicrl.training.recorder import NullObserver, RunObserver
 
 
 class Clock:
@@ -267,5 +266,5 @@ def test_sparkline_bins_the_whole_run_on_a_fixed_scale() -> None:
 
 
 def test_the_display_needs_no_torch() -> None:
-    code = "import sys, magicrl.cli.live; sys.exit('torch' in sys.modules)"
+    code = "import sys, magicrl.cli.display; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from magicrl.cli.panel import RunPanel
-from magicrl.cli.worker_table import WorkerRow, memory, worker_rows
+from magicrl.cli.display import RunPanel, WorkerRow, memory, worker_rows
 from magicrl.records import StepMetrics
 
 WHOLE = {

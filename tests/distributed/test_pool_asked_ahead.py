@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from magicrl.config.schema import TrainConfig
 from magicrl.records import StepMetrics
 from magicrl.training.checkpoint import load_latest
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
 pytestmark = pytest.mark.slow

@@ -15,7 +15,7 @@ import pytest
 
 from magicrl.data.families import make_family, unique_problems
 from magicrl.models.small_models import make_miniature
-from magicrl.training.conclusion import NOTHING_LEARNED
+from magicrl.training.diagnosis import NOTHING_LEARNED
 
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "path/to/hf-model"

@@ -20,7 +20,7 @@ from safetensors.torch import load_file, save_file
 
 from magicrl.cli.main import main
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
 

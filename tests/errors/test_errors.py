@@ -19,7 +19,7 @@ from error_making import RECIPE, Case, Desk, content, problems, recipe, seen, se
 from write_page import PAGE, STATED, entry
 
 from magicrl.config.loader import load_train_recipe, to_toml
-from magicrl.training.conclusion import NOTHING_LEARNED
+from magicrl.training.diagnosis import NOTHING_LEARNED
 from magicrl.training.recorder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")

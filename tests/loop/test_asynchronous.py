@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics
 from magicrl.training.checkpoint import load_latest
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
 QUIET = ("data.test={}", "evaluation.every=0")

@@ -12,13 +12,13 @@ import torch
 from rich.console import Console
 from safetensors.torch import load_file
 
-from magicrl.cli.eval_checkpoints import evaluate_checkpoints
+from magicrl.cli.eval import evaluate_checkpoints
 from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
 from magicrl.cli.main import app
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family, unique_problems
-from magicrl.training.checkpoint_model import checkpoint_folders, export_checkpoint
-from magicrl.training.observer import NullObserver
+from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
 OVERRIDES = ("stages.0.max_steps=2", "stages.1.max_steps=2", "checkpoint.keep_last=9", "evaluation.every=0")

@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 
 from magicrl.config.loader import load_train_recipe
 from magicrl.rollout.recording import read_rollouts
-from magicrl.training.observer import NullObserver
+from magicrl.training.held_out import Validation
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
-from magicrl.training.validation import Validation
 
 SHORT = ("stages.0.max_steps=2", "stages.1.max_steps=2")
 NEVER = (*SHORT, "evaluation.every=0")

@@ -14,7 +14,7 @@ import pytest
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import RolloutRequest, StepMetrics
 from magicrl.rollout.in_process import InProcessEngine
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
 FEW_ROWS = (

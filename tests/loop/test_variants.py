@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from magicrl.algorithms.losses import LOSSES
 from magicrl.config.loader import load_train_recipe
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
 SHORT = ("stages.0.max_steps=2", "stages.1.max_steps=1", "evaluation.every=0", "evaluation.temperatures=[0.0]")

@@ -24,7 +24,7 @@ from tomli_w import dumps
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import Outcome, Verdict
 from magicrl.training.checkpoint import load_checkpoint
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 from magicrl.verifiers.exact import ExactVerifier
 

@@ -18,7 +18,7 @@ import pytest
 from magicrl.records import StepMetrics
 from magicrl.reporting.trackers.base import NOTHING, TrackedRun, flatten
 from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
-from magicrl.training.observer import RunObserver
+from magicrl.training.recorder import RunObserver
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 NAMES = ("tensorboard", "wandb", "trackio")

@@ -42,7 +42,7 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
 from magicrl.rollout.protocol import InFlightEngine, SleepingEngine, SteppingEngine
 from magicrl.training.assemble import make_engine, make_learner
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
 folder = Path(sys.argv[1])

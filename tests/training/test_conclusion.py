@@ -12,8 +12,15 @@ from safetensors.torch import save_file
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.models.model_files import weights_differ
 from magicrl.records import StepMetrics
-from magicrl.training.conclusion import SUCCESS, LearningFacts, ScoreRise, conclude, learning_facts
-from magicrl.training.diagnosis import Judging, SampledAnswers
+from magicrl.training.diagnosis import (
+    SUCCESS,
+    Judging,
+    LearningFacts,
+    SampledAnswers,
+    ScoreRise,
+    conclude,
+    learning_facts,
+)
 
 SILENT = SampledAnswers(
     groups=24, max_tokens=64, mixed=0.0, correct=0.0, truncated=0.1, answered=0.02, judging=Judging("box", "auto")

@@ -19,8 +19,7 @@ import pytest
 
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import ANY_JUDGING, Judging
-from magicrl.training.health import HealthMonitor, check_run
-from magicrl.training.health_signs import RULES, HealthRule
+from magicrl.training.health import RULES, HealthMonitor, HealthRule, check_run
 
 Values = dict[str, float | int | str | None]
 Curve = Callable[[int], float]
@@ -286,5 +285,5 @@ def test_a_finding_is_a_line_of_the_event_log() -> None:
 
 
 def test_health_needs_no_torch() -> None:
-    code = "import sys, magicrl.training.health, magicrl.training.observer; sys.exit('torch' in sys.modules)"
+    code = "import sys, magicrl.training.health, magicrl.training.recorder; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

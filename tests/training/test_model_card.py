@@ -16,9 +16,9 @@ from magicrl.config.loader import config_hash, load_train_recipe
 from magicrl.config.schema import RunConfig, SftConfig, TrainConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
-from magicrl.training.conclusion import Conclusion, LearningFacts, conclude
+from magicrl.training.diagnosis import Conclusion, LearningFacts, conclude
 from magicrl.training.model_card import RunFacts, called_as, front_matter, model_card, model_texts, run_facts
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from magicrl.training.past_lengths import PastLengths
+from magicrl.training.rollout_queue import PastLengths
 
 
 def test_the_longest_first_and_the_unknown_in_their_middle() -> None:

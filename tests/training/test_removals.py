@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from magicrl.records import Problem
-from magicrl.training.removals import difficulties_of, in_words, removals
+from magicrl.training.curriculum import difficulties_of, in_words, removals
 
 
 def problem(name: str, source: str, **more: Any) -> Problem:

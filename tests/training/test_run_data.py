@@ -25,9 +25,9 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+from magicrl.training.curriculum import DifficultyFilter
 from magicrl.training.diagnosis import Judging
-from magicrl.training.difficulty import DifficultyFilter
-from magicrl.training.run_data import RunData, load_data
+from magicrl.training.preflight import RunData, load_data
 
 TINY = Path(__file__).parents[2] / "src" / "magicrl" / "recipes" / "tiny.toml"
 ASKED = [f"Ann has {n} of Ben's apples and gets 1{n % 7} more. How many has she?" for n in range(60)]

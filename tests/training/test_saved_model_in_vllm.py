@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import SftConfig
-from magicrl.training.observer import NullObserver
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
 

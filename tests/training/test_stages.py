@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from magicrl.config.schema import StageConfig, TransitionConfig
-from magicrl.training.stages import StageSchedule
+from magicrl.training.curriculum import StageSchedule
 
 
 def stage(max_tokens: int, **changes: object) -> StageConfig:

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from magicrl.records import Completion, FinishReason, Problem, frozen_floats, frozen_tokens
+from magicrl.training.metrics import StalenessMeter
 from magicrl.training.protocols import TrainingStopped
-from magicrl.training.staleness import StalenessMeter
 
 
 def completion(version: int, spans: tuple[tuple[int, int], ...] = ()) -> Completion:

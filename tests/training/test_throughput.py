@@ -12,7 +12,7 @@ import pytest
 from magicrl.config.loader import load_train_recipe
 from magicrl.planning.model_flops import sequence_work
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.training.throughput import Throughput, rates, sampled_work, trained_work
+from magicrl.training.metrics import Throughput, rates, sampled_work, trained_work
 
 RECIPE = Path(__file__).parents[2] / "src" / "magicrl" / "recipes" / "tiny.toml"
 # one layer of 152 parameters, a head of 40; a token that sees one costs 16 of attention

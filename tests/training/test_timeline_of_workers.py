@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from magicrl.training.clock import StepClock
+from magicrl.training.metrics import StepClock
 from magicrl.training.protocols import WorkSpan
-from magicrl.training.workers import Workers
+from magicrl.training.session import Workers
 
 
 class Pool:

@@ -1,25 +1,288 @@
-"""What the words of ``magicrl eval`` mean: options to settings, and what to do."""
+"""``magicrl eval``: options to settings, what it will cost, how it goes, and the scores beside their intervals.
+
+``--run`` evaluates the checkpoints of a run in a process of its own, also while the run goes on. Nothing is written
+into the run's folder and nothing is shared with the run but its files, so that it can be stopped, repeated or done on
+another machine, and changes nothing of the run.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Sequence
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, cast
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
 
-from magicrl.cli.eval_display import EvalDisplay, show_benchmarks, show_comparison, show_results
 from magicrl.cli.eval_options import EvalOptions, ProblemOptions
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
-from magicrl.evaluation.presets import PRESETS
+from magicrl.evaluation.folder import RESULTS
+from magicrl.evaluation.presets import PRESETS, TABLE13_SETS
 from magicrl.evaluation.results import Ask, write_results
+from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.usage import Price
+from magicrl.reporting.wording import duration, number, percent, points, visible
 
 if TYPE_CHECKING:
-    from magicrl.evaluation.runner import EvaluationSettings  # loads torch, which a comparison does not need
+    from magicrl.evaluation.runner import EvaluationSettings
+    from magicrl.evaluation.task import Cost
+
+
+SILENCE_SECONDS = 10.0
+"""Without a terminal, seconds between lines."""
+
+
+class EvalDisplay:
+    """Tells a person how an evaluation goes: a bar in a terminal, plain lines anywhere else.
+
+    Args:
+        console: where to write.
+        clock: seconds; a test puts its own here.
+    """
+
+    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console
+        self._clock = clock
+        self._last_line = -float("inf")
+        self._began: dict[str, float] = {}
+        self._counts: dict[str, tuple[int, int, int]] = {}
+        self._bars: dict[str, TaskID] = {}
+        self._progress: Progress | None = None
+
+    def __enter__(self) -> Self:
+        if self._console.is_terminal and not self._console.is_dumb_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[facts]}"),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+    def cost(self, costs: Sequence[Cost]) -> None:
+        for cost in costs:
+            done = cost.wanted - cost.missing
+            there = f"; {done} of them are there already" if done else ""
+            price = cost.most_price
+            paid = "" if price is None else f", {_money(price)} at the prices given"
+            self._line(
+                f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
+                f"at most {cost.most_tokens:,} tokens to generate{paid}"
+            )
+
+    def note(self, text: str) -> None:
+        self._line(f"note: {visible(text)}")
+
+    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
+        self._line(f"{name}: about {duration(seconds)} for the rest ({mean_tokens:.0f} tokens a response in the pilot)")
+
+    def sample(self, name: str, row: SampleRow) -> None:
+        right, judged, tokens = self._counts.get(name, (0, 0, 0))
+        self._counts[name] = (right + row.correct, judged + row.counted, tokens + row.tokens)
+
+    def progress(self, name: str, done: int, total: int) -> None:
+        self._began.setdefault(name, self._clock())
+        facts = self._facts(name)
+        if self._progress is not None:
+            if name not in self._bars:
+                self._bars[name] = self._progress.add_task(name, total=total, facts="")
+            self._progress.update(self._bars[name], completed=done, facts=facts)
+        elif done == total or self._clock() - self._last_line >= SILENCE_SECONDS:
+            self._line(f"{name}: {done} of {total} samples{', ' + facts if facts else ''}")
+
+    def _facts(self, name: str) -> str:
+        right, judged, tokens = self._counts.get(name, (0, 0, 0))
+        if not judged:
+            return ""
+        seconds = self._clock() - self._began[name]
+        speed = f", {tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
+        return f"{percent(right / judged)} right in this call{speed}"
+
+    def _line(self, text: str) -> None:
+        self._last_line = self._clock()
+        console = self._progress.console if self._progress is not None else self._console
+        console.print(text, soft_wrap=True, highlight=False, markup=False)
+
+
+def show_results(path: Path, console: Console) -> None:
+    """The table of scores, and Table 13 where a result is comparable with it."""
+    document = cast("dict[str, Any]", json.loads(path.read_text(encoding="utf-8")))
+    columns = ("avg@k", "95 % interval", "pass@k", "maj@k", "tokens", "cut")
+    table = _table("Scores in per cent; tokens of a response; share cut at the limit", "benchmark", columns)
+    notes: list[str] = []
+    for name, result in document["benchmarks"].items():
+        table.add_row(
+            Text(name),
+            f"@{result['samples']} {_cent(result['accuracy']['mean'])}",
+            f"{_cent(result['accuracy']['low'])} to {_cent(result['accuracy']['high'])}",
+            _best(result["pass_at"]),
+            _best(result["majority_at"]),
+            number(result["length"]["mean"]),
+            _cent(result["truncation"]["mean"]),
+        )
+        if result["not_judged"]:
+            notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
+        if name in TABLE13_SETS and result["table13"]["differs"]:
+            notes.append(f"{name}: not comparable with Table 13: {'; '.join(result['table13']['differs'])}")
+    console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True, markup=False)
+    for name, mean in document["means"].items():
+        spread = f"standard error {percent(mean['standard_error'])}"
+        console.print(
+            f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})", highlight=False
+        )
+    _show_fresh(document["benchmarks"], console)
+    if "table13" in document:
+        _show_table13(document["table13"], console)
+    console.print(_used(document["usage"]), highlight=False, soft_wrap=True)
+    console.print(f"results: {path}", highlight=False, soft_wrap=True)
+
+
+def _show_fresh(benchmarks: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    """Samples drawn anew at other limits beside the long ones cut there."""
+    columns = ("limit", "tokens", "anew", "95 % interval", "cut", "anew less cut")
+    table = _table(
+        "Accuracy in per cent: samples drawn anew at a limit, and the long ones cut there", "benchmark", columns
+    )
+    for name, result in benchmarks.items():
+        for point in result["scaling"]["fresh"]:
+            difference = point["difference"]
+            table.add_row(
+                Text(name),
+                str(point["limit"]),
+                number(point["mean_tokens"]["mean"]),
+                _cent(point["accuracy"]["mean"]),
+                f"{_cent(point['accuracy']['low'])} to {_cent(point['accuracy']['high'])}",
+                "–" if point["cut"] is None else _cent(point["cut"]["mean"]),
+                "–" if difference is None else f"{points(difference['low'])} to {points(difference['high'])}",
+            )
+    if table.row_count:
+        console.print(table)
+
+
+def _used(usage: Mapping[str, Any]) -> str:
+    """One line on what all calls of the evaluation used."""
+    asked = "an unknown number of" if usage["prompt_tokens"] is None else f"{usage['prompt_tokens']:,}"
+    text = f"used: {asked} tokens in, {usage['response_tokens']:,} out; {duration(usage['seconds'])}, "
+    text += f"{duration(usage['cpu_seconds'])} of CPU time"
+    if usage["gpu_seconds"]:
+        text += f", {duration(usage['gpu_seconds'])} of GPU time"
+    if usage["samples_without_times"]:
+        text += f" (times of {usage['samples_without_times']} samples are lost)"
+    price = usage["price"]
+    if price is None:
+        return text
+    return text + (
+        f"; {_money(price['total'])} at the prices given" if price["total"] is not None else "; the price is unknown"
+    )
+
+
+def _money(amount: float) -> str:
+    """Four digits behind the point for small sums, two for others."""
+    return f"{amount:.2f}" if amount >= 1 else f"{amount:.4f}"
+
+
+def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
+    columns = ("AIME24", "AIME25", "LiveCodeBench", "average")
+    table = _table("Beside Table 13 (avg@32, avg@32, avg@4; per cent)", "model", columns)
+    for row in beside["rows"]:
+        figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
+        table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))
+    console.print(table)
+    console.print(beside["note"], style="dim", highlight=False)
+
+
+def show_comparison(document: Mapping[str, Any], console: Console) -> None:
+    """Differences with intervals and p-values; what is not comparable, with its reason."""
+    columns = ("problems", "before", "after", "change", "95 % interval", "p", "+/-")
+    table = _table("Accuracy in per cent, change in percentage points", "benchmark", columns)
+    notes: list[str] = []
+    for name, row in document["benchmarks"].items():
+        if not row["comparable"]:
+            notes.append(f"{name}: not comparable, {row['why']}")
+            continue
+        notes += [f"{name}: settings differ too ({line})" for line in row["settings_differ"]]
+        difference = row["difference"]
+        table.add_row(
+            Text(name),
+            str(row["problems"]),
+            _cent(row["before"]),
+            _cent(row["after"]),
+            points(difference["mean"]),
+            f"{points(difference['low'])} to {points(difference['high'])}",
+            "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}",
+            f"{row['better']}/{row['worse']}",
+        )
+        notes.append(_efficiency_note(name, row))
+    if table.row_count:
+        console.print(table)
+    for note in [*notes, *(f"{name}: in one of the two only" for name in document["only_in_one"])]:
+        if note:
+            console.print(visible(note), highlight=False, soft_wrap=True, markup=False)
+
+
+def _efficiency_note(name: str, row: Mapping[str, Any]) -> str:
+    thrift = row["efficiency"]
+    if thrift["before"] is None or thrift["after"] is None:
+        return ""
+    return (
+        f"{name}: at {thrift['mean_tokens']:.0f} tokens a response on average: before {percent(thrift['before'])}, "
+        f"after {percent(thrift['after'])}"
+    )
+
+
+def show_benchmarks(console: Console) -> None:
+    """The catalogue."""
+    from magicrl.evaluation.benchmarks import described
+
+    table = Table(title="Benchmarks", title_justify="left")
+    for column in ("name", "what", "hub data set", "licence"):
+        table.add_column(column, overflow="fold")
+    for row in described():
+        table.add_row(*row)
+    console.print(table)
+
+
+def _table(title: str, first: str, columns: Sequence[str]) -> Table:
+    """A table that fits 80 columns: long names fold, numbers stay whole."""
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _cent(share: float) -> str:
+    return f"{100 * share:.1f}"
+
+
+def _best(by_k: Mapping[str, Mapping[str, float]]) -> str:
+    if not by_k:
+        return "–"
+    k = max(by_k, key=int)
+    return f"@{k} {_cent(by_k[k]['mean'])}"
+
 
 INTERRUPTED = 130
 
@@ -52,7 +315,7 @@ def run_eval(options: EvalOptions) -> int:
 
 
 def _checkpoints(options: EvalOptions, run: Path, output: Path, ask: Ask, console: Console) -> int:
-    from magicrl.cli.eval_checkpoints import evaluate_checkpoints
+    from magicrl.cli.eval import evaluate_checkpoints
 
     if options.asked.model is not None or options.engine.engine == "openai":
         raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
@@ -247,3 +510,83 @@ def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     if not names:
         raise RecipeError(f"--merge: {output} holds no evaluation")
     return names
+
+
+LOOK_EVERY = 5.0
+"""Seconds between looks for a new checkpoint."""
+
+
+def evaluate_checkpoints(
+    options: EvalOptions,
+    run: Path,
+    output: Path,
+    evaluate: Callable[[EvalOptions, Path], int],
+    console: Console,
+    *,
+    look_every: float = LOOK_EVERY,
+) -> int:
+    """Evaluate every checkpoint into ``output/step-N``, oldest first, then compare all with the first.
+
+    With ``--follow`` goes on with new ones until the run is no longer running. A checkpoint that the run removes
+    before its turn is left out.
+
+    Args:
+        evaluate: evaluates ``asked.model`` of the options into a folder and returns the exit status.
+
+    Returns:
+        The exit status: that of the first evaluation that was interrupted or failed, else 0.
+
+    Raises:
+        ValueError: ``run`` is no run folder, or has no checkpoint.
+    """
+    from magicrl.training.checkpoint import checkpoint_folders, run_status
+
+    while True:
+        going = options.asked.follow and run_status(run) == "running"  # asked first: the last checkpoint comes before
+        waiting = [c for c in checkpoint_folders(run) if not (output / c.name / RESULTS).exists()]
+        for checkpoint in waiting[:1]:
+            status = _one(options, run, checkpoint, output, evaluate, console)
+            if status:
+                return status
+        if not waiting:
+            if not going:
+                break
+            time.sleep(look_every)
+    return _compare(run, output, console)
+
+
+def _one(
+    options: EvalOptions,
+    run: Path,
+    checkpoint: Path,
+    output: Path,
+    evaluate: Callable[[EvalOptions, Path], int],
+    console: Console,
+) -> int:
+    from magicrl.training.checkpoint import export_checkpoint
+
+    model = output / "models" / checkpoint.name
+    try:
+        export_checkpoint(run, checkpoint, model)
+    except (OSError, ValueError):
+        if checkpoint.exists():
+            raise
+        return 0  # the run has removed it meanwhile
+    console.print(f"{checkpoint.name} of {run}", highlight=False)
+    status = evaluate(replace(options, asked=replace(options.asked, model=str(model))), output / checkpoint.name)
+    if not status:
+        shutil.rmtree(model)
+    return status
+
+
+def _compare(run: Path, output: Path, console: Console) -> int:
+    from magicrl.evaluation.comparison import compare_all, write_comparison
+
+    done = sorted(path.parent for path in output.glob(f"step-*/{RESULTS}"))
+    if not done:
+        raise ValueError(
+            f"{run} has no checkpoint to evaluate; checkpoint.every of its recipe says how often it writes"
+        )
+    if len(done) > 1:
+        console.print(f"comparison: {write_comparison(compare_all(done), output)}", highlight=False, soft_wrap=True)
+    return 0

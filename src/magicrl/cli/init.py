@@ -24,7 +24,7 @@ from magicrl.records import Problem
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
     from magicrl.models.prompts import PromptEncoder
-    from magicrl.training.first_look import Look, Speed
+    from magicrl.training.recipe_proposal import Look, Speed
 
 PROBLEMS = 12
 """Problems that are sampled."""
@@ -139,7 +139,7 @@ def _look(
     """The best way of asking, what this machine can do, and the settings that fit it."""
     from magicrl.evaluation.engines import opens_reasoning
     from magicrl.models.loading import load_policy
-    from magicrl.training.first_look import FirstLook, Speed, asked, learning_speed, templates_for
+    from magicrl.training.recipe_proposal import FirstLook, Speed, asked, learning_speed, templates_for
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
@@ -188,7 +188,7 @@ def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameter
     from magicrl.planning.costs import BF16
     from magicrl.planning.machine import GIB, host_memory, learner_terms
     from magicrl.planning.shapes import shape_from_config
-    from magicrl.training.proposal import SMALL
+    from magicrl.training.recipe_proposal import SMALL
 
     dtype = "float32" if parameters < SMALL else "bfloat16"
     try:
@@ -222,10 +222,8 @@ def _write(
     minutes: float,
     console: Console,
 ) -> int:
-    from magicrl.training.conclusion import NOTHING_LEARNED
-    from magicrl.training.diagnosis import diagnose
-    from magicrl.training.first_look import asked
-    from magicrl.training.proposal import Setting, propose
+    from magicrl.training.diagnosis import NOTHING_LEARNED, diagnose
+    from magicrl.training.recipe_proposal import Setting, asked, propose
 
     if best.answers.correct in (0.0, 1.0):
         told = diagnose(best.answers)

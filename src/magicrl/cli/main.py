@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 from rich.console import Console
 
-from magicrl.cli import data_labels
 from magicrl.cli.cluster import cluster_app
 from magicrl.cli.data import data_app
 from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
@@ -34,8 +33,6 @@ app = App(
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
 app.command(verify_app)
 app.command(data_app)
-data_app.command(data_labels.sheet)
-data_app.command(data_labels.calibrate)
 app.command(experiment_app)
 app.command(cluster_app)
 app.command(plan)
@@ -76,9 +73,9 @@ def train(
         machine's CPU; nothing is kept.
     """
     if dry_run:
-        from magicrl.cli import dry_run as trial
+        from magicrl.cli.train import dry_run as run_dry
 
-        return trial.dry_run(recipe, set_ or [])
+        return run_dry(recipe, set_ or [])
     from magicrl.cli.train import run_training
 
     return run_training(recipe, set_ or [], output, resume=resume)

@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from magicrl.cli.live import start_panel
-from magicrl.cli.panel import RunPanel, event_text, figure
+from magicrl.cli.display import RunPanel, event_text, figure, start_panel
 from magicrl.records import StepMetrics
 from magicrl.reporting.run_folder import read_run
 from magicrl.reporting.wording import duration, visible

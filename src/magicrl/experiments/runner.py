@@ -177,9 +177,9 @@ def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:
     A run that cannot go on (a loss that is not finite, nothing left to learn from) is a result as well: what an arm
     blew up at is what some ablations ask.
     """
-    from magicrl.training.loop import TrainingStopped
-    from magicrl.training.observer import NullObserver
+    from magicrl.training.recorder import NullObserver
     from magicrl.training.session import train
+    from magicrl.training.step import TrainingStopped
 
     folder = folder_of(run.key, work)
     config = started(run, work)

@@ -21,7 +21,7 @@ from magicrl.reporting.scores import headline, run_verdict
 from magicrl.reporting.timeline import read_timeline, timeline_rows
 from magicrl.reporting.views import bars_view, chart_view, hover, timeline_view
 from magicrl.reporting.workers import idle_bars, idle_chart, idle_shares
-from magicrl.training.health_signs import RULES
+from magicrl.training.health import RULES
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

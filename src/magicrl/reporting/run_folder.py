@@ -12,7 +12,7 @@ from typing import Any, cast
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from magicrl.records import StepMetrics
-from magicrl.training.conclusion import SUCCESS
+from magicrl.training.diagnosis import SUCCESS
 
 SCHEMA_VERSION = 1
 

@@ -25,10 +25,9 @@ from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.parity import PROBES, ParityCheck
-from magicrl.training.preflight import Ready
+from magicrl.training.preflight import Ready, RunData
 from magicrl.training.protocols import Learner
 from magicrl.training.reference import ReferenceModel
-from magicrl.training.run_data import RunData
 from magicrl.training.sft import run_sft, supervised_start
 from magicrl.verifiers.base import VerifierService
 from magicrl.verifiers.pool import VerifierPool

@@ -6,7 +6,8 @@ flushed to disk and renamed, so that a folder of that name is always whole: a ru
 a disk that fills up, leaves the last good one untouched.
 
 Where ranks write the learner's tensors themselves, those lie in the folder ``learner`` instead, under the same
-names and each rank's rows in a file of its own (``checkpoint_shards.py``).
+names and each rank's rows in a file of its own. Each file says in its header which rows of which tensor it holds
+(the form of ``torch.distributed.checkpoint``), so that one process, or an evaluation, reads them without any ranks.
 
 Schema 1 had neither checksum nor owner; it is still read.
 """
@@ -18,18 +19,52 @@ import json
 import os
 import re
 import shutil
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from magicrl.training.checkpoint_shards import FOLDER as SHARDS
-from magicrl.training.checkpoint_shards import joined
+from magicrl.models.loading import load_policy, save_policy
+
+SHARDS = "learner"
+"""Of the shards, in a checkpoint's folder."""
+_HEADER = "DCP_SHARDING_INFO"
+_OFFSETS = "saved_offsets"
+
+
+def joined(folder: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
+    """Whole tensors by name from the shards in ``folder``.
+
+    Args:
+        folder: where they lie.
+        files: their names (and checksums, which are not looked at here).
+
+    Raises:
+        OSError: a file is missing or holds no description of its rows.
+    """
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    for name in sorted(files):
+        with safe_open(folder / name, framework="pt") as opened:
+            described = (opened.metadata() or {}).get(_HEADER)
+            if described is None:
+                raise OSError(f"{name} does not say which rows it holds")
+            offsets: dict[str, Any] = json.loads(described)
+            for key in opened.keys():  # noqa: SIM118 - the file is no mapping
+                starts = offsets[key][_OFFSETS]
+                parts.setdefault(key, []).append((int(starts[0]) if starts else 0, opened.get_tensor(key)))
+    return {key: _stacked(found) for key, found in parts.items()}
+
+
+def _stacked(parts: list[tuple[int, Tensor]]) -> Tensor:
+    ordered = [tensor for _, tensor in sorted(parts, key=lambda part: part[0])]
+    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
+
 
 SCHEMA_VERSION = 2
 _READABLE = (1, 2)
@@ -243,3 +278,57 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+WEIGHTS = "weights/"
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """The whole checkpoints that a run has at this moment, oldest first.
+
+    Raises:
+        ValueError: ``run`` is no run folder.
+    """
+    _read_run(run)
+    return sorted((run / "checkpoints").glob("step-*"))
+
+
+def run_status(run: Path) -> str:
+    """``running``, ``finished``, ``stopped`` or ``failed``, as the run last wrote it."""
+    return str(_read_run(run).get("status", "unknown"))
+
+
+def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
+    """Write the weights of a checkpoint as a model folder, in the precision that the run computes in.
+
+    Everything but the weights (configuration, tokenizer, chat template) is the start model's.
+
+    Raises:
+        CheckpointError: the checkpoint is damaged, or of a run with LoRA, whose adapters are no model.
+        ValueError: the start model cannot be loaded.
+    """
+    tensors = load_checkpoint(checkpoint).learner_state()
+    weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
+    config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
+    policy = load_policy(str(_read_run(run)["start_model"]), dtype=config.get("model", {}).get("dtype", "float32"))
+    _put(weights, dict(policy.model.named_parameters()), checkpoint)
+    return save_policy(policy.model, policy.tokenizer, target)
+
+
+def _put(weights: dict[str, Tensor], parameters: dict[str, Any], checkpoint: Path) -> None:
+    if weights.keys() != parameters.keys():
+        raise CheckpointError(
+            f"{checkpoint} does not hold the weights of the start model ({len(weights)} tensors for "
+            f"{len(parameters)}): a run with LoRA keeps its adapters alone; evaluate the model that it ends with"
+        )
+    for name, parameter in parameters.items():
+        parameter.data.copy_(weights[name])
+
+
+def _read_run(run: Path) -> dict[str, Any]:
+    try:
+        return json.loads((run / "run.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ValueError(f"{run} is no run folder (no run.json); give the --output of magicrl train") from None
+    except ValueError as error:
+        raise ValueError(f"{run / 'run.json'} is damaged: {error}") from None

@@ -1,15 +1,91 @@
-"""The metrics of a training step: what every figure of the report is drawn from."""
+"""The metrics of a training step: clock, buffer, updates, staleness and speed. The report draws its figures from them.
+
+Their keys are explained in docs/runs.md; nothing here changes what is trained.
+"""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
-from magicrl.records import Completion, ScoredGroup, Verdict
-from magicrl.training.protocols import UpdateMetrics
+from magicrl.config.schema import TrainConfig
+from magicrl.planning.hardware import peak_flops
+from magicrl.planning.model_flops import SequenceWork, generation_flops, sequence_work, update_flops
+from magicrl.planning.shapes import ModelShape, shape_from_config
+from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict
+from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
+from magicrl.training.protocols import OnDevices, TrainingStopped, UpdateMetrics, WorkSpan
 from magicrl.verifiers.base import NO_ANSWER
+
+Part = Literal["rollout", "train", "other"]
+
+
+@dataclass(kw_only=True)
+class StepClock:
+    """Measures one step. Whatever is not inside ``rollout`` or ``train`` is ``other``, so the parts always add up.
+
+    Rewards, old and reference log-probs, weight copies and bookkeeping are t_O, as in the report;
+    verification that hides behind generation costs nothing here and is counted once.
+    """
+
+    started: float = field(default_factory=time.perf_counter)
+    ended: float = 0.0
+    """When ``times`` was last called."""
+    spans: list[tuple[str, float, float]] = field(default_factory=list[tuple[str, float, float]])
+    cpu: dict[str, float] = field(default_factory=dict[str, float])
+    """CPU seconds of this process by part, all of its threads: what a busy machine does not distort."""
+
+    @contextmanager
+    def measure(self, part: Part, what: str | None = None) -> Generator[None, None, None]:
+        """Time a block; ``what`` names it in the timeline. Blocks do not nest."""
+        begin, begin_cpu = time.perf_counter(), time.process_time()
+        try:
+            yield
+        finally:
+            self.spans.append((f"{part}/{what or part}", begin, time.perf_counter()))
+            self.cpu[part] = self.cpu.get(part, 0.0) + time.process_time() - begin_cpu
+
+    def times(self) -> dict[str, float]:
+        """Seconds by part, ending now; ``step`` is their sum."""
+        self.ended = time.perf_counter()
+        total = self.ended - self.started
+        rollout = sum(end - begin for name, begin, end in self.spans if name.startswith("rollout/"))
+        train = sum(end - begin for name, begin, end in self.spans if name.startswith("train/"))
+        return {"rollout": rollout, "train": train, "other": total - rollout - train, "step": total}
+
+    def others(self) -> dict[str, float]:
+        """What is measured of t_O, in seconds by name."""
+        found: dict[str, float] = {}
+        for name, begin, end in self.spans:
+            part, _, what = name.partition("/")
+            if part == "other":
+                found[what] = found.get(what, 0.0) + end - begin
+        return found
+
+    def append_timeline(self, path: Path, step: int, workers: Iterable[WorkSpan] = ()) -> None:
+        """Append its spans, and what of ``workers`` lies inside it, to ``timeline.jsonl``: seconds since its start."""
+        rows: list[dict[str, object]] = []
+        for name, begin, end in self.spans:
+            part, _, what = name.partition("/")
+            rows.append({"worker": "local", "kind": part, "what": what, **self._place(step, begin, end)})
+        for span in workers:
+            begin, end = max(span.begin, self.started), min(span.end, self.ended)
+            if begin < end:
+                rows.append({"worker": span.worker, "what": span.what, **self._place(step, begin, end)})
+        with path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def _place(self, step: int, begin: float, end: float) -> dict[str, object]:
+        return {"step": step, "start": round(begin - self.started, 6), "end": round(end - self.started, 6)}
+
 
 Values = dict[str, float | int | str | None]
 
@@ -85,3 +161,198 @@ def finite(values: Mapping[str, float | int | str | None]) -> Values:
 
 def _mean(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> float | None:
     return float(values.mean()) if len(values) else None
+
+
+_WAITS = ("rollout/rollout", "rollout/ahead", "other/verify")
+"""Spans in which the learner stands still: an engine in its own process, and verdicts that are not there yet."""
+
+
+class StalenessMeter:
+    """Remembers which versions the engine has served, oldest first.
+
+    The staleness of a token is how many times other weights were loaded since those that sampled it: training steps,
+    however many updates a step makes; a step that made none leaves the weights as they were.
+
+    Args:
+        most: the bound, ``rollout.max_staleness``.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._versions: list[int] = []
+        self._busy = 0.0
+
+    def begin_step(self, engine: RolloutEngine) -> None:
+        """The version that the engine serves is the learner's now."""
+        if not self._versions or self._versions[-1] != engine.policy_version:
+            self._versions = [*self._versions[-self._most :], engine.policy_version] if self._most else []
+        self._busy = engine.busy_seconds() if isinstance(engine, InFlightEngine) else 0.0
+
+    def check(self, groups: Sequence[ScoredGroup]) -> None:
+        """See that the engine kept to the bound, before anything is learned from ``groups``.
+
+        Raises:
+            TrainingStopped: a token is of weights that the engine should have left behind, or never had.
+        """
+        if not self._most:
+            return
+        known = set(self._versions)
+        for scored in groups:
+            for index, completion in enumerate(scored.group.completions):
+                strange = {completion.policy_version, *completion.token_versions.tolist()} - known
+                if strange:
+                    raise TrainingStopped(
+                        f"response {index + 1} to problem {scored.group.request.problem.id!r} has tokens of policy "
+                        f"version {min(strange)}, but rollout.max_staleness = {self._most} allows the versions "
+                        f"{', '.join(map(str, self._versions))} alone: the rollout engine did not take new weights, or "
+                        "held a response back. Nothing was learned from this step; resume from the last checkpoint"
+                    )
+
+    def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[tuple[int, int], FloatArray]) -> Values:
+        """``staleness/...`` of the step's buffer; see docs/asynchronous.md.
+
+        Args:
+            groups: the buffer, before rejection, after `check`.
+            old_logprobs: the learner's, of every response, by (draw, index within the group).
+        """
+        newest = self._versions[-1]
+        age = {version: index for index, version in enumerate(reversed(self._versions))}
+        completions = [(g.group.request.draw, i, c) for g in groups for i, c in enumerate(g.group.completions)]
+        tokens = np.array([age[int(v)] for *_, c in completions for v in c.token_versions])
+        begun = np.array([age[c.policy_version] for *_, c in completions])
+        fresh = [(d, i, c) for d, i, c in completions if c.policy_version == newest]
+        gaps = [np.abs(old_logprobs[d, i] - c.sampler_logprobs) for d, i, c in fresh]
+        shares = np.bincount(tokens, minlength=self._most + 1) / len(tokens)
+        return {
+            "staleness/mean": float(tokens.mean()),
+            "staleness/max": int(begun.max()),
+            "staleness/begun/mean": float(begun.mean()),
+            "staleness/older/ratio": float((tokens > 0).mean()),
+            "staleness/spanning/ratio": float(np.mean([bool(c.version_spans) for *_, c in completions])),
+            **{f"staleness/share_{steps}/ratio": float(share) for steps, share in enumerate(shares)},
+            # an engine that serves other weights than it says shows here, however old the rest of the buffer is
+            "staleness/fresh_gap/mean": float(np.concatenate(gaps).mean()) if gaps else None,
+        }
+
+    def idle(self, engine: RolloutEngine, clock: StepClock) -> Values:
+        """Seconds of the step in which the learner, and the engine, had to wait."""
+        assert isinstance(engine, InFlightEngine), "asynchronous mode has such an engine"
+        waited = sum(end - begin for name, begin, end in clock.spans if name in _WAITS)
+        busy = engine.busy_seconds() - self._busy
+        return {"idle/learner/seconds": waited, "idle/engine/seconds": max(0.0, clock.times()["step"] - busy)}
+
+    def state(self) -> list[int]:
+        """JSON-able."""
+        return list(self._versions)
+
+    def restore(self, state: Sequence[Any]) -> None:
+        """Inverse of ``state``."""
+        self._versions = [int(version) for version in state]
+
+
+class Throughput:
+    """Of one run.
+
+    Args:
+        config: the recipe.
+        model_config: the start model's, as Hugging Face writes it. FLOPs are counted for the dense decoders that the
+            planner knows; for others there are tokens a second alone.
+    """
+
+    def __init__(self, config: TrainConfig, model_config: Mapping[str, Any]) -> None:
+        lora = config.model.lora
+        self._shape = _shape(model_config)
+        self._adapters = None
+        if lora is not None and self._shape is not None:
+            self._adapters = self._shape.adapter_parameters(lora.rank, lora.target_modules)
+        self._learner_bf16 = config.model.dtype == "bfloat16"
+        self._engine_bf16 = (config.rollout.dtype or config.model.dtype) == "bfloat16"
+
+    def metrics(
+        self,
+        groups: Sequence[ScoredGroup],
+        batches: Sequence[TrainBatch],
+        values: Mapping[str, float | int | str | None],
+        *,
+        learner: object,
+        engine: object,
+    ) -> Values:
+        """Of one step.
+
+        Args:
+            groups: the step's buffer.
+            batches: what each update learnt from.
+            values: the step's other metrics, for its seconds.
+            learner, engine: say on what they compute if they are ``OnDevices``; of one that does not say nothing is
+                told (recorded rollouts are not generated).
+        """
+        found: Values = {}
+        trained, sampled = trained_work(batches), sampled_work(groups)
+        for who, part in (("learner", learner), ("engine", engine)):
+            if isinstance(part, OnDevices):
+                found[f"memory/{who}/peak_mb"] = part.peak_mb()
+        if isinstance(learner, OnDevices) and batches:
+            flops = None if self._shape is None else update_flops(self._shape, trained, adapters=self._adapters)
+            tokens, seconds = trained.prompts + trained.predicted, _seconds(values, "time/train")
+            found |= rates("learner", tokens, flops, seconds, learner.devices, bf16=self._learner_bf16)
+        if isinstance(engine, OnDevices):
+            flops = None if self._shape is None else generation_flops(self._shape, sampled)
+            seconds = _seconds(values, "time/rollout")
+            if "idle/engine/seconds" in values:  # asynchronous: it generates all the time, but for this
+                seconds = _seconds(values, "time/step") - _seconds(values, "idle/engine/seconds")
+            found |= rates("engine", sampled.predicted, flops, seconds, engine.devices, bf16=self._engine_bf16)
+        return found
+
+
+def rates(
+    who: str, tokens: int, flops: float | None, seconds: float, devices: Sequence[str], *, bf16: bool
+) -> dict[str, float]:
+    """``speed/<who>/...`` and ``flops/<who>`` of ``tokens`` in ``seconds`` on ``devices``; nothing without these.
+
+    MFU only where every device's peak is known and it is the peak of the arithmetic that is used (``bf16``).
+    """
+    if seconds <= 0 or not devices:
+        return {}
+    found = {
+        "tokens_per_second": tokens / seconds,
+        "tokens_per_second_per_device": tokens / seconds / len(devices),
+    }
+    if flops is not None:
+        found["flops_per_second"] = flops / seconds
+        peaks = [peak_flops(name) for name in devices]
+        known = [peak for peak in peaks if peak is not None]
+        if bf16 and len(known) == len(devices):
+            found["mfu"] = flops / seconds / sum(known)
+    told = {f"speed/{who}/{name}": value for name, value in found.items()}
+    return told if flops is None else {f"flops/{who}": flops, **told}
+
+
+def trained_work(batches: Iterable[TrainBatch]) -> SequenceWork:
+    """Of all updates; in each a prompt counts once for all responses to it."""
+    total = SequenceWork()
+    for batch in batches:
+        by_prompt: dict[bytes, tuple[int, list[int]]] = {}
+        for sample in batch.samples:
+            known = by_prompt.setdefault(sample.prompt_tokens.tobytes(), (len(sample.prompt_tokens), []))
+            known[1].append(len(sample.tokens))
+        total += sequence_work(by_prompt.values())
+    return total
+
+
+def sampled_work(groups: Iterable[ScoredGroup]) -> SequenceWork:
+    """Of sampling these groups; each draw's prompt counts once."""
+    return sequence_work(
+        (len(g.group.request.prompt_tokens), [len(c) for c in g.group.completions if len(c)]) for g in groups
+    )
+
+
+def _shape(model_config: Mapping[str, Any]) -> ModelShape | None:
+    try:
+        return shape_from_config(model_config, "the start model")
+    except ValueError:
+        return None
+
+
+def _seconds(values: Mapping[str, float | int | str | None], key: str) -> float:
+    value = values.get(key)
+    return float(value) if isinstance(value, (int, float)) else 0.0

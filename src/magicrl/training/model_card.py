@@ -22,7 +22,7 @@ from huggingface_hub import ModelCardData
 from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash
 from magicrl.config.schema import TrainConfig
-from magicrl.training.conclusion import Conclusion
+from magicrl.training.diagnosis import Conclusion
 
 CARD = "README.md"
 RECIPE = "config.toml"

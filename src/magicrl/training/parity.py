@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, TrainSample
-from magicrl.training.loop import TrainingStopped
 from magicrl.training.protocols import Learner
+from magicrl.training.step import TrainingStopped
 
 PROBES = 2
 SAMPLES = 4

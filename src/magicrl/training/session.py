@@ -1,16 +1,22 @@
 """A whole training run: start model, filter, test before, the loop over stages, test after, saved model.
 
-``train`` is what ``magicrl train`` calls. Everything that has state is in the checkpoints, so that a
-run that was stopped anywhere goes on where its last checkpoint stands.
+``train`` is what ``magicrl train`` calls. Everything that has state is in the checkpoints, so that a run that was
+stopped anywhere goes on where its last checkpoint stands. At the first Ctrl-C or SIGTERM the step in progress is
+finished and kept (a scheduler that sends SIGTERM before it kills gives just enough time); a second one stops at once.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import os
 import resource
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter
@@ -43,24 +49,111 @@ from magicrl.training.checkpoint import (
     save_checkpoint,
     split_state,
 )
-from magicrl.training.conclusion import Conclusion, conclude, learning_facts
-from magicrl.training.diagnosis import judging_of
-from magicrl.training.difficulty import DifficultyFilter
-from magicrl.training.exam import Exam
+from magicrl.training.curriculum import DifficultyFilter, StageSchedule, in_words, removals
+from magicrl.training.diagnosis import Conclusion, conclude, judging_of, learning_facts
 from magicrl.training.health import HealthMonitor
-from magicrl.training.interrupt import StopRequest
-from magicrl.training.loop import Parts, StepResult, Trainer, TrainingStopped
+from magicrl.training.held_out import HeldOutTest, Validation
 from magicrl.training.memory import release_free_memory
+from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling, run_facts
-from magicrl.training.observer import RunObserver
 from magicrl.training.preflight import Ready, check_run
-from magicrl.training.protocols import WorkSpan, WritesShards
-from magicrl.training.recorder import RunFolder
-from magicrl.training.removals import in_words, removals
-from magicrl.training.stages import StageSchedule
-from magicrl.training.throughput import Throughput
-from magicrl.training.validation import Validation
-from magicrl.training.workers import Workers
+from magicrl.training.protocols import Mending, Observed, Timed, WorkSpan, WritesShards
+from magicrl.training.recorder import RunFolder, RunObserver
+from magicrl.training.step import Parts, StepResult, Trainer, TrainingStopped
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_NOTICE = b"\nfinishing this step, then stopping; once more stops at once (the last checkpoint stays)\n"
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop; what it had done is kept.
+
+    Attributes:
+        signal_number: the signal that asked.
+    """
+
+    def __init__(self, signal_number: int) -> None:
+        super().__init__(f"stopped by {signal.Signals(signal_number).name}")
+        self.signal_number = signal_number
+
+
+class StopRequest:
+    """Whether somebody asked this run to stop, and when it may."""
+
+    def __init__(self) -> None:
+        self._asked: int | None = None
+        self._deferring = False
+
+    @property
+    def asked(self) -> bool:
+        """A stop was asked for and waits for the end of the step."""
+        return self._asked is not None
+
+    @contextmanager
+    def watching(self) -> Generator[StopRequest]:
+        """Handle the two signals for the length of a run. In other threads than the main one nothing changes."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        former = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+        try:
+            yield self
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    @contextmanager
+    def deferred(self) -> Generator[None]:
+        """Put a first signal off to the end of the block; raises ``Interrupted`` there."""
+        self._deferring = True
+        try:
+            yield
+        finally:
+            self._deferring = False
+        if self._asked is not None:
+            raise Interrupted(self._asked)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._deferring and self._asked is None:
+            self._asked = number
+            # os.write: the display may be in the middle of its own, and a buffered stream cannot be entered twice
+            os.write(2, _NOTICE)
+            return
+        raise Interrupted(number)
+
+
+class Workers:
+    """
+    Args:
+        parts: engine, judge, learner; asked are those that have something to tell.
+    """
+
+    def __init__(self, *parts: object) -> None:
+        self._parts = parts
+        self._told = [0] * len(parts)  # of each one's losses
+
+    def begin_step(self) -> None:
+        """Forget what they did since the last step, for tests and validation: a step's figures are the step's."""
+        self.observations()
+        self.spans()
+
+    def observations(self) -> dict[str, float]:
+        """Metrics by key since the last call."""
+        return {key: value for p in self._parts if isinstance(p, Observed) for key, value in p.observations().items()}
+
+    def spans(self) -> list[WorkSpan]:
+        """When each worker worked, since the last call."""
+        return [span for part in self._parts if isinstance(part, Timed) for span in part.spans()]
+
+    def losses(self) -> list[str]:
+        """What was lost and replaced since the last call, each named with the reason."""
+        found: list[str] = []
+        for place, part in enumerate(self._parts):
+            if isinstance(part, Mending):
+                found += part.lost[self._told[place] :]
+                self._told[place] = len(part.lost)
+        return found
+
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -363,7 +456,7 @@ class Session:
         missing = {label: self._data.test[label] for label, document in found.items() if document is None}
         if not missing:
             return
-        exam = Exam(
+        test = HeldOutTest(
             problems=missing,
             config=self._config.evaluation,
             max_tokens=self._test_tokens,
@@ -371,7 +464,7 @@ class Session:
             shown=self._config.logging.samples,
         )
         with newest_weights(self._engine):
-            for document in exam.run(
+            for document in test.run(
                 name, self._engine, self._judge, self._encode, self._observer.progress, start=start
             ):
                 self._folder.write_evaluation(_file(name, document["set"]), document)

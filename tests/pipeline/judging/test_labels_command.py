@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from scripted import Reply, serving, verdict
 
-from magicrl.cli.data_labels import calibrate, sheet
+from magicrl.cli.data import calibrate, sheet
 from magicrl.pipeline.judging.judge import judge_problems
 from magicrl.pipeline.judging.problems import JudgedProblem
 from magicrl.pipeline.judging.report import JudgingReport

@@ -1,20 +1,144 @@
-"""The picture of a run in a terminal: of its own for ``magicrl train``, of another's for ``magicrl watch``."""
+"""The picture of a run in a terminal: of its own for ``magicrl train``, of another's for ``magicrl watch``.
+
+A panel that is redrawn where that is possible, plain lines anywhere else; with a cluster, a row a worker.
+"""
 
 from __future__ import annotations
 
 import itertools
+import re
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from magicrl.cli.worker_table import memory, worker_rows, worker_table
 from magicrl.records import StepMetrics
 from magicrl.reporting.wording import duration, number, percent, visible
+
+MOST_REPLICAS, MOST_VERIFIERS = 4, 2
+"""Rows; of more there are the slowest replicas and the busiest verifiers."""
+COLUMN_GAP = 2
+COLUMNS = ("tokens/s", "busy", "queue", "memory", "MFU", "per device")
+"""The first ones stay where there is little room. ``queue``: now (most in the step); ``per device``: of tokens/s."""
+_REPLICA = re.compile(r"cluster/replica_(\d+)/tokens")
+_VERIFIER = re.compile(r"cluster/verifier_(\d+)/judged")
+_LOST = (("replicas", "replica"), ("learner", "learner rank"), ("verifiers", "verifier node"))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRow:
+    """One worker, or all of a kind: its name and the cells that were measured, by column."""
+
+    name: str
+    cells: Mapping[str, str]
+
+
+def worker_rows(metrics: StepMetrics) -> tuple[list[WorkerRow], Text]:
+    """The rows of a step and a note below them; none where the run has no cluster."""
+    found = _Figures(metrics)
+    replicas, verifiers = found.numbers(_REPLICA), found.numbers(_VERIFIER)
+    if not replicas and not verifiers:
+        return [], Text()
+    slowest = sorted(replicas, key=lambda n: found[f"cluster/replica_{n}/tokens_per_second"] or 0.0)[:MOST_REPLICAS]
+    busiest = sorted(verifiers, key=lambda n: -(found[f"cluster/verifier_{n}/busy_seconds"] or 0.0))[:MOST_VERIFIERS]
+    rows = [
+        found.all_of("learner", ("time/train", "time/other/old_logprobs")),
+        found.all_of("engine", ("time/rollout",)),
+    ]
+    rows += [found.one(f"replica {n}", f"cluster/replica_{n}") for n in sorted(slowest)]
+    rows += [found.one(f"verifier {n}", f"cluster/verifier_{n}") for n in sorted(busiest)]
+    left_out = [
+        f"{len(shown)} {which} of {len(there)}"
+        for shown, there, which in ((slowest, replicas, "slowest replicas"), (busiest, verifiers, "busiest verifiers"))
+        if len(shown) < len(there)
+    ]
+    lost = [(int(found[f"cluster/{key}/lost"] or 0), name) for key, name in _LOST]
+    told = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in lost if count]
+    notes = [Text(", ".join(left_out), style="dim")] if left_out else []
+    notes += [Text(f"lost: {', '.join(told)}", style="yellow")] if told else []
+    return [row for row in rows if row.cells], Text("; ").join(notes)
+
+
+def worker_table(rows: Sequence[WorkerRow], width: int) -> Table:
+    """The rows with as many columns as fit into ``width`` characters."""
+    columns = [column for column in COLUMNS if any(column in row.cells for row in rows)]
+    while len(columns) > 1 and _width(rows, columns) > width:
+        columns.pop()
+    table = Table.grid(padding=(0, COLUMN_GAP))
+    table.add_column(no_wrap=True)
+    for _ in columns:
+        table.add_column(justify="right", no_wrap=True)
+    table.add_row("", *(Text(column, style="dim") for column in columns))
+    for row in rows:
+        table.add_row(Text(row.name, style="dim"), *(row.cells.get(column, "") for column in columns))
+    return table
+
+
+def memory(mebibytes: float) -> str:
+    """``1536.0`` as ``1.5 GiB``, below one GiB whole MiB."""
+    return f"{mebibytes / 1024:.1f} GiB" if mebibytes >= 1024 else f"{mebibytes:.0f} MiB"
+
+
+class _Figures:
+    """A step's numbers, and rows made of them."""
+
+    def __init__(self, metrics: StepMetrics) -> None:
+        self._values = metrics.values
+
+    def __getitem__(self, key: str) -> float | None:
+        value = self._values.get(key)
+        return float(value) if isinstance(value, (int, float)) else None
+
+    def numbers(self, pattern: re.Pattern[str]) -> list[int]:
+        return sorted(int(match[1]) for match in map(pattern.fullmatch, self._values) if match)
+
+    def all_of(self, kind: str, parts: Sequence[str]) -> WorkerRow:
+        """The learner, or the engine, as a whole; it works while the step is in ``parts``."""
+        mfu = self[f"speed/{kind}/mfu"]
+        cells = self._cells(
+            speed=self[f"speed/{kind}/tokens_per_second"],
+            busy=sum(self[part] or 0.0 for part in parts),
+            peak=self[f"memory/{kind}/peak_mb"],
+            each=self[f"speed/{kind}/tokens_per_second_per_device"],
+        )
+        return WorkerRow(name=kind, cells=cells | ({} if mfu is None else {"MFU": percent(mfu, 0)}))
+
+    def one(self, name: str, key: str) -> WorkerRow:
+        cells = self._cells(
+            speed=self[f"{key}/tokens_per_second"], busy=self[f"{key}/busy_seconds"], peak=self[f"{key}/peak_mb"]
+        )
+        queue, most = self[f"{key}/queue"], self[f"{key}/queue_max"]
+        if queue is not None:
+            cells["queue"] = f"{queue:.0f}" + ("" if most is None else f" ({most:.0f})")
+        return WorkerRow(name=name, cells=cells)
+
+    def _cells(
+        self, *, speed: float | None, busy: float | None, peak: float | None, each: float | None = None
+    ) -> dict[str, str]:
+        step = self["time/step"]
+        cells = {
+            name: f"{value:,.0f}" for name, value in (("tokens/s", speed), ("per device", each)) if value is not None
+        }
+        if step and busy is not None:
+            cells["busy"] = percent(min(1.0, busy / step), 0)
+        if peak:
+            cells["memory"] = memory(peak)
+        return cells
+
+
+def _width(rows: Sequence[WorkerRow], columns: Sequence[str]) -> int:
+    cells = [max(len(column), *(len(row.cells.get(column, "")) for row in rows)) for column in columns]
+    return max(len(row.name) for row in rows) + sum(COLUMN_GAP + cell for cell in cells)
+
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
@@ -249,3 +373,93 @@ def _bar(phase: str, done: int, total: int, width: int) -> RenderableType:
 def _clean(value: object) -> str:
     """Foreign text without terminal control characters."""
     return visible("" if value is None else str(value))
+
+
+SILENCE_SECONDS = 10.0
+"""Without a terminal, longest time without a line while work goes on."""
+
+
+class LiveDisplay:
+    """A ``RunObserver`` for people.
+
+    Use it as a context manager; it may be updated before and after, too. It only reads, and holds a number
+    or two a step.
+
+    Args:
+        console: where to write; default standard output.
+        title: the run's name.
+        max_steps: most training steps of the whole run; None where that makes no sense.
+        stage_steps: most steps of each stage: makes the time left tighter after a stage that ended early.
+        interval: without a terminal, seconds between lines of steps (the first and a stage's first always show).
+        clock: seconds; a test puts its own here.
+    """
+
+    def __init__(
+        self,
+        *,
+        console: Console | None = None,
+        title: str = "",
+        max_steps: int | None = None,
+        stage_steps: Sequence[int] = (),
+        interval: float = 5.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console = console or Console()
+        self._interval = interval
+        self._clock = clock
+        self._began = clock()
+        self._last_line = -float("inf")
+        self._last_step_line = -float("inf")
+        self._last_step_end: float | None = None
+        self._live: Live | None = None
+        self.panel = RunPanel(
+            title=title, max_steps=max_steps, stage_steps=stage_steps, elapsed=lambda: clock() - self._began
+        )
+
+    def __enter__(self) -> Self:
+        self._live = start_panel(self._console, self.panel)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.panel.phase = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def step(self, metrics: StepMetrics) -> None:
+        """A training step is over."""
+        now = self._clock()
+        # from one step's end to the next, validation and checkpoints included
+        seconds = now - self._last_step_end if self._last_step_end is not None else figure(metrics, "time/step")
+        self._last_step_end = now
+        first = self.panel.step(metrics, seconds)
+        validated = figure(metrics, "validation/accuracy/mean") is not None
+        # measured from the last step's line: a progress line just before must not silence the step itself
+        if self._live is None and (first or validated or now - self._last_step_line >= self._interval):
+            self._last_step_line = now
+            self._line(Text(self.panel.step_line()))
+
+    def event(self, event: Mapping[str, object]) -> None:
+        """Something rarer happened: a line of its own, above the panel."""
+        self._line(event_text(event))
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Work inside a step or a test goes on."""
+        self.panel.phase = (phase, done, total)
+        if self._live is None and self._clock() - self._last_line >= SILENCE_SECONDS:
+            self._line(progress_text(phase, done, total))
+
+    def _line(self, text: Text) -> None:
+        self._last_line = self._clock()
+        self._console.print(text, soft_wrap=True, highlight=False)
+
+
+def start_panel(console: Console, panel: RunPanel) -> Live | None:
+    """Draw the panel four times a second; None where nothing can be redrawn (a file, a pipe, a dumb terminal)."""
+    if not console.is_terminal or console.is_dumb_terminal:
+        return None
+    live = Live(console=console, get_renderable=lambda: panel, refresh_per_second=4, vertical_overflow="ellipsis")
+    live.start()
+    return live

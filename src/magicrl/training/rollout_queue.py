@@ -1,12 +1,13 @@
 """The step's rollout buffer: which prompts are asked for, and when what came back is used.
 
 With ``rollout.max_staleness`` = 0 a step asks for its groups and waits for them. From 1 on as many steps' groups are
-asked for in advance, so that the engine has work while the learner updates; groups are used in the order in which they
-were issued, never in the order in which they finish, and since a step uses at least D_R of them, one that was issued
-``max_staleness`` steps ahead is used within the bound: it is held by what is issued, nothing is thrown away for age.
+asked for in advance, so that the engine has work while the learner updates. Groups are used in the order in which they
+were issued, never in the order in which they finish (that would favour short responses). A step uses at least D_R of
+them, so one that was issued ``max_staleness`` steps ahead is used within the bound; none is dropped for its age.
 
-Where a request has more responses than there are rows, those expected longest are given to the engine first
-(`past_lengths`). That moves when a response is generated and nothing else.
+Where a request has more responses than there are rows, those expected longest start first: a long response that starts
+late is what the whole step waits for (Graham's LPT rule, 1969). No result changes: a sample's random numbers depend on
+its draw, index and position alone.
 """
 
 from __future__ import annotations
@@ -23,9 +24,37 @@ from magicrl.evaluation.sampling import Encode
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, ScoredGroup
 from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
 from magicrl.rollout.requests import pack_completions, unpack_completions
-from magicrl.training.clock import StepClock
-from magicrl.training.past_lengths import PastLengths
+from magicrl.training.metrics import StepClock
 from magicrl.verifiers.base import VerifierService
+
+
+class PastLengths:
+    """Mean response length of every problem's last draw in this run, by ``Problem.key``."""
+
+    def __init__(self) -> None:
+        self._means: dict[str, float] = {}
+
+    def saw(self, problem: str, mean_tokens: float) -> None:
+        """Remember how long the responses of this draw are on average."""
+        self._means[problem] = mean_tokens
+
+    def longest_first(self, problems: Sequence[str]) -> list[int]:
+        """Places in ``problems`` by falling expected length; of equal ones the first comes first.
+
+        A problem that was not drawn before is expected to take the mean of those in ``problems`` that were: it must
+        neither wait for all of them nor push the long ones back.
+        """
+        known = [self._means[name] for name in problems if name in self._means]
+        middle = sum(known) / len(known) if known else 0.0
+        return sorted(range(len(problems)), key=lambda place: -self._means.get(problems[place], middle))
+
+    def state(self) -> dict[str, float]:
+        """JSON values."""
+        return dict(self._means)
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``."""
+        self._means = {name: float(mean) for name, mean in state.items()}
 
 
 @dataclass(kw_only=True, slots=True)
@@ -37,7 +66,7 @@ class Pending:
     ticket: Any = None
 
 
-class Collector:
+class RolloutQueue:
     """Issues requests and hands out scored groups in issue order.
 
     Args:

@@ -37,12 +37,10 @@ from magicrl.training.batches import (
     with_ref_logprobs,
     with_second_moment_mask,
 )
-from magicrl.training.clock import StepClock
-from magicrl.training.collecting import Collector
 from magicrl.training.diagnosis import UNJUDGED, answers_in, diagnose, judging_of
-from magicrl.training.metrics import Values, finite, merge_updates, rollout_metrics
+from magicrl.training.metrics import StalenessMeter, StepClock, Values, finite, merge_updates, rollout_metrics
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, TrainingStopped, UpdateMetrics
-from magicrl.training.staleness import StalenessMeter
+from magicrl.training.rollout_queue import RolloutQueue
 from magicrl.verifiers.base import VerifierService
 
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
@@ -95,7 +93,7 @@ class Trainer:
         self._config = config
         self._parts = parts
         self._progress = progress
-        self._collector = Collector(config, parts.engine, parts.judge, parts.encode, parts.sampler, progress)
+        self._queue = RolloutQueue(config, parts.engine, parts.judge, parts.encode, parts.sampler, progress)
         self._staleness = StalenessMeter(config.rollout.max_staleness)
         self.steps_done = 0
         self._empty_steps = 0
@@ -104,7 +102,7 @@ class Trainer:
         """One training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
         clock = StepClock()
         parts = self._parts
-        self._collector.begin_step(stage_index)
+        self._queue.begin_step(stage_index)
         self._staleness.begin_step(parts.engine)
         groups, refilled = self._collect(stage, clock)  # D_R prompts, M responses each, at tau, cut at T
         self._staleness.check(groups)
@@ -121,7 +119,7 @@ class Trainer:
         with self._naming_the_culprit(kept):
             updates = self._learn(batches, stage, alpha, clock)
         parts.controller.observe(entropy.mean)
-        self._collector.meanwhile(sum(g.group.num_tokens for g in groups), clock)  # asynchronous: the engine went on
+        self._queue.meanwhile(sum(g.group.num_tokens for g in groups), clock)  # asynchronous: the engine went on
         with clock.measure("other", "weights"):
             hand_over(parts.learner, parts.engine)
         self.steps_done += 1
@@ -153,12 +151,12 @@ class Trainer:
     def _collect(self, stage: StageConfig, clock: StepClock) -> tuple[list[ScoredGroup], int]:
         """The step's buffer, and how many of its groups were sampled to refill rejected ones."""
         algorithm = self._config.algorithm
-        groups = self._collector.take(stage, stage.rollout_batch, clock)
+        groups = self._queue.take(stage, stage.rollout_batch, clock)
         for _ in range(algorithm.refill_rounds if algorithm.refill == "until_full" else 0):
             missing = stage.rollout_batch - len(reject_zero_advantage(groups, algorithm.advantage_mask).kept)
             if missing <= 0:
                 break
-            groups += self._collector.take(stage, missing, clock)
+            groups += self._queue.take(stage, missing, clock)
         return groups, len(groups) - stage.rollout_batch
 
     def _lend_gpus(self, clock: StepClock) -> None:
@@ -300,9 +298,9 @@ class Trainer:
         return {
             **self._staleness.metrics(groups, scores.logprobs),
             **self._staleness.idle(self._parts.engine, clock),
-            "queue/in_flight": self._collector.in_flight,
-            "queue/finished": self._collector.finished,
-            "queue/drained": self._collector.drained,
+            "queue/in_flight": self._queue.in_flight,
+            "queue/finished": self._queue.finished,
+            "queue/drained": self._queue.drained,
         }
 
     def check(self, metrics: StepMetrics) -> None:
@@ -335,7 +333,7 @@ class Trainer:
             "steps_done": self.steps_done,
             "empty_steps": self._empty_steps,
             "versions": self._staleness.state(),
-            **self._collector.state(),
+            **self._queue.state(),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -343,4 +341,4 @@ class Trainer:
         self.steps_done = int(state["steps_done"])
         self._empty_steps = int(state["empty_steps"])
         self._staleness.restore(state.get("versions", ()))
-        self._collector.restore(state)
+        self._queue.restore(state)

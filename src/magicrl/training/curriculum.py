@@ -1,0 +1,290 @@
+"""Which problems and which response limit a run trains on: stages, their transitions, the offline difficulty filter.
+
+The offline filter samples every training prompt N times and drops those that are 0/N or N/N.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule
+from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
+from magicrl.config.schema import DifficultyFilterConfig, StageConfig
+from magicrl.evaluation.provenance import write_atomically
+from magicrl.evaluation.sampling import Encode, evaluation_seed, sample_problems
+from magicrl.records import Problem
+from magicrl.rollout.protocol import RolloutEngine
+from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, answers_of, diagnose
+from magicrl.verifiers.base import VerifierService
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageEnd:
+    """Why a stage ended.
+
+    Attributes:
+        stage: its index.
+        steps: training steps it took.
+        reason: a sentence for the log.
+    """
+
+    stage: int
+    steps: int
+    reason: str
+
+
+class StageSchedule:
+    """A state machine over the stages of a recipe.
+
+    A stage ends when its rule says so and it has had ``min_steps``, or at ``max_steps``. The convergence test
+    looks at validation accuracy where it is measured, else at training accuracy before rejection, corrected
+    for the prompts that a filter removed.
+    """
+
+    def __init__(self, stages: Sequence[StageConfig]) -> None:
+        self._stages = tuple(stages)
+        self._index = 0
+        self._steps = 0
+        self._converged = False
+        self._test = self._make_test()
+
+    @property
+    def index(self) -> int:
+        """Index of the present stage; the number of stages once all are done."""
+        return self._index
+
+    @property
+    def steps_in_stage(self) -> int:
+        return self._steps
+
+    @property
+    def stage(self) -> StageConfig | None:
+        """The present stage, None when the run is over."""
+        return self._stages[self._index] if self._index < len(self._stages) else None
+
+    @property
+    def is_last(self) -> bool:
+        return self._index >= len(self._stages) - 1
+
+    def most_steps_left(self) -> int:
+        """Upper bound on the steps still to come."""
+        stage = self.stage
+        if stage is None:
+            return 0
+        return stage.max_steps - self._steps + sum(s.max_steps for s in self._stages[self._index + 1 :])
+
+    def observe_accuracy(self, accuracy: float, standard_error: float | None) -> None:
+        """Take in one measured accuracy (of validation, or of training where none is measured)."""
+        if isinstance(self._test, ConvergenceTest):
+            self._converged |= self._test.observe(self._steps, accuracy, standard_error)
+
+    def observe_truncation(self, ratio: float) -> None:
+        """Take in the share of truncated responses of a training step."""
+        if isinstance(self._test, TruncationRule):
+            self._converged |= self._test.observe(self._steps, ratio)
+
+    def finish_step(self) -> StageEnd | None:
+        """Count one training step; if it was the stage's last, move on and say why."""
+        stage = self.stage
+        assert stage is not None, "finish_step after the last stage"
+        self._steps += 1
+        early = self._converged and self._steps >= stage.min_steps
+        if not early and self._steps < stage.max_steps:
+            return None
+        reason = self._reason(stage) if early else f"max_steps = {stage.max_steps} reached"
+        end = StageEnd(stage=self._index, steps=self._steps, reason=reason)
+        self._index += 1
+        self._steps = 0
+        self._converged = False
+        self._test = self._make_test()
+        return end
+
+    def _reason(self, stage: StageConfig) -> str:
+        rule = stage.transition
+        if rule.rule == "truncation":
+            return f"truncated share below {rule.truncation_below} for {rule.window} steps"
+        return (
+            f"converged: the gain expected over {rule.horizon} more steps is below {rule.delta} "
+            f"at {rule.confidence:.0%} confidence"
+        )
+
+    def _make_test(self) -> ConvergenceTest | TruncationRule | None:
+        stage = self.stage
+        if stage is None or stage.transition.rule == "fixed":
+            return None
+        rule = stage.transition
+        if rule.rule == "truncation":
+            return TruncationRule(below=rule.truncation_below, window=rule.window)
+        return ConvergenceTest(horizon=rule.horizon, delta=rule.delta, window=rule.window, confidence=rule.confidence)
+
+    def state(self) -> dict[str, Any]:
+        """JSON-able state."""
+        return {
+            "index": self._index,
+            "steps": self._steps,
+            "converged": self._converged,
+            "test": self._test.state() if self._test else None,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``."""
+        self._index = int(state["index"])
+        self._steps = int(state["steps"])
+        self._converged = bool(state["converged"])
+        self._test = self._make_test()
+        if self._test:
+            self._test.restore(state["test"])
+
+
+Removals: TypeAlias = dict[str, dict[str, tuple[int, int]]]
+"""``source`` and ``difficulty`` -> name -> (removed, all)."""
+
+
+def removals(problems: Sequence[Problem], removed: Collection[str]) -> Removals:
+    """How many of ``problems`` have a key among ``removed``, by source and by difficulty.
+
+    The difficulty is a generated problem's level, else the released schema's ``model_difficulty``: the number of failed
+    samples of each model, so that such a problem counts once for every model. Problems without either are ``unknown``.
+
+    Example:
+        >>> easy = Problem(id="a", prompt="1+1?", golds=("2",), verifier="exact", source="sums", level=1)
+        >>> hard = Problem(id="b", prompt="9+9?", golds=("18",), verifier="exact", source="sums", level=2)
+        >>> removals([easy, hard], {easy.key})
+        {'source': {'sums': (1, 2)}, 'difficulty': {'level 1': (1, 1), 'level 2': (0, 1)}}
+    """
+    gone = set(removed)
+    found: Removals = {"source": {}, "difficulty": {}}
+    for problem in problems:
+        names = [("source", problem.source), *(("difficulty", name) for name in difficulties_of(problem))]
+        for kind, name in names:
+            dropped, total = found[kind].get(name, (0, 0))
+            found[kind][name] = (dropped + (problem.key in gone), total + 1)
+    return {kind: dict(sorted(counts.items())) for kind, counts in found.items()}
+
+
+def difficulties_of(problem: Problem) -> list[str]:
+    """What is known of a problem's difficulty."""
+    if problem.level is not None:
+        return [f"level {problem.level}"]
+    info: Any = problem.extra.get("extra_info")
+    table: Any = info.get("model_difficulty") if isinstance(info, Mapping) else None
+    if not isinstance(table, Mapping) or not table:
+        return ["unknown"]
+    return [f"{model}: {failed} failed" for model, failed in table.items() if failed is not None]
+
+
+def in_words(counts: Mapping[str, tuple[int, int]]) -> str:
+    """``sums 1 of 2, stories 0 of 5``."""
+    return ", ".join(f"{name} {removed} of {total}" for name, (removed, total) in counts.items())
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DifficultyFilter:
+    """Applies the filter once a run; its table is kept in ``difficulty.json`` and read again on a resume.
+
+    Attributes:
+        config: N, temperature, limit.
+        max_tokens: T of the samples.
+        seed: the run seed.
+        path: where the counts are kept.
+        judging: the verifier's settings, for the advice.
+    """
+
+    config: DifficultyFilterConfig
+    max_tokens: int
+    seed: int
+    path: Path
+    judging: Judging
+
+    def apply(
+        self,
+        problems: Sequence[Problem],
+        engine: RolloutEngine,
+        judge: VerifierService,
+        encode: Encode,
+        progress: Callable[[int, int], None],
+    ) -> tuple[FilterResult, Diagnosis]:
+        """What stays, by key (problems of one prompt are sampled once), and what the answers say.
+
+        Raises:
+            ValueError: nothing stays, or the table is damaged.
+        """
+        if not self.path.exists():
+            document = self._measure(problems, engine, judge, encode, progress)
+            write_atomically(self.path, json.dumps(document, indent=1))
+        counts, answers = self._read(problems)
+        found = diagnose(answers)
+        try:
+            return offline_filter(counts), found
+        except ValueError as error:
+            raise ValueError(f"data.difficulty_filter: {error} (the counts are in {self.path}): {found.text}") from None
+
+    def _read(self, problems: Sequence[Problem]) -> tuple[dict[str, PassCount], SampledAnswers]:
+        try:
+            document = json.loads(self.path.read_text())
+            counts = {name: PassCount(correct=c, counted=n) for name, (c, n) in document["counts"].items()}
+            answers = SampledAnswers(**document["answers"], judging=self.judging)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"{self.path} is damaged ({error}); delete it to measure the difficulty anew") from None
+        return {p.key: counts[p.id] for p in problems if p.id in counts}, answers
+
+    def _measure(
+        self,
+        problems: Sequence[Problem],
+        engine: RolloutEngine,
+        judge: VerifierService,
+        encode: Encode,
+        progress: Callable[[int, int], None],
+    ) -> dict[str, Any]:
+        max_tokens = self.config.max_tokens or self.max_tokens
+        groups = sample_problems(
+            engine,
+            judge,
+            list({p.key: p for p in reversed(problems)}.values())[::-1],
+            encode,
+            samples=self.config.samples,
+            temperature=self.config.temperature,
+            max_tokens=max_tokens,
+            seed=evaluation_seed(self.seed, "difficulty"),
+            progress=progress,
+        )
+        counts = {
+            g.group.request.problem.key: PassCount(
+                correct=int((g.correct & g.counted).sum()), counted=int(g.counted.sum())
+            )
+            for g in groups
+        }
+        try:
+            answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=self.judging))
+        except ValueError as error:
+            raise ValueError(f"data.difficulty_filter: {error}") from None
+        return {
+            "samples": self.config.samples,
+            "temperature": self.config.temperature,
+            "table": filter_table(problems, counts),
+            "answers": {key: value for key, value in answers.items() if key != "judging"},
+            "counts": {p.id: [counts[p.key].correct, counts[p.key].counted] for p in problems},
+        }
+
+
+def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -> list[dict[str, Any]]:
+    """Per level: how many problems were never (0/N), always (N/N) and sometimes solved (kept)."""
+    levels = sorted({p.level for p in problems}, key=lambda level: math.inf if level is None else level)
+    rows: list[dict[str, Any]] = []
+    for level in levels:
+        found = [counts[p.key] for p in problems if p.level == level and p.key in counts]
+        rows.append(
+            {
+                "level": level,
+                "problems": len(found),
+                "never": sum(c.all_wrong for c in found),
+                "always": sum(c.all_correct for c in found),
+                "kept": sum(not c.all_wrong and not c.all_correct and c.counted > 0 for c in found),
+            }
+        )
+    return rows
