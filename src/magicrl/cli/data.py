@@ -428,7 +428,7 @@ def calibrate(step: Path, /, *, labels: Path, weights: Path | None = None, least
     least_recall
         Share of the good problems that the threshold must keep.
     """
-    from magicrl.evaluation.provenance import write_atomically
+    from magicrl.files import write_atomically
     from magicrl.pipeline.judging.calibration import calibrate as against_labels
     from magicrl.pipeline.judging.calibration import read_labels
     from magicrl.pipeline.judging.report import as_text
