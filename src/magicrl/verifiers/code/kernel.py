@@ -529,7 +529,7 @@ def fresh_scratch() -> None:
 _LARGE = 2 << 20
 _MREMAP_FIXED_MAYMOVE = 3
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
-_READ_WRITE, _READ_EXECUTE = 3, 5
+_READ_WRITE = 3
 _FAILED = ctypes.c_void_p(-1).value
 _libc.mmap.restype = _libc.mremap.restype = ctypes.c_void_p
 _word, _int = ctypes.c_size_t, ctypes.c_int

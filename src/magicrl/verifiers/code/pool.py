@@ -191,11 +191,13 @@ class CodeHandler:
 
 
 def _options(settings: dict[str, Any]) -> CodeOptions:
-    """The options that became the worker's settings by ``asdict``."""
-    sandbox = {name: tuple(value) if isinstance(value, list) else value for name, value in settings["sandbox"].items()}
-    parts = {
+    """The options that became the worker's settings by ``asdict`` and JSON."""
+    sandbox: dict[str, Any] = settings["sandbox"]
+    parts: dict[str, Any] = {
         "limits": Limits(**settings["limits"]),
-        "sandbox": SandboxOptions(**sandbox),
+        "sandbox": SandboxOptions(
+            tier=sandbox["tier"], preload=tuple(sandbox["preload"]), guards_off=tuple(sandbox["guards_off"])
+        ),
         "judge": JudgeOptions(**settings["judge"]),
     }
     return CodeOptions(**{**settings, **parts})
