@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.evaluation.comparison import compare
-from magicrl.evaluation.folder import EvaluationFolder
 from magicrl.evaluation.results import Ask, Incomplete, result_of, write_results
+from magicrl.evaluation.samples import EvaluationFolder
 
 BOX = "{prompt} End with the answer in \\boxed{}."
 PARTS: dict[str, tuple[dict[str, str], list[str]]] = {

@@ -26,9 +26,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from magicrl.evaluation.folder import EvaluationFolder
 from magicrl.evaluation.provenance import environment_facts, git_commit, now
-from magicrl.evaluation.samples import SampleRow
+from magicrl.evaluation.samples import EvaluationFolder, SampleRow
 from magicrl.records import Problem, Verdict
 from magicrl.verifiers.pool import VerifierPool
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
-from magicrl.pipeline.cleaning.maths_rules import maths_fault
 from magicrl.pipeline.entry import Entry
-from magicrl.pipeline.settings import MathsCleaning
+from magicrl.pipeline.maths_rules import maths_fault
+from magicrl.pipeline.pipeline_schema import MathsCleaning
 
 HERE = Path(__file__).resolve()
 FIGURES = HERE.parents[1] / "docs" / "figures" / "pipeline-false-drops.json"

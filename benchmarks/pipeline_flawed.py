@@ -28,12 +28,12 @@ from page_sections import put_section
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
 from magicrl.pipeline.build import build
-from magicrl.pipeline.judging.calibration import calibrate
-from magicrl.pipeline.judging.flawed import FLAWED
-from magicrl.pipeline.judging.stored import stored_judgements
-from magicrl.pipeline.settings import PipelineConfig
+from magicrl.pipeline.frame import Silent
+from magicrl.pipeline.judge_report import calibrate
+from magicrl.pipeline.judge_step import FLAWED
+from magicrl.pipeline.judge_votes import stored_judgements
+from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.pipeline.stats import step_folders
-from magicrl.pipeline.steps.base import Silent
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "pipeline-flawed.json"
 PAGE = FIGURES.parents[1] / "judging.md"

@@ -19,8 +19,8 @@ from page_sections import put_section
 
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
-from magicrl.pipeline.judging.flawed import FLAWED
-from magicrl.pipeline.judging.stored import stored_judgements
+from magicrl.pipeline.judge_step import FLAWED
+from magicrl.pipeline.judge_votes import stored_judgements
 from magicrl.pipeline.stats import counts_of, step_folders
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "pipeline-laptop.json"

@@ -28,9 +28,9 @@ import psutil
 
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.pipeline.build import build
-from magicrl.pipeline.settings import PipelineConfig
+from magicrl.pipeline.frame import Silent
+from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.pipeline.stats import counts_of
-from magicrl.pipeline.steps.base import Silent
 
 SHARES = {"proof": 0.02, "needs a figure": 0.02, "solution disagrees": 0.02, "unreadable record": 0.001, "copy": 0.05}
 THINGS = (

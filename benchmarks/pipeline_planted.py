@@ -28,14 +28,13 @@ from typing import Any
 
 from plants import DEVELOPMENT, EVALUATION, KINDS, SECOND, Rules, planted
 
-from magicrl.data.families.word_problems import WordProblems
+from magicrl.data.word_problems import WordProblems
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
-from magicrl.pipeline.decontamination.finding import find_contamination
-from magicrl.pipeline.decontamination.settings import DecontaminationSettings
-from magicrl.pipeline.dedup.finding import find_duplicates
-from magicrl.pipeline.dedup.settings import DedupSettings
-from magicrl.pipeline.documents import Document
+from magicrl.pipeline.decontaminate_step import find_contamination
+from magicrl.pipeline.dedup_step import find_duplicates
+from magicrl.pipeline.entry import Document
+from magicrl.pipeline.pipeline_schema import DecontaminationSettings, DedupSettings
 
 FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "pipeline-planted.json"
 TRAINING = {"gsm8k": "gsm8k/simple_gsm8k_train.jsonl", "math_train": "math_train/simple_math_train.jsonl"}

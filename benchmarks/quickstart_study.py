@@ -24,7 +24,7 @@ from typing import Any
 
 from magicrl.config.loader import config_hash, load_sft_recipe, load_train_recipe
 from magicrl.config.schema import RunConfig, StartConfig, TrainConfig
-from magicrl.evaluation.sampling import evaluation_seed, sample_problems
+from magicrl.evaluation.job import evaluation_seed, sample_problems
 from magicrl.evaluation.statistics import paired_difference
 from magicrl.records import TrainSample
 from magicrl.training.assemble import build, set_threads

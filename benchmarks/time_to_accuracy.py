@@ -29,7 +29,7 @@ from trl_whole import WholeSettings, train
 from magicrl.config.loader import config_hash, load_train_recipe
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
-from magicrl.evaluation.sampling import evaluation_seed, sample_problems, score
+from magicrl.evaluation.job import evaluation_seed, sample_problems, score
 from magicrl.training.assemble import Built, build, entropy_controller, start_model_folder
 from magicrl.training.preflight import check_run
 from magicrl.training.recorder import write_atomically

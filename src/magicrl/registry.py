@@ -28,7 +28,10 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "correction": {},
         "controller": {},
         "reward": {},
-        "family": {},
+        "family": {
+            "running_sum": "magicrl.data.running_sum:make_running_sum",
+            "word_problems": "magicrl.data.word_problems:make_word_problems",
+        },
         "source": {},
         "benchmark": {},
         "engine": {},

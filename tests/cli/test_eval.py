@@ -21,8 +21,8 @@ from magicrl.cli.eval import EvalDisplay, parse_counts, parse_shard, parse_windo
 from magicrl.cli.main import app
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TinyModelConfig
+from magicrl.evaluation.runner import Cost
 from magicrl.evaluation.samples import SampleRow
-from magicrl.evaluation.task import Cost
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
 

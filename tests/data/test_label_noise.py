@@ -8,8 +8,7 @@ import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import SourceConfig
-from magicrl.data.label_noise import MARK, with_wrong_labels
-from magicrl.data.sources import load_problems
+from magicrl.data.sources import MARK, load_problems, with_wrong_labels
 from magicrl.records import Problem
 
 

@@ -13,8 +13,7 @@ import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import FieldMapping, SourceConfig
-from magicrl.data.readers import Place, recognise
-from magicrl.data.sources import load_problems
+from magicrl.data.sources import Place, load_problems, recognise
 from magicrl.evaluation.benchmarks import Reading, load_benchmark, parse_asked
 from magicrl.records import Message, Problem
 

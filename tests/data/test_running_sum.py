@@ -7,9 +7,8 @@ from itertools import islice
 import numpy as np
 import pytest
 
-from magicrl.data.families import make_family, unique_problems
-from magicrl.data.families.base import OptionValue, TaskFamily
-from magicrl.data.families.running_sum import FILLERS, level_of, parse_prompt, parse_shares, split_of
+from magicrl.data.families import OptionValue, TaskFamily, make_family, unique_problems
+from magicrl.data.running_sum import FILLERS, level_of, parse_prompt, parse_shares, split_of
 from magicrl.records import Problem
 
 LEVELS = {2: 0.3, 3: 0.1, 4: 0.2, 5: 0.08, 6: 0.12, 7: 0.06, 8: 0.07, 9: 0.07}

@@ -10,9 +10,15 @@ import numpy as np
 import pytest
 
 from magicrl.data.families import make_family, unique_problems
-from magicrl.data.families.word_chains import evaluate, expression
-from magicrl.data.families.word_problems import INSTRUCTION, WordProblems, instance_split
-from magicrl.data.families.word_stories import PEOPLE, load_stories
+from magicrl.data.word_chains import evaluate, expression
+from magicrl.data.word_problems import (
+    INSTRUCTION,
+    PEOPLE,
+    WordProblems,
+    instance_split,
+    load_stories,
+    make_word_problems,
+)
 from magicrl.records import Problem
 
 FAITHFUL = {"direct": 0.0, "partial": 0.0, "slips": 0.0, "repairs": 0.0}
@@ -26,7 +32,7 @@ def problems(split: str, count: int = 200, seed: int = 0, **options: float | int
 
 
 def family_with(**options: float | int | str) -> WordProblems:
-    return WordProblems.from_options(options)
+    return make_word_problems(**options)
 
 
 def python_value(text: str) -> float:

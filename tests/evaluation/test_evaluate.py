@@ -15,13 +15,10 @@ from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, load_benchmark, parse_asked
 from magicrl.evaluation.comparison import compare, compare_all
 from magicrl.evaluation.engines import EngineSettings, make_engine, model_checksums
-from magicrl.evaluation.folder import EvaluationFolder
 from magicrl.evaluation.presets import PRESETS
-from magicrl.evaluation.results import Ask, Incomplete, write_results
-from magicrl.evaluation.runner import EvaluationSettings, evaluate
-from magicrl.evaluation.samples import SampleRow
-from magicrl.evaluation.task import Cost
-from magicrl.evaluation.usage import Price
+from magicrl.evaluation.results import Ask, Incomplete, Price, write_results
+from magicrl.evaluation.runner import Cost, EvaluationSettings, evaluate
+from magicrl.evaluation.samples import EvaluationFolder, SampleRow
 
 SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
 
@@ -133,7 +130,7 @@ def test_a_pilot_precedes_a_long_job_and_changes_no_sample(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = results(run(tiny_models[0], sums, tmp_path / "whole"))
-    monkeypatch.setattr("magicrl.evaluation.task.PILOT_SAMPLES", 8)
+    monkeypatch.setattr("magicrl.evaluation.job.PILOT_SAMPLES", 8)
     watcher = Watcher()
     piloted = results(run(tiny_models[0], sums, tmp_path / "piloted", watcher=watcher))
     assert {sample for _, sample in watcher.seen[:8]} == {0}, "a pilot asks many problems, not one many times"

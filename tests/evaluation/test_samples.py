@@ -15,8 +15,7 @@ from scipy import stats
 
 from magicrl.evaluation.job import SamplingPlan, requests_for, run_job
 from magicrl.evaluation.samples import SampleFile, SampleRow, by_problem, read_samples, row_of
-from magicrl.evaluation.scoring import score_rows, votes
-from magicrl.evaluation.statistics import majority_at_k, mean_of
+from magicrl.evaluation.statistics import majority_at_k, mean_of, score_rows, votes
 from magicrl.records import (
     Completion,
     FinishedSample,

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from magicrl.config.errors import RecipeError
+from magicrl.evaluation.results import Meter, Price, read_accounts, total_usage, usage_of, worker_cpu_seconds
+from magicrl.evaluation.runner import Cost
 from magicrl.evaluation.samples import SampleRow
-from magicrl.evaluation.task import Cost
-from magicrl.evaluation.usage import Meter, Price, read_accounts, total_usage, usage_of, worker_cpu_seconds
 
 ROW = SampleRow(
     problem="p",
@@ -63,7 +63,7 @@ def test_what_nobody_counted_is_not_made_up() -> None:
 
 
 def test_an_account_is_there_before_its_call_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magicrl.evaluation.usage.RENEWED_EVERY", 0.0)
+    monkeypatch.setattr("magicrl.evaluation.results.RENEWED_EVERY", 0.0)
     counted = {"requests": 5, "prompt_tokens": 7}
     meter = Meter(tmp_path / "usage", gpus=2, workers=tuple, served=lambda: dict(counted))
     counted |= {"requests": 6, "prompt_tokens": 17}

@@ -12,9 +12,9 @@ import pytest
 from magicrl.config.paths import counted_from
 from magicrl.pipeline.build import Built, build
 from magicrl.pipeline.entry import Entry, entries_of
+from magicrl.pipeline.frame import Silent
 from magicrl.pipeline.parts import read_part
-from magicrl.pipeline.settings import PipelineConfig
-from magicrl.pipeline.steps.base import Silent
+from magicrl.pipeline.pipeline_schema import PipelineConfig
 
 Rows = Iterable[dict[str, Any]]
 

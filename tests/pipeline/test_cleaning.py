@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 
-from magicrl.pipeline.cleaning.code import CodeCleaner
-from magicrl.pipeline.cleaning.maths import MathsCleaner
-from magicrl.pipeline.cleaning.maths_rules import maths_fault
+from magicrl.pipeline.clean_step import CodeCleaner, MathsCleaner
 from magicrl.pipeline.entry import Entry
-from magicrl.pipeline.judging.flawed import FLAWED
-from magicrl.pipeline.settings import CodeCleaning, MathsCleaning
-from magicrl.pipeline.steps.base import Decision, Drop
+from magicrl.pipeline.frame import Decision, Drop
+from magicrl.pipeline.judge_step import FLAWED
+from magicrl.pipeline.maths_rules import maths_fault
+from magicrl.pipeline.pipeline_schema import CodeCleaning, MathsCleaning
 from magicrl.verifiers.pool import VerifierPool
 
 

@@ -15,8 +15,8 @@ from magicrl.config.schema import TinyModelConfig
 from magicrl.evaluation.samples import read_samples
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
-from magicrl.pipeline.settings import EarlyStop
-from magicrl.pipeline.steps.sequential import chance_of_the_same, failures_of_sixteen, is_closed
+from magicrl.pipeline.difficulty_step import chance_of_the_same, failures_of_sixteen, is_closed
+from magicrl.pipeline.pipeline_schema import EarlyStop
 
 WORDS = ("what", "is", "0", "1", "2", "3", "4", "+", "?")
 

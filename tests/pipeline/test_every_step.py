@@ -18,7 +18,7 @@ from json_server import Asked, Reply, json_server
 from magicrl.config.schema import TinyModelConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
-from magicrl.pipeline.judging.prompt import CRITERIA
+from magicrl.pipeline.judge_votes import CRITERIA
 
 STEPS = ("01-clean", "02-dedup", "03-decontaminate", "04-difficulty", "05-judge", "06-mix")
 
@@ -95,9 +95,9 @@ import json, os, signal, sys
 from pathlib import Path
 from magicrl.evaluation.samples import SampleFile
 from magicrl.pipeline.build import build
-from magicrl.pipeline.judging.cache import VoteCache
-from magicrl.pipeline.settings import PipelineConfig
-from magicrl.pipeline.steps.base import Silent
+from magicrl.pipeline.judge_votes import VoteCache
+from magicrl.pipeline.pipeline_schema import PipelineConfig
+from magicrl.pipeline.frame import Silent
 
 where, left = sys.argv[4], int(sys.argv[5])
 

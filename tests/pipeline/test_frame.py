@@ -17,9 +17,9 @@ import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.files import only_writer
+from magicrl.pipeline import import_source
 from magicrl.pipeline import parts as part_files
-from magicrl.pipeline.sources import importing
-from magicrl.pipeline.sources.records import EntryReader
+from magicrl.pipeline.import_source import EntryReader
 from magicrl.pipeline.stats import counts_of, way_of
 
 RULES = {"maths": {"agreement": False, "unreadable_golds": "keep"}}
@@ -28,7 +28,7 @@ RULES = {"maths": {"agreement": False, "unreadable_golds": "keep"}}
 @pytest.fixture
 def pipeline(write_rows: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two sources in parts of four rows; cleaning, which drops a third of them; dedup; a mixture with a cap."""
-    monkeypatch.setattr(importing, "PART_ROWS", 4)
+    monkeypatch.setattr(import_source, "PART_ROWS", 4)
 
     def problem(place: int) -> str:
         return f"Prove that {place} is odd." if place % 3 == 0 else f"What is {place} + {place * place}?"
@@ -237,9 +237,9 @@ def test_a_run_killed_again_and_again_ends_with_the_same_files(
     """SIGKILL just before a file gets its name, in every step, until the run gets through."""
     program = (
         "import json, os, signal, sys; from pathlib import Path\n"
-        "from magicrl.pipeline.sources import importing; importing.PART_ROWS = 4\n"
-        "from magicrl.pipeline.build import build; from magicrl.pipeline.settings import PipelineConfig\n"
-        "from magicrl.pipeline.steps.base import Silent\n"
+        "from magicrl.pipeline import import_source; import_source.PART_ROWS = 4\n"
+        "from magicrl.pipeline.build import build; from magicrl.pipeline.pipeline_schema import PipelineConfig\n"
+        "from magicrl.pipeline.frame import Silent\n"
         "left, really = int(sys.argv[4]), Path.replace\n"
         "def replace(self, target):\n"
         "    global left\n"

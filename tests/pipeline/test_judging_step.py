@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from json_server import Asked, Reply, json_server
 
-from magicrl.pipeline.judging.prompt import CRITERIA
+from magicrl.pipeline.judge_votes import CRITERIA
 
 
 class Server:

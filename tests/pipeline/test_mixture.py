@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_problems
-from magicrl.pipeline.steps.mix import quotas_of
+from magicrl.pipeline.mix_step import quotas_of
 
 NAMES = st.sampled_from("abcd")
 

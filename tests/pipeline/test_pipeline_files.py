@@ -13,10 +13,9 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_config, load_train_recipe, to_toml
 from magicrl.pipeline.build import build
 from magicrl.pipeline.entry import is_entry
-from magicrl.pipeline.loading import load_pipeline
+from magicrl.pipeline.frame import Silent
 from magicrl.pipeline.parts import read_part
-from magicrl.pipeline.settings import PipelineConfig
-from magicrl.pipeline.steps.base import Silent
+from magicrl.pipeline.pipeline_schema import PipelineConfig, load_pipeline
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes" / "data"
 

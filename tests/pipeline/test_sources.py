@@ -13,7 +13,7 @@ import pytest
 
 from magicrl.config.schema import SourceConfig
 from magicrl.data.sources import load_source
-from magicrl.pipeline.sources.kinds import known_kinds
+from magicrl.pipeline.pipeline_schema import known_kinds
 from magicrl.records import prompt_key
 
 TESTS = {"inputs": ["1 2\n"], "outputs": ["3\n"]}

@@ -287,9 +287,8 @@ def write_evaluation(
     tokens: int = 40,
 ) -> Path:
     """What ``magicrl eval`` leaves: samples by problem (right or not), of ``tokens`` tokens and more; scored."""
-    from magicrl.evaluation.folder import EvaluationFolder, Job
     from magicrl.evaluation.results import Ask, write_results
-    from magicrl.evaluation.samples import SampleFile, row_of
+    from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, row_of
 
     sampling = {"temperature": temperature, "top_p": 1.0, "max_tokens": 128, "seed": 0}
     checksum = "-".join(sorted(right))

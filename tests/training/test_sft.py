@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +23,7 @@ from magicrl.config.schema import (
     StartConfig,
     TinyModelConfig,
 )
-from magicrl.data.families import OptionValue, Split, register_family
-from magicrl.data.families import base as families
+from magicrl.data.families import Split
 from magicrl.models.loading import describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny
@@ -41,8 +40,8 @@ class Echo:
     verifier = "exact"
     vocabulary = ("a", "b", "c", "d", ":")
 
-    def __init__(self, options: Mapping[str, OptionValue]) -> None:
-        self.times = int(options.get("times", 2))
+    def __init__(self, times: int = 2) -> None:
+        self.times = times
 
     def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
         rng = np.random.default_rng(seed)
@@ -58,19 +57,18 @@ class Echo:
         return " ".join([problem.golds[0]] * self.times)
 
 
-@pytest.fixture(autouse=True)
-def _echo_is_known_here_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(families, "_FACTORIES", dict(families._FACTORIES))
-    register_family("test_echo", Echo)
-
-
 def recipe(*, seed: int = 0, rate: float = 1e-2, steps: tuple[int, ...] = (25, 10), times: int = 2) -> SftConfig:
     return SftConfig(
         run=RunConfig(name="echo", seed=seed, threads=1),
         model=SftModelConfig(tiny=TinyModelConfig(hidden_size=16, layers=1, intermediate_size=32, max_context=16)),
         phases=tuple(
             SftPhaseConfig(
-                family="test_echo", options={"times": times}, steps=n, batch_size=8, learning_rate=rate, warmup_steps=2
+                family=f"{__file__}:Echo",
+                options={"times": times},
+                steps=n,
+                batch_size=8,
+                learning_rate=rate,
+                warmup_steps=2,
             )
             for n in steps
         ),

@@ -54,7 +54,7 @@ def build(pipeline: Path, /, *, set_: Overrides = None, output: Path | None = No
     until
         Stop after this step (its name, or its number from 1).
     """
-    from magicrl.pipeline.loading import load_pipeline
+    from magicrl.pipeline.pipeline_schema import load_pipeline
 
     config = load_pipeline(pipeline, set_ or [])
     if until is not None:
@@ -265,7 +265,7 @@ def _rows_in(text: str) -> str | list[str]:
 
 
 def _step_of(pipeline: Path, use: StepName) -> dict[str, Any]:
-    from magicrl.pipeline.loading import load_pipeline
+    from magicrl.pipeline.pipeline_schema import load_pipeline
 
     config = load_pipeline(pipeline)
     for step in config.steps:
@@ -280,7 +280,7 @@ def _run_alone(
     """A pipeline made of options: written as TOML into the run folder's place, so that errors show what was meant."""
     import tomli_w
 
-    from magicrl.pipeline.loading import load_pipeline
+    from magicrl.pipeline.pipeline_schema import load_pipeline
 
     output.mkdir(parents=True, exist_ok=True)
     written = output / "asked.toml"
@@ -371,7 +371,7 @@ def _show_way(stations: Sequence[Any], console: Console) -> None:
 
 
 def _show_kinds(console: Console) -> None:
-    from magicrl.pipeline.sources.kinds import known_kinds
+    from magicrl.pipeline.pipeline_schema import known_kinds
 
     table = Table(title="known sources")
     for name in ("kind", "set", "hub data set", "licence", "run on"):
@@ -398,8 +398,7 @@ def sheet(step: Path, /, *, count: int = 300, seed: int = 0, output: Path | None
     output
         Where sheet.html, sheet.csv and weights.json go; default: work/labels of the step.
     """
-    from magicrl.pipeline.judging.calibration import sample_for_labels
-    from magicrl.pipeline.judging.sheet import write_sheet
+    from magicrl.pipeline.judge_report import sample_for_labels, write_sheet
 
     texts = _texts(step)
     sample = sample_for_labels(_judgements(step, texts), count=count, seed=seed)
@@ -429,9 +428,8 @@ def calibrate(step: Path, /, *, labels: Path, weights: Path | None = None, least
         Share of the good problems that the threshold must keep.
     """
     from magicrl.files import write_atomically
-    from magicrl.pipeline.judging.calibration import calibrate as against_labels
-    from magicrl.pipeline.judging.calibration import read_labels
-    from magicrl.pipeline.judging.report import as_text
+    from magicrl.pipeline.judge_report import as_text, read_labels
+    from magicrl.pipeline.judge_report import calibrate as against_labels
 
     said = read_labels(labels)
     beside = weights or step / "work" / "labels" / "weights.json"
@@ -470,7 +468,7 @@ def _report(step: Path) -> dict[str, Any]:
 
 
 def _judgements(step: Path, problems: Any) -> Any:
-    from magicrl.pipeline.judging.stored import stored_judgements
+    from magicrl.pipeline.judge_votes import stored_judgements
 
     return stored_judgements(step / "work", problems, int(_report(step)["threshold"]))
 

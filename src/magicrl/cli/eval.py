@@ -27,16 +27,13 @@ from rich.text import Text
 from magicrl.cli.eval_options import EvalOptions, ProblemOptions
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
-from magicrl.evaluation.folder import RESULTS
 from magicrl.evaluation.presets import PRESETS, TABLE13_SETS
-from magicrl.evaluation.results import Ask, write_results
-from magicrl.evaluation.samples import SampleRow
-from magicrl.evaluation.usage import Price
+from magicrl.evaluation.results import Ask, Price, write_results
+from magicrl.evaluation.samples import RESULTS, SampleRow
 from magicrl.reporting.wording import duration, number, percent, points, visible
 
 if TYPE_CHECKING:
-    from magicrl.evaluation.runner import EvaluationSettings
-    from magicrl.evaluation.task import Cost
+    from magicrl.evaluation.runner import Cost, EvaluationSettings
 
 
 SILENCE_SECONDS = 10.0

@@ -17,8 +17,7 @@ from rich.table import Table
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.schema import FieldMapping, ModelConfig, SourceConfig
-from magicrl.data.readers import Place, Recognised, recognise
-from magicrl.data.sources import load_problems
+from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
 
 if TYPE_CHECKING:

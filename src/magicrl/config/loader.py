@@ -9,11 +9,13 @@ import re
 import tomllib
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
+from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import tomli_w
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from magicrl.config.errors import RecipeError, without_secrets
@@ -21,6 +23,7 @@ from magicrl.config.paths import counted_from, find_recipe, shipped_recipe, type
 from magicrl.config.schema import SftConfig, TrainConfig
 
 Config = TypeVar("Config", bound=BaseModel)
+T = TypeVar("T")
 Tree = dict[str, Any]
 
 # What a user's own run changes most. Each short form stands for exactly these settings, and says so in the docs.
@@ -395,3 +398,14 @@ def _without_none(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_none(v) for v in cast("list[Any]", value)]
     return value
+
+
+def shipped_table(file: str, kind: type[T]) -> T:
+    """A table that comes with the package, e.g. ``data/schemas.toml``, read once."""
+    return cast("T", _shipped_table(file, kind))
+
+
+@cache
+def _shipped_table(file: str, kind: Any) -> Any:
+    text = resources.files("magicrl").joinpath(file).read_text(encoding="utf-8")
+    return TypeAdapter(kind).validate_python(tomllib.loads(text))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from magicrl.data.fingerprint import fingerprint
+from magicrl.data.sources import fingerprint
 from magicrl.records import Problem
 
 

@@ -1,15 +1,12 @@
-"""Benchmarks by name: where they are and what is asked of them (``benchmarks.toml``); `data.readers` reads them."""
+"""Benchmarks: the known ones by name (``benchmarks.toml``), files of the user's own, tasks of reasoning-gym."""
 
 from __future__ import annotations
 
 import difflib
-import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date
-from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,12 +14,54 @@ import numpy as np
 from huggingface_hub import hf_hub_download
 
 from magicrl.config.errors import RecipeError
+from magicrl.config.loader import shipped_table
 from magicrl.config.schema import FieldMapping, Section
-from magicrl.data.readers import Place, Read, RecordReader, Rejected, read_problems
 from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
-from magicrl.evaluation.gym_tasks import PREFIX, SEED, gym_problems
+from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
 from magicrl.records import Problem
+
+PREFIX = "reasoning_gym/"
+SEED = 0
+COUNT = 100
+"""Problems of a task where no limit is given."""
+
+
+def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
+    """The first ``count`` problems of a task, generated with a fixed seed.
+
+    Raises:
+        RecipeError: the extra is not installed, or there is no such task, or its answers are judged by its own code.
+    """
+    try:
+        import reasoning_gym  # pyright: ignore[reportMissingImports]
+        from reasoning_gym.dataset import ProceduralDataset  # pyright: ignore[reportMissingImports]
+        from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise RecipeError(
+            f"--benchmark {PREFIX}{task}: {error}; reasoning-gym is an extra: pip install 'magicrl[gym]'"
+        ) from None
+    usable: list[str] = sorted(
+        name for name, (kind, _) in DATASETS.items() if kind.score_answer is ProceduralDataset.score_answer
+    )
+    if task not in usable:
+        near = difflib.get_close_matches(task, usable, n=1)
+        why = "judges answers with code of its own" if task in DATASETS else "no such task"
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise RecipeError(f"--benchmark {PREFIX}{task}: {why}; {hint}Usable: {', '.join(usable)}")
+    size = count or COUNT
+    made: Any = reasoning_gym.create_dataset(task, size=size, seed=SEED)
+    return [
+        Problem(
+            id=f"{task}-{index}",
+            prompt=str(made[index]["question"]).strip(),
+            golds=(str(made[index]["answer"]).strip(),),
+            verifier="exact",
+            source=stem,
+        )
+        for index in range(size)
+    ]
+
 
 Window = tuple[date | None, date | None]
 
@@ -49,11 +88,9 @@ class Catalogue(Section):
     benchmarks: dict[str, Benchmark]
 
 
-@cache
 def catalogue() -> Catalogue:
     """The benchmarks that come with magicrl."""
-    text = resources.files("magicrl.evaluation").joinpath("benchmarks.toml").read_text(encoding="utf-8")
-    return Catalogue.model_validate(tomllib.loads(text))
+    return shipped_table("evaluation/benchmarks.toml", Catalogue)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

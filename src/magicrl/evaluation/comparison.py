@@ -11,8 +11,8 @@ from typing import Any, cast
 import numpy as np
 
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.folder import RESULTS, SCHEMA_VERSION, differences
 from magicrl.evaluation.provenance import now
+from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, differences
 from magicrl.evaluation.scaling import (
     Marked,
     accuracy_at_mean_length,

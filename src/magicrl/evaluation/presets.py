@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from functools import cache
-from importlib import resources
 from typing import Any
 
+from magicrl.config.loader import shipped_table
 from magicrl.config.schema import Section
 from magicrl.verifiers.base import Extract
 
@@ -104,11 +102,9 @@ class Table13(Section):
     note: str
 
 
-@cache
 def table13() -> Table13:
     """Table 13 of the report."""
-    text = resources.files("magicrl.evaluation").joinpath("table13.toml").read_text(encoding="utf-8")
-    return Table13.model_validate(tomllib.loads(text))
+    return shipped_table("evaluation/table13.toml", Table13)
 
 
 def average(row: Table13Row) -> float | None:

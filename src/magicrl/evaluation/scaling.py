@@ -14,7 +14,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from magicrl.evaluation.samples import SampleRow
-from magicrl.evaluation.scoring import votes
 from magicrl.evaluation.statistics import (
     Clusters,
     Estimate,
@@ -23,6 +22,7 @@ from magicrl.evaluation.statistics import (
     paired_difference,
     pass_at_k,
     share,
+    votes,
 )
 
 SHORTEST_LIMIT = 16

@@ -9,28 +9,162 @@ OUTPUT/pipeline.toml, run.json        the resolved settings; versions and machin
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import multiprocessing
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import to_toml
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import only_writer, write_atomically
-from magicrl.pipeline.frame import run_step
-from magicrl.pipeline.needs import check_needs
+from magicrl.models.model_files import find_model
+from magicrl.pipeline.frame import Context, Step, Watcher, run_step
+from magicrl.pipeline.import_source import import_source, source_files
 from magicrl.pipeline.parts import Part
-from magicrl.pipeline.settings import PipelineConfig
-from magicrl.pipeline.sources.importing import import_source
-from magicrl.pipeline.sources.settings import PipelineSource
-from magicrl.pipeline.steps.base import Context, Watcher
-from magicrl.pipeline.steps.making import make_step
+from magicrl.pipeline.pipeline_schema import (
+    AnyStep,
+    CleanStep,
+    DecontaminateStep,
+    DedupStep,
+    DifficultyStep,
+    EmbeddingSettings,
+    JudgeStep,
+    MixStep,
+    PipelineConfig,
+    PipelineSource,
+    SamplerConfig,
+)
+from magicrl.rollout.vllm_engine import vllm_missing
 from magicrl.verifiers.code import kernel
+
+
+def check_needs(config: PipelineConfig, output: Path) -> None:
+    """Find the models, judges' servers and test sets of all steps, so that the last does not fail for want of one.
+
+    Raises:
+        RecipeError: one is not there (with its key); the text says what makes it.
+        ValueError: the hub cannot be reached, or a package is missing.
+    """
+    for number, (step, name) in enumerate(zip(config.steps, config.step_names(), strict=True)):
+        with under(f"steps.{number}"):
+            if isinstance(step, DifficultyStep):
+                _check_sampler(step.sampler)
+            elif isinstance(step, DecontaminateStep):
+                for label, source in step.against.items():
+                    with under(f"against.{label}"):
+                        _check_files(source)
+            elif isinstance(step, JudgeStep) and not (output / name / "work" / "judgements.jsonl").is_file():
+                _check_server(step)
+            if isinstance(step, DedupStep):
+                _check_embedder(step.settings.embedding.embedder, "settings.embedding.embedder.model")
+            elif isinstance(step, DecontaminateStep):
+                _check_embedder(step.settings.embedder, "settings.embedder.model")
+
+
+def _check_embedder(embedder: EmbeddingSettings, key: str) -> None:
+    if embedder.kind == "model":
+        with under(key):
+            find_model(embedder.model)
+
+
+def _check_files(source: PipelineSource) -> None:
+    for path in source_files(source):
+        if not path.exists():
+            raise RecipeError(f"{path}: no such file", key="path")
+
+
+def _check_sampler(sampler: SamplerConfig) -> None:
+    if sampler.gguf_package is not None:
+        _check_gguf(sampler.gguf_package, "sampler.gguf_package")
+    elif sampler.engine != "openai":
+        assert sampler.model is not None, "the schema asks for one of the two"
+        with under("sampler.model"):
+            find_model(sampler.model)
+    if sampler.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise vllm_missing(ImportError(name="vllm"))
+
+
+def _check_server(step: JudgeStep) -> None:
+    if step.serve_gguf_package is not None:
+        _check_gguf(step.serve_gguf_package, "serve_gguf_package")
+    words = step.serve
+    asked = [words[i + 1] for i, word in enumerate(words[:-1]) if word == "-m" and words[i - 1] == "{python}"]
+    for module in asked:
+        package = module.partition(".")[0]
+        if importlib.util.find_spec(package) is None:
+            raise RecipeError(
+                f"the judge's server is a module of {package}, which is not installed; install it, or name another "
+                "command",
+                key="serve",
+            )
+
+
+def _check_gguf(package: str, key: str) -> None:
+    from magicrl.models.small_models import find_gguf  # torch: only where such a package is named
+
+    try:
+        find_gguf(package)
+    except ValueError as error:
+        raise RecipeError(str(error), key=key) from error
+
+
+def make_step(settings: AnyStep, config: PipelineConfig) -> Step:
+    """The step of these settings. Heavy rooms are imported here, with the step that needs them."""
+    return _STEPS[type(settings)](settings, config)
+
+
+def _clean(settings: Any, config: PipelineConfig) -> Step:
+    from magicrl.pipeline.clean_step import Clean
+
+    return Clean(settings)
+
+
+def _dedup(settings: Any, config: PipelineConfig) -> Step:
+    from magicrl.pipeline.dedup_step import Dedup
+
+    return Dedup(settings)
+
+
+def _decontaminate(settings: Any, config: PipelineConfig) -> Step:
+    from magicrl.pipeline.decontaminate_step import Decontaminate
+
+    return Decontaminate(settings)
+
+
+def _difficulty(settings: Any, config: PipelineConfig) -> Step:
+    from magicrl.pipeline.difficulty_step import Difficulty
+
+    return Difficulty(settings)
+
+
+def _judge(settings: Any, config: PipelineConfig) -> Step:
+    from magicrl.pipeline.judge_step import Judge
+
+    return Judge(settings)
+
+
+def _mix(settings: Any, config: PipelineConfig) -> Step:
+    from magicrl.pipeline.mix_step import Mix
+
+    return Mix(settings, config)
+
+
+_STEPS: dict[type[Any], Callable[[Any, PipelineConfig], Step]] = {
+    CleanStep: _clean,
+    DedupStep: _dedup,
+    DecontaminateStep: _decontaminate,
+    DifficultyStep: _difficulty,
+    JudgeStep: _judge,
+    MixStep: _mix,
+}
+
 
 SOURCES = "sources"
 SETTINGS = "pipeline.toml"

@@ -153,3 +153,23 @@ def table_of(entries: Sequence[Entry]) -> pa.Table:
 def entries_of(table: pa.Table) -> list[Entry]:
     """The entries of a table of ``SCHEMA``."""
     return [entry_of(row) for row in table.select(SCHEMA.names).to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """A problem as dedup and decontamination see it.
+
+    Attributes:
+        id: unique among the documents of one call.
+        text: the problem's statement.
+        quality: how well specified the problem is; of two copies the one with the larger tuple is kept, of equal ones
+            the earlier. Tuples of one call are equally long.
+
+    Example:
+        >>> Document("gsm8k-0", "Ann has 3 apples. How many are left?", (1.0, 36.0)).id
+        'gsm8k-0'
+    """
+
+    id: str
+    text: str
+    quality: tuple[float, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from magicrl.evaluation.folder import RESULTS
+from magicrl.evaluation.samples import RESULTS
 from magicrl.reporting.arms import Arm, group_runs
 from magicrl.reporting.blocks import Block
 from magicrl.reporting.comparing import LeftOut, comparison_blocks, left_out_block

@@ -10,8 +10,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from magicrl.evaluation.folder import RESULTS, SCHEMA_VERSION
-from magicrl.evaluation.samples import SampleRow, read_samples
+from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, SampleRow, read_samples
 from magicrl.reporting.run_folder import Interval, RunFolderError
 
 

@@ -13,7 +13,7 @@ import torch
 from magicrl.algorithms.entropy_control import EntropyController, make_controller
 from magicrl.config.errors import RecipeError, under, without_secrets
 from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
-from magicrl.data.fingerprint import fingerprint
+from magicrl.data.sources import fingerprint
 from magicrl.evaluation.engines import in_process_engine
 from magicrl.evaluation.external_engines import described_model
 from magicrl.models.loading import LoadedModel, load_policy, resolve_device

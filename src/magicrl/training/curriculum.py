@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule
 from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
 from magicrl.config.schema import DifficultyFilterConfig, StageConfig
-from magicrl.evaluation.sampling import Encode, evaluation_seed, sample_problems
+from magicrl.evaluation.job import Encode, evaluation_seed, sample_problems
 from magicrl.files import write_atomically
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from magicrl.config.schema import EvaluationConfig
-from magicrl.evaluation.sampling import Encode, JudgedGroup, Progress, evaluation_seed, sample_problems, score
-from magicrl.evaluation.scoring import Score
+from magicrl.evaluation.job import Encode, JudgedGroup, Progress, evaluation_seed, sample_problems, score
+from magicrl.evaluation.statistics import Score
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.weight_lag import newest_weights

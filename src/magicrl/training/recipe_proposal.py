@@ -18,7 +18,7 @@ import torch
 from magicrl.config.errors import without_secrets
 from magicrl.config.schema import ModelConfig, VerifierConfig
 from magicrl.evaluation.engines import in_process_engine
-from magicrl.evaluation.sampling import JudgedGroup, sample_problems
+from magicrl.evaluation.job import JudgedGroup, sample_problems
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams

@@ -20,7 +20,7 @@ from typing import Any
 from magicrl.algorithms.rewards import score_group
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
-from magicrl.evaluation.sampling import Encode
+from magicrl.evaluation.job import Encode
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, ScoredGroup
 from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
 from magicrl.rollout.requests import pack_completions, unpack_completions

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 
-from magicrl.pipeline.decontamination import finding
-from magicrl.pipeline.decontamination.finding import find_contamination
-from magicrl.pipeline.decontamination.report import write_report
-from magicrl.pipeline.decontamination.settings import DecontaminationSettings, Hit
-from magicrl.pipeline.documents import Document
+from magicrl.pipeline import decontaminate_step
+from magicrl.pipeline.decontaminate_step import Hit, find_contamination, write_report
+from magicrl.pipeline.entry import Document
+from magicrl.pipeline.pipeline_schema import DecontaminationSettings
 
 WALK = (
     "Every morning Aya goes for a $9$-kilometer-long walk and stops at a coffee shop afterwards. When she walks at a "
@@ -104,9 +103,9 @@ def test_shared_phrases_are_no_hit(tmp_path: Path) -> None:
 
 
 def test_a_killed_call_goes_on_after_its_last_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(finding, "CHUNK", 2)
+    monkeypatch.setattr(decontaminate_step, "CHUNK", 2)
     whole = search(COPIES | OTHERS, tmp_path / "whole")
-    hits_of, done = finding._Search.hits, []
+    hits_of, done = decontaminate_step._Search.hits, []
 
     def stopping(self: Any, ids: Any, texts: Any) -> Any:
         if len(done) == 2:
@@ -115,12 +114,14 @@ def test_a_killed_call_goes_on_after_its_last_chunk(tmp_path: Path, monkeypatch:
         return hits_of(self, ids, texts)
 
     with monkeypatch.context() as patch:
-        patch.setattr(finding._Search, "hits", stopping)
+        patch.setattr(decontaminate_step._Search, "hits", stopping)
         with pytest.raises(KeyboardInterrupt):
             search(COPIES | OTHERS, tmp_path / "killed")
     asked: list[Any] = []
     with monkeypatch.context() as patch:
-        patch.setattr(finding._Search, "hits", lambda self, ids, texts: asked.append(ids) or hits_of(self, ids, texts))
+        patch.setattr(
+            decontaminate_step._Search, "hits", lambda self, ids, texts: asked.append(ids) or hits_of(self, ids, texts)
+        )
         assert search(COPIES | OTHERS, tmp_path / "killed") == whole
     assert len(asked) == 3  # of five chunks
     assert [hit.kind for hit in search({"a": WALK}, tmp_path / "killed")] == ["verbatim"]

@@ -16,12 +16,10 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
-from magicrl.pipeline.dedup import finding, neighbours
-from magicrl.pipeline.dedup.clusters import DuplicateClusters
-from magicrl.pipeline.dedup.finding import find_duplicates
-from magicrl.pipeline.dedup.settings import DedupSettings, EmbeddingStageSettings, NearSettings
-from magicrl.pipeline.documents import Document
-from magicrl.pipeline.similarity.settings import EmbeddingSettings
+from magicrl.pipeline import dedup_step, near_duplicates
+from magicrl.pipeline.dedup_step import DuplicateClusters, find_duplicates
+from magicrl.pipeline.entry import Document
+from magicrl.pipeline.pipeline_schema import DedupSettings, EmbeddingSettings, EmbeddingStageSettings, NearSettings
 
 TRAINS = "Two trains leave Berlin and Paris, which are 1000 km apart, at 80 km/h and 120 km/h. When do they meet?"
 CARDS = r"How many ways are there to choose $5$ cards of $52$ so that all have one suit, at $\frac{1}{4}$ each?"
@@ -128,14 +126,14 @@ def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: py
     assert sum(one.stage == "exact" for one in whole.dropped) == 30
     for place in ("write_bands", "link_near", "make_embedder", "_clusters"):
         with monkeypatch.context() as patch:
-            patch.setattr(finding, place, stopped)
+            patch.setattr(dedup_step, place, stopped)
             with pytest.raises(KeyboardInterrupt):
                 run(held, tmp_path / place)
         assert run(held, tmp_path / place) == whole
     # what is done is not done again
     with monkeypatch.context() as patch:
         for place in ("write_bands", "link_near", "make_embedder", "canonical", "number_key"):
-            patch.setattr(finding, place, stopped)
+            patch.setattr(dedup_step, place, stopped)
         assert run(held, tmp_path / "whole") == whole
 
 
@@ -158,8 +156,8 @@ def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: 
     held += [Document(f"x{i}", f"{i % 7} {text.text} 12 7 5", (0.0,)) for i, text in enumerate(many(40))]
     settings = {"stages": ("embedding",), "compare_numbers": False}
     whole = run(held, tmp_path / "whole", **settings)
-    monkeypatch.setattr(neighbours, "_BLOCK", 16)
-    monkeypatch.setattr(neighbours, "_TILE", 8)
+    monkeypatch.setattr(near_duplicates, "_BLOCK", 16)
+    monkeypatch.setattr(near_duplicates, "_TILE", 8)
     parts = run(held, tmp_path / "parts", **settings)
     assert parts.by_id["reworded"].kept == "garden"
     assert len(parts.dropped) >= 0.9 * len(whole.dropped)
@@ -221,7 +219,7 @@ def model_folder(tmp_path: Path) -> Path:
 
 
 def test_a_models_vectors_do_not_depend_on_the_batch(model_folder: Path) -> None:
-    from magicrl.pipeline.similarity.embedders import make_embedder
+    from magicrl.pipeline.embedders import make_embedder
 
     def vectors(batch: int) -> Any:
         settings = EmbeddingSettings(kind="model", model=str(model_folder), batch=batch)

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.pipeline.decontamination.finding import find_contamination
-from magicrl.pipeline.decontamination.settings import DecontaminationSettings
-from magicrl.pipeline.dedup.finding import find_duplicates
-from magicrl.pipeline.dedup.settings import DedupSettings
-from magicrl.pipeline.documents import Document
-from magicrl.pipeline.similarity.disguise import keys_of
+from magicrl.pipeline.decontaminate_step import find_contamination
+from magicrl.pipeline.dedup_step import find_duplicates
+from magicrl.pipeline.disguise import keys_of
+from magicrl.pipeline.entry import Document
+from magicrl.pipeline.pipeline_schema import DecontaminationSettings, DedupSettings
 
 LINES = (
     r"Let $f(x) = 3x^2 + bx$ and let $A$ and $B$ lie on it. If $AB = \frac 1b$ and $\triangle OAB$ is right, find $b$."

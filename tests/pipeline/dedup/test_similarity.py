@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicrl.pipeline.similarity.canonical import canonical
-from magicrl.pipeline.similarity.embedders import make_embedder
-from magicrl.pipeline.similarity.guard import are_different, number_key, numbers_of
-from magicrl.pipeline.similarity.hashed import HashedEmbedder
-from magicrl.pipeline.similarity.settings import EmbeddingSettings
-from magicrl.pipeline.similarity.shingles import jaccard, shingles
+from magicrl.pipeline.canonical import canonical
+from magicrl.pipeline.embedders import HashedEmbedder, make_embedder
+from magicrl.pipeline.guard import are_different, number_key, numbers_of
+from magicrl.pipeline.pipeline_schema import EmbeddingSettings
+from magicrl.pipeline.texts import jaccard, shingles
 
 
 @pytest.mark.parametrize(

@@ -8,14 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.pipeline.judging.agreement import cohen_kappa, fleiss_kappa, strength
-from magicrl.pipeline.judging.calibration import calibrate, read_labels, sample_for_labels
-from magicrl.pipeline.judging.flawed import FLAWED
-from magicrl.pipeline.judging.judge import decide
-from magicrl.pipeline.judging.problems import Judgement, Vote
-from magicrl.pipeline.judging.report import JudgingReport, as_text, cost, estimated_cost, flawed_figures
-from magicrl.pipeline.judging.settings import JudgeSettings, JudgingSettings
-from magicrl.pipeline.judging.sheet import write_sheet
+from magicrl.pipeline.judge_report import (
+    JudgingReport,
+    as_text,
+    calibrate,
+    cohen_kappa,
+    cost,
+    estimated_cost,
+    flawed_figures,
+    fleiss_kappa,
+    read_labels,
+    sample_for_labels,
+    strength,
+    write_sheet,
+)
+from magicrl.pipeline.judge_step import FLAWED
+from magicrl.pipeline.judge_votes import Judgement, Vote, decide
+from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
 
 SETTINGS = JudgingSettings(
     judges=tuple(

@@ -14,11 +14,16 @@ from typing import Any
 import pytest
 from scripted import Reply, Server, said, serving, verdict
 
-from magicrl.pipeline.judging.judge import judge_problems, votes_missing
-from magicrl.pipeline.judging.problems import JudgedProblem, Judgement
-from magicrl.pipeline.judging.prompt import UnreadableAnswer, read_answer
-from magicrl.pipeline.judging.settings import JudgeSettings, JudgingSettings
-from magicrl.pipeline.similarity import serving as requests
+from magicrl.pipeline import embedders
+from magicrl.pipeline.judge_votes import (
+    JudgedProblem,
+    Judgement,
+    UnreadableAnswer,
+    judge_problems,
+    read_answer,
+    votes_missing,
+)
+from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
 
 PROBLEMS = [JudgedProblem(id=f"p{i}", text=f"What is {i} + 7?") for i in range(3)]
 
@@ -122,9 +127,9 @@ def test_equal_problems_share_their_votes_and_ids_are_unique(tmp_path: Path) -> 
 
 
 def test_a_full_disk_says_so_and_loses_no_vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from magicrl.pipeline.judging import cache
+    from magicrl.pipeline import judge_votes
 
-    put = cache.VoteCache.put
+    put = judge_votes.VoteCache.put
     full = []
 
     def failing(self: Any, key: bytes, vote: Any) -> None:
@@ -133,7 +138,7 @@ def test_a_full_disk_says_so_and_loses_no_vote(tmp_path: Path, monkeypatch: pyte
             raise ValueError("a vote could not be written (No space left on device)")
         put(self, key, vote)
 
-    monkeypatch.setattr(cache.VoteCache, "put", failing)
+    monkeypatch.setattr(judge_votes.VoteCache, "put", failing)
     with serving(lambda body, number: verdict(True)) as server:
         with pytest.raises(ValueError, match="No space left"):
             ask(judging(server, concurrency=1), tmp_path)
@@ -285,8 +290,8 @@ def test_the_rate_limit_spaces_requests(tmp_path: Path, monkeypatch: pytest.Monk
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(requests, "time", SimpleNamespace(monotonic=lambda: 5.0))
-    monkeypatch.setattr(requests, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
+    monkeypatch.setattr(embedders, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    monkeypatch.setattr(embedders, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
     with serving(lambda body, number: verdict(True)) as server:
         ask(judging(server, votes=2, requests_per_minute=120), tmp_path)
     assert waits == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]

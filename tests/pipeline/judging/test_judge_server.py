@@ -18,12 +18,10 @@ import pytest
 import torch
 
 from magicrl.models.small_models import prepare_gguf_package
-from magicrl.pipeline.judging.calibration import calibrate
-from magicrl.pipeline.judging.flawed import FLAWED
-from magicrl.pipeline.judging.judge import judge_problems
-from magicrl.pipeline.judging.problems import JudgedProblem
-from magicrl.pipeline.judging.report import JudgingReport, as_text
-from magicrl.pipeline.judging.settings import JudgeSettings, JudgingSettings
+from magicrl.pipeline.judge_report import JudgingReport, as_text, calibrate
+from magicrl.pipeline.judge_step import FLAWED
+from magicrl.pipeline.judge_votes import JudgedProblem, judge_problems
+from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
 
 pytestmark = [
     pytest.mark.slow,

@@ -11,10 +11,9 @@ import pytest
 from scripted import Reply, serving, verdict
 
 from magicrl.cli.data import calibrate, sheet
-from magicrl.pipeline.judging.judge import judge_problems
-from magicrl.pipeline.judging.problems import JudgedProblem
-from magicrl.pipeline.judging.report import JudgingReport
-from magicrl.pipeline.judging.settings import JudgeSettings, JudgingSettings
+from magicrl.pipeline.judge_report import JudgingReport
+from magicrl.pipeline.judge_votes import JudgedProblem, judge_problems
+from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
 
 TEXTS = {f"p{i}": f"What is {i} + 1?{' unclear' * (i % 3 == 0)}" for i in range(12)}
 

@@ -1,0 +1,317 @@
+"""Running sum with habits: a task that a tiny model can half do, with a better strategy that it rarely uses.
+
+The prompt is ``L x1 x2 ... xK :``, K digits. The answer is their sum mod 10. A response adds the operands from
+the left, one block each, and ends with its running total: the answer that the ``exact`` verifier reads.
+
+    L t2            t2 = x1 + x2  (mod 10)
+    S3 x3 t3        t3 = t2 + x3
+    S4 x4 t4        ...
+
+A *strategy* is where it stops: after 2 operands (two tokens) up to all K. The *level* of an instance is the place of
+its last non-zero operand, so whoever stops there or later is right. Demonstrations mostly stop too early: at every tier
+stopping is the greedy choice, and reinforcement learning finds the longer strategies, tier by tier. Some ramble:
+
+* ``ramble = "run"``: after blocks, runs of filler words, each closed by the restated total (``hm so hm ? t``);
+* ``ramble = "tail"``: after the last block only, re-checks ``? t``, many, whatever the strategy was
+  (``recheck_filler`` begins some of them with a filler word instead).
+
+Either way the last token stays the running total, so that rambling costs tokens and never the answer.
+
+``variant`` presets (K = 9; any single option overrides its part):
+
+* ``stages``  tail rambling, long at the start: shows what a short first stage saves, and truncation masks;
+* ``first``   runs of filler: entropy control, KL;
+* ``ladder``  the better strategies are rare (2.9 % and 0.15 %), no rambling: temperature, clip-higher, off-policy.
+
+``phase`` presets of the supervised start: ``skill`` (half of the demonstrations go beyond two operands, no rambling,
+so that the modular step is learned; problems keep all levels, since zeros late in a sum let a model learn to copy
+the operand before it must add it), then ``habits`` (the variant's own).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self, TypeAlias
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from magicrl.data.families import FamilyOptions, OptionValue, Split, read_options
+from magicrl.records import Problem
+
+NAME = "running_sum"
+FILLERS = ("hm", "so", "well", "ok")
+RESTATE = "?"
+START = "L"
+ASK = ":"
+
+Shares: TypeAlias = dict[int, float]
+Ramble: TypeAlias = Literal["none", "run", "tail"]
+
+_LEVELS: Shares = {2: 0.3, 3: 0.1, 4: 0.2, 5: 0.08, 6: 0.12, 7: 0.06, 8: 0.07, 9: 0.07}
+_SKILL_STOPS: Shares = {2: 0.5, 3: 0.16, 4: 0.10, 5: 0.07, 6: 0.05, 7: 0.04, 8: 0.04, 9: 0.04}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Preset:
+    stops: Shares
+    levels: Shares
+    ramble: Ramble
+
+
+_VERBOSE: dict[Ramble, float] = {"none": 0.0, "run": 0.35, "tail": 0.75}
+_PRESETS: dict[str, _Preset] = {
+    "first": _Preset(stops={2: 0.62, 4: 0.21, 6: 0.10, 9: 0.07}, levels=_LEVELS, ramble="run"),
+    "stages": _Preset(stops={2: 0.68, 4: 0.17, 6: 0.08, 9: 0.07}, levels=_LEVELS, ramble="tail"),
+    "ladder": _Preset(
+        stops={2: 0.97, 5: 0.0285, 9: 0.0015},
+        levels={2: 0.4, 4: 0.15, 5: 0.15, 7: 0.1, 8: 0.1, 9: 0.1},
+        ramble="none",
+    ),
+}
+
+
+def parse_shares(text: str) -> Shares:
+    """Shares written as ``"2:0.7 9:0.3"``; they must be positive and sum to 1.
+
+    Raises:
+        ValueError: malformed, not positive, doubled, or another sum.
+    """
+    shares: Shares = {}
+    for part in text.replace(",", " ").split():
+        key, _, value = part.partition(":")
+        try:
+            number, share = int(key), float(value)
+        except ValueError:
+            raise ValueError(f"cannot read {part!r} in {text!r}; write shares like '2:0.7 9:0.3'") from None
+        if number in shares or not share > 0:
+            raise ValueError(f"{part!r} in {text!r}: every number once, every share above 0")
+        shares[number] = share
+    if abs(sum(shares.values()) - 1) > 1e-9:
+        raise ValueError(f"the shares in {text!r} sum to {sum(shares.values()):g}, not to 1")
+    return shares
+
+
+class RunningSumOptions(FamilyOptions):
+    """Options of the family; those left out come from ``variant`` and ``phase``."""
+
+    variant: Literal["first", "stages", "ladder"] = "stages"
+    phase: Literal["habits", "skill"] = "habits"
+    operands: int = Field(default=9, ge=3, le=30)
+    """K. Another K than 9 needs ``stops`` and ``level_shares``."""
+    stops: str | None = None
+    """Shares of the strategies in demonstrations, e.g. ``"2:0.7 9:0.3"``: operands added -> share."""
+    level_shares: str | None = None
+    """Shares of the levels among problems, written the same way."""
+    noise: float = Field(default=0.02, ge=0, lt=1)
+    """Share of the running totals that a demonstration gets wrong (and goes on from)."""
+    ramble: Ramble | None = None
+    verbose: float | None = Field(default=None, ge=0, le=1)
+    """Share of the demonstrations that ramble; default 0.35 (``run``), 0.75 (``tail``)."""
+    run_chance: float = Field(default=0.5, ge=0, le=1)
+    """``run``: chance of a run of filler after a block of a rambling demonstration."""
+    run_continue: float = Field(default=0.8, ge=0, lt=1)
+    """``run``: chance that a run goes on by another filler word."""
+    recheck_continue: float = Field(default=0.97, ge=0, lt=1)
+    """``tail``: chance that another re-check follows."""
+    recheck_filler: float = Field(default=0.0, ge=0, le=1)
+    """``tail``: chance that a re-check after the first begins with a filler word in place of ``?`` (``hm t``): gives
+    rambling entropy, and leaves its lengths and the greedy choice of strategy as they are."""
+    max_tokens: int = Field(default=108, ge=2)
+    """Rambling never makes a demonstration longer than this many tokens (end token not counted)."""
+
+    @model_validator(mode="after")
+    def _fits_operands(self) -> Self:
+        for name, shares in (("stops", self.stop_shares()), ("level_shares", self.levels())):
+            bad = [number for number in shares if not 2 <= number <= self.operands]
+            if bad:
+                raise ValueError(f"{name} names {bad[0]}, outside 2..{self.operands} (operands); set {name} to match")
+        return self
+
+    @property
+    def preset(self) -> _Preset:
+        return _PRESETS[self.variant]
+
+    def stop_shares(self) -> Shares:
+        if self.stops is not None:
+            return parse_shares(self.stops)
+        return _SKILL_STOPS if self.phase == "skill" else self.preset.stops
+
+    def levels(self) -> Shares:
+        if self.level_shares is not None:
+            return parse_shares(self.level_shares)
+        return _LEVELS if self.phase == "skill" else self.preset.levels
+
+    def rambling(self) -> tuple[Ramble, float]:
+        """Kind of rambling and the share of the demonstrations that have it."""
+        kind = self.ramble or ("none" if self.phase == "skill" else self.preset.ramble)
+        return kind, _VERBOSE[kind] if self.verbose is None else self.verbose
+
+
+class _Categorical:
+    """Draws keys with their shares, one uniform number a draw."""
+
+    def __init__(self, shares: Mapping[int, float]) -> None:
+        self.keys = sorted(shares)
+        self.edges = np.cumsum([shares[key] for key in self.keys])
+        self.edges /= self.edges[-1]
+
+    def draw(self, rng: np.random.Generator) -> int:
+        return self.keys[min(int(np.searchsorted(self.edges, rng.random(), side="right")), len(self.keys) - 1)]
+
+
+def split_of(operands: Sequence[int]) -> Split:
+    """The split that an instance belongs to, by a hash of its digits: 60 % train, 20 % validation, 20 % test."""
+    text = " ".join(str(x) for x in operands)
+    bucket = int.from_bytes(hashlib.blake2b(f"{NAME}:{text}".encode(), digest_size=8).digest(), "big") % 5
+    if bucket < 3:
+        return "train"
+    return "validation" if bucket == 3 else "test"
+
+
+def level_of(operands: Sequence[int]) -> int:
+    """Number of operands that an answer must add: the place of the last non-zero one, 2 at least."""
+    return max([2, *(place for place, digit in enumerate(operands, start=1) if digit)])
+
+
+def parse_prompt(prompt: str) -> list[int]:
+    """The operands of a prompt ``L x1 ... xK :``.
+
+    Raises:
+        ValueError: the text is no prompt of this family.
+    """
+    symbols = prompt.split()
+    digits = symbols[1:-1]
+    if symbols[:1] != [START] or symbols[-1:] != [ASK] or len(digits) < 2 or any(d not in "0123456789" for d in digits):
+        raise ValueError(f"not a {NAME} prompt: {prompt!r}; expected '{START} x1 ... xK {ASK}' with digits x")
+    return [int(digit) for digit in digits]
+
+
+class RunningSum:
+    """The family; see the module's text.
+
+    Example:
+        >>> family = RunningSum(RunningSumOptions())
+        >>> problem = next(family.stream(seed=0, split="train", levels=[4]))
+        >>> problem.prompt.split()[5:]  # operands after the level's are 0
+        ['0', '0', '0', '0', '0', ':']
+    """
+
+    def __init__(self, options: RunningSumOptions) -> None:
+        self.options = options
+        self._stops = _Categorical(options.stop_shares())
+        self._ramble, self._verbose = options.rambling()
+
+    @property
+    def name(self) -> str:
+        return NAME
+
+    @property
+    def verifier(self) -> str:
+        return "exact"
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        digits = tuple(str(digit) for digit in range(10))
+        steps = tuple(f"S{place}" for place in range(3, self.options.operands + 1))
+        return (START, ASK, RESTATE, *digits, *steps, *FILLERS)
+
+    def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
+        """Endless problems of one split, levels drawn with their shares (those of ``levels``, renormalised).
+
+        Short instances repeat (level 2 has 90 in all), under other ids.
+
+        Raises:
+            ValueError: a level that has no share.
+        """
+        shares = self.options.levels()
+        wanted = list(shares) if levels is None else list(levels)
+        missing = [level for level in wanted if level not in shares]
+        if missing or not wanted:
+            raise ValueError(
+                f"{NAME} has no level {missing[:1] or wanted}; levels: {sorted(shares)} (see level_shares)"
+            )
+        return self._generate(_Categorical({level: shares[level] for level in wanted}), seed, split)
+
+    def _generate(self, levels: _Categorical, seed: int, split: Split) -> Iterator[Problem]:
+        rng = np.random.Generator(np.random.PCG64(seed))
+        index = 0
+        while True:
+            level = levels.draw(rng)
+            operands = self._operands(rng, level)
+            while split_of(operands) != split:
+                operands = self._operands(rng, level)
+            yield self._problem(operands, level, f"{NAME}-{split}-{seed}-{index}")
+            index += 1
+
+    def _operands(self, rng: np.random.Generator, level: int) -> list[int]:
+        digits = rng.integers(0, 10, size=level - 1).tolist()
+        return [*digits, int(rng.integers(1, 10)), *([0] * (self.options.operands - level))]
+
+    def _problem(self, operands: Sequence[int], level: int, name: str) -> Problem:
+        return Problem(
+            id=name,
+            prompt=" ".join([START, *(str(x) for x in operands), ASK]),
+            golds=(str(sum(operands) % 10),),
+            verifier=self.verifier,
+            source=NAME,
+            level=level,
+        )
+
+    def demonstration(self, problem: Problem, rng: np.random.Generator) -> str:
+        """A response by a drawn strategy: noisy running totals, perhaps rambling; it ends with its total.
+
+        Raises:
+            ValueError: the problem's prompt is not of this family or has other than K operands.
+        """
+        operands = parse_prompt(problem.prompt)
+        if len(operands) != self.options.operands:
+            raise ValueError(f"problem {problem.id} has {len(operands)} operands, the family {self.options.operands}")
+        stop = self._stops.draw(rng)
+        runs = self._ramble == "run" and rng.random() < self._verbose
+        total = self._noisy(operands[0] + operands[1], rng)
+        out = [START, str(total)]
+        left = self.options.max_tokens - len(out) - 3 * (stop - 2)
+        for place in range(2, stop + 1):
+            if place > 2:
+                total = self._noisy(total + operands[place - 1], rng)
+                out += [f"S{place}", str(operands[place - 1]), str(total)]
+            if runs:
+                run = self._run(total, rng, left)
+                left -= len(run)
+                out += run
+        if self._ramble == "tail" and rng.random() < self._verbose:
+            out += self._rechecks(total, rng, left)
+        return " ".join(out)
+
+    def _noisy(self, total: int, rng: np.random.Generator) -> int:
+        """``total`` mod 10, or with chance ``noise`` one of the nine other digits."""
+        if rng.random() < self.options.noise:
+            total += int(rng.integers(1, 10))
+        return total % 10
+
+    def _run(self, total: int, rng: np.random.Generator, left: int) -> list[str]:
+        """A run of filler closed by the restated total, or nothing; at most ``left`` tokens."""
+        if rng.random() >= self.options.run_chance or left < 3:
+            return []
+        length = min(int(rng.geometric(1 - self.options.run_continue)), left - 2)
+        words = [FILLERS[i] for i in rng.integers(0, len(FILLERS), size=length).tolist()]
+        return [*words, RESTATE, str(total)]
+
+    def _rechecks(self, total: int, rng: np.random.Generator, left: int) -> list[str]:
+        """One re-check and more, at most ``left`` tokens."""
+        number = max(0, min(int(rng.geometric(1 - self.options.recheck_continue)), left // 2))
+        if not self.options.recheck_filler:
+            return [RESTATE, str(total)] * number
+        fillers = rng.random(number) < self.options.recheck_filler
+        fillers[:1] = False
+        words = rng.integers(0, len(FILLERS), size=number)
+        begins = [FILLERS[word] if filler else RESTATE for filler, word in zip(fillers, words, strict=True)]
+        return [symbol for begin in begins for symbol in (begin, str(total))]
+
+
+def make_running_sum(**options: OptionValue) -> RunningSum:
+    """The family with these fields of ``RunningSumOptions``."""
+    return RunningSum(read_options(NAME, RunningSumOptions, options))

@@ -1,0 +1,327 @@
+"""The cleaning step: maths problems by rules and by their own answers, code problems by their tests.
+
+A maths problem that no rule drops is judged by the verifier that training uses (RECIPE section 7): the gold in a box
+must be right (otherwise no response could earn it); the verifier must be able to read it (otherwise only its own
+spelling would be right); the first given solution, judged as if a model had written it, must be right. Most golds are
+plain numbers that the solution boxes in the same spelling: there the verifier's first step, equality of canonical
+strings, is taken in this process, with the same result.
+
+A code problem needs usable tests and a reference solution that passes them in the sandbox; where solutions that pass
+give different outputs, it needs a checker.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import deque
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+
+from magicrl.pipeline.entry import Entry, entries_of
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.maths_rules import maths_fault, note_of
+from magicrl.pipeline.parts import Part, StepFolder
+from magicrl.pipeline.pipeline_schema import CleanStep, CodeCleaning, MathsCleaning
+from magicrl.records import Outcome, Problem, Verdict
+from magicrl.verifiers.base import JudgeOptions
+from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict
+from magicrl.verifiers.code.pool import CodePool, disagreements
+from magicrl.verifiers.code.sandbox import Limits
+from magicrl.verifiers.code.suite import SuiteError, parse_suite
+from magicrl.verifiers.extraction import CLOSE_TAG, OPEN_TAG, last_box
+from magicrl.verifiers.maths.literals import plain_number
+from magicrl.verifiers.maths.notation import canonical, close_braces
+from magicrl.verifiers.pool import Closing, Ticket, VerifierPool
+
+_PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
+"""An answer that is nobody's: what the verifier says of a gold beside it is whether it can read the gold."""
+_AFTER_HASHES = re.compile(r"(?:^|\n)####[ \t]*(\S[^\n]*?)\s*\Z")
+_SHORT = 200
+_IN_FLIGHT = 64
+
+
+class MathsCleaner:
+    """Decides on maths problems. Not safe to use from several threads.
+
+    Args:
+        rules: which rules hold.
+        pool: judges; its options must be ``auto`` and ``lenient``.
+    """
+
+    def __init__(self, rules: MathsCleaning, pool: VerifierPool) -> None:
+        self._rules = rules
+        self._pool = pool
+
+    def decide(self, entries: Sequence[Entry]) -> list[Decision]:
+        """Decisions in the entries' order; many are judged at a time."""
+        decided: list[Decision] = []
+        waiting: deque[tuple[int, Entry, Ticket, list[str]]] = deque()
+
+        def settle() -> None:
+            index, entry, ticket, asked = waiting.popleft()
+            verdicts = dict(zip(asked, self._pool.result(ticket), strict=True))
+            decided[index] = self._by_verdicts(entry, verdicts)
+
+        for index, entry in enumerate(entries):
+            fault = maths_fault(entry, self._rules)
+            questions = {} if fault is not None else self._questions(entry)
+            if not questions:
+                decided.append(fault or self._without_questions(entry))
+                continue
+            decided.append(None)
+            problem = Problem(id=entry.id, prompt="", golds=entry.golds, verifier="maths", source=entry.source)
+            waiting.append((index, entry, self._pool.submit(problem, list(questions.values())), list(questions)))
+            if len(waiting) >= _IN_FLIGHT:
+                settle()
+        while waiting:
+            settle()
+        return decided
+
+    def _questions(self, entry: Entry) -> dict[str, str]:
+        """What must be asked of the verifier, by name: responses to judge against the golds."""
+        questions: dict[str, str] = {}
+        golds = [_canonical(gold) for gold in entry.golds if len(gold) <= _SHORT]
+        plain = len(golds) == len(entry.golds) and all(_is_digits(g) or plain_number(g) is not None for g in golds)
+        if not plain:
+            questions["itself"] = rf"\boxed{{{entry.golds[0]}}}"
+            if self._rules.unreadable_golds == "drop":
+                questions["probe"] = _PROBE
+        if self._rules.agreement and entry.solutions:
+            solution = entry.solutions[0]
+            stated = stated_answer(solution)
+            same = stated is not None and len(stated) <= _SHORT and _canonical(stated) in golds
+            if not same:
+                questions["solution"] = solution if stated is None else rf"\boxed{{{stated}}}"
+        return questions
+
+    def _without_questions(self, entry: Entry) -> Decision:
+        if entry.solutions:
+            return replace(entry, notes=note_of(entry, answer_agrees=True)) if self._rules.agreement else None
+        if self._rules.agreement and self._rules.without_solution == "drop":
+            return Drop("no solution to agree with")
+        return None
+
+    def _by_verdicts(self, entry: Entry, verdicts: dict[str, Verdict]) -> Decision:
+        itself = verdicts.get("itself")
+        if itself is not None and not itself.correct:
+            return Drop("gold cannot be earned", f"gold {entry.golds[0]!r} in a box: {itself.status}. {itself.reason}")
+        probe = verdicts.get("probe")
+        if probe is not None and probe.status == "gold_unparsable":
+            return Drop("gold unreadable", f"gold {entry.golds[0]!r}: only its own spelling would be right")
+        solution = verdicts.get("solution")
+        if solution is not None and not solution.correct:
+            found = "nothing" if solution.extracted is None else repr(solution.extracted[-200:])
+            stated = stated_answer(entry.solutions[0]) is not None
+            reason = "solution disagrees" if stated else "solution does not state the answer"
+            return Drop(reason, f"gold {entry.golds[0]!r}, the solution gives {found} ({solution.status})")
+        return self._without_questions(entry)
+
+
+def _is_digits(text: str) -> bool:
+    """Whether a text is a number without sign or leading zero: the most frequent gold, and its own canonical form."""
+    return text.isdecimal() and text.isascii() and (text[0] != "0" or text == "0")
+
+
+def _canonical(text: str) -> str:
+    return text if _is_digits(text) else canonical(close_braces(text))
+
+
+def stated_answer(solution: str) -> str | None:
+    r"""The answer that a solution marks as such: its last box, or what follows ``####`` at its end; else None.
+
+    Example:
+        >>> stated_answer(r"So it is \boxed{7}."), stated_answer("2 and 5 is 7.\n#### 7"), stated_answer("So it is 7.")
+        ('7', '7', None)
+    """
+    if OPEN_TAG in solution or CLOSE_TAG in solution:
+        return None  # the verifier knows where reasoning ends
+    box = last_box(solution)
+    if box is not None:
+        return box.strip() or None
+    found = _AFTER_HASHES.search(solution[-1000:])
+    return found.group(1) if found else None
+
+
+class CodeCleaner(Closing):
+    """Decides on code problems; starts its sandboxes with the first that needs one.
+
+    Args:
+        rules: which rules hold.
+        workers: sandboxes at once.
+    """
+
+    def __init__(self, rules: CodeCleaning, *, workers: int) -> None:
+        self._rules = rules
+        self._options = CodeOptions(limits=Limits(cpu_seconds=rules.time_limit, memory_mb=rules.memory_limit_mb))
+        self._pool = CodePool(self._options, workers=workers)
+        self._judge: CodeJudge | None = None
+
+    def close(self) -> None:
+        """End its sandboxes."""
+        self._pool.close()
+        if self._judge is not None:
+            self._judge.close()
+
+    def decide(self, entries: Sequence[Entry]) -> list[Decision]:
+        """Decisions in the entries' order."""
+        firsts = [self._with_usable_tests(entry) for entry in entries]
+        tickets = [
+            self._submit(one) if isinstance(one, Entry) and self._rules.reference and one.solutions else None
+            for one in firsts
+        ]
+        return [
+            self._finished(before, one, ticket) for before, one, ticket in zip(entries, firsts, tickets, strict=True)
+        ]
+
+    def _with_usable_tests(self, entry: Entry) -> Entry | Drop:
+        """The entry with its unusable tests taken out."""
+        try:
+            tests: Any = json.loads(entry.golds[0])
+        except (ValueError, RecursionError) as error:
+            return Drop("broken tests", f"no JSON: {error}")
+        if not isinstance(tests, dict):
+            return Drop("broken tests", f"must be an object, got {type(tests).__name__}")
+        usable, gone = usable_tests(tests)
+        try:
+            suite = parse_suite(usable)
+        except (SuiteError, RecursionError) as error:
+            empty = not usable.get("inputs", True)
+            return Drop(
+                "empty or incomplete tests" if empty else "broken tests", f"{error} ({gone} unusable taken out)"
+            )
+        if len(suite.cases) < self._rules.min_tests:
+            return Drop("too few tests", f"{len(suite.cases)} usable tests, at least {self._rules.min_tests}")
+        if self._rules.reference and not entry.solutions and self._rules.without_solution == "drop":
+            return Drop("no reference solution")
+        if not gone:
+            return entry
+        notes = note_of(entry, tests_taken_out=gone)
+        return replace(entry, golds=(json.dumps(usable, ensure_ascii=False),), notes=notes)
+
+    def _submit(self, entry: Entry) -> Ticket:
+        problem = Problem(id=entry.id, prompt="", golds=entry.golds, verifier="code", source=entry.source)
+        return self._pool.submit_programs(problem, list(entry.solutions[: self._rules.max_solutions]))
+
+    def _finished(self, before: Entry, one: Entry | Drop, ticket: Ticket | None) -> Decision:
+        if isinstance(one, Drop):
+            return one
+        if ticket is None:
+            return None if one is before else one
+        verdicts = self._pool.result(ticket)
+        right = [index for index, verdict in enumerate(verdicts) if verdict.correct]
+        if not right:
+            return _not_passed(verdicts)
+        tried = one.solutions[: len(verdicts)]
+        passing = [tried[index] for index in right]
+        several = self._rules.disagreement != "ignore" and len(tried) > 1
+        unsure = self._disagreements(one, tried) if several else []
+        if unsure and self._rules.disagreement == "drop":
+            return Drop("correct solutions disagree", f"on tests {unsure[:20]}")
+        others = [text for text in one.solutions if text not in passing]
+        notes = note_of(one, reference_passes=True, **({"needs_checker": unsure} if unsure else {}))
+        return replace(one, solutions=(*passing, *others), notes=notes)
+
+    def _disagreements(self, entry: Entry, solutions: Sequence[str]) -> list[int]:
+        """Tests on which solutions that are all known to be right give different outputs."""
+        suite = parse_suite(entry.golds[0])
+        if suite.checker is not None:
+            return []
+        if self._judge is None:
+            self._judge = CodeJudge(self._options)
+        return disagreements(self._judge, suite, solutions)
+
+
+def _not_passed(verdicts: Sequence[CodeVerdict]) -> Drop:
+    first = verdicts[0]
+    detail = f"{first.status}: passed {first.passed} of {first.total}. {first.reason}"
+    if all(verdict.outcome is Outcome.NOT_JUDGED for verdict in verdicts):
+        return Drop("reference could not be judged", detail)
+    return Drop("reference fails its tests", detail)
+
+
+def usable_tests(tests: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
+    """The tests without those that say nothing, and how many were taken out.
+
+    A test says nothing when it has no input, or no expected output and there is no checker; of two lists of unequal
+    length only the common beginning can be paired. Assertions are left alone.
+
+    Example:
+        >>> usable_tests({"inputs": ["1", "2", "3"], "outputs": ["1", ""]})
+        ({'inputs': ['1'], 'outputs': ['1']}, 2)
+    """
+    inputs = tests.get("inputs")
+    outputs = tests.get("outputs")
+    if not isinstance(inputs, list) or (outputs is not None and not isinstance(outputs, list)):
+        return dict(tests), 0
+    if outputs is None:
+        kept = [given for given in inputs if given is not None]
+        return {**tests, "inputs": kept}, len(inputs) - len(kept)
+    function = bool(tests.get("fn_name"))
+    checked = bool(tests.get("checker"))
+    pairs = [
+        (given, wanted)
+        for given, wanted in zip(inputs, outputs, strict=False)
+        if given is not None and (checked or function or _says(wanted))
+    ]
+    gone = max(len(inputs), len(outputs)) - len(pairs)
+    if not gone:
+        return dict(tests), 0
+    return {**tests, "inputs": [given for given, _ in pairs], "outputs": [wanted for _, wanted in pairs]}, gone
+
+
+def _says(wanted: Any) -> bool:
+    """Whether an expected output on standard output says anything."""
+    if isinstance(wanted, str):
+        return bool(wanted.strip())
+    return wanted is not None and wanted != []
+
+
+class Clean:
+    """Row by row, in several processes, each with verifiers of its own."""
+
+    use = "clean"
+    version = 2
+    whole = False
+    parallel = True
+
+    def __init__(self, settings: CleanStep) -> None:
+        self._settings = settings
+
+    def identity(self, context: Context) -> Any:
+        return {
+            "maths": self._settings.maths.model_dump(mode="json"),
+            "code": self._settings.code.model_dump(mode="json"),
+        }
+
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
+        return None
+
+    @contextmanager
+    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+        with ExitStack() as stack:
+            options = JudgeOptions(reasoning="auto", extract="lenient")
+            limit = self._settings.maths.time_limit
+            pool = stack.enter_context(VerifierPool(options=options, time_limit=limit, workers=context.workers))
+            maths = MathsCleaner(self._settings.maths, pool)
+            code = stack.enter_context(CodeCleaner(self._settings.code, workers=context.workers))
+
+            def decide(table: pa.Table) -> list[Decision]:
+                entries = entries_of(table)
+                return _merged(entries, maths, code)
+
+            yield decide
+
+    def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
+        return None
+
+
+def _merged(entries: Sequence[Entry], maths: MathsCleaner, code: CodeCleaner) -> list[Decision]:
+    """Each ability's problems decided together, the decisions back in order."""
+    programs = iter(code.decide([entry for entry in entries if entry.ability == "code"]))
+    others = iter(maths.decide([entry for entry in entries if entry.ability != "code"]))
+    return [next(programs) if entry.ability == "code" else next(others) for entry in entries]

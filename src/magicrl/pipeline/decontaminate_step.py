@@ -1,0 +1,417 @@
+"""The decontamination step: problems of test sets out of training texts, each hit reported with both texts.
+
+A test problem is found again when it is equal, differently typeset, contained, reworded, renumbered, or near in an
+embedding.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from magicrl.config.errors import under
+from magicrl.files import write_atomically
+from magicrl.pipeline.canonical import tokens_of
+from magicrl.pipeline.dedup_step import documents
+from magicrl.pipeline.disguise import keys_of
+from magicrl.pipeline.embedders import Embedder, make_embedder
+from magicrl.pipeline.entry import Document
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.guard import are_different, numbers_of
+from magicrl.pipeline.import_source import import_source
+from magicrl.pipeline.parts import Part, StepFolder, hash_of
+from magicrl.pipeline.pipeline_schema import DecontaminateStep, DecontaminationSettings, HitKind
+from magicrl.pipeline.texts import U64, Texts, mixed, runs
+from magicrl.records import prompt_key
+
+Tokens = Sequence[str]
+
+
+def masked(tokens: Tokens) -> list[str]:
+    """The tokens with every number as ``#``."""
+    return ["#" if token[0].isdigit() else token for token in tokens]
+
+
+class GramIndex:
+    """Test problems by their n-grams.
+
+    A problem of fewer than n words is one gram of its own length. A gram that several problems share weighs as much
+    less, so that *Find the remainder when N is divided by* does not count.
+
+    Args:
+        references: canonical tokens of each.
+        length: n.
+        least: shortest problem, in tokens, that is looked for at all.
+    """
+
+    def __init__(self, references: Sequence[Tokens], *, length: int, least: int) -> None:
+        self._count = len(references)
+        self._length = length
+        self._lengths = sorted({min(length, len(r)) for r in references if len(r) >= least})
+        sets = [
+            set(self._grams([r], min(length, len(r)))[0].tolist()) if len(r) >= least else set() for r in references
+        ]
+        frequency: Counter[int] = Counter(gram for grams in sets for gram in grams)
+        pairs = sorted((gram, reference) for reference, grams in enumerate(sets) for gram in grams)
+        self._keys = np.asarray([gram for gram, _ in pairs], dtype=np.uint64)
+        self._owners = np.asarray([owner for _, owner in pairs], dtype=np.int64)
+        self._weights = np.asarray([1.0 / frequency[gram] for gram, _ in pairs], dtype=np.float64)
+        self._totals = np.maximum(np.bincount(self._owners, self._weights, self._count), 1e-12)
+
+    def overlaps(self, texts: Sequence[Tokens], least: float) -> list[dict[int, float]]:
+        """By text: test problems of whose n-grams, by weight, it holds at least this share."""
+        found: list[dict[int, float]] = [{} for _ in texts]
+        if not len(self._keys):
+            return found
+        rows: list[NDArray[np.int64]] = []
+        grams: list[U64] = []
+        for length in self._lengths:
+            hashes, starts = self._grams(texts, length)
+            known = np.isin(hashes, self._keys)
+            rows.append(np.repeat(np.arange(len(texts)), np.diff(starts))[known])
+            grams.append(hashes[known])
+        pairs = np.unique(np.stack([np.concatenate(rows).astype(np.uint64), np.concatenate(grams)]), axis=1)
+        scores: Counter[tuple[int, int]] = Counter()
+        left = np.searchsorted(self._keys, pairs[1], side="left")
+        right = np.searchsorted(self._keys, pairs[1], side="right")
+        for row, first, last in zip(pairs[0].tolist(), left.tolist(), right.tolist(), strict=True):
+            for place in range(first, last):
+                scores[int(row), int(self._owners[place])] += self._weights[place]  # type: ignore[assignment]
+        for (row, owner), weight in scores.items():
+            share = float(weight / self._totals[owner])
+            if share >= least:
+                found[row][owner] = min(share, 1.0)
+        return found
+
+    def _grams(self, texts: Sequence[Tokens], length: int) -> tuple[U64, NDArray[np.int64]]:
+        words = np.asarray([crc32(t.encode("utf-8", "surrogatepass")) for text in texts for t in text], dtype=np.uint64)
+        sizes = np.asarray([len(text) for text in texts], dtype=np.int64)
+        return runs(mixed(words, 7), sizes, length, seed=length)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hit:
+    """One training text against one test problem.
+
+    Attributes:
+        document: id of the training text.
+        reference: id of the test problem.
+        reference_set: the set it is of.
+        kind: how they agree.
+        score: in 0..1, of the finding method: share of n-grams or cosine; 1 for equal texts.
+        document_text, reference_text: both texts, whole.
+    """
+
+    document: str
+    reference: str
+    reference_set: str
+    kind: HitKind
+    score: float
+    document_text: str
+    reference_text: str
+
+
+def write_report(hits: Iterable[Hit], folder: Path) -> Counter[tuple[str, str]]:
+    """Write ``hits.jsonl`` (all) and ``hits.md`` (counts, then all), and count hits by test set and kind.
+
+    Hits may be many: they are written as they come.
+    """
+    counts: Counter[tuple[str, str]] = Counter()
+    folder.mkdir(parents=True, exist_ok=True)
+    body = folder / "hits.body.tmp"
+    with (folder / "hits.jsonl").open("w", encoding="utf-8") as lines, body.open("w", encoding="utf-8") as page:
+        for hit in hits:
+            counts[hit.reference_set, hit.kind] += 1
+            lines.write(json.dumps(asdict(hit), ensure_ascii=False) + "\n")
+            page.write(_section(hit))
+    with (folder / "hits.md").open("w", encoding="utf-8") as page:
+        page.write("# Test problems found in training texts\n\n| test set | kind | hits |\n|---|---|---|\n")
+        for (name, kind), count in sorted(counts.items()):
+            page.write(f"| {name} | {kind} | {count} |\n")
+        with body.open(encoding="utf-8") as sections:
+            for line in sections:
+                page.write(line)
+    body.unlink()
+    return counts
+
+
+def _section(hit: Hit) -> str:
+    title = f"\n## {hit.document} repeats {hit.reference} of {hit.reference_set}: {hit.kind}, {hit.score:.2f}\n"
+    return (
+        f"{title}\nTraining text:\n\n{_quoted(hit.document_text)}\n\nTest problem:\n\n{_quoted(hit.reference_text)}\n"
+    )
+
+
+def _quoted(text: str) -> str:
+    """As a block that shows the text as it is, whatever backticks it holds."""
+    fence = "````"
+    while fence in text:
+        fence += "`"
+    return f"{fence}text\n{text}\n{fence}"
+
+
+CHUNK = 2048
+_FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change what is rare
+_VERSION = 2
+_WHOLE, _LONGER = 0.9, 1.3  # share of a test problem's n-grams, and times its length, of a text that contains it
+_DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
+
+
+def find_contamination(
+    documents: Iterable[Document],
+    references: Mapping[str, Iterable[Document]],
+    settings: DecontaminationSettings,
+    *,
+    folder: Path,
+) -> Iterator[Hit]:
+    """Hits in the order of the documents; several for a document that repeats several test problems.
+
+    Args:
+        documents: training texts, read once; they go to disk.
+        references: the problems of each test set, by its name; they stay in memory.
+        folder: for the texts and for hits so far: a call that was killed goes on after the last whole chunk. It may
+            be deleted afterwards.
+
+    Raises:
+        ValueError: there is no test problem.
+        ServerError: an embedding server refused.
+    """
+    held = [(name, document) for name, members in references.items() for document in members]
+    if not held:
+        raise ValueError("nothing to decontaminate against: every reference set is empty")
+    ids, texts, digest = _spooled(documents, folder)
+    for name, document in held:
+        digest.update(repr((name, document.id, document.text)).encode("utf-8", "surrogatepass"))
+    digest.update(f"{_VERSION} {settings.model_dump_json()}".encode())
+    state = folder / f"hits-{digest.hexdigest()[:24]}"
+    state.mkdir(parents=True, exist_ok=True)
+    search: _Search | None = None
+    try:
+        for first in range(0, len(texts), CHUNK):
+            path = state / f"{first:010d}.jsonl"
+            if not path.is_file():
+                search = search or _Search(held, settings, texts)
+                last = min(first + CHUNK, len(texts))
+                hits = search.hits(ids[first:last], [texts[number] for number in range(first, last)])
+                write_atomically(path, "".join(json.dumps(asdict(hit)) + "\n" for hit in hits))
+            with path.open(encoding="utf-8") as file:
+                yield from (Hit(**json.loads(line)) for line in file)
+    finally:
+        if search is not None:
+            search.close()
+
+
+def _spooled(documents: Iterable[Document], folder: Path) -> tuple[list[str], Texts, Any]:
+    """The documents' ids, their texts on disk, and a digest of both."""
+    ids: list[str] = []
+    digest = hashlib.sha256()
+
+    def read() -> Iterator[str]:
+        for document in documents:
+            ids.append(document.id)
+            digest.update(repr((document.id, len(document.text))).encode())
+            digest.update(document.text.encode("utf-8", "surrogatepass"))
+            yield document.text
+
+    Texts.write(folder / "documents", read())
+    return ids, Texts(folder / "documents"), digest
+
+
+class _Reference:
+    """A test problem with what is compared of it."""
+
+    def __init__(self, name: str, document: Document) -> None:
+        self.set = name
+        self.id = document.id
+        self.text = document.text
+        self.tokens = tokens_of(document.text)
+        self.key = prompt_key(document.text)
+        self.canonical = " ".join(self.tokens)
+        self.numbers = _numbers(self.tokens)
+        self.words = sum(len(token) > 1 and token.isalpha() for token in self.tokens)
+
+
+class _Search:
+    """Compares chunks of documents with all test problems."""
+
+    def __init__(self, held: Sequence[tuple[str, Document]], settings: DecontaminationSettings, texts: Texts) -> None:
+        self._settings = settings
+        self._references = [_Reference(name, document) for name, document in held]
+        self._equal: dict[str | int, list[int]] = {}
+        for number, reference in enumerate(self._references):
+            for key in (reference.key, reference.canonical, *keys_of(reference.text)[0]):
+                self._equal.setdefault(key, []).append(number)
+        least = min(settings.least_words, settings.ngram_words)
+        tokens = [reference.tokens for reference in self._references]
+        self._grams = GramIndex(tokens, length=settings.ngram_words, least=least)
+        self._masked = GramIndex([masked(t) for t in tokens], length=settings.ngram_words, least=least)
+        self._embedder: Embedder | None = None
+        if settings.use_embedding:
+            hidden = [_hidden(reference.text, settings) for reference in self._references]
+            self._embedder = make_embedder(settings.embedder, lambda: _corpus(hidden, texts, settings))
+            self._vectors = self._embedder.embed(hidden)
+
+    def hits(self, ids: Sequence[str], texts: Sequence[str]) -> Iterator[Hit]:
+        """Hits of one chunk."""
+        tokens = [tokens_of(text) for text in texts]
+        plain = self._grams.overlaps(tokens, self._settings.overlap)
+        hidden = self._masked.overlaps([masked(t) for t in tokens], self._settings.overlap)
+        near = self._neighbours(texts)
+        for row, text in enumerate(texts):
+            own, inside = keys_of(text)
+            named = (prompt_key(text), " ".join(tokens[row]))
+            equal = {number for key in (*named, *own[:1]) if key for number in self._equal.get(key, ())}
+            held = {number for key in (*own[1:], *inside) for number in self._equal.get(key, ())}
+            for number in sorted({*equal, *held, *plain[row], *hidden[row], *near[row]}):
+                reference = self._references[number]
+                score = max(plain[row].get(number, 0), hidden[row].get(number, 0), near[row].get(number, 0))
+                kind = self._kind(text, tokens[row], reference, plain[row].get(number, 0.0))
+                if kind not in ("verbatim", "reformatted") and number in equal | held:
+                    kind = "renamed" if number in equal else "contained"
+                if kind is not None and kind in self._settings.kinds:
+                    yield Hit(
+                        document=ids[row],
+                        reference=reference.id,
+                        reference_set=reference.set,
+                        kind=kind,
+                        score=1.0 if number in equal | held else round(float(score), 4),
+                        document_text=text,
+                        reference_text=reference.text,
+                    )
+
+    def close(self) -> None:
+        """Give the embedder's model or connections back."""
+        if self._embedder is not None:
+            self._embedder.close()
+
+    def _neighbours(self, texts: Sequence[str]) -> list[dict[int, float]]:
+        if self._embedder is None:
+            return [{} for _ in texts]
+        scores = self._embedder.embed([_hidden(text, self._settings) for text in texts]) @ self._vectors.T
+        found: list[dict[int, float]] = [{} for _ in texts]
+        for row, number in zip(*np.nonzero(scores >= self._settings.embedding_similarity), strict=True):
+            found[int(row)][int(number)] = min(float(scores[row, number]), 1.0)
+        return found
+
+    def _kind(self, text: str, tokens: Sequence[str], reference: _Reference, overlap: float) -> HitKind | None:
+        """How a text and a test problem agree, which are near in one way at least; None where it is too little."""
+        if prompt_key(text) == reference.key:
+            return "verbatim"
+        if " ".join(tokens) == reference.canonical:
+            return "reformatted"
+        longer = len(tokens) > _LONGER * len(reference.tokens)
+        if overlap >= _WHOLE and longer and reference.words >= self._settings.least_words:
+            return "contained"
+        numbers = _numbers(tokens)
+        if numbers == reference.numbers:
+            return "neighbour" if are_different(text, reference.text, wording=False) else "reworded"
+        if reference.words < self._settings.least_words:
+            return None
+        hidden = _DIGITS.sub("#", text), _DIGITS.sub("#", reference.text)
+        same = len(numbers) == len(reference.numbers) and not are_different(*hidden, wording=False)
+        return "renumbered" if same else "neighbour"
+
+
+def _numbers(tokens: Sequence[str]) -> list[str]:
+    return sorted(value for _, value in numbers_of(tokens))
+
+
+def _hidden(text: str, settings: DecontaminationSettings) -> str:
+    """What is embedded. The hashed embedder would see a changed number as a changed word; models see the text."""
+    if settings.embedder.kind != "hashed":
+        return text
+    return _DIGITS.sub("#", text)
+
+
+def _corpus(references: Sequence[str], texts: Texts, settings: DecontaminationSettings) -> Iterator[Sequence[str]]:
+    yield references
+    for first, chunk in texts.chunks(CHUNK):
+        if first >= _FITTED:
+            return
+        yield [_hidden(text, settings) for text in chunk]
+
+
+class Decontaminate:
+    """Looks for every test problem in all statements first; then rows are dropped by id."""
+
+    use = "decontaminate"
+    version = 1
+    whole = True
+    parallel = False
+
+    def __init__(self, settings: DecontaminateStep) -> None:
+        self._settings = settings
+
+    def identity(self, context: Context) -> Any:
+        return {
+            "against": dict(self._reference_keys(context)),
+            **self._settings.settings.model_dump(mode="json"),
+        }
+
+    def _references(self, context: Context) -> Iterator[tuple[str, list[Part]]]:
+        """The test sets, imported like any source into a folder of their own."""
+        for name, source in self._settings.against.items():
+            named = source if source.name is not None else source.model_copy(update={"name": name})
+            folder = context.output / "references" / named.label
+            with under(f"against.{name}"):
+                yield name, import_source(named, folder, context.max_field_characters)
+
+    def _reference_keys(self, context: Context) -> Iterator[tuple[str, str]]:
+        for name, parts in self._references(context):
+            yield name, hash_of([part.key for part in parts])
+
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
+        marker = folder.work / "hits.key"
+        if marker.exists() and marker.read_text() == key:
+            return
+        from magicrl.pipeline.decontaminate_step import find_contamination, write_report
+
+        references: dict[str, list[Document]] = {
+            name: list(documents(found)) for name, found in self._references(context)
+        }
+        for name, texts in references.items():
+            if not texts:
+                raise ValueError(f"against.{name}: the test set holds no problem that can be read; see references/")
+        own = folder.work / key[:12]
+        own.mkdir(parents=True, exist_ok=True)
+        write_report(find_contamination(documents(parts), references, self._settings.settings, folder=own), folder.work)
+        write_atomically(marker, key)
+
+    @contextmanager
+    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+        hits: dict[str, dict[str, Any]] = {}
+        with (folder.work / "hits.jsonl").open(encoding="utf-8") as lines:
+            for line in lines:
+                hit = json.loads(line)
+                if hit["kind"] not in self._settings.settings.drop:
+                    continue  # reported only
+                former = hits.get(hit["document"])
+                if former is None or hit["score"] > former["score"]:
+                    hits[hit["document"]] = hit
+
+        def one(name: str) -> Decision:
+            hit = hits.get(name)
+            if hit is None:
+                return None
+            detail = f"{hit['kind']}, score {hit['score']:.3f}: {hit['reference']}: {hit['reference_text'][:300]!r}"
+            return Drop(f"in test set {hit['reference_set']}", detail)
+
+        def decide(table: pa.Table) -> list[Decision]:
+            return [one(name) for name in table.column("id").to_pylist()]
+
+        yield decide
+
+    def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
+        return None

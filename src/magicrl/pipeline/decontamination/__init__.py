@@ -1,1 +1,0 @@
-"""Problems of evaluation sets found in training sets."""

@@ -1,1 +1,0 @@
-"""Duplicates found and the better-specified copy kept."""

@@ -1,0 +1,395 @@
+"""Texts to unit vectors: hashed n-grams (no download), a Hugging Face model, or a server.
+
+The hashed embedder sees shared wording: word order, inflection, a few other words and other names of people cost
+little. It does not see meaning: two texts that say one thing in quite other words are far apart, and so is a
+translation.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import re
+import threading
+import time
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, Protocol, TypeVar, cast
+from zlib import crc32
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from magicrl.pipeline.canonical import listed, tokens_of
+from magicrl.pipeline.pipeline_schema import EmbeddingSettings
+from magicrl.pipeline.texts import mixed, shingles
+from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport
+
+K = TypeVar("K", bound=Hashable)
+Body = dict[str, Any]
+
+
+class Requests(Generic[K]):
+    """Requests to one path of one server.
+
+    Args:
+        settings: the server; ``concurrency`` bounds what is in flight.
+        path: below the base URL, as ``/chat/completions``.
+        per_minute: most requests sent a minute, evenly spaced; None: no limit. Tries again count as the first did not.
+
+    Attributes:
+        usage: retries so far; token counts are the caller's to add.
+    """
+
+    def __init__(self, settings: ServerSettings, path: str, *, per_minute: float | None = None) -> None:
+        self.usage = ServerUsage()
+        self._settings = settings
+        self._path = path
+        self._gap = 60.0 / per_minute if per_minute else 0.0
+        self._next = 0.0
+        self._transport = Transport(settings, self.usage)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-requests", daemon=True)
+        self._thread.start()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stopped = False
+
+    @property
+    def transport(self) -> Transport:
+        """For what else is asked of the server; it belongs to the event loop of ``call``."""
+        return self._transport
+
+    def one(self, body: Body) -> dict[str, Any]:
+        """The answer to one request.
+
+        Raises:
+            ServerError: it was refused, or could not be had within the attempts.
+        """
+        return asyncio.run_coroutine_threadsafe(self._send(body), self._loop).result()
+
+    def all(self, bodies: Iterable[tuple[K, Body]]) -> Iterator[tuple[K, dict[str, Any] | ServerError]]:
+        """Answers and errors under the keys of their requests, in the order in which they arrive.
+
+        ``bodies`` is read as far as the concurrency wants it, so that it may be long.
+        """
+        results: queue.SimpleQueue[tuple[K, dict[str, Any] | ServerError]] = queue.SimpleQueue()
+        waiting, flying = iter(bodies), 0
+        while True:
+            while flying < self._settings.concurrency:
+                item = next(waiting, None)
+                if item is None:
+                    break
+                flying += 1
+                self._loop.call_soon_threadsafe(self._start, *item, results.put)
+            if not flying:
+                return
+            yield results.get()
+            flying -= 1
+
+    def close(self) -> None:
+        """Cancel what is under way and close the connections."""
+        if self._loop.is_closed():
+            return
+        self._stopped = True
+        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    # in the event loop's thread
+
+    def _start(self, key: K, body: Body, put: Callable[[tuple[K, Any]], None]) -> None:
+        task = self._loop.create_task(self._ask(key, body, put))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _ask(self, key: K, body: Body, put: Callable[[tuple[K, Any]], None]) -> None:
+        try:
+            put((key, await self._send(body)))
+        except ServerError as error:
+            put((key, error))
+
+    async def _send(self, body: Body) -> dict[str, Any]:
+        if self._gap:
+            now = time.monotonic()
+            self._next = max(self._next, now) + self._gap
+            await asyncio.sleep(self._next - self._gap - now)
+        return await self._transport.send("POST", self._path, body, stopped=lambda: self._stopped)
+
+    async def _finish(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._transport.close()
+
+
+Matrix = NDArray[np.float32]
+
+_FEATURES = 1 << 18
+_NAMES = 1 << 18
+_SPREAD = 8
+"""Coordinates that a feature goes to; with more, projected cosines are nearer to the true ones."""
+_GRAM = 4
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Z]?[a-z]{2,}(?![A-Za-z])")
+_SENTENCE_END = frozenset(".?!:\n\"'$")
+_NAME_SHARE = 0.8  # of a word's places inside sentences where it is capitalised, if it is a name
+_STOP = listed(
+    "the a an of to in is are was were be been and or that this it its with for as at by on from if then than how "
+    "what which find determine compute calculate evaluate let suppose given there has have had he she they his her "
+    "their many much do does did will can would each"
+)
+
+
+class HashedEmbedder:
+    """Vectors of unit length for the wording of texts.
+
+    Args:
+        corpus: chunks of raw texts, read once: how common a feature is, and which words are names.
+        dimensions: of a vector.
+        seed: of the hashes.
+    """
+
+    def __init__(self, corpus: Iterable[Sequence[str]], *, dimensions: int, seed: int) -> None:
+        self._seed = seed
+        documents = 0
+        counts = np.zeros(_FEATURES, dtype=np.int64)
+        capitals, places = np.zeros(_NAMES, dtype=np.int64), np.zeros(_NAMES, dtype=np.int64)
+        for texts in corpus:
+            documents += len(texts)
+            _count_capitals(texts, capitals, places)
+            features = self._features(texts, None)
+            counts += np.bincount(features.indices, minlength=_FEATURES)
+        # a word seen capitalised only once is as likely the subject of one problem as a name
+        self._names = (capitals >= 2) & (capitals > _NAME_SHARE * places)
+        self._weights = np.log((1 + documents) / (1 + counts)).astype(np.float32) + 1
+        self._projection = _projection(dimensions, seed)
+
+    @property
+    def dimensions(self) -> int:
+        return int(self._projection.shape[1])
+
+    def embed(self, texts: Sequence[str]) -> Matrix:
+        """Unit vectors ``[len(texts), dimensions]``; all zero for a text without words."""
+        features = self._features(texts, self._names)
+        features.data = np.sqrt(features.data) * self._weights[features.indices]
+        vectors: Matrix = (features @ self._projection).toarray().astype(np.float32)
+        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+        return vectors / np.maximum(norms, 1e-12)
+
+    def _features(self, texts: Sequence[str], names: NDArray[np.bool_] | None) -> Any:
+        """Counts ``[texts, _FEATURES]`` of words, pairs of words and character n-grams."""
+        rows = [_words(text, names) for text in texts]
+        words = np.asarray([_hash(word) for row in rows for word in row], dtype=np.uint64)
+        ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
+        owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
+        inside = np.ones(max(0, len(words) - 1), dtype=bool)
+        inside[ends[(ends > 0) & (ends < len(words))] - 1] = False
+        pairs = mixed(words[:-1] * np.uint64(31) + words[1:], 1)[inside] if len(words) else words
+        grams, starts = shingles([" ".join(row) for row in rows], _GRAM, seed=2)
+        gram_owners = np.repeat(np.arange(len(rows)), np.diff(starts))
+        hashes = np.concatenate([mixed(words, self._seed), mixed(pairs, self._seed), mixed(grams, self._seed)])
+        owner = np.concatenate([owners, owners[:-1][inside] if len(words) else owners, gram_owners])
+        columns = (hashes % np.uint64(_FEATURES)).astype(np.int64)
+        ones = np.ones(len(columns), dtype=np.float32)
+        matrix = sparse.csr_matrix((ones, (owner, columns)), shape=(len(texts), _FEATURES))
+        matrix.sum_duplicates()
+        return matrix
+
+
+def _projection(dimensions: int, seed: int) -> Any:
+    """Each feature to ``_SPREAD`` coordinates with random signs ``[_FEATURES, dimensions]`` (a sparse projection)."""
+    numbers = mixed(np.arange(_FEATURES * _SPREAD, dtype=np.uint64), seed + 101)
+    columns = (numbers % np.uint64(dimensions)).astype(np.int64)
+    signs = np.where((numbers >> np.uint64(40)) & np.uint64(1), 1.0, -1.0).astype(np.float32)
+    rows = np.repeat(np.arange(_FEATURES), _SPREAD)
+    return sparse.csr_matrix((signs, (rows, columns)), shape=(_FEATURES, dimensions))
+
+
+def _words(text: str, names: NDArray[np.bool_] | None) -> list[str]:
+    """Canonical tokens that carry content; a name is ``@``, whoever it is."""
+    if names is not None:
+        text = _WORD.sub(lambda m: "@" if m[0][0].isupper() and names[_slot(m[0].lower())] else m[0], text)
+    return [token for token in tokens_of(text) if token not in _STOP]
+
+
+def _count_capitals(texts: Sequence[str], capitals: NDArray[np.int64], places: NDArray[np.int64]) -> None:
+    """Count, by word, its places inside sentences, and those where it is capitalised."""
+    for text in texts:
+        for match in _WORD.finditer(text):
+            before = text[: match.start()].rstrip(" ")[-1:] if match.start() else "."
+            if before in _SENTENCE_END:
+                continue
+            slot = _slot(match[0].lower())
+            places[slot] += 1
+            capitals[slot] += match[0][0].isupper()
+
+
+def _slot(word: str) -> int:
+    return _hash(word) % _NAMES
+
+
+def _hash(word: str) -> int:
+    """Equal in every process, as Python's own hash is not."""
+    return crc32(word.encode("utf-8", "surrogatepass"))
+
+
+Corpus = Callable[[], Iterable[Sequence[str]]]
+
+
+class Embedder(Protocol):
+    """Texts to unit vectors."""
+
+    def embed(self, texts: Sequence[str]) -> Matrix:
+        """Unit vectors ``[len(texts), d]``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+def make_embedder(settings: EmbeddingSettings, corpus: Corpus) -> Embedder:
+    """The embedder that the settings name.
+
+    Args:
+        corpus: chunks of the texts that will be compared; only ``hashed`` reads them, for word frequencies.
+
+    Raises:
+        ValueError: the model cannot be loaded, or the server's key is not set.
+    """
+    match settings.kind:
+        case "hashed":
+            return _Hashed(corpus(), settings)
+        case "model":
+            return ModelEmbedder(settings)
+        case "server":
+            return ServerEmbedder(settings)
+
+
+class _Hashed(HashedEmbedder):
+    def __init__(self, corpus: Iterable[Sequence[str]], settings: EmbeddingSettings) -> None:
+        super().__init__(corpus, dimensions=settings.dimensions, seed=settings.seed)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class ModelEmbedder:
+    """A Hugging Face model; a text's vector is the mean of the last hidden states of its tokens.
+
+    Raises:
+        ValueError: the model cannot be found or loaded.
+    """
+
+    def __init__(self, settings: EmbeddingSettings) -> None:
+        from transformers import AutoModel, AutoTokenizer
+
+        from magicrl.models.model_files import find_model
+
+        folder = find_model(settings.model)
+        try:
+            self._tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+            self._model: Any = AutoModel.from_pretrained(folder, trust_remote_code=False).eval()
+        except (OSError, ValueError, KeyError) as error:
+            raise ValueError(f"embedder model {settings.model!r}: {error}") from error
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        limit = getattr(self._model.config, "max_position_embeddings", None) or settings.max_tokens
+        self._longest = min(settings.max_tokens, limit)
+        self._batch = settings.batch
+
+    def embed(self, texts: Sequence[str]) -> Matrix:
+        """Unit vectors ``[len(texts), hidden]``; a text's does not depend on the others of its batch."""
+        import torch
+
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # texts of one length need little padding
+        vectors: list[Any] = [None] * len(texts)
+        for first in range(0, len(texts), self._batch):
+            chosen = order[first : first + self._batch]
+            inputs = self._tokenizer(
+                [texts[i] or " " for i in chosen],
+                padding=True,
+                truncation=True,
+                max_length=self._longest,
+                return_tensors="pt",
+            )
+            mask = inputs["attention_mask"].unsqueeze(-1) > 0
+            if not mask.shape[1]:  # nothing but texts without tokens
+                continue
+            with torch.no_grad():
+                states = self._model(**inputs).last_hidden_state.float()
+            means = torch.where(mask, states, 0.0).sum(1) / mask.sum(1).clamp(min=1)
+            for i, vector in zip(chosen, means.numpy(), strict=True):
+                vectors[i] = vector
+        empty = np.zeros(self._model.config.hidden_size, dtype=np.float32)
+        return _unit(np.stack([empty if vector is None else vector for vector in vectors]))
+
+    def close(self) -> None:
+        """Free the weights."""
+        self._model = None
+
+
+class ServerEmbedder:
+    """An OpenAI-compatible ``/embeddings`` endpoint.
+
+    Raises:
+        ValueError: the address is none, or the key is named and not set.
+    """
+
+    def __init__(self, settings: EmbeddingSettings) -> None:
+        self._settings = settings
+        self._server = ServerSettings(
+            base_url=settings.base_url,
+            model=settings.model,
+            key_variable=settings.key_variable,
+            concurrency=settings.concurrency,
+        )
+        self._requests: Requests[int] = Requests(self._server, "/embeddings")
+
+    def embed(self, texts: Sequence[str]) -> Matrix:
+        """Unit vectors ``[len(texts), d]``.
+
+        Raises:
+            ServerError: a request was refused, or its answer does not hold a vector a text.
+        """
+        batch = self._settings.batch
+        model = {"model": self._settings.model} if self._settings.model else {}
+        bodies = (
+            (first, model | {"input": [text or " " for text in texts[first : first + batch]]})
+            for first in range(0, len(texts), batch)
+        )
+        parts: dict[int, Matrix] = {}
+        for first, answer in self._requests.all(bodies):
+            if isinstance(answer, ServerError):
+                raise answer
+            parts[first] = self._vectors(answer, len(texts[first : first + batch]))
+        return _unit(np.concatenate([parts[first] for first in sorted(parts)]))
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._requests.close()
+
+    def _vectors(self, answer: dict[str, Any], count: int) -> Matrix:
+        where = f"POST {self._server.shown('/embeddings')}"
+        rows = answer.get("data")
+        try:
+            ordered = sorted(cast("list[dict[str, Any]]", rows), key=lambda row: int(row["index"]))
+            vectors = np.asarray([row["embedding"] for row in ordered], dtype=np.float32)
+        except (TypeError, KeyError, ValueError) as error:
+            raise ServerError(
+                f"{where}: the answer holds no embeddings ({type(error).__name__}); does this server embed?",
+                status=200,
+                retryable=False,
+            ) from None
+        if vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all():
+            raise ServerError(
+                f"{where}: {count} texts were sent and vectors of shape {vectors.shape} came back, or not all finite",
+                status=200,
+                retryable=False,
+            )
+        return vectors
+
+
+def _unit(vectors: Matrix) -> Matrix:
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)

@@ -1,0 +1,331 @@
+"""Reading a source into parts: every record becomes a kept row, or a dropped one with its reason."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+
+from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.data.data_files import read_hub, read_place
+from magicrl.data.schemas import Template, catalogue
+from magicrl.data.sources import BadRow, Quarantined, Read, RecordReader, Row
+from magicrl.files import write_atomically
+from magicrl.pipeline.entry import DROPPED_SCHEMA, Ability, Entry, entry_of, is_entry, table_of
+from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
+from magicrl.pipeline.pipeline_schema import PipelineSource
+
+
+class NotWanted(ValueError):
+    """A well-formed record that the source's settings leave out."""
+
+
+class EntryReader:
+    """Reads the records of one source of a pipeline: `data.sources`, and what the source's settings leave out."""
+
+    def __init__(self, source: PipelineSource, most_characters: int) -> None:
+        """
+        Args:
+            source: its settings.
+            most_characters: a longer field sets its record aside.
+        """
+        self.source = source
+        self._most = most_characters
+        own = source.fields
+        self._reader = RecordReader(
+            stem=source.label,
+            fields=own,
+            verifier="code" if source.ability == "code" else "maths",
+            offer="--set fields.{field}={column}",
+            solutions=own.solutions,
+            notes=own.notes,
+        )
+
+    def entry(self, row: Row) -> Entry:
+        """The entry of a record.
+
+        Raises:
+            NotWanted: the settings leave it out.
+            ValueError: it cannot be one; says why.
+        """
+        self._check_size(row)
+        if is_entry(row.record):
+            return entry_of(row.record)
+        self._check_wanted(row.record)
+        try:
+            read = self._reader.read(row)
+        except Quarantined as error:
+            raise ValueError(f"{row.where}: {error}") from None
+        return self._entry(row, read)
+
+    def _entry(self, row: Row, read: Read) -> Entry:
+        label = self.source.label
+        problem = read.problem
+        ability: Ability = "code" if problem.verifier == "code" else "math"
+        if self.source.ability is not None and self.source.ability != ability:
+            raise ValueError(
+                f"{row.where}: is a {ability} problem, and the source is said to hold {self.source.ability}"
+            )
+        own = self.source.template
+        template = Template(text=own) if own is not None else catalogue().templates[read.template]
+        named = self.source.fields.id is not None or read.own_id is None
+        name = (problem.id if named else str(read.own_id)).removeprefix(f"{label}/")
+        return Entry(
+            id=f"{label}/{name}",
+            source=label,
+            data_source=problem.source,
+            ability=ability,
+            problem=problem.prompt,
+            prompt=template.around(problem).prompt,
+            context=problem.context,
+            golds=problem.golds,
+            solutions=read.solutions,
+            index=row.index,
+            level=problem.level,
+            where=row.where,
+            difficulty=_recorded_difficulty(problem.extra),
+            notes=read.notes,
+        )
+
+    def _check_size(self, row: Row) -> None:
+        for name, value in row.record.items():
+            size = len(value) if isinstance(value, str | bytes) else 0
+            if size > self._most:
+                raise ValueError(
+                    f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
+                )
+
+    def _check_wanted(self, record: Mapping[str, Any]) -> None:
+        for column, values in self.source.only.items():
+            if column not in record:
+                raise ValueError(f"no column {column!r}, which `only` names; it has: {', '.join(map(str, record))}")
+            if str(record[column]) not in values:
+                raise NotWanted(f"{column} is {str(record[column])[:80]!r}")
+        before = None if self.source.row is None else self.source.row.before
+        for column in before.columns if before is not None else ():
+            assert before is not None
+            if column in record:
+                year = int(str(record[column]))
+                if year >= before.value:
+                    raise NotWanted(f"{column} {year} is not before {before.value}")
+                return
+
+
+def _recorded_difficulty(extra: Mapping[str, Any]) -> dict[str, int]:
+    """Failures of 16 by model, where the record has the released schema's column of them."""
+    info = extra.get("extra_info")
+    rates: Any = cast("Mapping[str, Any]", info).get("model_difficulty") if isinstance(info, Mapping) else None
+    pairs = cast("Mapping[str, Any]", rates).items() if isinstance(rates, Mapping) else rates or ()
+    return {str(name): int(count) for name, count in pairs if count is not None}
+
+
+def check_text(entry: Entry) -> None:
+    r"""Refuse text that no file can hold: JSON can say half of a surrogate pair (``"\ud800"``), UTF-8 cannot.
+
+    Statement and golds were looked at when they were read.
+
+    Raises:
+        ValueError: names the field.
+    """
+    notes = json.dumps(dict(entry.notes), ensure_ascii=False, default=str) if entry.notes else ""
+    fields = {"id": (entry.id,), "data_source": (entry.data_source,), "solution": entry.solutions, "notes": (notes,)}
+    for name, texts in fields.items():
+        for text in texts:
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise ValueError(
+                    f"{entry.where}: the {name} holds half a character ({text[error.start]!r}); correct the text"
+                ) from None
+
+
+def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
+    """A record's text for the quarantine, cut where it is very long."""
+    if isinstance(record, str):
+        return record if len(record) <= most else f"{record[:most]}... ({len(record)} characters)"
+    each = {name: shown(value, most) if isinstance(value, str) else value for name, value in record.items()}
+    return shown(json.dumps(each, ensure_ascii=True, default=str), most)
+
+
+IMPORT_VERSION = 3
+PART_ROWS = 5000
+PART_CHARACTERS = 64 << 20
+"""A part ends at so many rows or characters, so that a step holds little in memory whatever the rows."""
+UNREADABLE = "unreadable record"
+NOT_ASKED_FOR = "not asked for"
+
+
+@dataclass(kw_only=True, slots=True)
+class _Buffer:
+    """Rows of the part that is being read."""
+
+    kept: list[Entry] = field(default_factory=list[Entry])
+    dropped: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    characters: int = 0
+
+    @property
+    def full(self) -> bool:
+        return len(self.kept) + len(self.dropped) >= PART_ROWS or self.characters >= PART_CHARACTERS
+
+
+def import_source(source: PipelineSource, folder: Path, most_characters: int) -> list[Part]:
+    """The parts of a source, read where they are not there already.
+
+    Args:
+        source: its settings.
+        folder: of the source's own parts.
+        most_characters: of one field.
+
+    Raises:
+        RecipeError: no such file, or the hub has no such set.
+        ValueError: a file as a whole is unreadable, or nothing can be written.
+    """
+    step = StepFolder(folder)
+    files = source_files(source)
+    settings = source.model_dump(mode="json", exclude={"path"})  # the files' names and content decide, not their place
+    key = hash_of(IMPORT_VERSION, settings, [_checksum(path) for path in files], most_characters)
+    done = _finished(step, key)
+    if done is not None:
+        return done
+    parts, seen, read = _taken_up(step, source.label, key)
+    buffer = _Buffer()
+    reader = EntryReader(source, most_characters)
+    for number, row in enumerate(_rows(source, files)):
+        if source.limit is not None and number == source.limit:
+            break
+        if number < read:
+            continue
+        _read_one(row, reader, buffer, seen)
+        if buffer.full:
+            parts.append(_write(step, source.label, len(parts), key, buffer))
+            buffer = _Buffer()
+    if buffer.kept or buffer.dropped or not parts:
+        parts.append(_write(step, source.label, len(parts), key, buffer))
+    step.clear_except([part.name for part in parts])
+    state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
+    with told_when_full(step.path):
+        write_atomically(step.path / "source.json", json.dumps(state, indent=1))
+    return parts
+
+
+def _read_one(row: Row | BadRow, reader: EntryReader, buffer: _Buffer, seen: set[str]) -> None:
+    try:
+        if isinstance(row, BadRow):
+            raise ValueError(row.reason)
+        entry = reader.entry(row)
+        check_text(entry)
+        name = entry.id
+        if name in seen:
+            entry = replace(entry, id=f"{name}#{row.index}")
+        seen.add(entry.id)
+        buffer.kept.append(entry)
+        buffer.characters += len(entry.prompt) + sum(map(len, (*entry.golds, *entry.solutions)))
+    except ValueError as error:
+        unwanted = isinstance(error, NotWanted)
+        text = "" if unwanted else shown(row.text if isinstance(row, BadRow) else row.record)
+        said = str(error) + (f"\n{text}" if text else "")
+        buffer.dropped.append(
+            {
+                "id": f"{reader.source.label}/{reader.source.label}-{row.index}",
+                "source": reader.source.label,
+                "where": row.where,
+                "step": "import",
+                "reason": NOT_ASKED_FOR if unwanted else UNREADABLE,
+                "detail": said.encode("utf-8", "backslashreplace").decode(),
+            }
+        )
+        buffer.characters += len(text)
+
+
+def _write(step: StepFolder, label: str, number: int, key: str, buffer: _Buffer) -> Part:
+    name = f"{label}.{number:05d}"
+    own = hash_of(key, number)
+    if not step.has(name, own):
+        dropped = pa.Table.from_pylist(buffer.dropped, schema=DROPPED_SCHEMA)
+        step.write(name, own, table_of(buffer.kept), dropped)
+    return step.part(name, own)
+
+
+def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[str], int]:
+    """The parts that a killed import left, the ids in them, and how many records they are made of."""
+    parts: list[Part] = []
+    seen: set[str] = set()
+    read = 0
+    while True:
+        name = f"{label}.{len(parts):05d}"
+        own = hash_of(key, len(parts))
+        dropped = step.dropped / f"{name}.parquet"
+        if not step.has(name, own) or part_key(dropped) != own:
+            return parts, seen, read
+        part = step.part(name, own)
+        ids: list[str] = read_part(part.path, ["id"]).column("id").to_pylist()
+        seen.update(ids)
+        read += len(ids) + read_part(dropped, ["id"]).num_rows  # every record is a row, kept or dropped
+        parts.append(part)
+
+
+def _finished(step: StepFolder, key: str) -> list[Part] | None:
+    try:
+        state = json.loads((step.path / "source.json").read_text(encoding="utf-8"))
+        parts = [step.part(name, own) for name, own in state["parts"]] if state["key"] == key else None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return parts if parts is not None and all(step.has(part.name, part.key) for part in parts) else None
+
+
+def source_files(source: PipelineSource) -> list[Path]:
+    """The source's files in order; a folder stands for itself.
+
+    Raises:
+        RecipeError: a pattern that fits nothing.
+    """
+    found: list[Path] = []
+    for text in source.paths:
+        path = Path(text).expanduser()
+        if any(sign in text for sign in "*?["):
+            matches = [Path(name) for name in sorted(glob.glob(str(path)))]
+            if not matches:
+                raise RecipeError(f"{path}: no file of that pattern", key="path")
+            found += matches
+        else:
+            found.append(path)
+    return found
+
+
+def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
+    if not files:
+        row = source.row
+        name = source.hub or (row.hub if row is not None else None)
+        assert name is not None, "the schema checks it"
+        yield from read_hub(
+            name,
+            splits=(source.split or (row.split if row is not None and source.hub is None else "train"),),
+            subset=source.subset or (row.subset if row is not None and source.hub is None else None),
+            revision=source.revision,
+        )
+        return
+    index = 0
+    for path in files:
+        name, shown_name = str(path), without_secrets(str(path))
+        for row in read_place(path, None, splits=(source.split or "train",), subset=source.subset):
+            where = row.where if shown_name == name else row.where.replace(name, shown_name)
+            yield replace(row, index=index, where=where)
+            index += 1
+
+
+def _checksum(path: Path) -> str:
+    """SHA-256 of a file, or of all files of a folder; empty where there is none (reading says so)."""
+    digest = hashlib.sha256()
+    for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
+        if file.is_file():
+            digest.update(f"{file.name}\n".encode())
+            with file.open("rb") as content:
+                while block := content.read(1 << 22):
+                    digest.update(block)
+    return digest.hexdigest()

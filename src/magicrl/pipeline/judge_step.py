@@ -1,0 +1,221 @@
+"""The judging step: votes of judges on every problem; a problem with too few votes for it is dropped."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pyarrow as pa
+
+from magicrl.files import write_atomically
+from magicrl.models.small_models import prepare_gguf_package
+from magicrl.pipeline.entry import Entry, entries_of
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.judge_votes import JudgedProblem, Judgement
+from magicrl.pipeline.maths_rules import note_of
+from magicrl.pipeline.parts import Part, StepFolder, read_part
+from magicrl.pipeline.pipeline_schema import JudgeStep
+from magicrl.verifiers.code import kernel
+
+FLAWED: tuple[JudgedProblem, ...] = tuple(
+    JudgedProblem(id=name, text=text)
+    for name, text in (
+        ("flawed/blank", "Five spheres can divide space into ____ parts"),
+        ("flawed/missing-options", "Which of the following numbers equals 33 million?"),
+        ("flawed/ambiguous", "Which number is greater than 0.7?"),
+        ("flawed/label", "Example 27: find sigma_2(28) = ?"),
+        (
+            "flawed/translation-note",
+            "Given that $x + y = 12$ and $x - y = 4$, find $xy$.\n\nTranslate the above text into English, please "
+            "retain the original text's line breaks and format, and output the translation result directly.",
+        ),
+        (
+            "flawed/doubled",
+            "A cyclist rides 12 km in 40 minutes. What is the speed in km/h?\nA cyclist rides 12 km in 40 minutes. "
+            "What is the speed in km/h?",
+        ),
+    )
+)
+"""The first four as RECIPE section 12 quotes them; the last two are ours, of the kinds that it describes."""
+
+
+_LOOK_SECONDS = 0.5
+_STOP_SECONDS = 20.0
+
+
+@contextmanager
+def served(settings: JudgeStep, context: Context, log: Path) -> Generator[None]:
+    """Run ``settings.serve`` for the length of the block, once it answers; nothing where there is no command.
+
+    Raises:
+        ValueError: it ends or does not answer in time; says where its output is.
+    """
+    if not settings.serve:
+        yield
+        return
+    model = ""
+    if settings.serve_gguf_package is not None:
+        folder = context.output / "models" / settings.serve_gguf_package
+        model = str(prepare_gguf_package(settings.serve_gguf_package, folder))
+    words = [word.replace("{model}", model).replace("{python}", sys.executable) for word in settings.serve]
+    beside = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    try:
+        with log.open("wb") as output:
+            server = subprocess.Popen(
+                words,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=beside,
+                start_new_session=True,
+                preexec_fn=_die_with_parent,
+            )
+    except OSError as error:
+        raise ValueError(f"the judge's server {words[0]!r} cannot be started: {error.strerror}") from None
+    try:
+        _wait(server, settings, log)
+        yield
+    finally:
+        _stop(server)
+
+
+def _die_with_parent() -> None:
+    """A killed run leaves no server behind."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _wait(server: subprocess.Popen[bytes], settings: JudgeStep, log: Path) -> None:
+    address = settings.settings.judges[0].base_url.rstrip("/") + "/models"
+    until = time.monotonic() + settings.serve_seconds
+    while time.monotonic() < until:
+        if server.poll() is not None:
+            raise ValueError(f"the judge's server ended with status {server.returncode}; its output is in {log}")
+        try:
+            if httpx2.get(address, timeout=5).status_code < 500:
+                return
+        except httpx2.HTTPError:
+            pass
+        time.sleep(_LOOK_SECONDS)
+    raise ValueError(f"the judge's server did not answer at {address} in {settings.serve_seconds:g} s; see {log}")
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """The server and what it started: it leads a session of its own."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if server.poll() is None:
+            os.killpg(server.pid, sign)
+            try:
+                server.wait(_STOP_SECONDS)
+            except subprocess.TimeoutExpired:
+                continue
+
+
+_FREE = ("concurrency", "requests_per_minute", "attempts", "attempt_seconds", "key_variable", "base_url")
+"""Settings of a judge that decide no vote."""
+
+
+class Judge:
+    """Asks first; votes are kept one by one, so that nothing is asked for twice. Then rows are dropped by id."""
+
+    use = "judge"
+    version = 1
+    whole = True
+    parallel = False
+
+    def __init__(self, settings: JudgeStep) -> None:
+        self._settings = settings
+
+    def identity(self, context: Context) -> Any:
+        known = self._settings.settings.model_dump(mode="json")
+        for judge in known["judges"]:
+            for name in _FREE:
+                judge.pop(name)
+            for name in [name for name in judge if name.startswith("dollars")]:
+                judge.pop(name)
+        return known | {"flawed": self._settings.flawed}
+
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
+        marker = folder.work / "judgements.key"
+        if marker.exists() and marker.read_text() == key:
+            return
+        from magicrl.pipeline.judge_report import JudgingReport, as_text, estimated_cost, flawed_figures
+        from magicrl.pipeline.judge_votes import judge_problems, votes_missing
+
+        settings = self._settings.settings
+        total = sum(read_part(part.path, ["id"]).num_rows for part in parts)
+        missing = votes_missing(_problems(parts), settings, folder=folder.work)
+        length = sum(len(problem.text) for problem in _problems(parts)) / max(1, total)
+        for name, cost in estimated_cost(settings, missing, length).items():
+            context.watcher.note(
+                f"judge {name}: {cost['votes']} votes to ask for, {cost['prompt_tokens']} tokens in, at most "
+                f"{cost['most_completion_tokens']} out, at most {cost['most_dollars']:.2f} dollars"
+            )
+        report = JudgingReport(settings)
+        lines: list[str] = []
+        with ExitStack() as stack:
+            if any(missing.values()) or self._settings.flawed:
+                stack.enter_context(served(self._settings, context, folder.work / "server.log"))
+            for done, judgement in enumerate(judge_problems(_problems(parts), settings, folder=folder.work), start=1):
+                report.add(judgement)
+                lines.append(json.dumps(_line(judgement)) + "\n")
+                context.watcher.progress(self.use, done, total, "problems")
+            told = report.as_dict()
+            if self._settings.flawed:
+                known = judge_problems(FLAWED, settings, folder=folder.work)
+                told["flawed"] = flawed_figures(known, [problem.id for problem in FLAWED])
+        text = as_text(told)
+        if "flawed" in told:
+            flawed = told["flawed"]
+            text += f"of {flawed['judged']} problems known to be flawed the judges drop {flawed['found_by_judges']}\n"
+        write_atomically(folder.work / "judging.json", json.dumps(told, indent=1))
+        write_atomically(folder.work / "judging.txt", text)
+        write_atomically(folder.work / "judgements.jsonl", "".join(lines))
+        write_atomically(marker, key)
+
+    @contextmanager
+    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+        with (folder.work / "judgements.jsonl").open(encoding="utf-8") as file:
+            judgements: dict[str, dict[str, Any]] = {row["problem"]: row for row in map(json.loads, file)}
+
+        def one(entry: Entry) -> Decision:
+            row = judgements[entry.id]
+            if not row["keep"]:
+                return Drop(
+                    "judged flawed", f"{row['keeps']} of {row['valid']} readable votes for it. {row['reasons']}"
+                )
+            return replace(entry, notes=note_of(entry, judge=[row["keeps"], row["valid"]]))
+
+        def decide(table: pa.Table) -> list[Decision]:
+            return [one(entry) for entry in entries_of(table)]
+
+        yield decide
+
+    def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
+        context.watcher.note((folder.work / "judging.txt").read_text(encoding="utf-8").rstrip())
+
+
+def _problems(parts: Sequence[Part]) -> Iterator[JudgedProblem]:
+    for part in parts:
+        for row in read_part(part.path, ["id", "problem"]).to_pylist():
+            yield JudgedProblem(id=row["id"], text=row["problem"])
+
+
+def _line(judgement: Judgement) -> dict[str, Any]:
+    """What is kept of a judgement beside its votes: the counts, and why the first judge against it was."""
+    against = next((vote.reasons for vote in judgement.votes if vote.keep is False), "")
+    return {
+        "problem": judgement.problem,
+        "keep": judgement.keep,
+        "keeps": judgement.keeps,
+        "valid": judgement.valid,
+        "reasons": against[:500],
+    }

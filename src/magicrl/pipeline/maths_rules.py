@@ -1,0 +1,266 @@
+"""Rules on the text of a maths problem, each a reason that can be counted. Pure functions, linear in the text.
+
+The rules err on the side of dropping: a problem lost costs little, an unanswerable one costs every rollout on it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from magicrl.pipeline.entry import Entry
+from magicrl.pipeline.frame import Drop
+from magicrl.pipeline.pipeline_schema import MathsCleaning
+
+_NO_ANSWER = {
+    "proof",
+    "notfound",
+    "not found",
+    "none",
+    "nan",
+    "n/a",
+    "na",
+    "null",
+    "no answer",
+    "unknown",
+    "see solution",
+}
+_PROVE = re.compile(
+    r"\b(?:prove|show|demonstrate|verify)\s+(?:that|the|it|this|by|for|if|why|whether)\b|\bprove\b[:.]", re.I
+)
+_ASKS_FOR_VALUE = re.compile(
+    r"\?|\b(?:find|determine|compute|calculate|evaluate|solve|simplify|how\s+(?:many|much|long|far|old))\b", re.I
+)
+_PART_ASKS = re.compile(
+    r"\?|(?:^|[.;:!,$]\s+|\n\s*|\b(?:and|then|to)\s+)(?:find|determine|compute|calculate|evaluate|solve|simplify|prove|"
+    r"show\s+that|express|sketch|what|how\s+(?:many|much|long|far))\b",
+    re.I,
+)
+"""What one part of several asks: a question, or a command at the beginning of a sentence."""
+_LINK = re.compile(r"https?://|\bwww\.|!\[[^\]]{0,300}\]\(|<img\b|\\includegraphics|\[img", re.I)
+_FIGURE = re.compile(
+    r"\[/?asy\]|\\begin\{(?:asy|tikzpicture|picture|figure)\}|\\(?:draw|fill)\b"
+    r"|\b(?:in|on|from|see|using|to)\s+(?:the|this|following|figure)\s*(?:following\s+|adjoining\s+|accompanying\s+)?"
+    r"(?:figure|fig\.|diagram|illustration|sketch)s?\b"
+    r"|\b(?:in|on|from|see)\s+(?:the|this)\s+(?:picture|drawing)\s+(?:below|above|shown|at|on|to)\b"
+    r"|\b(?:the|this)\s+(?:figure|diagram|picture|illustration)\s+(?:below|above|shows?|on\s+the|at\s+(?:the\s+)?"
+    r"(?:right|left))\b|\b(?:see|in)\s+fig(?:ure|\.)?\s*\d",
+    re.I,
+)
+_SHOWN = re.compile(
+    r"\bas\s+(?:shown|pictured|depicted|illustrated|seen)\b(?!\s+that)"
+    r"|\b(?:shown|pictured|depicted|illustrated|drawn|given)\s+(?:below|above|here|at\s+(?:the\s+)?(?:right|left))\b"
+    r"|\bthe\s+(?:drawing|graph|grid|chart|map)\s+(?:below|above|at\s+(?:the\s+)?right|at\s+(?:the\s+)?left|on\s+the\s+"
+    r"right|on\s+the\s+left)\b|\bshown\s+in\s+the\b",
+    re.I,
+)
+_TABLE = re.compile(
+    r"\\begin\{(?:tabular|array|\w*matrix|align|aligned|gather|cases)|\n\s*\|.*\||\|\s*:?-{2,}|\\hline|\\\[|\$\$|:\s*\$"
+)
+"""What can be shown below without a picture: a table, an array, a displayed formula."""
+# A pattern is tried only where one of its words stands in the text: most problems break no rule, and looking for a word
+# is many times faster than an alternation without regard to case.
+_PROVE_WORDS = ("prove", "show", "demonstrate", "verify")
+_LINK_WORDS = ("http", "www.", "![", "<img", "\\includegraphics", "[img")
+_FIGURE_WORDS = (
+    *("asy", "tikz", "picture", "fig", "\\draw", "\\fill", "shown", "depicted", "illustrat", "seen", "drawn", "given"),
+    *("diagram", "drawing", "sketch", "graph", "grid", "chart", "map"),
+)
+_FOLLOWING_WORDS = ("following", "options", "these", "which")
+_TRANSLATION_WORDS = ("translat", "retaining", "original")
+_OPTION = re.compile(
+    r"(?:^|[\s$~.;,:?]|\\\\|\\qquad|\\quad|\\ |[{(])"
+    r"(?:(?:\\text(?:bf|rm|it)?|\\math(?:bf|rm))\{\s*\(?([A-F])\s*[).:}]|\(?([A-F])\s*[).:])(?=[\s}\\~$\d(-]|$)",
+    re.M,
+)
+_OF_THE_FOLLOWING = re.compile(
+    r"\b(?:which|what|one|any|each|all|none)(?:\s+\w+){0,4}\s+(?:of\s+(?:the|these)\s+(?:following|options)"
+    r"|of\s+these)\b|\bwhich\s+(?:number|one|option|statement|answer|expression)\b(?![^.?]{0,80}\bthat\b)",
+    re.I,
+)
+_LETTER = re.compile(r"\(?\s*(?:\\text(?:bf)?\s*\{)?\s*\(?([A-F])\)?\s*\}?\s*\)?\.?")
+_ENUMERATION = re.compile(
+    r"(?:^|[\n.;?!:]\s*|\s\s)(?:\(([a-e])\)|([a-e])\)|\((\d)\)|(\d)\)|\(((?:iv|i{1,3}|v))\)|Part\s+([A-C1-3])\b)", re.M
+)
+_TRANSLATION = re.compile(
+    r"\btranslat(?:ed?|ion|ing)\b[^.]{0,80}\b(?:english|text|original|source|line breaks|retain)|"
+    r"\bretaining the original\b|\boriginal text'?s line breaks\b",
+    re.I,
+)
+_INVALID = {"no", "false", "incomplete", "invalid", "problem not solved"}
+
+
+def maths_fault(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    """The first rule that the problem breaks, None where it breaks none."""
+    for wanted, rule in _RULES:
+        if wanted(rules):
+            fault = rule(entry, rules)
+            if fault is not None:
+                return fault
+    return None
+
+
+def _empty(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    if not entry.problem.strip():
+        return Drop("no statement")
+    return None if any(gold.strip() for gold in entry.golds) else Drop("no answer")
+
+
+def _proof(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    if str(entry.notes.get("question_type", "")).lower() == "proof":
+        return Drop("proof", "question_type is proof")
+    if all(gold.strip().lower().strip(".") in _NO_ANSWER for gold in entry.golds):
+        return Drop("proof", f"the answer is {entry.golds[0]!r}")
+    found = _search(_PROVE, _PROVE_WORDS, entry.problem)
+    if found and not _ASKS_FOR_VALUE.search(entry.problem):
+        return Drop("proof", f"asks to {found.group()!r} and for no value")
+    return None
+
+
+def _invalid(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    for name in ("problem_is_valid", "solution_is_valid"):
+        if str(entry.notes.get(name, "yes")).strip().lower() in _INVALID:
+            return Drop("marked invalid by its source", f"{name} is {entry.notes[name]!r}")
+    return None
+
+
+def _synthetic(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    return Drop("synthetic") if entry.notes.get("synthetic") is True else None
+
+
+def _link(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    found = _search(_LINK, _LINK_WORDS, entry.problem)
+    return Drop("external link or image", _around(entry.problem, found)) if found else None
+
+
+def _figure(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    found = _search(_FIGURE, _FIGURE_WORDS, entry.problem)
+    if found is None and not _TABLE.search(entry.problem):
+        found = _search(_SHOWN, _FIGURE_WORDS, entry.problem)
+    return Drop("needs a figure", _around(entry.problem, found)) if found else None
+
+
+def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    letters = options_of(entry.problem)
+    lettered = all(_LETTER.fullmatch(gold.strip()) for gold in entry.golds)
+    marked = str(entry.notes.get("question_type", "")).upper() == "MCQ"
+    if len(letters) >= 3:
+        if rules.multiple_choice == "values" and not lettered and not marked:
+            return None
+        return Drop("multiple choice", f"options {', '.join(letters)}; gold {entry.golds[0]!r}")
+    if lettered and marked:
+        return Drop("multiple choice", f"gold {entry.golds[0]!r}")
+    found = _search(_OF_THE_FOLLOWING, _FOLLOWING_WORDS, entry.problem)
+    if (
+        found
+        and "following" in found.group().lower()
+        and all(_LETTER.fullmatch(g.strip().upper()) for g in entry.golds)
+    ):
+        return Drop("multiple choice", f"asks for one of the following; gold {entry.golds[0]!r}")
+    if (
+        found
+        and "following" in found.group().lower()
+        and len(entry.problem) < 1500
+        and _lists_nothing(entry, found.end())
+    ):
+        return Drop("options missing", _around(entry.problem, found))
+    if found and "following" not in found.group().lower() and len(entry.problem) < 60:
+        return Drop("options missing", _around(entry.problem, found))
+    return None
+
+
+def _lists_nothing(entry: Entry, start: int) -> bool:
+    """Whether no list can stand after ``which of the following``: a short rest in one line, without separators."""
+    rest = entry.problem[start:].strip()
+    return len(rest) < 120 and not re.search(r"[,;:\n]|\bor\b|\\\[|\\\\|\$\$", rest)
+
+
+def options_of(text: str) -> list[str]:
+    """The letters of a problem's options, from A on without a gap.
+
+    Example:
+        >>> options_of("How many? (A) 1 (B) 2 (C) 3 (D) 4")
+        ['A', 'B', 'C', 'D']
+        >>> options_of("In triangle ABC let A. Which?")
+        []
+    """
+    seen: list[str] = []
+    for found in _OPTION.finditer(text):
+        letter = found.group(1) or found.group(2)
+        if letter == "ABCDEF"[len(seen) % 6] and len(seen) < 6:
+            seen.append(letter)
+    return seen if len(seen) >= 3 else []
+
+
+def _parts(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    """Two numbered parts that ask; a list of conditions before one question has but one, the last."""
+    order = {0: "abcde", 1: "abcde", 2: "12345", 3: "12345", 5: "ABC123"}
+    roman = ("i", "ii", "iii", "iv", "v")
+    parts: dict[int, list[re.Match[str]]] = {}
+    for found in _ENUMERATION.finditer(entry.problem):
+        kind = next(index for index, text in enumerate(found.groups()) if text is not None)
+        before = parts.setdefault(kind, [])
+        expected = roman[len(before) % 5] if kind == 4 else order[kind][len(before) % len(order[kind])]
+        if found.group(kind + 1) == expected:
+            before.append(found)
+    for marks in filter(None, parts.values()):
+        ends = [mark.start() for mark in marks[1:]] + [len(entry.problem)]
+        asking = [
+            mark
+            for mark, end in zip(marks, ends, strict=True)
+            if _PART_ASKS.search(entry.problem[mark.end() : end].strip())
+        ]
+        if len(asking) >= 2:
+            return Drop("multi-part", _around(entry.problem, asking[1]))
+    return None
+
+
+def _repeated(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    text = " ".join(entry.problem.split())
+    found = _search(_TRANSLATION, _TRANSLATION_WORDS, text)
+    if found:
+        return Drop("speaks of its own translation", _around(text, found))
+    half = len(text) // 2
+    for cut in (half, half + 1):
+        first, second = text[:cut].strip(), text[cut:].strip()
+        if len(first) >= 12 and first == second:
+            return Drop("statement stands twice", first[:200])
+    return None
+
+
+def _long_answer(entry: Entry, rules: MathsCleaning) -> Drop | None:
+    longest = max(map(len, entry.golds))
+    if longest > rules.max_answer_characters:
+        return Drop("answer too long", f"{longest} characters, at most {rules.max_answer_characters}")
+    return None
+
+
+def _search(pattern: re.Pattern[str], words: Sequence[str], text: str) -> re.Match[str] | None:
+    """``pattern.search``; every match of the pattern holds one of the words in some case."""
+    folded = text.casefold()
+    return pattern.search(text) if any(word in folded for word in words) else None
+
+
+def _around(text: str, found: re.Match[str], width: int = 60) -> str:
+    return text[max(0, found.start() - width) : found.end() + width].replace("\n", " ")
+
+
+Rule = Callable[[Entry, MathsCleaning], Drop | None]
+_RULES: tuple[tuple[Callable[[MathsCleaning], bool], Rule], ...] = (
+    (lambda rules: True, _empty),
+    (lambda rules: rules.proofs, _proof),
+    (lambda rules: rules.invalid, _invalid),
+    (lambda rules: rules.synthetic == "drop", _synthetic),
+    (lambda rules: rules.links, _link),
+    (lambda rules: rules.figures, _figure),
+    (lambda rules: rules.repeated, _repeated),
+    (lambda rules: rules.multiple_choice != "keep", _choice),
+    (lambda rules: rules.multi_part, _parts),
+    (lambda rules: True, _long_answer),
+)
+
+
+def note_of(entry: Entry, **more: Any) -> Mapping[str, Any]:
+    """The entry's notes with more."""
+    return {**entry.notes, **more}

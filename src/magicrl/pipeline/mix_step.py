@@ -1,0 +1,244 @@
+"""The mixture: difficulty bands, caps and weights by source, drawn by seed; written in the released schema."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections import Counter, defaultdict
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from magicrl.config.errors import RecipeError
+from magicrl.data.sources import RECORDED_ROLLOUTS
+from magicrl.files import whole_file, write_atomically
+from magicrl.pipeline.entry import RELEASED_FIELDS
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.parts import Part, StepFolder, read_part
+from magicrl.pipeline.pipeline_schema import MixStep, PipelineConfig
+
+
+def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[str, int]:
+    """Write ``train.parquet``, or one file an ability, and ``ids.jsonl``, which says which problem each row is.
+
+    Returns:
+        Rows by file name.
+
+    Raises:
+        ValueError: a file cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    models = sorted({name for table in _tables(parts, ["extra_info"]) for name in _models(table)})
+    schema = _schema(models)
+    rows: dict[str, int] = {}
+    ids: list[str] = []
+    try:
+        # the writers end before the first file gets its name: a full disk leaves all of them as they were
+        with ExitStack() as files, ExitStack() as stack:
+            writers: dict[str, pq.ParquetWriter] = {}
+            for table in _tables(parts, [*(field.name for field in RELEASED_FIELDS), "extra_info", "id"]):
+                for name, some in _by_file(table, split=split):
+                    if name not in writers:
+                        file = files.enter_context(whole_file(folder / name))
+                        writers[name] = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+                        rows[name] = 0
+                    writers[name].write_table(_released(some, models, schema))
+                    for number, identity in enumerate(some.column("id").to_pylist(), start=rows[name]):
+                        ids.append(json.dumps({"file": name, "row": number, "id": identity}))
+                    rows[name] += some.num_rows
+        write_atomically(folder / "ids.jsonl", "".join(f"{line}\n" for line in ids))
+    except OSError as error:
+        raise ValueError(
+            f"{folder} cannot be written: {error.strerror or error}; free some space and run the same command again"
+        ) from None
+    for stale in folder.glob("train*.parquet"):
+        if stale.name not in rows:
+            stale.unlink()
+    return rows
+
+
+def _tables(parts: Sequence[Part], columns: Sequence[str]) -> Iterator[pa.Table]:
+    for part in parts:
+        table = read_part(part.path, columns)
+        if table.num_rows:
+            yield table
+
+
+def _models(table: pa.Table) -> set[str]:
+    keys: set[str] = set()
+    for row in table.column("extra_info").to_pylist():
+        keys |= {name for name, _ in row["model_difficulty"] or ()}
+    return keys
+
+
+def _by_file(table: pa.Table, *, split: bool) -> Iterator[tuple[str, pa.Table]]:
+    if not split:
+        yield "train.parquet", table
+        return
+    abilities = table.column("ability").to_pylist()
+    for ability in sorted(set(abilities)):
+        yield f"train_{ability}.parquet", table.filter(pa.array([one == ability for one in abilities]))
+
+
+def _schema(models: Sequence[str]) -> pa.Schema:
+    """The released schema; ``model_difficulty`` has a field a model, and is left out where none was measured."""
+    extra: list[tuple[str, Any]] = [("index", pa.int64())]
+    if models:
+        extra.append(("model_difficulty", pa.struct([(name, pa.int64()) for name in models])))
+    return pa.schema([*RELEASED_FIELDS, pa.field("extra_info", pa.struct(extra))])
+
+
+def _released(table: pa.Table, models: Sequence[str], schema: pa.Schema) -> pa.Table:
+    extra: list[dict[str, Any]] = []
+    for row in table.column("extra_info").to_pylist():
+        known = dict(row["model_difficulty"] or ())
+        one: dict[str, Any] = {"index": row["index"]}
+        if models:
+            one["model_difficulty"] = {name: known.get(name) for name in models}
+        extra.append(one)
+    plain = table.select([field.name for field in RELEASED_FIELDS])
+    return plain.append_column(schema.field("extra_info"), pa.array(extra, schema.field("extra_info").type)).cast(
+        schema
+    )
+
+
+class Mix:
+    """Draws rows by a hash of seed and id, so that the choice depends neither on order nor on other sources' rows."""
+
+    use = "mix"
+    version = 1
+    whole = True
+    parallel = False
+
+    def __init__(self, settings: MixStep, config: PipelineConfig) -> None:
+        self._settings = settings
+        self._config = config
+        self._drops: dict[str, str] = {}
+
+    def identity(self, context: Context) -> Any:
+        return self._settings.model_dump(mode="json")
+
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
+        self._drops = self._drawn(parts)
+
+    def _drawn(self, parts: Sequence[Part]) -> dict[str, str]:
+        """Rows that are not drawn, with the reason."""
+        drops: dict[str, str] = {}
+        eligible: defaultdict[str, list[tuple[bytes, str]]] = defaultdict(list)
+        for part in parts:
+            for row in read_part(part.path, ["id", "source", "extra_info"]).to_pylist():
+                fault = self._outside(dict(row["extra_info"]["model_difficulty"] or ()))
+                if fault is not None:
+                    drops[row["id"]] = fault
+                    continue
+                order = hashlib.blake2b(f"{self._settings.seed}/{row['id']}".encode(), digest_size=12).digest()
+                eligible[row["source"]].append((order, row["id"]))
+        self._check_names(set(eligible))
+        quotas = quotas_of(
+            {source: len(rows) for source, rows in eligible.items()},
+            caps=self._settings.caps,
+            weights=self._settings.weights,
+            size=self._settings.size,
+        )
+        for source, rows in eligible.items():
+            cap = self._settings.caps.get(source)
+            for place, (_, name) in enumerate(sorted(rows)):
+                if place >= quotas[source]:
+                    over = cap is not None and place >= cap
+                    drops[name] = f"over the cap of {source}" if over else "not drawn"
+        return drops
+
+    def _outside(self, difficulty: Mapping[str, int]) -> str | None:
+        for band in self._settings.bands:
+            failures = difficulty.get(band.model)
+            if failures is None:
+                if band.without == "drop":
+                    return f"no difficulty under {band.model}"
+            elif not band.low <= failures / RECORDED_ROLLOUTS <= band.high:
+                return f"outside the band of {band.model}"
+        return None
+
+    def _check_names(self, sources: set[str]) -> None:
+        known = sources | {source.label for source in self._config.sources}
+        for key, names in (("caps", self._settings.caps), ("weights", self._settings.weights)):
+            unknown = sorted(set(names) - known)
+            if unknown:
+                raise RecipeError(f"no source is called {unknown[0]!r}; known: {', '.join(sorted(known))}", key=key)
+
+    @contextmanager
+    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+        def decide(table: pa.Table) -> list[Decision]:
+            names = table.column("id").to_pylist()
+            return [Drop(self._drops[name]) if name in self._drops else None for name in names]
+
+        yield decide
+
+    def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
+        """The training files and the data card."""
+        from magicrl.pipeline.card import write_card
+        from magicrl.pipeline.mix_step import write_mixture
+
+        mixture = context.output / "mixture"
+        files = write_mixture(parts, mixture, split=self._settings.split_by_ability)
+        write_card(self._config, context.output, folder, files)
+
+
+def quotas_of(
+    available: Mapping[str, int], *, caps: Mapping[str, int], weights: Mapping[str, float], size: int | None
+) -> dict[str, int]:
+    """How many rows of each source are drawn.
+
+    Without weights and size: all up to the caps. With weights: shares are exact, as large as the scarcest source
+    allows, or of ``size`` rows; a source that cannot fill its share gives all, and the others share the rest by weight.
+
+    Raises:
+        ValueError: weights are negative, or leave nothing.
+
+    Example:
+        >>> quotas_of({"a": 100, "b": 100}, caps={"a": 10}, weights={}, size=None)
+        {'a': 10, 'b': 100}
+        >>> quotas_of({"a": 100, "b": 100}, caps={}, weights={"a": 3, "b": 1}, size=40)
+        {'a': 30, 'b': 10}
+        >>> quotas_of({"a": 100, "b": 100}, caps={}, weights={"a": 1, "b": 2}, size=None)
+        {'a': 50, 'b': 100}
+    """
+    room = {source: min(count, caps.get(source, count)) for source, count in available.items()}
+    share = {source: float(weights.get(source, 1.0)) for source in room}
+    wrong = next((source for source, weight in share.items() if not (weight >= 0 and math.isfinite(weight))), None)
+    if wrong is not None:
+        raise RecipeError(f"weight of {wrong} must be a number of at least 0, got {share[wrong]}", key="weights")
+    if not weights and size is None:
+        return room
+    if size is None:
+        largest = max(share.values(), default=0.0) or 1.0
+        share = {source: weight / largest for source, weight in share.items()}  # room over a tiny weight overflows
+        scarcest = min((room[source] / weight for source, weight in share.items() if weight > 0), default=0.0)
+        return {source: math.floor(scarcest * weight + 1e-9) for source, weight in share.items()}
+    return _shared_out(room, share, size)
+
+
+def _shared_out(room: Mapping[str, int], share: Mapping[str, float], size: int) -> dict[str, int]:
+    """Of ``size`` rows each source its share by weight; what one cannot give, the others do."""
+    quota = dict.fromkeys(room, 0)
+    open_sources = {source for source in room if share[source] > 0 and room[source] > 0}
+    left = min(size, sum(room[source] for source in open_sources))
+    while left and open_sources:
+        total = sum(share[source] for source in open_sources)
+        exact = {source: left * share[source] / total for source in open_sources}
+        full = {source for source in open_sources if exact[source] >= room[source]}
+        if not full:
+            floors = {source: math.floor(value) for source, value in exact.items()}
+            rest = left - sum(floors.values())
+            by_remainder = sorted(open_sources, key=lambda source: (floors[source] - exact[source], source))
+            extra = Counter(by_remainder[:rest])
+            return quota | {source: floors[source] + extra[source] for source in open_sources}
+        for source in full:
+            quota[source] = room[source]
+            left -= room[source]
+        open_sources -= full
+    return quota

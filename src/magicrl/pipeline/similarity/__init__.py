@@ -1,1 +1,0 @@
-"""What dedup and decontamination share: canonical text, guards, embedders, texts on disk."""

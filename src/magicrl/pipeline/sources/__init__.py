@@ -1,1 +1,0 @@
-"""Where problems come from: known data sets, files by a field mapping, the released schema."""

@@ -1,1 +1,0 @@
-"""The steps of a pipeline, one module each."""
