@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 from magicrl.evaluation.statistics import paired_difference, share
-from magicrl.reporting.arm_scores import SetScores, arm_scores, mean_per_problem
-from magicrl.reporting.arms import group_runs
-from magicrl.reporting.run_folder import TemperatureScore, read_run
+from magicrl.reporting.arms import SetScores, arm_scores, group_runs, mean_per_problem
+from magicrl.reporting.read_folders import TemperatureScore, read_run
 
 
 def scores(folders: list[Path]) -> tuple[SetScores, ...]:

@@ -17,7 +17,7 @@ from magicrl.reporting.arms import (
     telling_keys,
     written,
 )
-from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.read_folders import read_run
 
 from .conftest import write_arm
 

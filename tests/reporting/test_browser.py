@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import Browser
 
-from magicrl.reporting.report import write_report
+from magicrl.reporting.run_page import write_report
 
 from .browsing import CONTRASTS, Watched, saved, scrolled_by
 

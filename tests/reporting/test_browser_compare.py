@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 from playwright.sync_api import Browser, Page
 
-from magicrl.reporting.comparison_report import write_comparison
+from magicrl.reporting.comparison_page import write_comparison
 
 from .browsing import CONTRASTS, Watched, saved
 from .conftest import HOSTILE, write_arm, write_evaluation, write_rollout_recording

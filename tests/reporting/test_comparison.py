@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.reporting.comparison import comparisons, difference, rise
-from magicrl.reporting.run_folder import Interval, TemperatureScore, read_run
+from magicrl.reporting.read_folders import Interval, TemperatureScore, read_run
+from magicrl.reporting.scores import comparisons, difference, rise
 
 
 def test_difference_squares_and_adds_the_facing_halves() -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from magicrl.cli.report import run_report
 from magicrl.config.errors import RecipeError
-from magicrl.reporting.comparison_report import write_comparison
+from magicrl.reporting.comparison_page import write_comparison
 
 from .conftest import HOSTILE, write_arm, write_evaluation, write_rollout_recording
 from .test_report_page import Page

@@ -9,9 +9,20 @@ from pathlib import Path
 import pytest
 
 from magicrl.reporting.arms import Arm, group_runs
-from magicrl.reporting.compared import COMPARED, Compared, ComparedChart, compared_charts
-from magicrl.reporting.curves import MOST_POINTS, arm_axes, arm_curve, axis_scale, evenly, positions, totals
-from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.curves import (
+    COMPARED,
+    MOST_POINTS,
+    Compared,
+    ComparedChart,
+    arm_axes,
+    arm_curve,
+    axis_scale,
+    compared_charts,
+    evenly,
+    positions,
+    totals,
+)
+from magicrl.reporting.read_folders import read_run
 
 from .conftest import write_arm
 

@@ -8,11 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.reporting.comparison_report import write_comparison
-from magicrl.reporting.eval_blocks import evaluation_names
-from magicrl.reporting.eval_folder import Scaling, read_evaluation_folder
-from magicrl.reporting.run_folder import RunFolderError
-from magicrl.reporting.scaling_figures import EXACT, NamedScaling, length_chart, limit_chart, scaling_charts
+from magicrl.reporting.comparison_page import write_comparison
+from magicrl.reporting.evaluation_page import (
+    EXACT,
+    NamedScaling,
+    evaluation_names,
+    length_chart,
+    limit_chart,
+    scaling_charts,
+)
+from magicrl.reporting.read_folders import RunFolderError, Scaling, read_evaluation_folder
 
 from .conftest import write_evaluation
 from .test_report_page import Page

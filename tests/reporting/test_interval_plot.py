@@ -7,10 +7,10 @@ import io
 import re
 from pathlib import Path
 
-from magicrl.reporting.comparison import comparisons
 from magicrl.reporting.interval_plot import IntervalRow, draw_intervals, intervals_csv, intervals_legend
-from magicrl.reporting.run_folder import Interval, read_run
-from magicrl.reporting.views import interval_rows, intervals_view
+from magicrl.reporting.read_folders import Interval, read_run
+from magicrl.reporting.scores import comparisons
+from magicrl.reporting.scores import interval_rows, intervals_view
 
 
 def interval(low: float, mean: float, high: float) -> Interval:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from magicrl.reporting.provenance import provenance
-from magicrl.reporting.report import write_report
-from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.read_folders import read_run
+from magicrl.reporting.run_page import provenance, write_report
 
 
 def test_a_resumption_on_other_versions_shows_both(run_folder: Path) -> None:

@@ -15,7 +15,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from magicrl.reporting.report import MOST_CHARACTERS, shortened, write_report
+from magicrl.reporting.page import MOST_CHARACTERS, shortened
+from magicrl.reporting.run_page import write_report
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 INSIDE_SVG = {"line", "path", "rect", "circle"}
@@ -184,5 +185,5 @@ def test_long_responses_are_cut_on_the_page_and_say_so() -> None:
 
 
 def test_reporting_needs_no_torch() -> None:
-    code = "import sys, magicrl.reporting.report, magicrl.reporting.summary; sys.exit('torch' in sys.modules)"
+    code = "import sys, magicrl.reporting.page, magicrl.reporting.scores; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

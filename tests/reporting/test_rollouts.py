@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.reporting.report import write_report
-from magicrl.reporting.rollouts import MOST_CHARACTERS, coloured_pieces, shown_rollouts
-from magicrl.reporting.run_folder import RunFolderError, read_run
+from magicrl.reporting.read_folders import RunFolderError, read_run
+from magicrl.reporting.run_page import write_report
+from magicrl.reporting.samples import MOST_ROLLOUT_CHARACTERS, coloured_pieces, shown_rollouts
 
 
 def test_first_and_last_step_of_each_stage_with_one_response_a_kind(rich_run: Path) -> None:
@@ -40,7 +40,7 @@ def test_certain_neighbours_share_a_piece_and_others_tell_their_entropy() -> Non
 
 def test_no_token_makes_the_page_long() -> None:
     pieces = coloured_pieces(["x" * 10**6, "y"], [1.0, 1.0])
-    assert sum(len(p.text) for p in pieces) == MOST_CHARACTERS
+    assert sum(len(p.text) for p in pieces) == MOST_ROLLOUT_CHARACTERS
 
 
 def test_without_a_tokenizer_the_recorded_text_is_shown(rich_run: Path) -> None:

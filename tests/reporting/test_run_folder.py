@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.reporting.run_folder import RunFolderError, read_run
+from magicrl.reporting.read_folders import RunFolderError, read_run
 
 
 def test_a_whole_run_is_read(run_folder: Path) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from magicrl.reporting.run_folder import read_run
-from magicrl.reporting.summary import summary
+from magicrl.reporting.read_folders import read_run
+from magicrl.reporting.scores import summary
 from magicrl.reporting.wording import duration, moment, number, percent, points, temperature, visible
 
 

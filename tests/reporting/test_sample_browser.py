@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from magicrl.reporting import sample_browser
-from magicrl.reporting.sample_browser import Answer, AnswerRow, Browsed, Kind, browser, chosen, clipped, kinds_of
+from magicrl.reporting import samples as sample_browser
+from magicrl.reporting.samples import Answer, AnswerRow, Browsed, Kind, browser, chosen, clipped, kinds_of
 
 RIGHT, WRONG = Answer(text="7", outcome="correct"), Answer(text="8", outcome="wrong")
 CUT = Answer(text="7", outcome="correct", truncated=True)

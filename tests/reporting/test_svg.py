@@ -9,7 +9,7 @@ import pytest
 
 from magicrl.reporting.charts import Chart, Mark, Series
 from magicrl.reporting.interval_plot import IntervalRow, draw_intervals
-from magicrl.reporting.run_folder import Interval
+from magicrl.reporting.read_folders import Interval
 from magicrl.reporting.svg import LEFT, RIGHT, TOP, WIDTH, draw, frame_of, legend_entries
 
 CHART = Chart(

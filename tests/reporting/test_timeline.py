@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from magicrl.reporting.run_folder import RunFolderError, read_run
+from magicrl.reporting.read_folders import RunFolderError, read_run
 from magicrl.reporting.timeline import (
     TimelineRow,
     draw_timeline,

@@ -11,14 +11,17 @@ import pytest
 from magicrl.reporting import token_entropy
 from magicrl.reporting.arms import group_runs
 from magicrl.reporting.bars import Bar, BarPlot, bars_csv, draw_bars
-from magicrl.reporting.entropy_blocks import arms_entropy, read_tokens, run_entropy, token_name
-from magicrl.reporting.run_folder import RunFolderError, read_run
+from magicrl.reporting.read_folders import RunFolderError, read_run
 from magicrl.reporting.token_entropy import (
+    arms_entropy,
     bin_edges,
     by_position,
     concentration,
     most_uncertain,
+    read_tokens,
     recorded,
+    run_entropy,
+    token_name,
     token_shares,
 )
 

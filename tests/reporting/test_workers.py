@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.reporting.blocks import run_blocks
-from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.read_folders import read_run
+from magicrl.reporting.run_page import busy_seconds, idle_bars, idle_chart, idle_shares, run_blocks
 from magicrl.reporting.timeline import Span, read_timeline
-from magicrl.reporting.workers import busy_seconds, idle_bars, idle_chart, idle_shares
 
 
 def span(worker: str, start: float, end: float, step: int = 1) -> Span:

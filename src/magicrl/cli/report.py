@@ -9,9 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from magicrl.config.errors import RecipeError
-from magicrl.reporting.comparison_report import is_evaluation, write_comparison
+from magicrl.reporting.comparison_page import is_evaluation, write_comparison
 from magicrl.reporting.curves import Axis
-from magicrl.reporting.report import write_report
+from magicrl.reporting.run_page import write_report
 
 COMPARISON = Path("comparison.html")
 """Where a page over several folders goes, if nothing else is said."""

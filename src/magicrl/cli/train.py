@@ -25,9 +25,9 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_start_recipe, load_train_recipe, placed_errors
 from magicrl.config.paths import MODELS, is_unchanged
 from magicrl.config.schema import TrainConfig
-from magicrl.reporting.report import write_report
-from magicrl.reporting.run_folder import read_run
-from magicrl.reporting.summary import summary
+from magicrl.reporting.read_folders import read_run
+from magicrl.reporting.run_page import write_report
+from magicrl.reporting.scores import summary
 from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
 from magicrl.reporting.wording import duration
 from magicrl.training.diagnosis import NOTHING_LEARNED

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from magicrl.cli.display import RunPanel, event_text, figure, start_panel
 from magicrl.records import StepMetrics
-from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.read_folders import read_run
 from magicrl.reporting.wording import duration, visible
 
 LATEST_EVENTS = 6

@@ -18,7 +18,7 @@ from typing import Any
 from magicrl.experiments.definition import Ablation, Scale
 from magicrl.experiments.measures import COSTS, CURVES, Result
 from magicrl.experiments.planning import PlannedRun, plan_runs
-from magicrl.reporting.run_folder import RecordedRun, read_run
+from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.training.recorder import environment_facts
 
 SCHEMA_VERSION = 1

@@ -134,3 +134,8 @@ def _file(title: str, description: str, height: float, body: str, legend: Sequen
         f'<text class="title" x="12" y="17">{escape(title)}</text>'
         f'<g transform="translate(0 18)">{body}{entries}</g></svg>'
     )
+
+
+def arm_sign(slot: int) -> Entry:
+    """The legend's entry of an arm, as its lines are drawn."""
+    return Entry(label="", sign="line", color=slot % len(PALETTE), dash=(slot + slot // 6) % 6)

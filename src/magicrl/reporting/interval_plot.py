@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from magicrl.reporting.canvas import WIDTH, Entry, picture
 from magicrl.reporting.charts import nice_ticks
-from magicrl.reporting.run_folder import Interval
+from magicrl.reporting.read_folders import Interval
 from magicrl.reporting.wording import percent
 
 LEFT, RIGHT, TOP, ROW, BOTTOM = 84, 22, 10, 52, 38

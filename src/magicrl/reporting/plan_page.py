@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from magicrl.reporting.bars import Bar, BarPlot
-from magicrl.reporting.blocks import Block
 from magicrl.reporting.charts import Chart, Series
-from magicrl.reporting.report import render_page, write_page
+from magicrl.reporting.page import Block, render_page, write_page
 from magicrl.reporting.views import FigureView, bars_view, chart_view, hover
 from magicrl.reporting.wording import duration, number, percent
 

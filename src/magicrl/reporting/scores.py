@@ -1,13 +1,147 @@
-"""The headline: what the test says before and after training."""
+"""Before against after: the scores at each temperature, and the rise against the start's best one.
+
+The headline: what the test says before and after training.
+
+The last words of a run in the terminal: before against after, and where everything is.
+"""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
-from magicrl.reporting.comparison import Comparison, comparisons
-from magicrl.reporting.run_folder import RecordedRun
-from magicrl.reporting.views import intervals_view
-from magicrl.reporting.wording import number, percent, points, temperature
+from rich.box import SIMPLE_HEAD
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from magicrl.evaluation.statistics import paired_scores
+from magicrl.reporting.canvas import picture_frame
+from magicrl.reporting.interval_plot import (
+    IntervalRow,
+    draw_intervals,
+    intervals_csv,
+    intervals_height,
+    intervals_legend,
+)
+from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
+from magicrl.reporting.views import FigureView, data_uri, signs
+from magicrl.reporting.wording import duration, number, percent, points, temperature, visible
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScorePair:
+    """One temperature: the start's score and the trained model's, where they were measured."""
+
+    temperature: float
+    before: TemperatureScore | None
+    after: TemperatureScore | None
+
+    @property
+    def rise(self) -> Interval | None:
+        """After minus before at this temperature."""
+        if self.before is None or self.after is None:
+            return None
+        return rise(self.before, self.after)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rise:
+    """The trained model at one temperature against the start at another."""
+
+    before_temperature: float
+    after_temperature: float
+    before: Interval
+    after: Interval
+    change: Interval
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval of the change lies above zero."""
+        return self.change.low > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Comparison:
+    """A test set before and after training; either may be missing while a run goes on."""
+
+    set_name: str
+    before: Evaluation | None
+    after: Evaluation | None
+
+    @property
+    def pairs(self) -> tuple[ScorePair, ...]:
+        """One a temperature, ascending."""
+        old = {} if self.before is None else self.before.temperatures
+        new = {} if self.after is None else self.after.temperatures
+        return tuple(ScorePair(temperature=t, before=old.get(t), after=new.get(t)) for t in sorted({*old, *new}))
+
+    @property
+    def start_best(self) -> tuple[float, TemperatureScore] | None:
+        """The temperature at which the start is best. Its score is chosen as the highest, so the rise over it
+        is if anything too small."""
+        if self.before is None or not self.before.temperatures:
+            return None
+        return max(self.before.temperatures.items(), key=lambda item: item[1].accuracy.mean)
+
+    @property
+    def training_temperature(self) -> float | None:
+        """The highest temperature measured (after training, if it was): the one it sampled at, in every preset."""
+        measured = self.after or self.before
+        return max(measured.temperatures, default=None) if measured is not None else None
+
+    def rise_over_best(self, after_temperature: float) -> Rise | None:
+        """The rise at ``after_temperature`` over the start's best temperature."""
+        best = self.start_best
+        if best is None or self.after is None or after_temperature not in self.after.temperatures:
+            return None
+        after = self.after.temperatures[after_temperature].accuracy
+        return Rise(
+            before_temperature=best[0],
+            after_temperature=after_temperature,
+            before=best[1].accuracy,
+            after=after,
+            change=rise(best[1], self.after.temperatures[after_temperature]),
+        )
+
+    def pass_at(self, which: str) -> dict[int, tuple[float, Interval]]:
+        """k -> (temperature, pass@k) of ``before`` or ``after``, at the highest temperature that has it."""
+        evaluation = self.before if which == "before" else self.after
+        found: dict[int, tuple[float, Interval]] = {}
+        if evaluation is not None:
+            for t in sorted(evaluation.temperatures):
+                found.update({k: (t, value) for k, value in evaluation.temperatures[t].pass_at.items()})
+        return dict(sorted(found.items()))
+
+
+def rise(before: TemperatureScore, after: TemperatureScore) -> Interval:
+    """``after - before`` with a 95 % interval: paired by problem where both files tell each problem's share."""
+    paired = paired_scores(after.per_problem, before.per_problem, after.clusters or before.clusters or None)
+    if paired is None:
+        return difference(before.accuracy, after.accuracy)
+    return Interval(mean=paired.mean, low=paired.low, high=paired.high)
+
+
+def difference(before: Interval, after: Interval) -> Interval:
+    """``after - before`` with a 95 % interval from the two intervals (Newcombe's square-and-add).
+
+    It treats the two as independent; on the same problems they are positively correlated, so the
+    interval is if anything too wide.
+    """
+    change = after.mean - before.mean
+    below = math.hypot(after.mean - after.low, before.high - before.mean)
+    above = math.hypot(after.high - after.mean, before.mean - before.low)
+    return Interval(mean=change, low=change - below, high=change + above)
+
+
+def comparisons(run: RecordedRun) -> tuple[Comparison, ...]:
+    """One a test set, in the order of the files."""
+    return tuple(
+        Comparison(set_name=name, before=run.evaluation("before", name), after=run.evaluation("after", name))
+        for name in run.sets
+    )
+
 
 Tile = dict[str, str]
 
@@ -113,3 +247,158 @@ def _run_tiles(run: RecordedRun) -> list[Tile]:
             }
         )
     return tiles
+
+
+def summary(run: RecordedRun) -> RenderableType:
+    """A table a test set, the rise in words, cost, and the paths of what was made."""
+    parts: list[RenderableType] = []
+    for comparison in comparisons(run):
+        parts += [score_table(comparison), *rise_lines(comparison), cost_table(comparison)]
+    parts += verdict_lines(run)
+    parts.append(Text(f"{len(run.metrics)} training steps in {duration(training_seconds(run))} ({run.status})"))
+    for label, name in (("model", "model"), ("report", "report.html"), ("metrics", "metrics.jsonl")):
+        path = run.path / name
+        if path.exists():
+            parts.append(Text(f"{label:8}{path}"))
+    return Group(*parts)
+
+
+def verdict_lines(run: RecordedRun) -> list[Text]:
+    """Did it learn, why, and what helps."""
+    learning = run.learning
+    if learning is None:
+        return []
+    style = "bold green" if learning.outcome == "learned" else "bold red" if learning.failed else "bold yellow"
+    first = Text.assemble(
+        ("Did it learn? ", "bold"), (visible(learning.title), style), f": {visible(learning.reason)}."
+    )
+    return [first, *(Text(f"  remedy: {visible(sentence)}", style="dim") for sentence in learning.advice)]
+
+
+def training_seconds(run: RecordedRun) -> float | None:
+    """Wall clock of the training steps together, over every resumption; None where no step recorded it."""
+    steps = run.points("time/step")
+    return sum(seconds for _, seconds in steps) if steps else None
+
+
+def score_table(comparison: Comparison) -> Table:
+    """Accuracy by temperature with 95 % intervals, the rise in points, and pass@k."""
+    table = Table(
+        title=f"Test set: {visible(comparison.set_name)} (accuracy in %, with 95 % intervals)",
+        title_justify="left",
+        title_style="bold",
+        box=SIMPLE_HEAD,
+        padding=(0, 1),
+    )
+    table.add_column("temperature", no_wrap=True)
+    for name in ("before", "after", "rise in points"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for pair in comparison.pairs:
+        table.add_row(
+            temperature(pair.temperature),
+            interval_words(None if pair.before is None else pair.before.accuracy),
+            interval_words(None if pair.after is None else pair.after.accuracy),
+            Text(change_words(pair.rise), style="green" if pair.rise is not None and pair.rise.low > 0 else ""),
+        )
+    _add_pass_rows(table, comparison)
+    return table
+
+
+def cost_table(comparison: Comparison) -> Table:
+    """Entropy, length and truncation by temperature, before and after."""
+    table = Table(box=SIMPLE_HEAD)
+    table.add_column("temperature", no_wrap=True)
+    for name in ("entropy", "mean length", "truncated"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for pair in comparison.pairs:
+        cells = [_arrow(pair, field) for field in ("entropy", "length_mean", "truncation")]
+        table.add_row(temperature(pair.temperature), *cells)
+    return table
+
+
+def rise_lines(comparison: Comparison) -> list[Text]:
+    """The rise over the start's best temperature, in words."""
+    at = comparison.training_temperature
+    rise = None if at is None else comparison.rise_over_best(at)
+    if rise is None:
+        return []
+    return [
+        Text(
+            f"At temperature {temperature(rise.after_temperature)}: {percent(rise.after.mean)}, "
+            f"{change_words(rise.change)} points against the start's best temperature "
+            f"({temperature(rise.before_temperature)}: {percent(rise.before.mean)})",
+            style="bold green" if rise.clear else "bold",
+        )
+    ]
+
+
+def interval_words(interval: Interval | None) -> str:
+    """``45.7 (43.1–48.3)``, in per cent."""
+    if interval is None:
+        return "–"
+    return f"{100 * interval.mean:.1f} ({100 * interval.low:.1f}–{100 * interval.high:.1f})"
+
+
+def change_words(change: Interval | None) -> str:
+    """``+45.1 (+41.9 to +48.0)``, in percentage points."""
+    if change is None:
+        return "–"
+    return f"{points(change.mean)} ({points(change.low)} to {points(change.high)})"
+
+
+def _add_pass_rows(table: Table, comparison: Comparison) -> None:
+    before, after = comparison.pass_at("before"), comparison.pass_at("after")
+    for k in sorted({*before, *after}):
+        old, new = before.get(k), after.get(k)
+        at = (old or new or (0.0,))[0]
+        table.add_row(
+            f"pass@{k}, {at:g}",
+            interval_words(old[1] if old else None),
+            interval_words(new[1] if new else None),
+            "",
+        )
+
+
+def _arrow(pair: ScorePair, field: str) -> str:
+    """``0.61 → 0.18``."""
+
+    def word(score: TemperatureScore | None) -> str:
+        value: float | None = None if score is None else getattr(score, field)
+        return percent(value) if field == "truncation" else number(value)
+
+    return f"{word(pair.before)} → {word(pair.after)}"
+
+
+def intervals_view(key: str, comparison: Comparison) -> FigureView:
+    """A test set's scores before and after, with its pass@k below."""
+    rows = interval_rows(comparison)
+    best = None if comparison.start_best is None else comparison.start_best[1].accuracy.mean
+    title = "Accuracy by temperature"
+    return FigureView(
+        name=key,
+        title=title,
+        svg=draw_intervals(rows, best, key=key, title=title),
+        frame=picture_frame(title=title, height=intervals_height(rows), legend=intervals_legend(rows, best)),
+        legend=signs(intervals_legend(rows, best)),
+        csv=data_uri("text/csv", intervals_csv(rows)),
+        note="Bars are 95 % intervals; the unit of each is the problem, not the sample.",
+    )
+
+
+def interval_rows(comparison: Comparison) -> list[IntervalRow]:
+    """A row a temperature, then a row a pass@k."""
+    rows = [
+        IntervalRow(
+            label=temperature(pair.temperature),
+            before=pair.before.accuracy if pair.before else None,
+            after=pair.after.accuracy if pair.after else None,
+        )
+        for pair in comparison.pairs
+    ]
+    before, after = comparison.pass_at("before"), comparison.pass_at("after")
+    for i, k in enumerate(sorted({*before, *after})):
+        old, new = before.get(k), after.get(k)
+        rows.append(
+            IntervalRow(label=f"pass@{k}", before=old[1] if old else None, after=new[1] if new else None, apart=i == 0)
+        )
+    return rows

@@ -14,7 +14,7 @@ from markupsafe import Markup, escape
 
 from magicrl.reporting.canvas import WIDTH, Entry, picture
 from magicrl.reporting.charts import nice_ticks
-from magicrl.reporting.run_folder import RecordedRun, RunFolderError, read_lines
+from magicrl.reporting.read_folders import RecordedRun, RunFolderError, read_lines
 from magicrl.reporting.wording import duration, number
 
 LOCAL = "local"

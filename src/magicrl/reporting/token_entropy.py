@@ -2,16 +2,31 @@
 
 Pure functions on token ids and entropies, no drawing. The entropy of a token is that of the distribution from which it
 was drawn, in nats: a token of high entropy is one at which the policy could have gone on differently.
+
+The block on where a policy is uncertain, for a run's page (a line a step) and a comparison (a line an arm).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from magicrl.reporting.arms import Arm
+from magicrl.reporting.bars import Bar, BarPlot
+from magicrl.reporting.canvas import PALETTE
+from magicrl.reporting.charts import Chart, Series
+from magicrl.reporting.read_folders import RecordedRun, RunFolderError
+from magicrl.reporting.samples import recordings, run_tokenizer
+from magicrl.reporting.views import FigureView, bars_view, chart_view, hover
+from magicrl.reporting.wording import number, visible
 
 Floats: TypeAlias = NDArray[np.float64]
 
@@ -147,3 +162,205 @@ def most_uncertain(shares: Sequence[TokenShare], most: int) -> list[TokenShare]:
 def mean_entropy(data: Recorded) -> float:
     """Nats per token over all tokens."""
     return float(data.entropies.mean())
+
+
+MOST_STEPS = 4
+MOST_BARS = 14
+MEANT = "The entropy of a token is that of the distribution from which it was drawn, in nats."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NamedTokens:
+    """Recorded tokens under the name that the figures give them."""
+
+    name: str
+    data: Recorded
+
+
+def run_entropy(run: RecordedRun) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The block's data and crosshairs for one run: a line a step, bars of the last; None where nothing was recorded.
+
+    Raises:
+        RunFolderError: a recording that cannot be read.
+    """
+    paths = recordings(run.path / "rollouts")
+    steps = _first_and_stage_ends(run, sorted(paths))
+    found = [(step, read_tokens(paths[step])) for step in steps]
+    named = [NamedTokens(name=f"step {step}", data=data) for step, data in found if data is not None]
+    if not named:
+        return None
+    charts = entropy_charts(named)
+    shares = token_shares(named[-1].data)
+    tokenizer = run_tokenizer(run)
+    plots = token_plots(shares, tokenizer, named[-1].name)
+    panels = [[chart_view(chart)] for chart in charts] + [[token_view(plot)] for plot in plots]
+    note = MEANT
+    if tokenizer is None:
+        note += " No tokenizer lies beside the model: tokens are named by their ids."
+    return {"panels": panels, "axes": (), "note": note}, {chart.key: hover(chart) for chart in charts}
+
+
+def _first_and_stage_ends(run: RecordedRun, steps: Sequence[int]) -> list[int]:
+    """The first recorded step and the last of each stage, at most ``MOST_STEPS``."""
+    ends = [
+        inside[-1]
+        for stage in run.stages
+        if (inside := [step for step in steps if stage.first_step <= step <= stage.last_step])
+    ]
+    chosen = sorted({steps[0], *ends}) if ends else []
+    return chosen if len(chosen) <= MOST_STEPS else [chosen[0], *chosen[1 - MOST_STEPS :]]
+
+
+def arms_entropy(arms: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """The same for a comparison: a line an arm, of the last recorded step of each of its runs together."""
+    named: list[tuple[int, NamedTokens]] = []
+    unequal: set[int] = set()
+    for slot, arm in enumerate(arms):
+        parts: list[Recorded] = []
+        for run in arm.runs:
+            paths = recordings(run.path / "rollouts")
+            inside = [step for step in paths if not run.metrics or step <= run.metrics[-1].step]
+            data = read_tokens(paths[max(inside)]) if inside else None
+            if data is not None:
+                parts.append(data)
+                unequal.add(max(inside))
+        if parts:
+            named.append((slot, NamedTokens(name=arm.name, data=joined(parts))))
+    if not named:
+        return None
+    charts = entropy_charts([tokens for _, tokens in named], [slot for slot, _ in named])
+    steps = f"step {unequal.pop()}" if len(unequal) == 1 else f"step {min(unequal)} to {max(unequal)}"
+    note = f"Of the last recorded rollouts of each run ({steps}). {MEANT}"
+    panels = [[chart_view(chart)] for chart in charts]
+    return {"panels": panels, "axes": (), "note": note}, {chart.key: hover(chart) for chart in charts}
+
+
+def joined(parts: Sequence[Recorded]) -> Recorded:
+    """Several recordings as one."""
+    return Recorded(
+        ids=np.concatenate([part.ids for part in parts]),
+        entropies=np.concatenate([part.entropies for part in parts]),
+        lengths=np.concatenate([part.lengths for part in parts]),
+    )
+
+
+def read_tokens(path: Path) -> Recorded | None:
+    """Tokens and entropies of one recorded step; None where the engine told no entropies.
+
+    Raises:
+        RunFolderError: the file cannot be read.
+    """
+    try:
+        table = pq.read_table(path, columns=["tokens", "sampler_entropies"])
+        told = table.filter(table["sampler_entropies"].is_valid()).combine_chunks()
+        ids, values = (told[name].combine_chunks() for name in ("tokens", "sampler_entropies"))
+        lengths, others = (np.diff(np.asarray(column.offsets, dtype=np.int64)) for column in (ids, values))
+    except (pa.ArrowException, OSError) as error:
+        raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
+    if not np.array_equal(lengths, others):
+        raise RunFolderError(f"{path}: a response has another number of entropies than tokens; remove the file")
+    if not lengths.sum():
+        return None
+    return Recorded(
+        ids=np.asarray(ids.flatten(), dtype=np.int64),
+        entropies=np.asarray(values.flatten(), dtype=np.float64),
+        lengths=lengths,
+    )
+
+
+def entropy_charts(
+    named: Sequence[NamedTokens], slots: Sequence[int] | None = None, *, prefix: str = ""
+) -> tuple[Chart, ...]:
+    """Entropy by position, and its concentration; a line each, in these slots of the palette.
+
+    ``prefix`` goes before the names of the exports.
+    """
+    colors = [slot % len(PALETTE) for slot in (slots if slots is not None else range(len(named)))]
+    edges = bin_edges(max(int(tokens.data.lengths.max()) for tokens in named))
+    position = [
+        Series(
+            label=tokens.name,
+            points=tuple(((b.first + b.last) / 2, b.mean) for b in by_position(tokens.data, edges)),
+            color=color,
+            dots=True,
+        )
+        for tokens, color in zip(named, colors, strict=True)
+    ]
+    concentrated = [
+        Series(label=tokens.name, points=tuple((100 * x, y) for x, y in concentration(tokens.data)), color=color)
+        for tokens, color in zip(named, colors, strict=True)
+    ]
+    width = edges[1] - edges[0]
+    bins = f"Mean over bins of {width} positions" if width > 1 else "Mean at each position"
+    charts = (
+        Chart(
+            key=f"{prefix}entropy_by_position",
+            title="Entropy by position",
+            series=tuple(position),
+            y_low=0.0,
+            x_name="position in the response, tokens",
+            x_word="position",
+            x_whole=False,
+            note=f"{bins}; with fewer than {LEAST_TOKENS} tokens there is no point. Only responses so long count at a "
+            "position.",
+        ),
+        Chart(
+            key=f"{prefix}entropy_concentration",
+            title="Entropy held by the most uncertain tokens",
+            series=tuple(concentrated),
+            unit="percent",
+            y_low=0.0,
+            y_high=1.0,
+            x_name="per cent of the tokens, the most uncertain first",
+            x_word="% of tokens",
+            x_range=(0.0, 100.0),
+            note="A steep rise: a few tokens, at which the response forks, hold most of the entropy.",
+        ),
+    )
+    return tuple(chart for chart in charts if not chart.empty)
+
+
+def token_plots(shares: Sequence[TokenShare], tokenizer: Tokenizer | None, where: str) -> tuple[BarPlot, ...]:
+    """Tokens that hold most of all entropy, and those of the highest mean entropy."""
+    names = {share.token: token_name(tokenizer, share.token) for share in shares}
+    holding = [share for share in shares if share.share > 0][:MOST_BARS]
+    uncertain = [share for share in most_uncertain(shares, MOST_BARS) if share.mean > 0]
+    plots = (
+        BarPlot(
+            key="tokens_by_share",
+            title=f"Tokens that hold most entropy, {where}",
+            x_name="share of all entropy",
+            unit="percent",
+            bars=tuple(
+                Bar(name=names[s.token], value=s.share, words=f"{s.count:,} × {number(s.mean, 2)}") for s in holding
+            ),
+        ),
+        BarPlot(
+            key="tokens_by_mean",
+            title=f"Most uncertain tokens, {where}",
+            x_name="mean entropy, nats",
+            color=1,
+            bars=tuple(Bar(name=names[s.token], value=s.mean, words=f"{s.count:,} times") for s in uncertain),
+        ),
+    )
+    return tuple(plot for plot in plots if plot.bars)
+
+
+def token_name(tokenizer: Tokenizer | None, token: int) -> str:
+    """A token as it reads, with its spaces and line ends made visible; its id where no tokenizer knows it."""
+    if tokenizer is None:
+        return f"#{token}"
+    text = str(tokenizer.decode([token], skip_special_tokens=False))
+    text = text or str(tokenizer.id_to_token(token) or "")
+    shown = visible(text[:40]).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
+    return shown or f"#{token}"
+
+
+def token_view(plot: BarPlot) -> FigureView:
+    """A bar plot of tokens as the page shows it."""
+    note = (
+        "Behind a bar: how often the token was drawn, times its mean entropy."
+        if plot.unit == "percent"
+        else f"Of the tokens that were drawn at least {LEAST_TOKENS} times."
+    )
+    return bars_view(plot, note)

@@ -12,17 +12,9 @@ from markupsafe import Markup
 from magicrl.reporting.bars import BarPlot, bars_csv, bars_height, bars_legend, draw_bars
 from magicrl.reporting.canvas import WIDTH, Entry, picture_frame, swatch
 from magicrl.reporting.charts import Chart, Series, Unit, thinned, to_csv
-from magicrl.reporting.comparison import Comparison
-from magicrl.reporting.interval_plot import (
-    IntervalRow,
-    draw_intervals,
-    intervals_csv,
-    intervals_height,
-    intervals_legend,
-)
 from magicrl.reporting.svg import LEFT, RIGHT, draw, drawn_series, frame_of, legend, legend_entries
 from magicrl.reporting.timeline import TimelineRow, draw_timeline, timeline_csv, timeline_height, timeline_legend
-from magicrl.reporting.wording import measured, temperature
+from magicrl.reporting.wording import measured
 
 TABLE_ROWS = 12
 
@@ -74,41 +66,6 @@ def chart_view(chart: Chart) -> FigureView:
         note=chart.note,
         table=values_table(chart),
     )
-
-
-def intervals_view(key: str, comparison: Comparison) -> FigureView:
-    """A test set's scores before and after, with its pass@k below."""
-    rows = interval_rows(comparison)
-    best = None if comparison.start_best is None else comparison.start_best[1].accuracy.mean
-    title = "Accuracy by temperature"
-    return FigureView(
-        name=key,
-        title=title,
-        svg=draw_intervals(rows, best, key=key, title=title),
-        frame=picture_frame(title=title, height=intervals_height(rows), legend=intervals_legend(rows, best)),
-        legend=signs(intervals_legend(rows, best)),
-        csv=data_uri("text/csv", intervals_csv(rows)),
-        note="Bars are 95 % intervals; the unit of each is the problem, not the sample.",
-    )
-
-
-def interval_rows(comparison: Comparison) -> list[IntervalRow]:
-    """A row a temperature, then a row a pass@k."""
-    rows = [
-        IntervalRow(
-            label=temperature(pair.temperature),
-            before=pair.before.accuracy if pair.before else None,
-            after=pair.after.accuracy if pair.after else None,
-        )
-        for pair in comparison.pairs
-    ]
-    before, after = comparison.pass_at("before"), comparison.pass_at("after")
-    for i, k in enumerate(sorted({*before, *after})):
-        old, new = before.get(k), after.get(k)
-        rows.append(
-            IntervalRow(label=f"pass@{k}", before=old[1] if old else None, after=new[1] if new else None, apart=i == 0)
-        )
-    return rows
 
 
 def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:

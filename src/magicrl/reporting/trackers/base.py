@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.run_folder import Evaluation, RecordedRun
+from magicrl.reporting.read_folders import Evaluation, RecordedRun
 
 NOTHING = -1
 """The last step of a tracker that holds none; events before the first training step are at step 0."""

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from magicrl.config.errors import without_secrets
 from magicrl.records import StepMetrics
-from magicrl.reporting.run_folder import RecordedRun, read_run
+from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.reporting.trackers.base import NOTHING, TrackedRun, Tracker, result_figures, scalars
 
 TRACKERS = {

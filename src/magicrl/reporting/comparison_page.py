@@ -1,19 +1,47 @@
-"""The blocks of a page that compares runs: scores of arms, settings that differ, curves, single runs."""
+"""One page that compares training runs, evaluations, or both: reads the folders, chooses the blocks.
+
+The blocks of a page that compares runs: scores of arms, settings that differ, curves, single runs.
+
+A comparison's figures as the page shows them: one drawing an x axis, of which one is shown, and their curves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
-from magicrl.reporting.arm_scores import SetScores, arm_scores
-from magicrl.reporting.arms import Arm, decides, differing, readable, run_labels, run_settings, written
-from magicrl.reporting.blocks import Block
-from magicrl.reporting.canvas import PALETTE, Entry, picture_frame, swatch
-from magicrl.reporting.compare_views import AXIS_WORDS, CurvePool, compared_view
-from magicrl.reporting.compared import COMPARED, compared_charts
-from magicrl.reporting.curves import AXES, ArmAxes, Axis, arm_axes, devices, totals
-from magicrl.reporting.entropy_blocks import arms_entropy
+from markupsafe import Markup
+
+from magicrl.evaluation.folder import RESULTS
+from magicrl.reporting.arms import (
+    Arm,
+    SetScores,
+    arm_scores,
+    decides,
+    differing,
+    group_runs,
+    readable,
+    run_labels,
+    run_settings,
+    written,
+)
+from magicrl.reporting.canvas import PALETTE, arm_sign, picture_frame, swatch
+from magicrl.reporting.charts import Chart
+from magicrl.reporting.curves import (
+    AXES,
+    COMPARED,
+    ArmAxes,
+    Axis,
+    ComparedChart,
+    arm_axes,
+    compared_charts,
+    devices,
+    tail_label,
+    totals,
+)
+from magicrl.reporting.evaluation_page import evaluation_blocks
 from magicrl.reporting.interval_plot import (
     IntervalRow,
     draw_intervals,
@@ -21,11 +49,109 @@ from magicrl.reporting.interval_plot import (
     intervals_height,
     intervals_legend,
 )
-from magicrl.reporting.run_folder import RecordedRun
-from magicrl.reporting.run_samples import arm_browsers
-from magicrl.reporting.sample_browser import MOST_PROBLEMS
-from magicrl.reporting.views import FigureView, data_uri, signs
+from magicrl.reporting.page import Block, render_page, write_page
+from magicrl.reporting.read_folders import RecordedEvaluation, RecordedRun, read_evaluation_folder, read_run
+from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers
+from magicrl.reporting.svg import draw, frame_of, legend
+from magicrl.reporting.token_entropy import arms_entropy
+from magicrl.reporting.views import FigureView, data_uri, plot_area, signs, values_table
 from magicrl.reporting.wording import duration, percent, temperature
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WrittenComparison:
+    """The page, and what could not be put on it."""
+
+    path: Path
+    left_out: tuple[LeftOut, ...]
+
+
+def is_evaluation(folder: Path) -> bool:
+    """Whether ``magicrl eval`` wrote this folder; a folder with neither mark is taken for a run."""
+    return not (folder / "run.json").exists() and ((folder / RESULTS).exists() or any(folder.glob("*/job.json")))
+
+
+def write_comparison(
+    folders: Sequence[Path],
+    output: Path,
+    *,
+    axis: Axis = "steps",
+    keys: Sequence[str] | None = None,
+    command: str = "",
+) -> WrittenComparison:
+    """Write a page over run folders, evaluation folders, or both.
+
+    A folder that cannot be read is left out, and the page says so; it is an error only where none is left.
+
+    Args:
+        folders: in the order of the page; the others are held against the first run (or evaluation).
+        output: the page.
+        axis: the x axis that is shown first.
+        keys: settings that make the arms; default: all in which runs differ but for seed and bookkeeping.
+        command: what made the page, for its foot.
+
+    Raises:
+        ValueError: the same folder twice, no folder that can be read, a key that no run has, or the page cannot be
+            written.
+    """
+    doubled = [folder for i, folder in enumerate(folders) if folder.resolve() in {f.resolve() for f in folders[:i]}]
+    if doubled:
+        raise ValueError(f"{doubled[0]} is named twice; a run counts once in a comparison")
+    runs: list[RecordedRun] = []
+    evaluations: list[RecordedEvaluation] = []
+    left_out: list[LeftOut] = []
+    for folder in folders:
+        try:
+            if is_evaluation(folder):
+                evaluations.append(read_evaluation_folder(folder))
+            else:
+                runs.append(read_run(folder))
+        except ValueError as error:
+            left_out.append(LeftOut(folder=str(folder), why=str(error)))
+    if not runs and not evaluations:
+        raise ValueError("none of the folders can be read:\n" + "\n".join(f"  {item.why}" for item in left_out))
+    if keys is not None and not runs:
+        raise ValueError(f"--group-by {keys[0]}: there is no run among the folders, only evaluations")
+    arms = group_runs(runs, keys) if runs else ()
+    missing = left_out_block(left_out)
+    blocks: list[Block] = [missing] if missing is not None else []
+    blocks += comparison_blocks(arms, axis) if arms else ()
+    blocks += evaluation_blocks(evaluations) if evaluations else ()
+    page = render_page(
+        _title(arms, runs, evaluations),
+        _comparison_facts(arms, runs, evaluations, left_out),
+        blocks,
+        command,
+        _kind(runs),
+    )
+    return WrittenComparison(path=write_page(page, output), left_out=tuple(left_out))
+
+
+def _kind(runs: Sequence[RecordedRun]) -> str:
+    return "comparison" if runs else "evaluation"
+
+
+def _title(arms: Sequence[Arm], runs: Sequence[RecordedRun], evaluations: Sequence[RecordedEvaluation]) -> str:
+    if runs:
+        names = list(dict.fromkeys(run.name for run in runs))
+        return " · ".join(names) if len(names) <= 4 else f"{' · '.join(names[:3])} and {len(names) - 3} more"
+    benchmarks = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.benchmarks))
+    return ", ".join(benchmarks[:4]) + (" and more" if len(benchmarks) > 4 else "")
+
+
+def _comparison_facts(
+    arms: Sequence[Arm],
+    runs: Sequence[RecordedRun],
+    evaluations: Sequence[RecordedEvaluation],
+    left_out: Sequence[LeftOut],
+) -> list[tuple[str, str]]:
+    facts = [("arms", str(len(arms))), ("runs", str(len(runs)))] if runs else []
+    facts += [("training steps", str(sum(len(run.metrics) for run in runs)))] if runs else []
+    facts += [("evaluations", str(len(evaluations)))] if evaluations else []
+    samples = sum(b.problems * b.samples for evaluation in evaluations for b in evaluation.benchmarks.values())
+    facts += [("samples", f"{samples:,}")] if samples else []
+    return facts + ([("left out", str(len(left_out)))] if left_out else [])
+
 
 LAST_STEPS = 5
 """Steps over which a run's last numbers are averaged."""
@@ -45,7 +171,7 @@ def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
     axes = arm_axes(arms)
     blocks = (
         _arms(arms, axes),
-        _scores(arms, scores),
+        _score_block(arms, scores),
         _settings(arms),
         *_figures(arms, axes, axis),
         _token_entropy(arms),
@@ -64,11 +190,6 @@ def _block(key: str, title: str, data: Mapping[str, Any]) -> Block:
     return Block(key=key, title=title, template=f"{key}.html.j2", data=data, hover={})
 
 
-def arm_sign(slot: int) -> Entry:
-    """The legend's entry of an arm, as its lines are drawn."""
-    return Entry(label="", sign="line", color=slot % len(PALETTE), dash=(slot + slot // 6) % 6)
-
-
 def _arms(arms: Sequence[Arm], axes: ArmAxes) -> Block:
     rows = [
         {
@@ -77,7 +198,7 @@ def _arms(arms: Sequence[Arm], axes: ArmAxes) -> Block:
             "runs": len(arm.runs),
             "seeds": ", ".join(str(run.run.get("seed", "–")) for run in arm.runs),
             "status": _counted([run.status for run in arm.runs]),
-            "steps": _range([len(run.metrics) for run in arm.runs]),
+            "steps": _counts([len(run.metrics) for run in arm.runs]),
         }
         for i, arm in enumerate(arms)
     ]
@@ -120,12 +241,12 @@ def _counted(words: Sequence[str]) -> str:
     return ", ".join(f"{words.count(word)} {word}" for word in found)
 
 
-def _range(values: Sequence[int]) -> str:
+def _counts(values: Sequence[int]) -> str:
     low, high = min(values), max(values)
     return f"{low:,}" if low == high else f"{low:,}–{high:,}"
 
 
-def _scores(arms: Sequence[Arm], scores: Sequence[SetScores]) -> Block | None:
+def _score_block(arms: Sequence[Arm], scores: Sequence[SetScores]) -> Block | None:
     if not scores:
         return None
     names = list(dict.fromkeys(score.set_name for score in scores))
@@ -280,3 +401,105 @@ def _commit(run: RecordedRun) -> str:
     git = cast("Mapping[str, Any]", last).get("git") if isinstance(last, Mapping) else None
     commit, plus, rest = str(git or "").partition("+")
     return commit[:10] + plus + rest
+
+
+AXIS_WORDS: Mapping[Axis, str] = {
+    "steps": "steps",
+    "tokens": "tokens",
+    "wall": "wall time",
+    "gpu-hours": "device hours",
+}
+
+
+def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
+    """One figure; ``axis`` is the one that is shown first."""
+    shown = compared.charts.get(axis) or next(iter(compared.charts.values()))
+    entries = legend(shown)
+    drawings = [_marked(draw(chart), key, hidden=key != axis) for key, chart in compared.charts.items()]
+    none = Markup(f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No arm has this x axis.</p>')
+    return FigureView(
+        name=compared.figure.key,
+        title=compared.figure.title,
+        svg=Markup("").join([*drawings, none]),
+        frame=picture_frame(title=shown.title, height=frame_of(shown)[0].height, legend=entries),
+        legend=signs(entries),
+        note=compared.figure.note,
+        table=values_table(shown),
+    )
+
+
+def _marked(svg: Markup, axis: Axis, *, hidden: bool) -> Markup:
+    """The drawing with the axis that it belongs to."""
+    return Markup(str(svg).replace("<svg ", f'<svg data-axis="{axis}"{" hidden" if hidden else ""} ', 1))
+
+
+class CurvePool:
+    """The values of many figures for the page's script: each list of x once, however many curves lie over it."""
+
+    def __init__(self, arms: Sequence[Arm], axes: ArmAxes) -> None:
+        self._arms = arms
+        self._axes = axes
+        self._lists: dict[tuple[float, ...], int] = {}
+        self._curves: dict[str, list[dict[str, Any]]] = {}
+        self._charts: dict[str, dict[str, Any]] = {}
+
+    def add(self, compared: ComparedChart) -> None:
+        """One figure with all its drawings."""
+        curves: list[dict[str, Any]] = []
+        for slot, curve in enumerate(compared.curves):
+            arm = self._arms[slot]
+            if curve.points:
+                band = any(p.runs > 1 for p in curve.points)
+                entry: dict[str, Any] = {
+                    "label": arm.name,
+                    "color": slot % len(PALETTE),
+                    "runs": curve.points[0].runs,
+                    "x": self._x(slot, None, [p.step for p in curve.points]),
+                    "y": [_digits(p.mean) for p in curve.points],
+                }
+                if band:
+                    entry |= {"low": [_digits(p.low) for p in curve.points]}
+                    entry |= {"high": [_digits(p.high) for p in curve.points]}
+                curves.append(entry)
+            for run, points in curve.tails:
+                curves.append(
+                    {
+                        "label": tail_label(arm, run),
+                        "alone": True,
+                        "runs": 1,
+                        "x": self._x(slot, run, [x for x, _ in points]),
+                        "y": [_digits(y) for _, y in points],
+                    }
+                )
+        self._curves[compared.figure.key] = curves
+        for axis, chart in compared.charts.items():
+            self._charts[chart.key] = _curves_chart(chart, compared.figure.key, axis)
+
+    def hover(self) -> dict[str, Any]:
+        """All of it."""
+        return {
+            **self._charts,
+            "#x": [list(values) for values in self._lists],
+            "#curves": self._curves,
+            "#axes": {axis: "step" if axis == "steps" else scale.name for axis, scale in self._axes.scales.items()},
+        }
+
+    def _x(self, slot: int, run: int | None, steps: Sequence[float]) -> dict[str, int]:
+        """Which list of x holds these steps of an arm (or of one of its runs), by axis."""
+        found: dict[str, int] = {}
+        for axis in self._axes.scales:
+            at = self._axes.arms[axis][slot] if run is None else self._axes.runs[axis][slot][run]
+            if all(step in at for step in steps):
+                values = tuple(_digits(at[step]) for step in steps)
+                found[axis] = self._lists.setdefault(values, len(self._lists))
+        return found
+
+
+def _curves_chart(chart: Chart, curves: str, axis: Axis) -> dict[str, Any]:
+    return plot_area(chart) | {"curves": curves, "axis": axis}
+
+
+def _digits(value: float) -> float:
+    """Six digits: what a table needs, at half the size."""
+    short = float(f"{value:.6g}")
+    return int(short) if short == int(short) and abs(short) < 1e15 else short

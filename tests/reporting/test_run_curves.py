@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from magicrl.reporting.charts import Chart, Mark, Series
-from magicrl.reporting.figures import GROUPS, figure_groups
-from magicrl.reporting.run_folder import read_run
+from magicrl.reporting.curves import GROUPS, figure_groups
+from magicrl.reporting.read_folders import read_run
 from magicrl.reporting.svg import draw, legend
 from magicrl.reporting.views import chart_view
 

@@ -6,7 +6,8 @@ import base64
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,8 @@ from markupsafe import Markup
 
 from magicrl.files import write_atomically
 from magicrl.reporting import wording
-from magicrl.reporting.blocks import Block, run_blocks
 from magicrl.reporting.canvas import file_css, page_css
-from magicrl.reporting.run_folder import RecordedRun, read_run
-from magicrl.reporting.sample_browser import clipped
-from magicrl.reporting.summary import training_seconds
+from magicrl.reporting.samples import clipped
 
 SCRIPTS = ("values.js", "crosshair.js", "save.js", "browse.js")
 """Parts of the page's one script, in order."""
@@ -29,19 +27,23 @@ MOST_CHARACTERS = 20_000
 """Of one response on the page; the evaluation's file has it whole."""
 
 
-def write_report(run_folder: Path, output: Path | None = None) -> Path:
-    """Write the report of ``run_folder`` to ``output`` (default: its ``report.html``) and return that path.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Block:
+    """One section of a page.
 
-    A run that is not finished has a report too, of what there is.
-
-    Raises:
-        RunFolderError: no run folder, or a corrupt file in it.
-        ValueError: the page cannot be written.
+    Attributes:
+        key: its anchor.
+        title: its heading and its entry in the page's contents.
+        template: file under ``templates/blocks`` that shows ``data``.
+        data: what the template reads, under the name ``data``.
+        hover: chart key -> values for the crosshair.
     """
-    run = read_run(run_folder)
-    command = f"magicrl report {run_folder}" + (f" --output {output}" if output is not None else "")
-    page = render_page(run.name, _facts(run), run_blocks(run), command)
-    return write_page(page, output or run_folder / "report.html")
+
+    key: str
+    title: str
+    template: str
+    data: Mapping[str, Any]
+    hover: Mapping[str, Any]
 
 
 def write_page(page: str, target: Path) -> Path:
@@ -112,25 +114,6 @@ def shortened(text: str) -> str:
     if len(text) <= MOST_CHARACTERS:
         return text
     return f"{text[:MOST_CHARACTERS]}\n[… {len(text) - MOST_CHARACTERS} more characters in the evaluation's file]"
-
-
-def _facts(run: RecordedRun) -> list[tuple[str, str]]:
-    environments = run.run.get("environments") or [{}]
-    started, ended = (
-        str(environments[0].get("started") or run.run.get("started") or ""),
-        str(run.run.get("ended") or ""),
-    )
-    facts = [
-        ("status", run.status),
-        ("training steps", str(len(run.metrics))),
-        ("time in training steps", wording.duration(training_seconds(run))),
-        ("seed", str(run.run.get("seed", "–"))),
-        ("started", wording.moment(started)),
-        ("ended", wording.moment(ended)),
-        ("error", str(run.run.get("error") or "")),
-        ("machine", str(environments[0].get("machine") or run.run.get("machine") or "")),
-    ]
-    return [(label, value) for label, value in facts if value]
 
 
 def _asset(name: str) -> str:

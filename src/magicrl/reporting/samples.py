@@ -1,0 +1,640 @@
+"""Responses to read: the same problems in several columns (before and after, or several models), with their verdicts.
+
+A page holds a bounded part of them, chosen so that every kind of outcome is there, and says so.
+
+The test responses of training runs as a browser shows them: before and after, or the arms of a comparison.
+
+The responses of evaluations side by side: a column an evaluation, a browser a benchmark.
+
+A few recorded rollouts of a few steps: what the policy wrote while it learned, token by token.
+
+The recording holds token ids, the tokenizer lies beside the model: where it can be read, prompts are shown and
+tokens are coloured by their entropy; else the text as it was recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from magicrl.evaluation.samples import SampleRow
+from magicrl.reporting.arms import Arm
+from magicrl.reporting.read_folders import (
+    EvaluatedSample,
+    Evaluation,
+    RecordedEvaluation,
+    RecordedRun,
+    RunFolderError,
+    SampledResponse,
+    asked_problems,
+    by_benchmark,
+    sample_rows,
+)
+from magicrl.reporting.scores import comparisons
+from magicrl.reporting.wording import temperature, visible
+
+Kind: TypeAlias = Literal["lost", "won", "wrong", "truncated", "not_judged", "right"]
+KINDS: tuple[Kind, ...] = ("lost", "won", "wrong", "truncated", "not_judged", "right")
+
+MOST_PROBLEMS = 60
+"""Problems of one set on a page."""
+MOST_CHARACTERS = 600_000
+"""Of all responses of one set on a page."""
+HEAD, TAIL = 1_500, 2_500
+"""Characters at the two ends of a long response that are shown: the answer stands at its end."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answer:
+    """One response with its verdict; ``decided_by`` is the verifier's step."""
+
+    text: str
+    outcome: str
+    status: str = ""
+    decided_by: str = ""
+    reason: str = ""
+    extracted: str | None = None
+    tokens: int | None = None
+    truncated: bool = False
+    entropy: float | None = None
+
+    @property
+    def right(self) -> bool:
+        return self.outcome == "correct" and not self.truncated
+
+    @property
+    def mark(self) -> str:
+        """Its outcome in one word; a truncated response is truncated whatever stands in it."""
+        return "truncated" if self.truncated else self.outcome
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnswerRow:
+    """Responses side by side, one a column; None where a column has none."""
+
+    label: str
+    answers: tuple[Answer | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Browsed:
+    """One problem.
+
+    Attributes:
+        id, prompt, gold: of the problem.
+        marks: by column the outcome of every sample, shown or not.
+        rows: the responses that are shown.
+        kinds: what there is to find in it.
+    """
+
+    id: str
+    prompt: str
+    gold: str
+    marks: tuple[tuple[str, ...], ...]
+    rows: tuple[AnswerRow, ...]
+    kinds: frozenset[Kind]
+
+    @property
+    def size(self) -> int:
+        """Characters on the page."""
+        texts = (clipped(answer.text) for row in self.rows for answer in row.answers if answer is not None)
+        return len(self.prompt) + sum(len(text) for text in texts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SampleBrowser:
+    """The problems of one set that a page shows.
+
+    Attributes:
+        name: of the set.
+        columns: what each column is.
+        items: the problems, in the order of the set.
+        total: problems that there were to choose from.
+        counts: problems of each kind, of all there were.
+        kind_words: what the filter calls each kind that is there.
+        note: how the outcome of a column is told from several samples; empty where each has one.
+    """
+
+    name: str
+    columns: tuple[str, ...]
+    items: tuple[Browsed, ...]
+    total: int
+    counts: Mapping[Kind, int]
+    kind_words: Mapping[Kind, str]
+    note: str = ""
+
+
+def browser(name: str, columns: Sequence[str], problems: Sequence[Browsed], *, note: str = "") -> SampleBrowser:
+    """The browser of one set, with at most ``MOST_PROBLEMS`` problems and ``MOST_CHARACTERS`` characters."""
+    items = chosen(problems)
+    counts: dict[Kind, int] = {kind: sum(kind in problem.kinds for problem in problems) for kind in KINDS}
+    words = kind_words(columns)
+    return SampleBrowser(
+        name=name,
+        columns=tuple(columns),
+        items=tuple(items),
+        total=len(problems),
+        counts=counts,
+        kind_words={kind: words[kind] for kind in KINDS if counts[kind] and kind in words},
+        note=note,
+    )
+
+
+def kind_words(columns: Sequence[str]) -> dict[Kind, str]:
+    """What the filter calls each kind; what changed needs two columns."""
+    words: dict[Kind, str] = {
+        "wrong": "wrong",
+        "truncated": "truncated",
+        "not_judged": "not judged",
+        "right": "right",
+    }
+    if len(columns) < 2:
+        return words
+    first, others = (columns[0], columns[1]) if len(columns) == 2 else ("the first", "another")
+    changed: dict[Kind, str] = {
+        "lost": f"right {first}, wrong {others}" if first == "before" else f"{first}: right, {others}: wrong",
+        "won": f"wrong {first}, right {others}" if first == "before" else f"{first}: wrong, {others}: right",
+    }
+    return changed | words
+
+
+def kinds_of(columns: Sequence[Sequence[Answer]]) -> frozenset[Kind]:
+    """What a problem's responses are, from those of each column.
+
+    A column is right where at least half of its judged responses are. ``lost``: the first column is right and another
+    is not; ``won``: the other way round.
+    """
+    found: set[Kind] = set()
+    every = [answer for column in columns for answer in column]
+    if any(answer.outcome == "wrong" and not answer.truncated for answer in every):
+        found.add("wrong")
+    if any(answer.truncated for answer in every):
+        found.add("truncated")
+    if any(answer.outcome not in ("correct", "wrong") for answer in every):
+        found.add("not_judged")
+    if any(answer.right for answer in every):
+        found.add("right")
+    verdicts = [_right(column) for column in columns]
+    first, others = (verdicts[0], verdicts[1:]) if verdicts else (None, [])
+    if first is True and any(other is False for other in others):
+        found.add("lost")
+    if first is False and any(other is True for other in others):
+        found.add("won")
+    return frozenset(found)
+
+
+def _right(answers: Sequence[Answer]) -> bool | None:
+    judged = [answer.right for answer in answers if answer.outcome in ("correct", "wrong")]
+    return 2 * sum(judged) >= len(judged) if judged else None
+
+
+def chosen(problems: Sequence[Browsed]) -> list[Browsed]:
+    """Of each kind in turn the first problem that is not yet there, until the page is full; in the given order."""
+    waiting: dict[Kind, list[int]] = {
+        kind: [i for i, problem in enumerate(problems) if kind in problem.kinds] for kind in KINDS
+    }
+    taken: set[int] = set()
+    room = MOST_CHARACTERS
+    while any(waiting.values()) and len(taken) < MOST_PROBLEMS:
+        for kind in KINDS:
+            queue = waiting[kind]
+            while queue and queue[0] in taken:
+                queue.pop(0)
+            if not queue or len(taken) >= MOST_PROBLEMS:
+                continue
+            i = queue.pop(0)
+            if problems[i].size <= room or not taken:
+                taken.add(i)
+                room -= problems[i].size
+    return [problems[i] for i in sorted(taken)]
+
+
+def clipped(text: str) -> str:
+    """A response as the page shows it: whole, or its two ends with what is left out between them."""
+    if len(text) <= HEAD + TAIL:
+        return text
+    return f"{text[:HEAD]}\n[… {len(text) - HEAD - TAIL} characters left out …]\n{text[-TAIL:]}"
+
+
+MOST_ARMS = 3
+"""Arms side by side, behind the start."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResponsePair:
+    """What the start and the trained model wrote on one problem at one temperature."""
+
+    temperature: float
+    before: SampledResponse | None
+    after: SampledResponse | None
+
+
+def run_browsers(run: RecordedRun) -> list[SampleBrowser]:
+    """A browser a test set: what the start and the trained model wrote."""
+    browsers: list[SampleBrowser] = []
+    for comparison in comparisons(run):
+        old, new = _by_id(comparison.before), _by_id(comparison.after)
+        problems = [browsed_pair(old.get(key), new.get(key)) for key in dict.fromkeys([*old, *new])]
+        if problems:
+            browsers.append(browser(comparison.set_name, ("before", "after"), problems))
+    return browsers
+
+
+def arm_browsers(arms: Sequence[Arm]) -> list[SampleBrowser]:
+    """A browser a test set: what the start of the first arm and the first tested run of each arm wrote, at the
+    temperature of training."""
+    browsers: list[SampleBrowser] = []
+    for name in dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets):
+        starts = (run.evaluation("before", name) for run in arms[0].runs)
+        tested = [(arm, next(filter(None, (run.evaluation("after", name) for run in arm.runs)), None)) for arm in arms]
+        columns = [("start", next(filter(None, starts), None)), *((arm.name, e) for arm, e in tested)]
+        there = [(label, evaluation) for label, evaluation in columns if evaluation is not None and evaluation.samples]
+        shown = there[: MOST_ARMS + 1]
+        problems = _side_by_side([evaluation for _, evaluation in shown])
+        if len(shown) > 1 and problems:
+            note = "Of each arm the first run that was tested, at the temperature of training."
+            if len(there) > len(shown):
+                note += f" {len(there) - len(shown)} more arms are in their folders."
+            browsers.append(browser(name, [label for label, _ in shown], problems, note=note))
+    return browsers
+
+
+def _side_by_side(evaluations: Sequence[Evaluation]) -> list[Browsed]:
+    tables = [_by_id(evaluation) for evaluation in evaluations]
+    at = max((t for evaluation in evaluations for t in evaluation.temperatures), default=1.0)
+    found: list[Browsed] = []
+    for key in dict.fromkeys(key for table in tables for key in table):
+        problem = next(table[key] for table in tables if key in table)
+        columns = [
+            [a for a in map(as_answer, _by_temperature(table.get(key)).get(at, [])) if a is not None]
+            for table in tables
+        ]
+        if any(columns):
+            row = AnswerRow(
+                label=f"Temperature {temperature(at)}",
+                answers=tuple(column[0] if column else None for column in columns),
+            )
+            found.append(
+                Browsed(
+                    id=problem.problem_id,
+                    prompt=problem.prompt,
+                    gold=_gold(problem),
+                    marks=tuple(tuple(answer.mark for answer in column[:1]) for column in columns),
+                    rows=(row,),
+                    kinds=kinds_of([column[:1] for column in columns]),
+                )
+            )
+    return found
+
+
+def _by_id(evaluation: Evaluation | None) -> dict[str, EvaluatedSample]:
+    return {sample.problem_id: sample for sample in (evaluation.samples if evaluation else ())}
+
+
+def _gold(problem: EvaluatedSample) -> str:
+    return problem.gold if isinstance(problem.gold, str) else " or ".join(problem.gold)
+
+
+def browsed_pair(before: EvaluatedSample | None, after: EvaluatedSample | None) -> Browsed:
+    """One test problem; what changed is told at each temperature by itself."""
+    problem = after or before
+    assert problem is not None, "a problem of one of the two"
+    pairs = [
+        (pair.temperature, as_answer(pair.before), as_answer(pair.after)) for pair in response_pairs(before, after)
+    ]
+    kinds = (kinds_of([[old] if old else [], [new] if new else []]) for _, old, new in pairs)
+    return Browsed(
+        id=problem.problem_id,
+        prompt=problem.prompt,
+        gold=_gold(problem),
+        marks=(
+            tuple(old.mark for _, old, _ in pairs if old is not None),
+            tuple(new.mark for _, _, new in pairs if new is not None),
+        ),
+        rows=tuple(AnswerRow(label=f"Temperature {temperature(t)}", answers=(old, new)) for t, old, new in pairs),
+        kinds=frozenset[Kind]().union(*kinds),
+    )
+
+
+def as_answer(response: SampledResponse | None) -> Answer | None:
+    """A recorded response as the browser shows it."""
+    if response is None:
+        return None
+    return Answer(
+        text=response.text,
+        outcome=response.outcome,
+        status=response.status,
+        decided_by=response.decided_by,
+        extracted=response.extracted,
+        tokens=response.tokens,
+        truncated=response.finish_reason == "length",
+    )
+
+
+def response_pairs(before: EvaluatedSample | None, after: EvaluatedSample | None) -> list[ResponsePair]:
+    """The responses of both models to one problem side by side: by temperature, in order within it."""
+    old = _by_temperature(before)
+    new = _by_temperature(after)
+    pairs: list[ResponsePair] = []
+    for t in sorted({*old, *new}):
+        left, right = old.get(t, []), new.get(t, [])
+        for i in range(max(len(left), len(right))):
+            pairs.append(
+                ResponsePair(
+                    temperature=t,
+                    before=left[i] if i < len(left) else None,
+                    after=right[i] if i < len(right) else None,
+                )
+            )
+    return pairs
+
+
+def _by_temperature(sample: EvaluatedSample | None) -> dict[float, list[SampledResponse]]:
+    found: dict[float, list[SampledResponse]] = {}
+    for response in sample.responses if sample else ():
+        found.setdefault(response.temperature, []).append(response)
+    return found
+
+
+MOST_COLUMNS = 4
+"""Evaluations side by side; the responses of further ones are in their folders."""
+
+
+def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> list[SampleBrowser]:
+    """A browser a benchmark of which the folders hold problems and samples.
+
+    Evaluations of other problems than the first's have no common rows: a problem is matched by its id.
+    """
+    found: list[SampleBrowser] = []
+    for benchmark, results in by_benchmark(evaluations).items():
+        shown = results[:MOST_COLUMNS]
+        folders = [evaluations[i].path / benchmark for i, _ in shown]
+        asked = {problem.id: problem for folder in reversed(folders) for problem in asked_problems(folder)}
+        columns = [
+            _by_problem(sample_rows(folder, result.samples)) for folder, (_, result) in zip(folders, shown, strict=True)
+        ]
+        ids = [
+            name
+            for name in dict.fromkeys([*asked, *(n for c in columns for n in c)])
+            if any(name in c for c in columns)
+        ]
+        problems = [
+            browsed(
+                name,
+                asked[name].prompt if name in asked else "",
+                " or ".join(asked[name].golds) if name in asked else "",
+                [column.get(name, []) for column in columns],
+            )
+            for name in ids
+        ]
+        if problems:
+            several = max(result.samples for _, result in shown) > 1
+            note = "A model counts as right on a problem where at least half of its samples are." if several else ""
+            if len(results) > MOST_COLUMNS:
+                note += f" The first {MOST_COLUMNS} of {len(results)} evaluations are shown."
+            found.append(browser(benchmark, [names[i] for i, _ in shown], problems, note=note))
+    return found
+
+
+def _by_problem(rows: Iterable[SampleRow]) -> dict[str, list[Answer]]:
+    found: dict[str, list[Answer]] = {}
+    for row in rows:
+        found.setdefault(row.problem, []).append(
+            Answer(
+                text=row.text,
+                outcome=row.outcome,
+                status=row.status,
+                decided_by=row.decided_by,
+                reason=row.reason,
+                extracted=row.extracted,
+                tokens=row.tokens,
+                truncated=row.truncated,
+                entropy=row.entropy,
+            )
+        )
+    return found
+
+
+def browsed(name: str, prompt: str, gold: str, columns: Sequence[Sequence[Answer]]) -> Browsed:
+    """One problem: of each column's samples the first right and the first other one."""
+    rows: list[AnswerRow] = []
+    for label, wanted in (("first right sample", True), ("first sample that is not right", False)):
+        answers = tuple(next((a for a in column if a.right is wanted), None) for column in columns)
+        if any(answers):
+            rows.append(AnswerRow(label=label, answers=answers))
+    return Browsed(
+        id=name,
+        prompt=prompt,
+        gold=gold,
+        marks=tuple(tuple(a.mark for a in column) for column in columns),
+        rows=tuple(rows),
+        kinds=kinds_of(columns),
+    )
+
+
+MOST_ROLLOUT_STEPS = 6
+MOST_PER_STEP = 4
+MOST_TOKENS = 600
+"""Of one response on the page; the parquet file has all."""
+MOST_ROLLOUT_CHARACTERS = 6000
+LEVELS = (0.1, 0.5, 1.0, 2.0)
+"""Nats at which a token's colour deepens."""
+
+_COLUMNS = (
+    "draw", "sample", "problem_id", "level", "temperature", "max_tokens", "prompt_tokens", "tokens",
+    "sampler_entropies", "finish_reason", "text", "policy_version",
+    "outcome", "status", "reason", "decided_by", "extracted", "reward",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """Neighbouring tokens of one colour: ``level`` 0 (below 0.1 nats) to 4, ``nats`` of a single token."""
+
+    text: str
+    level: int
+    nats: float | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rollout:
+    """One recorded response. ``prompt`` is None where no tokenizer was found; ``why`` says why it was
+    chosen, ``left_out`` what is not shown, in words."""
+
+    step: int
+    why: str
+    problem_id: str
+    level: int | None
+    sample: int
+    group_right: int
+    group_size: int
+    prompt: str | None
+    pieces: tuple[Piece, ...]
+    left_out: str
+    coloured: bool
+    tokens: int
+    entropy: float | None
+    temperature: float
+    max_tokens: int
+    outcome: str
+    status: str
+    reason: str
+    decided_by: str
+    extracted: str | None
+    reward: float | None
+    finish_reason: str
+
+
+def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
+    """A few rollouts a step, of the first and last recorded step of each stage.
+
+    Raises:
+        RunFolderError: a recording that is no parquet file of rollouts.
+    """
+    paths = recordings(run.path / "rollouts")
+    tokenizer = run_tokenizer(run)
+    return [_step_rollouts(step, paths[step], tokenizer) for step in rollout_steps(run, sorted(paths))]
+
+
+def recordings(folder: Path) -> dict[int, Path]:
+    """The recorded steps of a run's ``rollouts`` folder."""
+    found: dict[int, Path] = {}
+    for path in folder.glob("step-*.parquet"):
+        digits = path.stem.removeprefix("step-")
+        if digits.isdigit():
+            found[int(digits)] = path
+    return found
+
+
+def rollout_steps(run: RecordedRun, recorded: Sequence[int]) -> list[int]:
+    """The first and last recorded step of each stage, at most ``MOST_ROLLOUT_STEPS``."""
+    chosen: set[int] = set()
+    for stage in run.stages:
+        inside = [step for step in recorded if stage.first_step <= step <= stage.last_step]
+        if inside:
+            chosen |= {inside[0], inside[-1]}
+    if len(chosen) == 2:  # one stage: its middle too
+        inside = [step for step in recorded if min(chosen) <= step <= max(chosen)]
+        chosen.add(inside[len(inside) // 2])
+    ordered = sorted(chosen)
+    return ordered if len(ordered) <= MOST_ROLLOUT_STEPS else [*ordered[:1], *ordered[1 - MOST_ROLLOUT_STEPS :]]
+
+
+def run_tokenizer(run: RecordedRun) -> Tokenizer | None:
+    """The saved model's tokenizer, else the start model's."""
+    start = run.run.get("start_model")
+    folders = [run.path / "model", *([Path(start)] if isinstance(start, str) and start else [])]
+    for folder in folders:
+        path = folder / "tokenizer.json"
+        if path.is_file():
+            try:
+                return Tokenizer.from_file(str(path))
+            except Exception as error:  # noqa: BLE001 - the library raises bare Exception for a broken file
+                raise RunFolderError(f"{path}: no tokenizer: {error}") from None
+    return None
+
+
+def _step_rollouts(step: int, path: Path, tokenizer: Tokenizer | None) -> list[Rollout]:
+    try:
+        rows = cast("list[dict[str, Any]]", pq.read_table(path, columns=list(_COLUMNS)).to_pylist())
+    except (pa.ArrowException, OSError) as error:
+        raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
+    groups = {draw: list(group) for draw, group in groupby(rows, key=lambda row: row["draw"])}
+    return [_rollout(step, why, row, groups[row["draw"]], tokenizer) for why, row in _told_rollouts(rows)]
+
+
+def _told_rollouts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping[str, Any]]]:
+    """The first right, wrong and cut one and the one of highest mean entropy; each only once."""
+    wanted: list[tuple[str, list[Mapping[str, Any]]]] = [
+        ("the first right one", [r for r in rows if r["outcome"] == "correct"][:1]),
+        ("the first wrong one", [r for r in rows if r["outcome"] == "wrong" and r["finish_reason"] != "length"][:1]),
+        ("the first cut at T", [r for r in rows if r["finish_reason"] == "length"][:1]),
+        ("the least certain", sorted(rows, key=lambda r: -(_mean_of(r["sampler_entropies"]) or 0.0))),
+    ]
+    chosen: list[tuple[str, Mapping[str, Any]]] = []
+    for why, candidates in wanted:
+        fresh = next((r for r in candidates if all(r is not taken for _, taken in chosen)), None)
+        if fresh is not None:
+            chosen.append((why, fresh))
+    return chosen[:MOST_PER_STEP]
+
+
+def _rollout(
+    step: int, why: str, row: Mapping[str, Any], group: Sequence[Mapping[str, Any]], tokenizer: Tokenizer | None
+) -> Rollout:
+    tokens = cast("list[int]", row["tokens"])
+    entropies = cast("list[float] | None", row["sampler_entropies"])
+    shown = _token_texts(tokenizer, tokens[:MOST_TOKENS]) if tokenizer is not None else None
+    if shown is not None and entropies is not None:
+        pieces = coloured_pieces(shown, entropies)
+        words = f"{len(tokens) - MOST_TOKENS} more tokens" if len(tokens) > MOST_TOKENS else ""
+    else:
+        text = str(row["text"])
+        pieces = (Piece(text=visible(text[:MOST_ROLLOUT_CHARACTERS]), level=0, nats=None),)
+        words = f"{len(text) - MOST_ROLLOUT_CHARACTERS} more characters" if len(text) > MOST_ROLLOUT_CHARACTERS else ""
+    return Rollout(
+        step=step,
+        why=why,
+        problem_id=str(row["problem_id"]),
+        level=row["level"],
+        sample=int(row["sample"]),
+        group_right=sum(r["outcome"] == "correct" for r in group),
+        group_size=len(group),
+        prompt=None if tokenizer is None else _prompt(tokenizer, row["prompt_tokens"]),
+        pieces=pieces,
+        left_out=words,
+        coloured=shown is not None and entropies is not None,
+        tokens=len(tokens),
+        entropy=_mean_of(entropies),
+        temperature=float(row["temperature"]),
+        max_tokens=int(row["max_tokens"]),
+        outcome=str(row["outcome"] or "not_judged"),
+        status=str(row["status"] or ""),
+        reason=str(row["reason"] or ""),
+        decided_by=str(row["decided_by"] or ""),
+        extracted=row["extracted"],
+        reward=row["reward"],
+        finish_reason=str(row["finish_reason"]),
+    )
+
+
+def _prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    return str(tokenizer.decode(list(ids[-MOST_TOKENS:]), skip_special_tokens=False))
+
+
+def _token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    """A text a token; a token that ends inside a character is empty, and the next one has it whole."""
+    stream = DecodeStream(skip_special_tokens=False)
+    return [str(stream.step(tokenizer, token) or "") for token in ids]
+
+
+def coloured_pieces(texts: Sequence[str], entropies: Sequence[float]) -> tuple[Piece, ...]:
+    """Tokens as pieces of text: certain neighbours together, each other token by itself with its entropy.
+
+    At most ``MOST_ROLLOUT_CHARACTERS`` in all: a token's text may be as long as its vocabulary allows.
+    """
+    pieces: list[Piece] = []
+    room = MOST_ROLLOUT_CHARACTERS
+    for text, nats in zip(texts, entropies, strict=False):  # the texts may have been cut
+        shown = visible(text[:room])
+        room -= len(text[:room])
+        level = sum(nats >= edge for edge in LEVELS)
+        if not shown:
+            continue
+        if level == 0 and pieces and pieces[-1].level == 0:
+            pieces[-1] = Piece(text=pieces[-1].text + shown, level=0, nats=None)
+        else:
+            pieces.append(Piece(text=shown, level=level, nats=nats if level else None))
+    return tuple(pieces)
+
+
+def _mean_of(values: Sequence[float] | None) -> float | None:
+    return sum(values) / len(values) if values else None
