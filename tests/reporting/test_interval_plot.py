@@ -9,8 +9,7 @@ from pathlib import Path
 
 from magicrl.reporting.interval_plot import IntervalRow, draw_intervals, intervals_csv, intervals_legend
 from magicrl.reporting.read_folders import Interval, read_run
-from magicrl.reporting.scores import comparisons
-from magicrl.reporting.scores import interval_rows, intervals_view
+from magicrl.reporting.scores import comparisons, interval_rows, intervals_view
 
 
 def interval(low: float, mean: float, high: float) -> Interval:
