@@ -158,7 +158,7 @@ def dry_run(recipe: Path, overrides: Sequence[str]) -> int:
         ValueError: what the run itself would say.
     """
     from magicrl.cli.train import parts_of
-    from magicrl.reporting.report import write_report
+    from magicrl.reporting.run_page import write_report
     from magicrl.reporting.trackers.mirror import make_trackers
     from magicrl.training.recorder import NullObserver
     from magicrl.training.session import train
