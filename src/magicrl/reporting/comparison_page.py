@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from markupsafe import Markup
 
-from magicrl.evaluation.folder import RESULTS
+from magicrl.evaluation.samples import RESULTS
 from magicrl.reporting.arms import (
     Arm,
     SetScores,

@@ -14,8 +14,7 @@ from typing import Any, cast
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from magicrl.evaluation.folder import RESULTS, SCHEMA_VERSION
-from magicrl.evaluation.samples import SampleRow, read_samples
+from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, SampleRow, read_samples
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import SUCCESS
 
