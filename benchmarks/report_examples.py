@@ -28,7 +28,7 @@ SHORT = (
     "stages.1.max_steps=30",
     "logging.rollouts_every=10",
 )
-PLAN = ("src/magicrl/experiments/bases/paper-7b.toml", "--gpus", "32", "--gpu", "H800-80G", "--hours", "24")
+PLAN = ("studies/bases/paper-7b.toml", "--gpus", "32", "--gpu", "H800-80G", "--hours", "24")
 PLAN += ("--cost-per-gpu-hour", "2.5", "--compare", "gpus=64", "--compare", "staleness=1")
 
 

@@ -10,7 +10,7 @@ import pytest
 from magicrl.cli.main import app, main
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPER = str(ROOT / "src/magicrl/experiments/bases/paper-7b.toml")
+PAPER = str(ROOT / "studies/bases/paper-7b.toml")
 
 
 def plan(capsys: pytest.CaptureFixture[str], *words: str) -> str:

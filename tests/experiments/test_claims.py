@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from magicrl.experiments.claims import Verdict, decide, holm, kendall, seeds_needed
-from magicrl.experiments.definition import (
+from studies.claims import Verdict, decide, holm, kendall, seeds_needed
+from studies.definition import (
     Claim,
     CrossingClaim,
     DifferenceClaim,
     EqualClaim,
     LevelClaim,
     OrderClaim,
+    parse_measure,
     shipped_ablations,
 )
-from magicrl.experiments.measures import parse_measure
 
 STEPS = 200
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from magicrl.experiments.measures import parse_measure
+from studies.definition import parse_measure
 
 
 def result(tests: dict[str, dict[str, float]] | None = None, **curves: list[float | None]) -> dict[str, Any]:

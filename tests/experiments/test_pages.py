@@ -8,16 +8,21 @@ from typing import Any
 
 import pytest
 
-from magicrl.cli.main import app
-from magicrl.experiments.advice import Advice, Entry, Text, advice_page, check_advice, load_advice, said
-from magicrl.experiments.claims import Verdict, decide
-from magicrl.experiments.costs import equal_cost_table, equal_time_table, simulate
-from magicrl.experiments.definition import DifferenceClaim, LevelClaim, shipped_ablations
-from magicrl.experiments.pages import claim_row, write_pages
-from magicrl.experiments.planning import plan_runs
-from magicrl.experiments.report_figures import figures_page, limited, spearman
-from magicrl.experiments.results import append_result, read_results
-from magicrl.experiments.wording import numbers_of, seeds_of, shown_verdict
+from studies.__main__ import app
+from studies.advice import Advice, Entry, Text, advice_page, check_advice, load_advice, said
+from studies.claims import Verdict, decide, numbers_of, seeds_of, shown_verdict
+from studies.definition import DifferenceClaim, LevelClaim, shipped_ablations
+from studies.pages import (
+    claim_row,
+    equal_cost_table,
+    equal_time_table,
+    figures_page,
+    limited,
+    simulate,
+    spearman,
+    write_pages,
+)
+from studies.runs import append_result, plan_runs, read_results
 
 STEPS = 40
 BELOW = LevelClaim(id="4.low", says="It is low.", measure="entropy@late", arm="a", direction="below", bound=0.1)
@@ -172,18 +177,18 @@ def test_every_shipped_ablation_has_a_page_at_every_scale(tmp_path: Path) -> Non
 
 
 def test_committed_verdicts_are_those_of_the_committed_results(tmp_path: Path) -> None:
-    """Pages are generated: whoever changes a definition or adds results runs `magicrl experiment report`."""
+    """Pages are generated: whoever changes a definition or adds results runs `python -m studies report`."""
     study = Path(__file__).parents[2] / "docs" / "study"
     write_pages(shipped_ablations(), "tiny", read_results(study / "results-tiny.jsonl"), tmp_path)
     for name in ("claims.jsonl", "index.md"):
-        assert (tmp_path / name).read_text() == (study / name).read_text(), f"{name}: magicrl experiment report"
+        assert (tmp_path / name).read_text() == (study / name).read_text(), f"{name}: python -m studies report"
 
 
 @pytest.mark.slow
 def test_the_quick_study_runs_and_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results, work, pages = tmp_path / "results.jsonl", tmp_path / "work", tmp_path / "pages"
-    run = ["experiment", "run", "--quick", "--results", str(results), "--work", str(work)]
-    report = ["experiment", "report", "--scale", "quick", "--results", str(results), "--output", str(pages)]
+    run = ["run", "--quick", "--results", str(results), "--work", str(work)]
+    report = ["report", "--scale", "quick", "--results", str(results), "--output", str(pages)]
     assert app(run, result_action="return_value") == 0
     assert app(report, result_action="return_value") == 0
     told = {line["claim"]: line for line in map(json.loads, (pages / "claims.jsonl").read_text().splitlines())}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -12,13 +13,21 @@ from typing import Any
 import psutil
 import pytest
 
-from magicrl.cli.main import app
-from magicrl.experiments import planning
-from magicrl.experiments.definition import SCALES, Ablation, chosen, load_ablation, shipped_ablations
-from magicrl.experiments.pages import CLAIMS_FILE, write_pages
-from magicrl.experiments.planning import PlannedRun, plan_runs
-from magicrl.experiments.results import append_result, by_arm, read_results
-from magicrl.experiments.runner import do_run, folder_of, outlook, run_study
+from studies import runs as planning
+from studies.__main__ import app
+from studies.definition import SCALES, Ablation, chosen, load_ablation, shipped_ablations
+from studies.pages import CLAIMS_FILE, write_pages
+from studies.runs import (
+    PlannedRun,
+    append_result,
+    by_arm,
+    do_run,
+    folder_of,
+    outlook,
+    plan_runs,
+    read_results,
+    run_study,
+)
 
 ABLATION = """
 id = "6"
@@ -202,7 +211,7 @@ def test_a_study_is_done_in_processes_and_goes_on_where_it_stopped(ablation: Abl
 ORPHAN = """
 import multiprocessing, os, time
 from concurrent.futures import ProcessPoolExecutor
-from magicrl.experiments.runner import end_with_parent
+from studies.runs import end_with_parent
 
 if __name__ == "__main__":
     context = multiprocessing.get_context("spawn")
@@ -214,7 +223,13 @@ if __name__ == "__main__":
 
 def test_a_worker_ends_with_a_parent_that_was_killed(tmp_path: Path) -> None:
     (tmp_path / "study.py").write_text(ORPHAN)
-    parent = subprocess.Popen([sys.executable, tmp_path / "study.py"], stdout=subprocess.PIPE, text=True)
+    root = Path(__file__).resolve().parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, tmp_path / "study.py"],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
     assert parent.stdout is not None
     worker = psutil.Process(int(parent.stdout.readline()))
     parent.kill()
@@ -237,7 +252,7 @@ def test_several_seeds_behind_one_option(monkeypatch: pytest.MonkeyPatch, tmp_pa
 
     monkeypatch.setattr(planning, "plan_runs", planned)
     app(
-        ["experiment", "run", "6", "--seeds", "1000", "1001", "--results", str(tmp_path / "r.jsonl")],
+        ["run", "6", "--seeds", "1000", "1001", "--results", str(tmp_path / "r.jsonl")],
         result_action="return_value",
     )
     assert asked == [(1000, 1001)]

@@ -19,7 +19,7 @@ from magicrl.planning.planner import Options, demand, make_plan, stage_lengths, 
 from magicrl.planning.shapes import load_shape
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPER = ROOT / "src/magicrl/experiments/bases/paper-7b.toml"
+PAPER = ROOT / "studies/bases/paper-7b.toml"
 SEVEN, H800 = load_shape("DeepSeek-R1-Distill-Qwen-7B"), load_hardware("H800-80G")
 
 

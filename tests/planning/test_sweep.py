@@ -17,7 +17,7 @@ from magicrl.planning.shapes import load_shape
 from magicrl.planning.sweep import BatchPoint, over_batches, over_gpus
 
 ROOT = Path(__file__).resolve().parents[2]
-CONFIG = load_train_recipe(ROOT / "src/magicrl/experiments/bases/paper-7b.toml")
+CONFIG = load_train_recipe(ROOT / "studies/bases/paper-7b.toml")
 SEVEN, H800 = load_shape("DeepSeek-R1-Distill-Qwen-7B"), load_hardware("H800-80G")
 
 

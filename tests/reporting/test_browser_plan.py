@@ -14,7 +14,7 @@ from .browsing import CONTRASTS, Watched, saved
 
 pytestmark = pytest.mark.slow
 
-PAPER = str(Path(__file__).resolve().parents[2] / "src/magicrl/experiments/bases/paper-7b.toml")
+PAPER = str(Path(__file__).resolve().parents[2] / "studies/bases/paper-7b.toml")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from magicrl.reporting.bars import Bar, BarPlot, draw_bars
 from magicrl.reporting.plan_page import gpu_chart, memory_plot, plan_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
-PAPER = str(ROOT / "src/magicrl/experiments/bases/paper-7b.toml")
+PAPER = str(ROOT / "studies/bases/paper-7b.toml")
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,6 @@ from rich.console import Console
 from magicrl.cli.cluster import cluster_app
 from magicrl.cli.data import data_app
 from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
-from magicrl.cli.experiment import experiment_app
 from magicrl.cli.plan import plan
 from magicrl.config.errors import RecipeError, without_secrets
 
@@ -33,7 +32,6 @@ app = App(
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
 app.command(verify_app)
 app.command(data_app)
-app.command(experiment_app)
 app.command(cluster_app)
 app.command(plan)
 
@@ -378,14 +376,14 @@ def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int
     return 0
 
 
-def main() -> None:
+def main(command: App = app) -> None:
     """Entry point: exit 0 done, 1 failed, 2 wrong usage; every error says what to do."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal without UTF-8 must not stop a run
     errors = Console(stderr=True, highlight=False)
     try:
-        status = app(result_action="return_value")
+        status = command(result_action="return_value")
     except KeyboardInterrupt as error:
         errors.print("interrupted; what was done is kept, --resume continues a run", markup=False)
         sys.exit(128 + getattr(error, "signal_number", signal.SIGINT))

@@ -16,9 +16,8 @@ from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from magicrl.experiments.claims import Verdict
-from magicrl.experiments.definition import Ablation, Claim
-from magicrl.experiments.wording import shown_verdict
+from studies.claims import Verdict, shown_verdict
+from studies.definition import Ablation, Claim
 
 _CONDITION = re.compile(r"(?P<claim>[\w.]+) (?P<verdict>holds|does not hold|undecided|not run)")
 _PLACE = re.compile(r"\{(\d+\.\w+)\}")
@@ -81,7 +80,7 @@ def load_advice(path: Path | None = None) -> Advice:
     Raises:
         ValueError: an entry that cannot be read (pydantic's error names its place).
     """
-    source = path or Path(str(files("magicrl.experiments"))) / "advice.toml"
+    source = path or Path(str(files("studies"))) / "advice.toml"
     return Advice.model_validate(tomllib.loads(source.read_text()))
 
 

@@ -1,4 +1,4 @@
-"""``magicrl experiment``: the report's ablations, listed, run and told."""
+"""``python -m studies``: the report's ablations, listed, run and told."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-experiment_app = App(name="experiment", help="The report's ablations at your scale: list, run, report.")
+from magicrl.cli.main import main
+
+app = App(name="python -m studies", help="The report's ablations at your scale: list, run, report.")
 
 Scale = Literal["tiny", "small", "paper", "quick"]
 STUDY = Path("docs/study")
@@ -20,11 +22,11 @@ def _results_file(results: Path | None, scale: Scale) -> Path:
     return results or STUDY / f"results-{scale}.jsonl"
 
 
-@experiment_app.command(name="list")
+@app.command(name="list")
 def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = None) -> int:
     """List the ablations with their arms, what is done and how long the rest takes.
 
-    Example: magicrl experiment list --scale tiny
+    Example: python -m studies list --scale tiny
 
     Parameters
     ----------
@@ -35,10 +37,8 @@ def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = No
     results
         Results file; default: docs/study/results-SCALE.jsonl.
     """
-    from magicrl.experiments.definition import chosen, shipped_ablations
-    from magicrl.experiments.planning import plan_runs
-    from magicrl.experiments.results import read_results
-    from magicrl.experiments.runner import outlook
+    from studies.definition import chosen, shipped_ablations
+    from studies.runs import outlook, plan_runs, read_results
 
     known = read_results(_results_file(results, scale))
     table = Table("id", "ablation", "arms", "seeds", "runs done", "CPU minutes left", box=None)
@@ -55,7 +55,7 @@ def list_ablations(*names: str, scale: Scale = "tiny", results: Path | None = No
     return 0
 
 
-@experiment_app.command
+@app.command
 def run(
     *names: str,
     scale: Scale = "tiny",
@@ -69,9 +69,9 @@ def run(
 ) -> int:
     """Run the arms that have no result yet; each result is kept as it ends, and the same command goes on.
 
-    Example: magicrl experiment run 6 9 --scale tiny --minutes 30
+    Example: python -m studies run 6 9 --scale tiny --minutes 30
 
-    Example: magicrl experiment run --quick --results /tmp/quick.jsonl --work /tmp/quick
+    Example: python -m studies run --quick --results /tmp/quick.jsonl --work /tmp/quick
 
     Parameters
     ----------
@@ -95,15 +95,13 @@ def run(
         A check of the machinery in about a minute: two ablations with few steps and half-made starts, two seeds; the
         scale `quick`. Its verdicts mean nothing.
     """
-    from magicrl.experiments.definition import chosen, shipped_ablations
-    from magicrl.experiments.planning import plan_runs
-    from magicrl.experiments.results import read_results
-    from magicrl.experiments.runner import outlook, run_study
+    from studies.definition import chosen, shipped_ablations
+    from studies.runs import outlook, plan_runs, read_results, run_study
 
     if quick:
         scale, names = "quick", names or ("all",)
     if not names:
-        raise ValueError("which ablations? Give ids, or all (magicrl experiment list shows them)")
+        raise ValueError("which ablations? Give ids, or all (python -m studies list shows them)")
     console = Console(highlight=False)
     planned = plan_runs(chosen(names, shipped_ablations()), scale, seeds)
     processes = workers or len(os.sched_getaffinity(0))
@@ -128,11 +126,11 @@ def run(
     return 1 if missing else 0
 
 
-@experiment_app.command
+@app.command
 def report(*names: str, scale: Scale = "tiny", results: Path | None = None, output: Path = STUDY) -> int:
     """Write the pages: an index, one an ablation, settings, questions, equal cost, figures; and claims.jsonl.
 
-    Example: magicrl experiment report --scale tiny
+    Example: python -m studies report --scale tiny
 
     Parameters
     ----------
@@ -145,14 +143,18 @@ def report(*names: str, scale: Scale = "tiny", results: Path | None = None, outp
     output
         Folder of the pages.
     """
-    from magicrl.experiments.definition import chosen, shipped_ablations
-    from magicrl.experiments.pages import write_pages
-    from magicrl.experiments.results import read_results
+    from studies.definition import chosen, shipped_ablations
+    from studies.pages import write_pages
+    from studies.runs import read_results
 
     file = _results_file(results, scale)
     known = read_results(file)
     if not known:
-        raise ValueError(f"{file}: no results; run `magicrl experiment run all --scale {scale}` first")
+        raise ValueError(f"{file}: no results; run `python -m studies run all --scale {scale}` first")
     index = write_pages(chosen(names or ("all",), shipped_ablations()), scale, known, output)
     Console().print(f"pages: {index}", highlight=False)
     return 0
+
+
+if __name__ == "__main__":  # its worker processes import this module too
+    main(app)

@@ -1,0 +1,537 @@
+"""Arms at equal cost: sampled tokens, SGD steps, wall clock, and simulated hours on the report's GPUs.
+
+At equal steps the arms of some ablations cost different amounts. Here they are read off where each has spent as much
+as the arm that spent least in all, and by what each needed to reach an accuracy.
+
+The report's figures 6, 8 and 13, drawn from this study's runs.
+
+Pages of a study: one an ablation, an index, settings, questions, costs, figures, and the verdicts as JSON Lines.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from magicrl.planning.hardware import load_hardware
+from magicrl.planning.planner import Options, make_plan
+from magicrl.planning.shapes import load_shape
+from magicrl.reporting.charts import Chart, Points, Series, Unit
+from magicrl.reporting.curves import arm_curve, smoothed
+from magicrl.reporting.svg import draw
+from studies.advice import advice_page, check_advice, fill, load_advice
+from studies.claims import WORDS, Runs, Verdict, decide, numbers_of, seeds_of
+from studies.definition import Ablation, Arm, Claim, LevelClaim, Result, Scale, parse_measure, shipped_ablations
+from studies.runs import by_arm, plan_runs, rounded
+
+COSTS: tuple[tuple[str, str], ...] = (
+    ("tokens", "sampled tokens"),
+    ("updates", "SGD steps"),
+    ("seconds", "seconds of steps"),
+)
+GPU = "H800-80G"
+Found: TypeAlias = Mapping[str, Runs]
+
+
+def mean_text(values: Sequence[float], digits: int = 3) -> str:
+    """Mean and range; empty where nothing is finite."""
+    finite = [value for value in values if math.isfinite(value)]
+    if not finite:
+        return ""
+    mean = sum(finite) / len(finite)
+    if abs(mean) >= 10:
+        return f"{mean:,.0f} ({min(finite):,.0f}-{max(finite):,.0f})"
+    return f"{mean:.{digits}f} ({min(finite):.{digits}f}-{max(finite):.{digits}f})"
+
+
+def _measured(rows: Mapping[int, Result], measure: str) -> list[float]:
+    function = parse_measure(measure)
+    return [function(row) for row in rows.values()]
+
+
+def equal_cost_table(runs: Runs, curve: str, bound: float) -> str:
+    """A row an arm: accuracy at equal steps and at each equal cost, then what it took to reach ``bound``.
+
+    The common amount of a cost is what every run has spent, rounded down to two digits.
+    """
+    rows_of_all = [row for rows in runs.values() for row in rows.values()]
+    costs = [(cost, words) for cost, words in COSTS if all(row["curves"].get(cost) for row in rows_of_all)]
+    amounts = {cost: _common(rows_of_all, cost) for cost, _ in costs}
+    head = ["arm", "at the last step"]
+    head += [f"at {amounts[cost]:,} {words}" for cost, words in costs]
+    head += [f"{words} to {bound:.0%}" for _, words in costs]
+    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+    for arm, rows in runs.items():
+        cells = [mean_text(_measured(rows, f"{curve}@late"))]
+        cells += [mean_text(_measured(rows, f"{curve}@{cost}:{amounts[cost]}")) for cost, _ in costs]
+        cells += [_reached(rows, cost, curve, bound) for cost, _ in costs]
+        lines.append(f"| {arm} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def _common(rows: Sequence[Result], cost: str) -> int:
+    spent = min(float(row["curves"][cost][-1]) for row in rows)
+    unit = 10 ** max(0, int(math.log10(max(spent, 1))) - 1)
+    return int(spent // unit * unit)
+
+
+def _reached(rows: Mapping[int, Result], cost: str, curve: str, bound: float) -> str:
+    """What the runs took that got there, and how many did."""
+    best, took = _measured(rows, f"{curve}@max"), _measured(rows, f"{cost}:{curve}>{bound}")
+    got = [value for value, top in zip(took, best, strict=True) if top > bound]
+    if len(got) == len(rows):
+        return mean_text(got)
+    return f"{len(got)} of {len(rows)} runs" + (f": {mean_text(got)}" if got else "")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Simulated:
+    """An arm's counterpart at the report's scale.
+
+    Attributes:
+        name: of that arm.
+        gpus: that it is given.
+        seconds: a step of its last stage, by ``magicrl plan``'s simulator.
+        hours: of all its steps.
+    """
+
+    name: str
+    gpus: int
+    seconds: float
+    hours: float
+
+
+def simulate(ablation: Ablation, gpus: Sequence[int]) -> list[Simulated]:
+    """Step times of the ablation's arms at scale ``paper``, each on its number of GPUs."""
+    found: list[Simulated] = []
+    for run, number in zip(plan_runs([ablation], "paper", [0]), gpus, strict=True):
+        assert run.config.start.model is not None, "the report's arms start from a published model"
+        plan = make_plan(run.config, load_shape(run.config.start.model), load_hardware(GPU), Options(gpus=number))
+        name = next(arm for owner, arm in run.arms if owner == ablation.id)
+        found.append(Simulated(name=name, gpus=number, seconds=plan.stages[-1].timing.seconds, hours=plan.hours))
+    return found
+
+
+def equal_time_table(runs: Runs, simulated: Sequence[Simulated], arm_of: Callable[[int], str]) -> str:
+    """Our arms beside the report's: accuracy where each would have run equally long on GPUs that grow with it.
+
+    Args:
+        runs: of the tiny arms.
+        simulated: the report's arms, in the order of ours.
+        arm_of: our arm's name by place.
+    """
+    arms = [arm_of(place) for place in range(len(simulated))]
+    least = min(
+        len(row["curves"]["accuracy"]) * one.seconds
+        for arm, one in zip(arms, simulated, strict=True)
+        for row in runs.get(arm, {}).values()
+    )
+    lines = [
+        "| arm here | the report's | GPUs | simulated s a step | steps in the same time | accuracy there "
+        "| accuracy at the last step |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for arm, one in zip(arms, simulated, strict=True):
+        step = max(1, int(least / one.seconds))
+        at = mean_text(_measured(runs.get(arm, {}), f"accuracy@{step}"))
+        end = mean_text(_measured(runs.get(arm, {}), "test@1.0"))
+        lines.append(f"| {arm} | {one.name} | {one.gpus} | {one.seconds:.0f} | {step} | {at} | {end} |")
+    return "\n".join(lines)
+
+
+def costs_page(ablations: Sequence[Ablation], found: Found) -> str:
+    """The page of comparisons at equal cost; sections of ablations without results are left out."""
+    known = {ablation.id: ablation for ablation in ablations}
+    parts = [
+        "# At equal cost\n",
+        "Means over seeds, the range in brackets. Accuracy is that of five training steps at temperature 1, on "
+        "problems that were not seen before (an epoch is longer than a run). Seconds are wall clock on a shared "
+        f"machine. Simulated seconds are those of `magicrl plan` on {GPU} for the report's arms, lengths assumed as it "
+        "assumes them.\n",
+    ]
+    for number, title in (("6", "On-policy against off-policy"), ("7", "Small batches on-policy")):
+        if found.get(number):
+            parts.append(f"## {title}\n\n{equal_cost_table(found[number], 'accuracy', 0.8)}\n")
+    if found.get("2"):
+        parts.append(
+            f"## Stages against the long limit throughout\n\n{equal_cost_table(found['2'], 'accuracy', 0.9)}\n"
+        )
+        if "2" in known and "paper" in known["2"].scales:
+            parts.append(_stage_hours(known["2"]))
+    for number, title in (("11", "Rollout batch"), ("12", "Group size")):
+        arms = list(found.get(number, {}))
+        if number in known and len(arms) == 3 and "paper" in known[number].scales:
+            order = [arm.name for arm in known[number].scales["tiny"].arms]
+            table = equal_time_table(found[number], simulate(known[number], (64, 32, 16)), lambda i, o=order: o[i])
+            parts.append(f"## {title}: GPUs that grow with it\n\n{table}\n")
+            parts.append(f"At equal tokens, the GPUs the same:\n\n{equal_cost_table(found[number], 'accuracy', 0.8)}\n")
+    return "\n".join(parts)
+
+
+def _stage_hours(ablation: Ablation) -> str:
+    lines = ["| the report's arm | simulated s a step of its last stage | hours |", "|---|---|---|"]
+    number = len(ablation.scales["paper"].arms)
+    lines += [f"| {s.name} | {s.seconds:.0f} | {s.hours:.1f} |" for s in simulate(ablation, [64] * number)]
+    return "The report's own arms on 64 GPUs, simulated:\n\n" + "\n".join(lines) + "\n"
+
+
+LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)
+"""Response limits of Fig. 8, tokens."""
+LEAST_ENTROPY = 0.003
+"""Drawn in place of less, nats a token: the axis is logarithmic."""
+ENTROPY_ARMS = ("0", "6", "8", "9")
+"""Ablations whose arms make Fig. 13: one task, one start a seed, entropy moved in different ways."""
+
+
+def curve_series(arm: str, slot: int, rows: Sequence[Result], name: str) -> Series:
+    """An arm's curve: the mean over its runs, and a band from the lowest to the highest where there are several."""
+    curve = arm_curve([smoothed(_points(row, name), ()) for row in rows])
+    return Series(
+        label=arm,
+        points=tuple((p.step, p.mean) for p in curve.points),
+        band=tuple((p.step, p.low, p.high) for p in curve.points) if len(rows) > 1 else (),
+        color=slot % 6,
+    )
+
+
+def _points(row: Result, name: str) -> Points:
+    values: Sequence[float | None] = row["curves"].get(name, ())
+    return tuple((float(step), value) for step, value in enumerate(values, start=1) if value is not None)
+
+
+def curve_chart(runs: Runs, key: str, name: str, title: str, unit: Unit) -> Chart | None:
+    """One curve of all arms; None where no run has it or all of it is 0."""
+    lines = [curve_series(arm, slot, list(by_seed.values()), name) for slot, (arm, by_seed) in enumerate(runs.items())]
+    drawn = tuple(line for line in lines if line.points)
+    if not any(y for line in drawn for _, y in line.points):
+        return None
+    return Chart(key=key, title=title, series=drawn, unit=unit, y_low=0.0)
+
+
+def write_chart(chart: Chart, folder: Path) -> str:
+    """Write the chart as SVG beside the page; returns the Markdown that shows it."""
+    (folder / f"{chart.key}.svg").write_text(str(draw(chart, alone=True)))
+    return f"![{chart.title}]({chart.key}.svg)\n"
+
+
+def figures_page(found: Found, folder: Path) -> str:
+    """The page of redrawn figures; those without results are left out."""
+    parts = [
+        "# The report's figures, from our runs\n",
+        "Lines are means over seeds, bands reach from the lowest seed to the highest.\n",
+    ]
+    if runs := found.get("3"):
+        parts += _figure_6(runs, folder)
+    if runs := found.get("2"):
+        parts += _figure_8(runs, folder)
+    parts += _figure_13(found, folder)
+    return "\n".join(parts)
+
+
+def _figure_6(runs: Runs, folder: Path) -> list[str]:
+    wanted: tuple[tuple[str, str], ...] = (
+        ("accuracy", "Training accuracy"),
+        ("accuracy_nontruncated", "Accuracy of the responses that were not cut"),
+        ("truncation", "Share of cut responses"),
+    )
+    charts = [curve_chart(runs, f"figure-6-{name}", name, title, "percent") for name, title in wanted]
+    drawn = [write_chart(chart, folder) for chart in charts if chart is not None]
+    text = (
+        "## Figure 6: what a short limit does at first\n\n"
+        "Ablation 3's arms at T = 48. Accuracy is the product of the share that was not cut and the accuracy of those, "
+        "an identity; what the runs tell is which factor carried the gain. In the table each gain is the difference of "
+        "logarithms from the start; the two columns add up to the gain.\n"
+    )
+    return [text, *drawn, _factors(runs, 20) + "\n"]
+
+
+def _factors(runs: Runs, step: int) -> str:
+    lines = [
+        f"| arm | accuracy at the start | at step {step} | log gain by fewer cuts | by right answers, uncut |",
+        "|---|---|---|---|---|",
+    ]
+    for arm, rows in runs.items():
+        cells: list[list[float]] = [[], [], [], []]
+        for row in rows.values():
+            start, later = (_two_factors(row, place) for place in ("start", str(step)))
+            kept, right = (math.log(b / a) if a > 0 and b > 0 else math.nan for a, b in zip(start, later, strict=True))
+            for cell, value in zip(cells, (start[0] * start[1], later[0] * later[1], kept, right), strict=True):
+                cell.append(value)
+        lines.append(f"| {arm} | " + " | ".join(mean_text(cell, 2) for cell in cells) + " |")
+    return "\n".join(lines)
+
+
+def _two_factors(row: Result, place: str) -> tuple[float, float]:
+    kept = 1.0 - parse_measure(f"truncation@{place}")(row)
+    return kept, parse_measure(f"accuracy_nontruncated@{place}")(row)
+
+
+def _figure_8(runs: Runs, folder: Path) -> list[str]:
+    series: list[Series] = []
+    first = next(iter(runs.values()))
+    curves: dict[str, list[Mapping[int, float]]] = {"start": [limited(row, "before") for row in first.values()]}
+    curves |= {arm: [limited(row, "after") for row in rows.values()] for arm, rows in runs.items()}
+    for slot, (label, found) in enumerate(curves.items()):
+        known = [one for one in found if one]
+        if not known:
+            continue
+        band = [(float(x), [one[x] for one in known]) for x in LIMITS]
+        series.append(
+            Series(
+                label=label,
+                points=tuple((x, sum(v) / len(v)) for x, v in band),
+                band=tuple((x, min(v), max(v)) for x, v in band),
+                color=slot,
+                dots=True,
+            )
+        )
+    if not series:
+        return []
+    chart = Chart(
+        key="figure-8",
+        title="Accuracy against the response limit",
+        series=tuple(series),
+        unit="percent",
+        y_low=0.0,
+        x_name="response limit, tokens",
+        x_word="limit",
+        x_log=True,
+        x_ticks=tuple(float(x) for x in LIMITS),
+    )
+    text = (
+        "## Figure 8: accuracy against the response limit\n\n"
+        "Ablation 2's models after training, one response to each test problem at temperature 1 and the long limit. A "
+        "response that is longer than a limit counts as wrong there: sampling goes from left to right, so that a "
+        "shorter limit would have cut that very response.\n"
+    )
+    return [text, write_chart(chart, folder)]
+
+
+def limited(row: Result, name: str) -> dict[int, float]:
+    """Accuracy by response limit, from the lengths of the right responses; empty where none were recorded."""
+    lengths = row.get("lengths", {}).get(name)
+    if not lengths:
+        return {}
+    return {limit: sum(n <= limit for n in lengths["right"]) / lengths["responses"] for limit in LIMITS}
+
+
+def _figure_13(found: Found, folder: Path) -> list[str]:
+    series: list[Series] = []
+    for ablation in ENTROPY_ARMS:
+        points = sorted(
+            (parse_measure("entropy@late")(row), parse_measure("test@1.0")(row))
+            for arm, rows in found.get(ablation, {}).items()
+            for row in rows.values()
+            if "other data" not in arm
+        )
+        finite = tuple((max(x, LEAST_ENTROPY), y) for x, y in points if math.isfinite(x) and math.isfinite(y))
+        if finite:
+            series.append(Series(label=f"ablation {ablation}", points=finite, color=len(series), style="marks"))
+    if not series:
+        return []
+    chart = Chart(
+        key="figure-13",
+        title="Test accuracy against entropy in the end",
+        series=tuple(series),
+        unit="percent",
+        y_low=0.0,
+        x_name="entropy over the last tenth, nats a token",
+        x_word="entropy",
+        x_log=True,
+        x_ticks=(0.03, 0.1, 0.3, 1.0, 3.0),
+        x_whole=False,
+    )
+    text = (
+        "## Figure 13: entropy and test accuracy\n\n"
+        "A mark a run, of the ablations that move entropy on one task by the start, by SGD steps, by a fixed "
+        "coefficient and by control. The report's figure has collapse and low accuracy together; whether "
+        "more entropy is better is another question.\n"
+    )
+    return [text, write_chart(chart, folder), _correlations(series)]
+
+
+def _correlations(series: Sequence[Series]) -> str:
+    lines = ["| runs of | number | rank correlation of entropy and accuracy |", "|---|---|---|"]
+    pooled = [point for one in series for point in one.points]
+    for label, points in [*((s.label, s.points) for s in series), ("all", pooled)]:
+        lines.append(f"| {label} | {len(points)} | {spearman(points):.2f} |")
+    return "\n".join(lines) + "\n"
+
+
+def spearman(points: Sequence[tuple[float, float]]) -> float:
+    """Rank correlation of x and y; ties share their mean rank; 0 where one of them does not vary.
+
+    Example:
+        >>> spearman([(1, 10), (2, 30), (3, 20)])
+        0.5
+    """
+    import numpy as np
+    from scipy.stats import rankdata
+
+    ranks = [rankdata([point[i] for point in points]) for i in (0, 1)]
+    if len(points) < 2 or any(float(np.ptp(r)) == 0 for r in ranks):
+        return 0.0
+    return float(np.corrcoef(ranks[0], ranks[1])[0, 1])
+
+
+_TEST, _ENTROPY = parse_measure("test@1.0"), parse_measure("entropy@late")
+CLAIMS_FILE = "claims.jsonl"
+FIGURES: tuple[tuple[str, str, Unit], ...] = (
+    ("accuracy", "Training accuracy", "percent"),
+    ("accuracy_nontruncated", "Training accuracy of responses that were not cut", "percent"),
+    ("validation", "Validation accuracy", "percent"),
+    ("entropy", "Entropy of the rollouts, nats a token", "number"),
+    ("truncation", "Truncated responses", "percent"),
+    ("length", "Mean response length, tokens", "number"),
+    ("clip", "Tokens whose ratio is clipped", "percent"),
+    ("kl", "KL to the reference", "number"),
+)
+
+
+def write_pages(ablations: Sequence[Ablation], scale: Scale, results: Mapping[str, Result], folder: Path) -> Path:
+    """Write the pages of ``ablations`` from ``results`` into ``folder``; returns the index.
+
+    Args:
+        ablations: all of them are corrected together, so that a verdict depends on which are given; those that are not
+            defined at this scale are left out.
+        scale: whose results.
+        results: by key.
+        folder: gets ``index.md``, a page and its figures an ablation, ``settings.md``, ``questions.md``, ``costs.md``,
+            ``figures.md`` and ``claims.jsonl``.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    ablations = [ablation for ablation in ablations if scale in ablation.scales]
+    found = by_arm(ablations, scale, results)
+    claims = [claim for ablation in ablations for claim in ablation.claims]
+    verdicts = {verdict.claim: verdict for verdict in decide(claims, found)}
+    rows = [claim_row(a, claim, verdicts[claim.id]) for a in ablations for claim in a.claims]
+    (folder / CLAIMS_FILE).write_text("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
+    for ablation in ablations:
+        page = ablation_page(ablation, scale, found.get(ablation.id, {}), verdicts, folder)
+        (folder / f"{ablation.id}.md").write_text(page)
+    advice = load_advice()
+    check_advice(advice, [*shipped_ablations(), *ablations])
+    for name in ("settings", "questions"):
+        (folder / f"{name}.md").write_text(advice_page(name, ablations, verdicts, advice))
+    (folder / "costs.md").write_text(costs_page(ablations, found))
+    (folder / "figures.md").write_text(figures_page(found, folder))
+    index = folder / "index.md"
+    index.write_text(index_page(ablations, scale, verdicts, results))
+    return index
+
+
+def claim_row(ablation: Ablation, claim: Claim, verdict: Verdict) -> dict[str, Any]:
+    """A line of ``claims.jsonl``: numbers that were not measured are null."""
+    numbers = {key: value for key, value in asdict(verdict).items() if key not in ("claim", "decision", "null")}
+    if isinstance(claim, LevelClaim) and claim.direction == "below":  # tested turned round; told as it was measured
+        numbers |= {"effect": -verdict.effect, "low": -verdict.high, "high": -verdict.low, "bar": claim.bound}
+    numbers = {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in numbers.items()}
+    return {
+        "ablation": ablation.id,
+        "claim": claim.id,
+        "says": claim.says,
+        "kind": claim.kind,
+        "verdict": verdict.decision,
+        **{key: rounded(value) if isinstance(value, float) else value for key, value in numbers.items()},
+    }
+
+
+def ablation_page(ablation: Ablation, scale: Scale, runs: Runs, verdicts: Mapping[str, Verdict], folder: Path) -> str:
+    """The page of one ablation; writes its figures beside it."""
+    parts = [
+        f"# {ablation.id}. {ablation.title}\n",
+        f"{ablation.question}\n",
+        f"The report: {ablation.says}\n",
+        f"## Setting\n\n{_settings(ablation, scale, runs)}\n",
+        f"## Verdicts\n\n{verdict_table(ablation.claims, verdicts)}\n",
+    ]
+    if ablation.notes:
+        claims = {claim.id: claim for claim in ablation.claims}
+        parts.append(f"## What it means\n\n{fill(ablation.notes, verdicts, claims)}\n")
+    charts = [curve_chart(runs, f"{ablation.id}-{name}", name, title, unit) for name, title, unit in FIGURES]
+    shown = [write_chart(chart, folder) for chart in charts if chart is not None]
+    if shown:
+        caption = (
+            "Lines are means over the seeds that every step has, bands reach from the lowest seed to the highest.\n"
+        )
+        parts.append("## Curves\n\n" + caption + "\n" + "\n".join(shown))
+    parts.append(f"Reproduce: `python -m studies run {ablation.id} --scale {scale}`\n")
+    return "\n".join(parts)
+
+
+def _settings(ablation: Ablation, scale: Scale, runs: Runs) -> str:
+    definition = ablation.scales[scale]
+    lines = [
+        f"Base recipe `{definition.base}`" + _listed(definition.set),
+        "",
+        "| arm | settings | seeds | CPU s a run | test accuracy | entropy in the end |",
+        "|---|---|---|---|---|---|",
+    ]
+    for arm in definition.arms:
+        rows = list(runs.get(arm.name, {}).values())
+        seconds = [row["cpu_seconds"] for row in rows]
+        mean = f"{sum(seconds) / len(seconds):.0f}" if seconds else ""
+        ends = " | ".join(mean_text([measure(row) for row in rows]) for measure in (_TEST, _ENTROPY))
+        lines.append(f"| {arm.name} | {_arm_settings(arm)} | {len(seconds)} | {mean} | {ends} |")
+    if "paper" in ablation.scales and scale != "paper":
+        theirs = ablation.scales["paper"]
+        lines += ["", f"The report's: base recipe `{theirs.base}`" + _listed(theirs.set), ""]
+        lines += ["| arm | settings |", "|---|---|"]
+        lines += [f"| {arm.name} | {_arm_settings(arm)} |" for arm in theirs.arms]
+    return "\n".join(lines)
+
+
+def _arm_settings(arm: Arm) -> str:
+    after = f"goes on from {arm.after}; " if arm.after else ""
+    return after + (", ".join(f"`{text}`" for text in arm.set) or "as the base")
+
+
+def _listed(overrides: Sequence[str]) -> str:
+    return (", with " + ", ".join(f"`{text}`" for text in overrides) if overrides else "") + "."
+
+
+def verdict_table(claims: Sequence[Claim], verdicts: Mapping[str, Verdict]) -> str:
+    """Claims with verdict, effect, interval, bar, p-value and seeds."""
+    lines = [
+        "| claim | verdict | effect (95 % interval) | least effect that counts | p, one-sided | seeds |",
+        "|---|---|---|---|---|---|",
+    ]
+    for claim in claims:
+        verdict = verdicts[claim.id]
+        if verdict.decision == "not run":
+            lines.append(f"| {claim.id} {claim.says} | not run | | | | {verdict.seeds} |")
+            continue
+        numbers = numbers_of(claim, verdict)
+        lines.append(
+            f"| {claim.id} {claim.says} | {WORDS[verdict.decision]} | {numbers.effect} ({numbers.interval}) "
+            f"| {numbers.bar} | {verdict.p:.2g} | {seeds_of(verdict)} |"
+        )
+    return "\n".join(lines)
+
+
+def index_page(
+    ablations: Sequence[Ablation], scale: Scale, verdicts: Mapping[str, Verdict], results: Mapping[str, Result]
+) -> str:
+    """All verdicts on one page."""
+    used = [row for row in results.values() if row["scale"] == scale]
+    counts = {word: sum(v.decision == word for v in verdicts.values()) for word in WORDS}
+    lines = [
+        "# The ablations of the report, run here\n",
+        f"Scale `{scale}`: {len(used)} runs, {sum(row['cpu_seconds'] for row in used) / 60:.0f} CPU minutes. "
+        + ", ".join(f"{count} {word}" for word, count in counts.items() if count)
+        + ". Seeds are the unit; p-values are as measured, the verdicts corrected by Holm over all claims of this "
+        "page. A level is printed as measured; the effect of an equality is what is left of its margin.\n",
+    ]
+    lines.append(
+        "[Which settings should I use?](settings.md) [What readers ask](questions.md) [At equal cost](costs.md) "
+        "[The report's figures](figures.md)\n"
+    )
+    for ablation in ablations:
+        lines.append(f"## [{ablation.id}. {ablation.title}]({ablation.id}.md)\n")
+        lines.append(f"{ablation.question} The report: {ablation.says}\n")
+        lines.append(verdict_table(ablation.claims, verdicts) + "\n")
+    return "\n".join(lines)

@@ -1,0 +1,484 @@
+"""From ablations to runs: every arm and seed as one resolved recipe, keyed by what decides its result.
+
+Two ablations whose arms resolve to the same recipe share its run. Supervised starts are made phase by phase, each from
+the model of the phase before, so that starts which begin alike share what they have in common; the first of several
+phases has the recipe's own seed, and is made once for all.
+
+The results file: one JSON line a run, keyed by what decided it; enough to decide every claim and draw every figure.
+
+A line holds the curves of ``measures.CURVES`` a step, the running sums of the costs, the tests before and after at
+every temperature, and where it was made. Curves are rounded to four digits: a suite is a few MB. Where a run recorded
+its test responses (``logging.samples``) the line also has their lengths, from which follows what a shorter limit would
+have given.
+
+Run what is planned and not yet there: in processes side by side, within a budget, each result kept as it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from magicrl.config.loader import decisive, digest, load_sft_recipe, load_train_recipe
+from magicrl.config.schema import SftConfig, SftModelConfig, StartConfig, TrainConfig
+from magicrl.reporting.run_folder import RecordedRun, read_run
+from magicrl.training.recorder import environment_facts
+from studies.definition import COSTS, CURVES, Ablation, Arm, Result, Scale, ScaleDefinition, base_recipe
+
+THREADS = 1
+"""Of every run: tensors this small gain nothing from a second thread, and runs are done side by side."""
+_UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedStart:
+    """One phase of a supervised start that runs share.
+
+    Attributes:
+        key: of its recipe, seed included, and of what it goes on from.
+        recipe: resolved, with this phase alone; its model is replaced by that of ``after``.
+        after: the phase before, None for the first.
+    """
+
+    key: str
+    recipe: SftConfig
+    after: PlannedStart | None = None
+
+    def chain(self) -> list[PlannedStart]:
+        """All phases up to this one, the first one first."""
+        return [*(self.after.chain() if self.after else ()), self]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlannedRun:
+    """One run of one arm.
+
+    Attributes:
+        key: a hash of everything that decides the result.
+        scale: tiny, small, paper or quick.
+        seed: of the start, the prompts and the sampling.
+        config: the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``.
+        start: the supervised start, of the first run where one goes on from another; None where the recipe names a
+            model. It is also the reference, where the recipe wants one and names none.
+        after: key of the run whose model this one starts from.
+        arms: ``(ablation, arm)`` names that this run serves.
+        minutes: CPU minutes that it is expected to take.
+    """
+
+    key: str
+    scale: Scale
+    seed: int
+    config: TrainConfig
+    start: PlannedStart | None
+    after: str | None
+    arms: tuple[tuple[str, str], ...]
+    minutes: float | None = field(default=None, compare=False)
+
+
+def plan_runs(ablations: Iterable[Ablation], scale: Scale, seeds: Sequence[int] | None = None) -> list[PlannedRun]:
+    """The runs of ``ablations``, each once, seed by seed, a run after the one that it goes on from.
+
+    Seed by seed: a study that is stopped has as many whole seeds of every arm as there was time for.
+
+    Args:
+        ablations: those that have no such scale are left out.
+        scale: which of their definitions.
+        seeds: default: 0 to the ablation's number of seeds less one.
+
+    Raises:
+        RecipeError: an arm's settings make no recipe.
+    """
+    found: dict[str, PlannedRun] = {}
+    for ablation in ablations:
+        definition = ablation.scales.get(scale)
+        if definition is None:
+            continue
+        for seed in range(definition.seeds) if seeds is None else seeds:
+            for run in _runs_of_seed(ablation, scale, definition, seed):
+                known = found.get(run.key)
+                found[run.key] = run if known is None else replace(known, arms=(*known.arms, *run.arms))
+    order = {seed: place for place, seed in enumerate(seeds)} if seeds is not None else {}
+    return sorted(found.values(), key=lambda run: order.get(run.seed, run.seed))
+
+
+def _runs_of_seed(ablation: Ablation, scale: Scale, definition: ScaleDefinition, seed: int) -> list[PlannedRun]:
+    runs: dict[str, PlannedRun] = {}
+    for arm in definition.arms:
+        after = None if arm.after is None else runs[arm.after].key
+        runs[arm.name] = _resolved(ablation, scale, definition, arm, seed, after)
+    return list(runs.values())
+
+
+def _resolved(
+    ablation: Ablation, scale: Scale, definition: ScaleDefinition, arm: Arm, seed: int, after: str | None
+) -> PlannedRun:
+    base = base_recipe(definition.base)
+    overrides = [*definition.set, *arm.set, f"run.seed={seed}", f"run.threads={THREADS}"]
+    config = load_train_recipe(base, overrides, base.parent)
+    start = None
+    if config.start.sft is not None:
+        changes = [*definition.start_set, f"run.threads={THREADS}"]
+        start = _phases(load_sft_recipe(Path(config.start.sft), changes), seed)
+    decides = decisive(config, {**_UNIMPORTANT, "logging": True, "checkpoint": True})
+    if config.start.sft is not None:
+        decides["start"]["sft"] = Path(config.start.sft).name  # where the package is installed decides nothing
+    decides["made"] = [None if start is None else start.key, after]
+    return PlannedRun(
+        key=digest(decides),
+        scale=scale,
+        seed=seed,
+        config=config,
+        start=start,
+        after=after,
+        arms=((ablation.id, arm.name),),
+        minutes=definition.minutes,
+    )
+
+
+def _phases(recipe: SftConfig, seed: int) -> PlannedStart:
+    """A link a phase. The first of several has the recipe's seed, so that it is made once; the others the run's."""
+    start: PlannedStart | None = None
+    for phase in recipe.phases:
+        shared = len(recipe.phases) > 1 and phase is recipe.phases[0]
+        run = recipe.run.model_copy(update={"seed": recipe.run.seed if shared else seed})
+        own = recipe.model_copy(update={"run": run, "phases": (phase,)})
+        decides = decisive(own, _UNIMPORTANT)
+        decides["after"] = None if start is None else start.key
+        start = PlannedStart(key=digest(decides), recipe=own, after=start)
+    assert start is not None, "the schema asks for a phase"
+    return start
+
+
+SCHEMA_VERSION = 1
+
+
+def result_of(run: PlannedRun, folder: Path, *, cpu_seconds: float, stopped: str | None) -> dict[str, Any]:
+    """The line of a run whose folder is ``folder``.
+
+    Args:
+        run: as it was planned.
+        folder: of the run.
+        cpu_seconds: CPU time of its process.
+        stopped: why it ended before its time, if it did: a loss that was not finite, nothing left to learn from.
+    """
+    recorded = read_run(folder)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "key": run.key,
+        "scale": run.scale,
+        "seed": run.seed,
+        "arms": [list(pair) for pair in run.arms],
+        "stopped": stopped,
+        "steps": len(recorded.metrics),
+        "cpu_seconds": rounded(cpu_seconds),
+        "curves": curves_of(recorded),
+        "tests": {name: _accuracies(recorded, name) for name in ("before", "after")},
+        "lengths": {name: found for name in ("before", "after") if (found := lengths_of(recorded, name))},
+        "machine": environment_facts(),
+    }
+
+
+def curves_of(run: RecordedRun) -> dict[str, list[float | None]]:
+    """Every curve and every running cost of a recorded run, a value a step; a curve without any value is left out."""
+    found: dict[str, list[float | None]] = {}
+    for name, key in CURVES.items():
+        values = [_number(row.values.get(key)) for row in run.metrics]
+        if any(value is not None for value in values):
+            found[name] = [None if value is None else rounded(value) for value in values]
+    for name, key in COSTS.items():
+        spent = accumulate(_number(row.values.get(key)) or 0.0 for row in run.metrics)
+        found[name] = [rounded(value) for value in spent]
+    return found
+
+
+def _number(value: object) -> float | None:
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    return float(value) if math.isfinite(value) else None
+
+
+def _accuracies(run: RecordedRun, name: str) -> dict[str, float]:
+    """Accuracy by temperature on the first test set; empty where the run ended before that test."""
+    found = [run.evaluation(name, label) for label in run.sets[:1]]
+    return {
+        str(float(temperature)): rounded(score.accuracy.mean)
+        for evaluation in found
+        if evaluation is not None
+        for temperature, score in evaluation.temperatures.items()
+    }
+
+
+def lengths_of(run: RecordedRun, name: str) -> dict[str, Any]:
+    """Recorded test responses at temperature 1: how many, and the lengths of the right ones in tokens, ascending."""
+    found = [evaluation for label in run.sets[:1] if (evaluation := run.evaluation(name, label)) is not None]
+    shown = [r for e in found for sample in e.samples for r in sample.responses if r.temperature == 1.0]
+    right = sorted(r.tokens for r in shown if r.outcome == "correct" and r.tokens is not None)
+    return {"responses": len(shown), "right": right} if shown else {}
+
+
+def rounded(value: float) -> float:
+    """Four significant digits."""
+    return float(f"{value:.4g}")
+
+
+def read_results(path: Path) -> dict[str, Result]:
+    """The results in ``path`` by key; none where there is no such file.
+
+    Raises:
+        ValueError: a line that is no result, with its number.
+    """
+    found: dict[str, Result] = {}
+    if not path.exists():
+        return found
+    for number, line in enumerate(path.read_text().splitlines(), start=1):
+        try:
+            row = json.loads(line)
+            version, key = row["schema_version"], row["key"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: not a result of an experiment ({error}); remove it") from error
+        if version != SCHEMA_VERSION:
+            raise ValueError(f"{path}, line {number}: schema_version {version}, this magicrl reads {SCHEMA_VERSION}")
+        found[key] = row
+    return found
+
+
+def append_result(path: Path, row: Mapping[str, Any]) -> None:
+    """Add a line; a run is there whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as stream:
+        stream.write(json.dumps(row, allow_nan=False) + "\n")
+
+
+def by_arm(
+    ablations: Iterable[Ablation], scale: Scale, results: Mapping[str, Result], seeds: Sequence[int] | None = None
+) -> dict[str, dict[str, dict[int, Result]]]:
+    """Results by ablation, arm and seed, for ``claims.decide`` and figures: those that the definitions now ask for."""
+    found: dict[str, dict[str, dict[int, Result]]] = {}
+    for run in plan_runs(ablations, scale, seeds):
+        for ablation, arm in run.arms:
+            if run.key in results:
+                found.setdefault(ablation, {}).setdefault(arm, {})[run.seed] = results[run.key]
+    return found
+
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outlook:
+    """What is left to do.
+
+    Attributes:
+        missing: runs without a result, in the order in which they will be done.
+        done: number of runs that have one.
+        cpu_minutes: what the missing ones are expected to take; None where nobody knows of one of them.
+    """
+
+    missing: tuple[PlannedRun, ...]
+    done: int
+    cpu_minutes: float | None
+
+
+def outlook(planned: Sequence[PlannedRun], results: Mapping[str, Result]) -> Outlook:
+    """Which of the planned runs have no result yet, and how long they will take."""
+    missing = tuple(run for run in planned if run.key not in results)
+    minutes = [expected_minutes(run, results.values()) for run in missing]
+    known = [m for m in minutes if m is not None]
+    total = sum(known) if len(known) == len(minutes) else None
+    return Outlook(missing=missing, done=len(planned) - len(missing), cpu_minutes=total)
+
+
+def expected_minutes(run: PlannedRun, results: Iterable[Result]) -> float | None:
+    """CPU minutes of a run: as its arm took with other seeds, else as its ablation says; None if neither does."""
+    arms = {tuple(arm) for arm in run.arms}
+    known = [
+        row["cpu_seconds"] / 60
+        for row in results
+        if row["scale"] == run.scale and any(tuple(arm) in arms for arm in row["arms"])
+    ]
+    return sum(known) / len(known) if known else run.minutes
+
+
+def run_study(
+    planned: Sequence[PlannedRun],
+    results_file: Path,
+    work: Path,
+    *,
+    workers: int,
+    budget_minutes: float | None = None,
+    keep_folders: bool = False,
+    tell: Tell = lambda text: None,
+) -> int:
+    """Do the planned runs that have no result yet; returns how many are still missing.
+
+    A run that is stopped (Ctrl-C, a kill) goes on from its last checkpoint when the study is run again.
+
+    Args:
+        planned: from ``plan_runs``: a run comes after the one that it goes on from.
+        results_file: JSON Lines, a line a run; added to.
+        work: where starts and run folders are.
+        workers: processes at once, one thread each.
+        budget_minutes: no run is begun that is not expected to end within so many wall-clock minutes from now (one of
+            unknown length may begin at any time before).
+        keep_folders: keep the run folders of results that are written; else only models that others go on from.
+        tell: told what happens.
+    """
+    results = dict(read_results(results_file))
+    missing = _with_predecessors(outlook(planned, results).missing, planned, work)
+    deadline = None if budget_minutes is None else time.monotonic() + 60 * budget_minutes
+    context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+    with ProcessPoolExecutor(max_workers=workers, mp_context=context, initializer=end_with_parent) as pool:
+        waiting, running = list(missing), dict[Future[dict[str, Any]], PlannedRun]()
+        try:
+            while waiting or running:
+                while len(running) < workers:
+                    left = float("inf") if deadline is None else (deadline - time.monotonic()) / 60
+                    if (run := _next(waiting, running.values(), results, work, left)) is None:
+                        break
+                    waiting.remove(run)
+                    running[pool.submit(do_run, run, work)] = run
+                    tell(f"{_label(run)}: begun")
+                if not running:
+                    break
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    run = running.pop(future)
+                    row = future.result()
+                    if run.key not in results:
+                        append_result(results_file, row)
+                        results[run.key] = row
+                    tell(f"{_label(run)}: {_summary(row)}")
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise
+    if not keep_folders:
+        _tidy(planned, results, work)
+    return len(waiting)
+
+
+def end_with_parent() -> None:
+    """End this worker as soon as its parent is gone.
+
+    A pool's worker outlives a parent that was killed: it would finish its run beside the study that goes on, in the
+    same folder, and then wait for ever. What it had done is in its checkpoint.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "called in a process of a pool"
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="end-with-parent", daemon=True).start()
+
+
+def _with_predecessors(missing: Sequence[PlannedRun], planned: Sequence[PlannedRun], work: Path) -> list[PlannedRun]:
+    """The missing runs, with those before them that have a result but whose model is no longer there."""
+    wanted = {run.key for run in missing}
+    for run in reversed(planned):
+        if run.key in wanted and run.after is not None and not (folder_of(run.after, work) / "model").is_dir():
+            wanted.add(run.after)
+    return [run for run in planned if run.key in wanted]
+
+
+def _next(
+    waiting: Sequence[PlannedRun],
+    running: Iterable[PlannedRun],
+    results: Mapping[str, Result],
+    work: Path,
+    minutes_left: float,
+) -> PlannedRun | None:
+    """The first run that can begin: it fits the budget, and what it starts from is there or its own to make."""
+    in_work = {key for run in running for key in _unmade(run, work)}
+    for run in waiting:
+        ready = run.after is None or (folder_of(run.after, work) / "model").is_dir()
+        made_by_another = not in_work.isdisjoint(_unmade(run, work))
+        if ready and not made_by_another and (expected_minutes(run, results.values()) or 0.0) <= minutes_left:
+            return run
+    return None
+
+
+def _unmade(run: PlannedRun, work: Path) -> set[str]:
+    """Keys of the phases of the run's supervised start that are not there yet."""
+    chain = [] if run.start is None else run.start.chain()
+    return {start.key for start in chain if not (start_folder(start, work) / "config.json").is_file()}
+
+
+def make_start(start: PlannedStart, work: Path) -> Path:
+    """The folder of a supervised start, made when it is absent, with the phases before it."""
+    from magicrl.training.sft import run_sft  # torch: only in the processes that train
+
+    recipe = start.recipe
+    if start.after is not None:
+        before = make_start(start.after, work)
+        recipe = recipe.model_copy(update={"model": SftModelConfig(folder=str(before))})
+    return run_sft(recipe, start_folder(start, work)).folder
+
+
+def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:
+    """Train one run and return its result; called in a process of its own.
+
+    A run that cannot go on (a loss that is not finite, nothing left to learn from) is a result as well: what an arm
+    blew up at is what some ablations ask.
+    """
+    from magicrl.training.loop import TrainingStopped
+    from magicrl.training.observer import NullObserver
+    from magicrl.training.session import train
+
+    folder = folder_of(run.key, work)
+    config = started(run, work)
+    clock, stopped = time.process_time(), None
+    try:
+        train(config, folder, NullObserver(), resume=folder.exists())
+    except (FloatingPointError, TrainingStopped) as error:
+        stopped = f"{type(error).__name__}: {error}"
+    return result_of(run, folder, cpu_seconds=time.process_time() - clock, stopped=stopped)
+
+
+def started(run: PlannedRun, work: Path) -> TrainConfig:
+    """The run's recipe with the folders of its start model and of its reference, made when they are absent."""
+    config, origin = run.config, None if run.start is None else str(make_start(run.start, work).resolve())
+    model = origin if run.after is None else str((folder_of(run.after, work) / "model").resolve())
+    changes: dict[str, Any] = {} if model is None else {"start": StartConfig(model=model)}
+    if config.reference.mode != "none" and config.reference.model is None and origin is not None:
+        changes["reference"] = config.reference.model_copy(update={"model": origin})
+    return config.model_copy(update=changes)
+
+
+def folder_of(key: str, work: Path) -> Path:
+    """Where the run of this key is."""
+    return work / key
+
+
+def start_folder(start: PlannedStart, work: Path) -> Path:
+    """Where a supervised start is."""
+    return work / "starts" / start.key
+
+
+def _tidy(planned: Sequence[PlannedRun], results: Mapping[str, Result], work: Path) -> None:
+    """Remove the folders of runs that have a result and that no missing run goes on from."""
+    needed = {run.after for run in planned if run.key not in results}
+    for run in planned:
+        if run.key in results and run.key not in needed:
+            shutil.rmtree(folder_of(run.key, work), ignore_errors=True)
+
+
+def _label(run: PlannedRun) -> str:
+    return ", ".join(f"{ablation} {arm}" for ablation, arm in run.arms) + f", seed {run.seed}"
+
+
+def _summary(row: Mapping[str, Any]) -> str:
+    after = row["tests"]["after"].get("1.0")
+    end = "no test" if after is None else f"accuracy {after:.3f}"
+    stopped = f", stopped ({row['stopped']})" if row["stopped"] else ""
+    return f"{end} after {row['steps']} steps, {row['cpu_seconds']:.0f} CPU s{stopped}"
