@@ -32,7 +32,7 @@ from typing import Any
 
 from magicrl.config.loader import decisive, digest, load_sft_recipe, load_train_recipe
 from magicrl.config.schema import SftConfig, SftModelConfig, StartConfig, TrainConfig
-from magicrl.reporting.run_folder import RecordedRun, read_run
+from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.training.recorder import environment_facts
 from studies.definition import COSTS, CURVES, Ablation, Arm, Result, Scale, ScaleDefinition, base_recipe
 
@@ -431,9 +431,9 @@ def do_run(run: PlannedRun, work: Path) -> dict[str, Any]:
     A run that cannot go on (a loss that is not finite, nothing left to learn from) is a result as well: what an arm
     blew up at is what some ablations ask.
     """
-    from magicrl.training.loop import TrainingStopped
-    from magicrl.training.observer import NullObserver
+    from magicrl.training.recorder import NullObserver
     from magicrl.training.session import train
+    from magicrl.training.step import TrainingStopped
 
     folder = folder_of(run.key, work)
     config = started(run, work)
