@@ -102,8 +102,9 @@ def files_of_a_step(source: Path) -> dict[str, list[str]]:
     import importlib
     from importlib.util import find_spec
 
-    recorder = "magicrl.training.recorder" if find_spec("magicrl.training.held_out") else "magicrl.training.observer"
-    trainer = "magicrl.training.step" if find_spec("magicrl.training.step") else "magicrl.training.loop"
+    # before this edition the two modules had other names
+    new = find_spec("magicrl.training.rollout_queue") is not None
+    recorder, trainer = (f"magicrl.training.{name}" for name in (("recorder", "step") if new else ("observer", "loop")))
     observer = importlib.import_module(recorder).NullObserver
     session = importlib.import_module("magicrl.training.session")
     step_module = importlib.import_module(trainer)

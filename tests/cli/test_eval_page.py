@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from magicrl.cli.eval import ask_of, reading_of, settings_of
-from magicrl.cli.eval_options import EvalOptions
 from magicrl.cli.main import app
+from magicrl.cli.options import EvalOptions
 from magicrl.evaluation.benchmarks import catalogue, described, parse_asked
 from magicrl.evaluation.presets import PRESETS
 

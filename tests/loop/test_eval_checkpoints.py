@@ -13,8 +13,8 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from magicrl.cli.eval import evaluate_checkpoints
-from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
 from magicrl.cli.main import app
+from magicrl.cli.options import EVERY_DEFAULT, EvalOptions
 from magicrl.config.loader import load_train_recipe
 from magicrl.data.families import make_family, unique_problems
 from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint

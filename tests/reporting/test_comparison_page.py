@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from magicrl.cli.report import run_report
+from magicrl.cli.main import report
 from magicrl.config.errors import RecipeError
 from magicrl.reporting.comparison_page import write_comparison
 
@@ -148,18 +147,18 @@ def test_the_command_names_what_it_left_out_and_says_so_in_its_status(
     arm_folders: list[Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     page = tmp_path / "out.html"
-    assert run_report(arm_folders, page, "wall", ["algorithm.loss"], Console()) == 0
+    assert report(*arm_folders, output=page, x="wall", group_by=["algorithm.loss"]) == 0
     assert "--x wall --group-by algorithm.loss" in page.read_text()
-    assert run_report([*arm_folders, tmp_path / "gone"], page, None, None, Console()) == 1
+    assert report(*arm_folders, tmp_path / "gone", output=page) == 1
     assert "left out" in capsys.readouterr().out
     with pytest.raises(RecipeError, match="at least one folder"):
-        run_report([], None, None, None, Console())
+        report()
     with pytest.raises(RecipeError, match="--x belongs to a comparison"):
-        run_report(arm_folders[:1], None, "steps", None, Console())
-    assert run_report(arm_folders[:1], None, None, None, Console()) == 0
+        report(*arm_folders[:1], x="steps")
+    assert report(*arm_folders[:1]) == 0
     assert (arm_folders[0] / "report.html").exists()
 
 
 def test_comparing_needs_no_torch() -> None:
-    code = "import sys, magicrl.cli.report; sys.exit('torch' in sys.modules)"
+    code = "import sys, magicrl.cli.main, magicrl.reporting.comparison_page; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
+from magicrl.cli.options import Overrides, Several
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
 
 data_app = App(name="data", help="From raw sources to a training mixture: import, clean, dedup, decontaminate, ...")
 
-Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
 Inputs = Annotated[
     list[str],
     Parameter(
@@ -67,7 +67,7 @@ def build(pipeline: Path, /, *, set_: Overrides = None, output: Path | None = No
 def import_(
     *,
     output: Path | None = None,
-    input: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
+    input: Several = None,
     kind: str = "auto",
     set_: Overrides = None,
     list_: Annotated[bool, Parameter(name="--list", negative=())] = False,
@@ -143,7 +143,7 @@ def decontaminate(
     *,
     input: Inputs,
     output: Output,
-    against: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
+    against: Several = None,
     pipeline: Settings = None,
     set_: Overrides = None,
 ) -> int:

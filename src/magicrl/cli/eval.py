@@ -24,7 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
-from magicrl.cli.eval_options import EvalOptions, ProblemOptions
+from magicrl.cli.options import EvalOptions, ProblemOptions
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS, TABLE13_SETS

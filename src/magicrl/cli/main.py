@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import sys
+import tomllib
 import traceback
 from io import TextIOWrapper
 from pathlib import Path
@@ -13,10 +15,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 from rich.console import Console
+from rich.table import Table
 
-from magicrl.cli.cluster import cluster_app
 from magicrl.cli.data import data_app
-from magicrl.cli.eval_options import EVERY_DEFAULT, EvalOptions
+from magicrl.cli.options import EVERY_DEFAULT, EvalOptions, Overrides, Several
 from magicrl.cli.plan import plan
 from magicrl.config.errors import RecipeError, without_secrets
 
@@ -32,10 +34,9 @@ app = App(
 verify_app = App(name="verify", help="Judge answers: JSON Lines in, JSON Lines out.")
 app.command(verify_app)
 app.command(data_app)
+cluster_app = App(name="cluster", help="Ray clusters: examine one before a run.")
 app.command(cluster_app)
 app.command(plan)
-
-Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
 
 
 @app.command
@@ -160,9 +161,33 @@ def recipes(name: str | None = None, /) -> int:
     name
         Of a shipped recipe.
     """
-    from magicrl.cli.recipes import list_recipes, print_recipe
+    from magicrl.config.paths import find_recipe, shipped_recipes
 
-    return list_recipes() if name is None else print_recipe(name)
+    if name is not None:
+        sys.stdout.write(find_recipe(Path(name)).read_text(encoding="utf-8"))
+        return 0
+    table = Table(box=None, pad_edge=False)
+    for column in ("command", "shows", "time on 2 CPU cores", "memory"):
+        table.add_column(column, overflow="fold", no_wrap=column == "command")
+    for shipped, path in shipped_recipes().items():
+        text = path.read_text(encoding="utf-8")
+        tree = tomllib.loads(text)
+        command = "sft" if "phases" in tree else "train" if "stages" in tree else "data build"
+        minutes = tree.get("run", tree).get("expected_minutes")
+        time = "" if minutes is None else f"{minutes:g} min"
+        if minutes is None and "cluster" in tree:
+            time = "magicrl plan"
+        # the comment at a recipe's head: its first sentence, and the line that states its memory
+        head = [line.lstrip("# ") for line in text.partition("\n\n")[0].splitlines() if line.startswith("#")]
+        shows = re.split(r"[.;](?:\s|$)", " ".join(head), maxsplit=1)[0]
+        memory = next(
+            (line.removeprefix("# Memory: ") for line in text.splitlines() if line.startswith("# Memory: ")), ""
+        )
+        table.add_row(f"{command} {shipped}", shows, time, memory)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("each after the word magicrl, e.g. magicrl train quickstart; magicrl recipes NAME prints one")
+    return 0
 
 
 @app.command
@@ -189,9 +214,27 @@ def report(
     group_by
         Settings whose values make the arms, e.g. entropy.target; default: all that differ but seed and bookkeeping.
     """
-    from magicrl.cli.report import run_report
+    from magicrl.reporting.comparison_page import is_evaluation, write_comparison
+    from magicrl.reporting.run_page import write_report
 
-    return run_report(folders, output, x, group_by, Console())
+    console = Console(highlight=False, soft_wrap=True)
+    if not folders:
+        raise RecipeError("magicrl report needs at least one folder of magicrl train or magicrl eval")
+    if len(folders) == 1 and not is_evaluation(folders[0]):
+        if x is not None or group_by:
+            option = "--x" if x is not None else "--group-by"
+            raise RecipeError(f"{option} belongs to a comparison: name two folders or more")
+        console.print(f"report: {write_report(folders[0], output)}")
+        return 0
+    target = output or (folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html"))
+    words = ["magicrl", "report", *map(str, folders), "--output", str(target)]
+    words += ["--x", x] if x is not None else []
+    words += [word for key in group_by or () for word in ("--group-by", key)]
+    written = write_comparison(folders, target, axis=x or "steps", keys=group_by, command=shlex.join(words))
+    for item in written.left_out:
+        console.print(f"left out: {item.why}", style="yellow", markup=False)
+    console.print(f"report: {written.path}")
+    return 1 if written.left_out else 0
 
 
 @app.command
@@ -268,7 +311,7 @@ def code(
     total_limit: float | None = None,
     stop_at_failure: bool = False,
     explain: bool = False,
-    preload: Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)] = None,
+    preload: Several = None,
     tier: Literal["auto", "A", "B"] = "auto",
     workers: int | None = None,
 ) -> int:
@@ -374,6 +417,55 @@ def disagreements(*, input: Path, output: Path, time_limit: float = 10.0) -> int
     count = disagreements_file(input, output, CodeOptions(limits=Limits(cpu_seconds=time_limit)))
     Console().print(f"{count} problems need a checker -> {output}")
     return 0
+
+
+@cluster_app.command
+def doctor(recipe: Path | None = None, /, *, address: str | None = None, megabytes: int = 256) -> int:
+    """Examine every node: versions, GPUs, memory, object store, clocks, ports, and a timed copy of weights.
+
+    Example: magicrl cluster doctor --address auto
+
+    Parameters
+    ----------
+    recipe
+        A recipe with [cluster]: its address is used, and whether its parts fit the nodes is told.
+    address
+        Of a running Ray: auto for the one of this node, else HOST:PORT; default: the recipe's, else auto.
+    megabytes
+        Size of the array that is copied to every node.
+    """
+    from magicrl.config.loader import load_train_recipe
+    from magicrl.config.schema import ClusterConfig
+    from magicrl.distributed.runtime import connected, nodes, require_ray
+
+    require_ray()
+    config = None if recipe is None else load_train_recipe(recipe)
+    cluster = ClusterConfig(address="auto") if config is None or config.cluster is None else config.cluster
+    if address is not None:
+        cluster = cluster.model_copy(update={"address": address})
+    from magicrl.distributed.doctor import Finding, examine, start_probe
+
+    console = Console()
+    with connected(cluster):
+        found = nodes()
+        examined = examine(found, megabytes=megabytes, probe=start_probe)
+        if config is not None and config.cluster is not None:
+            from magicrl.distributed.cluster_parts import ClusterParts
+
+            try:
+                ClusterParts(config)
+                examined.findings.append(Finding(what=f"room for {recipe}", status="ok", text="everything fits"))
+            except RecipeError as error:
+                examined.findings.append(Finding(what=f"room for {recipe}", status="trouble", text=str(error)))
+    colours = {"ok": "green", "warning": "yellow", "trouble": "red"}
+    for finding in examined.findings:
+        console.print(f"[{colours[finding.status]}]{finding.status:8}[/] {finding.what}: ", end="")
+        console.print(finding.text, markup=False, highlight=False, soft_wrap=True)
+    worst = "fit for a run" if examined.healthy else "not fit for a run: see the lines marked trouble"
+    console.print(
+        f"{len(found)} nodes, {sum(n.cpus for n in found):g} CPUs, {sum(n.gpus for n in found):g} GPUs: {worst}"
+    )
+    return 0 if examined.healthy else 1
 
 
 def main(command: App = app) -> None:

@@ -10,11 +10,12 @@ import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
+
+from magicrl.cli.options import Overrides, Several
 
 if TYPE_CHECKING:
     from magicrl.config.schema import TrainConfig
@@ -150,9 +151,6 @@ def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
     }
 
 
-Repeated = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
-
-
 def plan(
     recipe: Path,
     /,
@@ -160,7 +158,7 @@ def plan(
     gpus: int,
     gpu: str,
     model: str | None = None,
-    set_: Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)] = None,
+    set_: Overrides = None,
     staleness: int = 0,
     mean_length: float | None = None,
     lengths_from: Path | None = None,
@@ -170,7 +168,7 @@ def plan(
     offload_moments: bool = False,
     hours: float | None = None,
     cost_per_gpu_hour: float | None = None,
-    compare: Repeated = None,
+    compare: Several = None,
     json: bool = False,
     page: Path | None = None,
 ) -> int:

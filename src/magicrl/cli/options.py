@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 from cyclopts import Group, Parameter
 
 Flag = Annotated[bool, Parameter(negative=())]
+Overrides = Annotated[list[str] | None, Parameter(name="--set", negative=(), consume_multiple=False)]
 Several = Annotated[list[str] | None, Parameter(negative=(), consume_multiple=False)]
 
 
