@@ -24,11 +24,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from magicrl.algorithms.advantages import scored_advantages
-from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms
-from magicrl.algorithms.reducers import response_weights
-from magicrl.algorithms.rejection import reject_zero_advantage
-from magicrl.algorithms.rewards import score_group
+from magicrl.algorithms.advantages import reject_zero_advantage, score_group, scored_advantages
+from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms, response_weights
 from magicrl.records import (
     Completion,
     FinishReason,

@@ -30,15 +30,16 @@ from bench_models import model_folder
 from learner_cases import CASES, QUICK, Case, samples_of
 from measure import FIGURES, document, rounded, write_case
 
-from magicrl.config.schema import LearnerPlacement, ModelConfig
+from magicrl.config.schema import AlgorithmConfig, LearnerPlacement, ModelConfig
 from magicrl.distributed.learner import DistributedLearner, LocalLauncher
-from magicrl.distributed.learner.settings import LearnerSettings
+from magicrl.distributed.learner.settings import RankSettings
 from magicrl.distributed.learner.sharding import Meshes, ShardedModel
 from magicrl.models.loading import load_policy
 from magicrl.planning.memory import LearnerSetup, learner_memory
 from magicrl.planning.shapes import load_shape
 from magicrl.records import TrainBatch
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 CONTROLS = Controls(clip_low=0.2, clip_high=0.28, learning_rate=1e-6)
@@ -46,23 +47,23 @@ RANKS = (1, 2)
 DRY = (("DeepSeek-R1-Distill-Qwen-7B", 8, 1), ("DeepSeek-R1-Distill-Qwen-7B", 32, 4), ("Qwen3-8B", 8, 2))
 
 
-def settings(case: Case) -> dict[str, Any]:
+def settings(case: Case) -> LearnerSettings:
     model = ModelConfig(dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=256)
-    return {"loss": "dapo", "model_config": model}
+    return LearnerSettings(algorithm=AlgorithmConfig(loss="dapo"), model=model)
 
 
 def single(case: Case) -> LocalLearner:
     policy = load_policy(model_folder(case.model))
-    return LocalLearner(policy.model, valid_vocab=policy.valid_vocab, **settings(case))
+    return LocalLearner(policy.model, settings(case), valid_vocab=policy.valid_vocab)
 
 
 def spread(case: Case, ranks: int) -> DistributedLearner:
     return DistributedLearner(
         load_policy(model_folder(case.model)),
+        settings(case),
         launcher=LocalLauncher(environment={"OMP_NUM_THREADS": "1"}),
         placement=LearnerPlacement(ranks=ranks),
         threads=1,
-        **settings(case),
     )
 
 
@@ -122,7 +123,7 @@ def dry_run(name: str, ranks: int, sequence_parallel: int) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             config = {"architectures": [f"{table[name]['model_type'].capitalize()}ForCausalLM"], **table[name]}
             (Path(folder) / "config.json").write_text(json.dumps(config))
-            told = LearnerSettings(folder=folder, sequence_parallel=sequence_parallel)
+            told = RankSettings(folder=folder, sequence_parallel=sequence_parallel)
             sharded = ShardedModel(told, Meshes.make("cpu", sequence_parallel), torch.device("meta"), fill=False)
         found = counted(sharded)
     finally:

@@ -17,13 +17,14 @@ import torch
 from gpu_device import forget_peak, name_of, now, peak_gib, planned_with, product_rate, random_model
 from measure import rounded
 
-from magicrl.config.schema import LoraConfig, ModelConfig
+from magicrl.config.schema import AlgorithmConfig, LoraConfig, ModelConfig
 from magicrl.planning.hardware import GIB, Hardware, peak_flops
 from magicrl.planning.memory import LearnerMemory, LearnerSetup, learner_memory
 from magicrl.planning.model_flops import sequence_work, update_flops
 from magicrl.planning.shapes import ModelShape
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 PROMPT = 8
@@ -83,7 +84,7 @@ def make_learner(case: LearnerCase, device: str, *, lora: bool) -> LocalLearner:
     """bfloat16 over float32 masters, with the loss of a recipe."""
     settings = ModelConfig(gradient_checkpointing=case.checkpointing, lora=LORA if lora else None)
     model = random_model(case.shape, torch.float32, device)
-    return LocalLearner(model, loss="dapo", model_config=settings)
+    return LocalLearner(model, LearnerSettings(algorithm=AlgorithmConfig(loss="dapo"), model=settings))
 
 
 def batch_of(case: LearnerCase) -> TrainBatch:

@@ -18,13 +18,9 @@ from reference import Response, log_softmax_policy, random_responses, random_wei
 from tabular import GROUP, PROMPTS, Path, exact_group, expected_reward, path_probability, paths, sampling_logits
 from torch import Tensor
 
-from magicrl.algorithms.advantages import scored_advantages
-from magicrl.algorithms.corrections import Correction
+from magicrl.algorithms.advantages import score_group, scored_advantages
 from magicrl.algorithms.entropy import measure_entropy
-from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms
-from magicrl.algorithms.reducers import response_weights
-from magicrl.algorithms.rewards import score_group
-from magicrl.algorithms.surrogates import LossRow
+from magicrl.algorithms.losses import LOSSES, LossInputs, LossRow, correction_of, loss_terms, response_weights
 
 MAX_TOKENS = 12
 FLOAT64_TOLERANCE = 1e-10
@@ -173,7 +169,7 @@ class Settings:
     name: str
     alpha: float = 0.03
     beta: float = 0.02
-    correction: Correction = "none"
+    correction: str = "none"
 
     @property
     def row(self) -> LossRow:
@@ -244,7 +240,7 @@ def library_step(
             beta=settings.beta,
             clip_low=settings.clip[0],
             clip_high=settings.clip[1],
-            correction=settings.correction,
+            correction=correction_of(settings.correction),
         ).loss
         gradient += torch.autograd.grad(share, weights)[0]
         total += share.detach()

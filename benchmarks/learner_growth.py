@@ -24,11 +24,12 @@ from page_sections import put_section
 from tensor_memory import peak_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicrl.config.schema import ModelConfig
+from magicrl.config.schema import AlgorithmConfig, ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.reporting.charts import Chart, Series
 from magicrl.reporting.svg import draw
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 from magicrl.training.recorder import write_atomically
 
@@ -92,7 +93,9 @@ def learner_of(point: Point) -> LocalLearner:
     )
     torch.manual_seed(0)
     settings = ModelConfig(dtype="bfloat16", head_chunk_tokens=256, gradient_checkpointing=point.checkpoint)
-    return LocalLearner(LlamaForCausalLM(config), loss="dapo", model_config=settings)
+    return LocalLearner(
+        LlamaForCausalLM(config), LearnerSettings(algorithm=AlgorithmConfig(loss="dapo"), model=settings)
+    )
 
 
 def batch_of(point: Point) -> TrainBatch:

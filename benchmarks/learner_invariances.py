@@ -11,9 +11,10 @@ from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.schema import AlgorithmConfig, ModelConfig, ReferenceConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 VOCAB = 29
@@ -84,11 +85,11 @@ def learner(dtype: torch.dtype, loss: str, budget: int = 10_000) -> LocalLearner
     settings = ModelConfig(dtype="float32", micro_batch_tokens=budget, head_chunk_tokens=7)
     return LocalLearner(
         model,
-        loss=loss,
-        model_config=settings,
-        optimizer=OptimizerConfig(),
-        correction="tis",
-        kl_coefficient=0.1,
+        LearnerSettings(
+            algorithm=AlgorithmConfig(loss=loss, correction="tis"),
+            reference=ReferenceConfig(mode="loss", coefficient=0.1),
+            model=settings,
+        ),
     )
 
 

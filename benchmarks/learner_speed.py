@@ -44,10 +44,11 @@ from measure import (
 from torch import Tensor
 from trl_peer import PeerHooks, PeerSettings, train
 
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.schema import AlgorithmConfig, ModelConfig, OptimizerConfig
 from magicrl.models.loading import load_policy
 from magicrl.records import TrainBatch
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 SIDES = ("magicrl", "trl")
@@ -65,10 +66,10 @@ class Ours:
         self.batch = TrainBatch.of(samples_of(self.responses))
         self.learner = LocalLearner(
             loaded.model,
-            loss="dapo",
-            optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM),
-            model_config=ModelConfig(
-                dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=256
+            LearnerSettings(
+                algorithm=AlgorithmConfig(loss="dapo"),
+                optimizer=OptimizerConfig(learning_rate=LEARNING_RATE, max_grad_norm=MAX_GRAD_NORM),
+                model=ModelConfig(dtype=case.dtype, micro_batch_tokens=case.micro_batch_tokens, head_chunk_tokens=256),
             ),
         )
 

@@ -19,10 +19,11 @@ import torch
 from bench_models import SMOLLM2, TINY, model_folder, parameters, story_tokens
 from measure import FIGURES, PeakMemory, document, rounded, timed, write_case
 
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.schema import AlgorithmConfig, ModelConfig
 from magicrl.models.loading import load_policy
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 PROMPT_TOKENS = 128
@@ -51,7 +52,7 @@ def measure_update(model: str, tokens: int, above: int, threads: int) -> dict[st
     policy = load_policy(model_folder(model), dtype="float32").model
     count = parameters(policy)
     settings = ModelConfig(dtype="bfloat16", head_chunk_tokens=256, checkpoint_above_tokens=above)
-    learner = LocalLearner(policy, loss="dapo", optimizer=OptimizerConfig(), model_config=settings)
+    learner = LocalLearner(policy, LearnerSettings(algorithm=AlgorithmConfig(loss="dapo"), model=settings))
     peak = PeakMemory()
     peak.start()
     times, values = timed(lambda: learner.update(batch, Controls(learning_rate=1e-6)).values, threads)

@@ -30,11 +30,12 @@ from magicrl.records import TrainSample
 from magicrl.training.assemble import build, set_threads
 from magicrl.training.held_out import HeldOutTest
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.preflight import check_run
 from magicrl.training.recorder import NullObserver, environment_facts, write_atomically
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
-from magicrl.training.supervised import supervised_sample, supervised_steps
+from magicrl.training.supervised import SUPERVISED, supervised_sample, supervised_steps
 from magicrl.verifiers.pool import VerifierPool
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,10 +133,8 @@ def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]
             turn += 1
         learner = LocalLearner(
             built.start.model,
+            LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.model),
             valid_vocab=built.start.valid_vocab,
-            loss="nll",
-            optimizer=config.optimizer,
-            model_config=config.model,
         )
         batches = [samples[i : i + CONTROL_BATCH] for i in range(0, len(samples), CONTROL_BATCH)]
         supervised_steps(learner, batches, lambda _: config.optimizer.learning_rate)

@@ -30,7 +30,8 @@ from magicrl.config.loader import config_hash, load_train_recipe
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.job import evaluation_seed, sample_problems, score
-from magicrl.training.assemble import Built, build, entropy_controller, start_model_folder
+from magicrl.training.assemble import Built, build, start_model_folder
+from magicrl.training.objective import entropy_controller
 from magicrl.training.preflight import check_run
 from magicrl.training.recorder import write_atomically
 from magicrl.training.step import Parts, Trainer

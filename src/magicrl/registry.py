@@ -22,11 +22,33 @@ from typing import Any
 
 BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "loss": {},
-        "advantage": {},
-        "reducer": {},
-        "correction": {},
-        "controller": {},
+        "loss": {
+            "magic": "magicrl.algorithms.losses:MAGIC",
+            "dapo": "magicrl.algorithms.losses:DAPO",
+            "dr_grpo": "magicrl.algorithms.losses:DR_GRPO",
+            "grpo": "magicrl.algorithms.losses:GRPO",
+            "gspo": "magicrl.algorithms.losses:GSPO",
+            "ppo": "magicrl.algorithms.losses:PPO",
+            "pg": "magicrl.algorithms.losses:PG",
+            "cispo": "magicrl.algorithms.losses:CISPO",
+            "nll": "magicrl.algorithms.losses:NLL",
+        },
+        "advantage": {"group": "magicrl.algorithms.advantages:group_relative"},
+        "reducer": {
+            name: f"magicrl.algorithms.losses:{name}"
+            for name in ("global_tokens", "response_mean", "sequence_sum", "constant")
+        },
+        "correction": {
+            "none": "magicrl.algorithms.losses:NONE",
+            "tis": "magicrl.algorithms.losses:TIS",
+            "mis": "magicrl.algorithms.losses:MIS",
+            "m2po": "magicrl.algorithms.losses:M2PO",
+        },
+        "controller": {
+            "none": "magicrl.algorithms.entropy:no_control",
+            "fixed": "magicrl.algorithms.entropy:fixed_control",
+            "adaptive": "magicrl.algorithms.entropy:adaptive_control",
+        },
         "reward": {},
         "family": {
             "running_sum": "magicrl.data.running_sum:make_running_sum",

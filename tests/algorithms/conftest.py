@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from magicrl.algorithms.rewards import score_group
+from magicrl.algorithms.advantages import score_group
 from magicrl.records import (
     Completion,
     FinishReason,

@@ -10,7 +10,6 @@ import pytest
 from scipy import stats
 
 from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule, expected_gain, noise_limit
-from magicrl.algorithms.student import student_quantile
 
 HORIZON, DELTA, WINDOW = 20, 0.02, 20
 RUNS = 300
@@ -179,10 +178,3 @@ def test_truncation_rule_needs_a_whole_window_below():
     assert resumed.observe(5, 0.01)
     with pytest.raises(ValueError, match=r"1\.5"):
         TruncationRule(below=1.5, window=3)
-
-
-@pytest.mark.parametrize("degrees", [1.0, 2.5, 7.3, 60.0, 900.0])
-@pytest.mark.parametrize("probability", [0.02, 0.6, 0.95, 0.9958, 0.99999])
-def test_t_quantile_agrees_with_scipy(probability, degrees):
-    expected = float(stats.t.ppf(probability, degrees))
-    assert student_quantile(probability, degrees) == pytest.approx(expected, rel=1e-6)

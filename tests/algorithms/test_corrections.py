@@ -10,10 +10,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicrl.algorithms.corrections import Correction, correction_weights, second_moment_mask
-from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms
+from magicrl.algorithms.losses import (
+    LOSSES,
+    M2PO,
+    CorrectionInputs,
+    LossInputs,
+    correction_weights,
+    loss_terms,
+    second_moment_mask,
+)
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.training.batches import with_second_moment_mask
+from magicrl.training.batches import with_policy_mask
 
 # pi_old / pi_sampler: 0.5, 1, 1.5, 4
 WEIGHTS = torch.tensor([0.5, 1.0, 1.5, 4.0], dtype=torch.float64)
@@ -29,15 +36,17 @@ OLD = SAMPLER + WEIGHTS.log()
         ("mis", [0.5, 1.0, 1.5, 0.0]),
     ],
 )
-def test_weights_by_hand(kind: Correction, expected: list[float]) -> None:
-    assert correction_weights(OLD, SAMPLER, kind, 2.0).tolist() == pytest.approx(expected)
+def test_weights_by_hand(kind: str, expected: list[float]) -> None:
+    assert correction_weights(kind, CorrectionInputs(OLD, SAMPLER, 2.0)).tolist() == pytest.approx(expected)
 
 
 def test_m2po_takes_the_kept_weights_as_they_are() -> None:
     mask = torch.tensor([True, True, False, True])
-    assert correction_weights(OLD, SAMPLER, "m2po", 2.0, mask).tolist() == pytest.approx([0.5, 1.0, 0.0, 4.0])
+    assert correction_weights("m2po", CorrectionInputs(OLD, SAMPLER, 2.0, mask)).tolist() == pytest.approx(
+        [0.5, 1.0, 0.0, 4.0]
+    )
     with pytest.raises(ValueError, match="needs the mini-batch's second-moment mask"):
-        correction_weights(OLD, SAMPLER, "m2po", 2.0)
+        correction_weights("m2po", CorrectionInputs(OLD, SAMPLER, 2.0))
 
 
 def test_the_second_moment_by_hand() -> None:
@@ -90,7 +99,7 @@ def test_a_masked_token_leaves_the_policy_term_and_no_denominator() -> None:
     """Weights 1/4: gradient -w * correction * A at rho = 1; the entropy term keeps all four tokens."""
     given_, logprobs = inputs(torch.tensor([True, True, True, False]))
     weights = torch.full((4,), 0.25, dtype=torch.float64)
-    out = loss_terms(LOSSES["magic"], given_, weights, alpha=0.1, correction="m2po")
+    out = loss_terms(LOSSES["magic"], given_, weights, alpha=0.1, correction=M2PO)
     out.loss.backward()
     assert logprobs.grad is not None
     assert logprobs.grad.tolist() == pytest.approx([-0.25 * 0.5, 0.25 * 1.0, -0.25 * 1.5 * 2, 0.0])
@@ -100,7 +109,7 @@ def test_a_masked_token_leaves_the_policy_term_and_no_denominator() -> None:
     assert values["corrected_ratio"] == 0.25
     unmasked, _ = inputs(None)
     with pytest.raises(ValueError, match="second-moment mask"):
-        loss_terms(LOSSES["magic"], unmasked, weights, correction="m2po")
+        loss_terms(LOSSES["magic"], unmasked, weights, correction=M2PO)
 
 
 def test_the_mask_looks_at_the_whole_mini_batch_and_at_loss_tokens_only() -> None:
@@ -126,7 +135,7 @@ def test_the_mask_looks_at_the_whole_mini_batch_and_at_loss_tokens_only() -> Non
             sample(2, [9.0, 0.1, 0.9], [False, True, True]),
         ]
     )
-    masked = with_second_moment_mask(batch, 0.04)
+    masked = with_policy_mask(batch, second_moment_mask, 0.04)
     assert [s.policy_mask.tolist() for s in masked.samples if s.policy_mask is not None] == [
         [True],
         [True] * 5,

@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-from magicrl.algorithms.entropy_control import (
+from magicrl.algorithms.entropy import (
     PRESETS,
     AdaptiveEntropyController,
+    ControllerSettings,
     EntropyController,
     FixedEntropyController,
     NoEntropyControl,
@@ -34,7 +35,7 @@ def test_hand_computed_course():
 
 def test_fifty_steps_above_target_do_not_wind_c_down():
     for preset in PRESETS:
-        controller = make_controller("adaptive", preset)
+        controller = make_controller("adaptive", ControllerSettings(preset))
         play(controller, [0.5] * 50)
         controller.observe(0.1)  # the crossing
         assert controller.coefficient(0.1) > 0, preset
@@ -67,10 +68,10 @@ def test_c_is_clamped_at_both_ends():
 
 
 def test_released_code_lags_by_one_step_and_decreases_at_equality():
-    controller = make_controller("adaptive", "code")
+    controller = make_controller("adaptive", ControllerSettings("code"))
     # alpha_k looks at the entropy of step k - 1; the first step has none
     assert play(controller, [0.1, 0.5, 0.1, 0.1]) == pytest.approx([0.0, 1e-4, 0.0, 1e-4])
-    at_equality = make_controller("adaptive", "code")
+    at_equality = make_controller("adaptive", ControllerSettings("code"))
     play(at_equality, [0.1, 0.1, 0.2])
     assert at_equality.state()["c"] == pytest.approx(1e-4)
 
@@ -82,7 +83,7 @@ def test_presets():
 
 
 def test_overrides():
-    controller = make_controller("adaptive", "report", target=0.3, step=0.5, maximum=0.7)
+    controller = make_controller("adaptive", ControllerSettings(target=0.3, step=0.5, maximum=0.7))
     assert isinstance(controller, AdaptiveEntropyController)
     play(controller, [0.25, 0.25])
     assert controller.c == 0.7
@@ -91,7 +92,7 @@ def test_overrides():
 @pytest.mark.parametrize("preset", list(PRESETS))
 def test_state_survives_json_and_goes_on_the_same(preset):
     entropies = [0.1, 0.3, 0.15, 0.2, 0.05, 0.21, 0.1]
-    whole, first, second = (make_controller("adaptive", preset) for _ in range(3))
+    whole, first, second = (make_controller("adaptive", ControllerSettings(preset)) for _ in range(3))
     expected = play(whole, entropies)
     head = play(first, entropies[:3])
     second.restore(json.loads(json.dumps(first.state())))
@@ -99,7 +100,7 @@ def test_state_survives_json_and_goes_on_the_same(preset):
 
 
 def test_fixed_and_none():
-    assert play(make_controller("fixed", alpha=0.003), [0.1, 0.9]) == [0.003, 0.003]
+    assert play(make_controller("fixed", ControllerSettings(alpha=0.003)), [0.1, 0.9]) == [0.003, 0.003]
     assert play(make_controller("none"), [0.1, 0.9]) == [0.0, 0.0]
     for controller in (FixedEntropyController(0.1), NoEntropyControl(), AdaptiveEntropyController(0.2, 0.1)):
         assert isinstance(controller, EntropyController)
@@ -118,5 +119,6 @@ def test_fixed_and_none():
     ],
 )
 def test_errors_name_the_value(arguments, word):
+    kind = arguments.pop("kind")
     with pytest.raises(ValueError, match=word):
-        make_controller(**arguments)
+        make_controller(kind, ControllerSettings(**arguments))

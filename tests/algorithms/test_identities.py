@@ -9,8 +9,7 @@ import pytest
 import torch
 from reference import random_responses
 
-from magicrl.algorithms.losses import LOSSES
-from magicrl.algorithms.policy_losses.pg import policy_gradient
+from magicrl.algorithms.losses import LOSSES, policy_gradient
 
 EXACT = {"loop_reference_checks", "invariance_checks", "policy_gradient_identity", "kl_identity"}
 

@@ -14,13 +14,19 @@ import math
 import pytest
 import torch
 
-from magicrl.algorithms import policy_losses
-from magicrl.algorithms.corrections import correction_weights
-from magicrl.algorithms.kl import k3
-from magicrl.algorithms.loss_metrics import LossMetrics
-from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms, row_of
-from magicrl.algorithms.policy_losses.pg import policy_gradient
-from magicrl.algorithms.reducers import response_weights
+from magicrl.algorithms.losses import (
+    LOSSES,
+    CorrectionInputs,
+    LossInputs,
+    LossMetrics,
+    correction_of,
+    correction_weights,
+    k3,
+    loss_row,
+    loss_terms,
+    policy_gradient,
+    response_weights,
+)
 
 RHO = [1.5, 1.0, 0.5, 1.5, 0.5, 2.0, 0.9, 0.9]
 ROW = [0, 0, 0, 1, 1, 2, 3, 3]
@@ -44,11 +50,19 @@ def hand_case(**changes) -> LossInputs:
     return dataclasses.replace(inputs, **changes)
 
 
-def hand_loss(name, inputs=None, reducer=None, clip=(0.2, 0.2), row=None, **kwargs):
+def hand_loss(name, inputs=None, reducer=None, clip=(0.2, 0.2), row=None, correction="none", **kwargs):
     row = row or LOSSES[name]
     weights = response_weights(reducer or row.reducer, LENGTHS, GROUPS, num_loss_tokens=8, max_tokens=4)
     inputs = inputs or hand_case()
-    return loss_terms(row, inputs, weights[inputs.sample_index], clip_low=clip[0], clip_high=clip[1], **kwargs)
+    return loss_terms(
+        row,
+        inputs,
+        weights[inputs.sample_index],
+        clip_low=clip[0],
+        clip_high=clip[1],
+        correction=correction_of(correction),
+        **kwargs,
+    )
 
 
 EXPECTED = {
@@ -78,21 +92,20 @@ def test_the_table_holds_the_methods_the_recipes_may_name():
 
 
 NEW_LOSS = """
-from magicrl.algorithms.surrogates import LossRow, Surrogate, nothing_clipped
+from magicrl.algorithms.losses import LossRow, Surrogate, nothing_clipped
 
 def positive_only(s):
     return Surrogate(s.ratio * s.advantages.clamp(min=0), nothing_clipped(s))
 
-ROW = LossRow(surrogate=positive_only, reducer="global_tokens")
+ROW = LossRow(surrogate=positive_only)
 """
 
 
-def test_a_new_loss_is_one_new_file(tmp_path, monkeypatch):
+def test_a_new_loss_is_a_file_of_ones_own(tmp_path):
     (tmp_path / "positive_only.py").write_text(NEW_LOSS)
-    monkeypatch.setattr(policy_losses, "__path__", [*policy_losses.__path__, str(tmp_path)])
-    assert set(policy_losses.names_in(policy_losses.__path__)) == {*policy_losses.NAMES, "positive_only"}
+    row = loss_row(f"{tmp_path}/positive_only.py:ROW")
     # r0 gives 1.5 + 1.0 + 0.5, r2 gives 2 * 2.0, the others nothing
-    assert hand_loss("", row=row_of("positive_only")).loss.item() == pytest.approx(-7 / 8, rel=1e-12)
+    assert hand_loss("", row=row).loss.item() == pytest.approx(-7 / 8, rel=1e-12)
 
 
 def test_entropy_and_kl_terms_take_the_same_weights_and_their_signs():
@@ -254,7 +267,7 @@ def test_sampler_corrections_by_hand(kind, expected):
     sampler = torch.full((3,), -1.0, dtype=torch.float64)
     old = sampler + torch.tensor([0.5, 1.0, 4.0], dtype=torch.float64).log()
     old.requires_grad_()
-    found = correction_weights(old, sampler, kind, 2.0)
+    found = correction_weights(kind, CorrectionInputs(old, sampler, 2.0))
     assert found.tolist() == pytest.approx(expected, rel=1e-12)
     assert not found.requires_grad
 
@@ -272,6 +285,6 @@ def test_the_correction_multiplies_the_policy_term_only():
 
 def test_correction_errors():
     with pytest.raises(ValueError, match="above 1"):
-        correction_weights(torch.zeros(1), torch.zeros(1), "tis", 1.0)
+        correction_weights("tis", CorrectionInputs(torch.zeros(1), torch.zeros(1), 1.0))
     with pytest.raises(ValueError, match="'is'"):
-        correction_weights(torch.zeros(1), torch.zeros(1), "is", 2.0)  # pyright: ignore[reportArgumentType]
+        correction_weights("is", CorrectionInputs(torch.zeros(1), torch.zeros(1), 2.0))

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magicrl.algorithms.reducers import response_weights
+from magicrl.algorithms.losses import response_weights
 
 LENGTHS = torch.tensor([3, 5, 4, 2])
 GROUPS = torch.tensor([7, 7, 1, 1])

@@ -3,11 +3,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicrl.algorithms.advantages import scored_advantages
-from magicrl.algorithms.rejection import (
+from magicrl.algorithms.advantages import (
     Signal,
     group_signal,
     reject_zero_advantage,
+    scored_advantages,
     select_refill,
     split_minibatches,
 )

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from magicrl.algorithms.rewards import score_group
+from magicrl.algorithms.advantages import score_group
 
 
 def test_correct_is_one_wrong_is_zero(make_group):

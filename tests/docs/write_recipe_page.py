@@ -11,6 +11,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
+from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
 from magicrl.config.paths import FilePath, FolderOrName, RecipeName
@@ -92,6 +93,8 @@ def docstrings(section: type[Section]) -> dict[str, str]:
 
 def kind_of(field: FieldInfo) -> str:
     """Its type in TOML's words, and its bounds."""
+    if any(isinstance(item, AfterValidator) for item in field.metadata):
+        return "name"
     bounds = [text for item in field.metadata for text in bound(item)]
     return ", ".join([type_name(field.annotation), *bounds])
 
@@ -99,7 +102,7 @@ def kind_of(field: FieldInfo) -> str:
 def type_name(annotation: Any) -> str:
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return PATHS[annotation]
+        return PATHS.get(annotation, "name")
     if origin is Literal:
         return ", ".join(f"`{argument!r}`".replace("'", '"') for argument in arguments)
     if origin in (Union, UnionType):

@@ -15,9 +15,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.config.schema import ModelConfig, OptimizerConfig, ReferenceConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 GOLDEN = Path(__file__).with_name("trajectory.json")
@@ -75,10 +76,11 @@ def trajectory() -> list[dict[str, float]]:
     torch.set_num_threads(1)
     learner = LocalLearner(
         model(),
-        loss="magic",
-        kl_coefficient=0.05,
-        model_config=ModelConfig(dtype="float32", micro_batch_tokens=150, head_chunk_tokens=32),
-        optimizer=OptimizerConfig(max_grad_norm=0.3),
+        LearnerSettings(
+            reference=ReferenceConfig(mode="loss", coefficient=0.05),
+            model=ModelConfig(dtype="float32", micro_batch_tokens=150, head_chunk_tokens=32),
+            optimizer=OptimizerConfig(max_grad_norm=0.3),
+        ),
     )
     controls = Controls(alpha=0.02, temperature=0.9, learning_rate=1e-3)
     rows = [dict(learner.update(batch(step), controls).values) for step in range(5)]

@@ -16,6 +16,7 @@ from magicrl.models.small_models import make_tiny
 from magicrl.records import RolloutGroup, RolloutRequest, SamplingParams, TrainSample
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -88,7 +89,9 @@ def test_sampler_and_learner_agree_on_the_gpu(folder: Path) -> None:
         for group in groups
         for i, completion in enumerate(group.completions)
     ]
-    learner = LocalLearner(load_policy(folder, device="cuda").model, model_config=ModelConfig(dtype="float32"))
+    learner = LocalLearner(
+        load_policy(folder, device="cuda").model, LearnerSettings(model=ModelConfig(dtype="float32"))
+    )
     logprobs, _ = learner.logprobs(samples, 1.0)
     gaps = [np.abs(ours - s.sampler_logprobs).max() for ours, s in zip(logprobs, samples, strict=True)]
     assert max(gaps) < 1e-3

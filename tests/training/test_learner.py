@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learning import learning
 from own_precision import in_own_precision
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -49,10 +50,12 @@ def learner(
     settings = {"dtype": compute, "micro_batch_tokens": budget, "head_chunk_tokens": chunk} | kwargs.pop("model", {})
     return LocalLearner(
         tiny(master, tied),
+        learning(
+            model=ModelConfig(**settings),
+            optimizer=kwargs.pop("optimizer", OptimizerConfig(max_grad_norm=0.5)),
+            **kwargs,
+        ),
         valid_vocab=VALID,
-        model_config=ModelConfig(**settings),
-        optimizer=kwargs.pop("optimizer", OptimizerConfig(max_grad_norm=0.5)),
-        **kwargs,
     )
 
 

@@ -12,6 +12,7 @@ import transformers
 from magicrl.config.schema import ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 COMMON: dict[str, Any] = {
@@ -86,7 +87,7 @@ def test_gradients_are_the_plain_models(name: str) -> None:
         total = total - (s.advantage * chosen - 0.1 * (logp.exp() * logp).sum(-1)).sum() / tokens
     total.backward()
 
-    one = LocalLearner(make(name), model_config=ModelConfig(micro_batch_tokens=40))
+    one = LocalLearner(make(name), LearnerSettings(model=ModelConfig(micro_batch_tokens=40)))
     batch = TrainBatch.of(given)
     controls = Controls(alpha=0.1, temperature=0.9)
     for ours, theirs in zip(one.logprobs(given, 0.9)[0], expected, strict=True):

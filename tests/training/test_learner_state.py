@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learning import learning
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
@@ -30,7 +31,9 @@ def learner(dtype: str = "float32", seed: int = 0, **kwargs: Any) -> LocalLearne
     model, tokenizer = make_tiny(config, SYMBOLS, seed)
     settings = {"dtype": dtype, "micro_batch_tokens": 100} | kwargs.pop("model", {})
     optimizer = OptimizerConfig(**kwargs.pop("optimizer", {}))
-    return LocalLearner(model, tokenizer=tokenizer, model_config=ModelConfig(**settings), optimizer=optimizer, **kwargs)
+    return LocalLearner(
+        model, learning(model=ModelConfig(**settings), optimizer=optimizer), tokenizer=tokenizer, **kwargs
+    )
 
 
 def batch(seed: int) -> TrainBatch:
@@ -202,8 +205,8 @@ def test_lora_trains_adapters_alone_and_gives_merged_weights(tmp_path: Path) -> 
     for name, parameter in loaded.named_parameters():
         assert torch.equal(parameter.detach(), merged[name])
     given = batch(5).samples
-    for ours, theirs in zip(one.logprobs(given, 1.0)[0], LocalLearner(loaded, model_config=ModelConfig(
-        dtype="float32")).logprobs(given, 1.0)[0], strict=True):  # fmt: skip
+    for ours, theirs in zip(one.logprobs(given, 1.0)[0], LocalLearner(loaded, learning(model=ModelConfig(
+        dtype="float32"))).logprobs(given, 1.0)[0], strict=True):  # fmt: skip
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
 
 

@@ -13,6 +13,7 @@ from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, RolloutGroup, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.parity import LEAST_LIMIT, ParityCheck, StaleEngineError
 
 PROMPTS = [
@@ -27,7 +28,7 @@ def tiny_model() -> Any:
 
 @pytest.fixture
 def learner() -> LocalLearner:
-    return LocalLearner(tiny_model(), model_config=ModelConfig(dtype="float32"))
+    return LocalLearner(tiny_model(), LearnerSettings(model=ModelConfig(dtype="float32")))
 
 
 @pytest.fixture

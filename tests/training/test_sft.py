@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from learning import learning
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
@@ -118,7 +119,7 @@ def test_loss_is_the_mean_over_response_tokens_alone_the_end_token_included() ->
         logprobs = reference(ids).logits[0].log_softmax(-1).detach()
         start = len(sample.prompt_tokens)
         total -= sum(float(logprobs[start + i - 1, token]) for i, token in enumerate(sample.tokens.tolist()))
-    learner = LocalLearner(model, loss="nll", model_config=config.training, optimizer=config.optimizer)
+    learner = LocalLearner(model, learning(loss="nll", model=config.training, optimizer=config.optimizer))
     seen: list[SupervisedStep] = []
     steps = supervised_steps(learner, [samples], lambda step: 0.5 + step, first=3, on_step=seen.append)
     assert steps[0].loss == pytest.approx(total / 5, rel=1e-5)  # 3 + 2 response tokens, ends included

@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from magicrl.algorithms.student import student_quantile
+from scipy.special import stdtrit
 
 MIN_POINTS = 4
 MAX_AUTOCORRELATION = 0.95
@@ -40,7 +39,7 @@ class GainEstimate:
 
     def upper_bound(self, error: float) -> float:
         """One-sided upper bound that is too low with probability ``error``."""
-        return self.gain + student_quantile(1 - error, self.degrees) * self.standard_error
+        return self.gain + float(stdtrit(self.degrees, 1 - error)) * self.standard_error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

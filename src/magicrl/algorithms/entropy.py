@@ -1,16 +1,21 @@
-"""Measured entropy of a step's rollout buffer, in nats per token, with its standard error (section 4)."""
+"""Entropy of a step's rollout buffer in nats per token (section 4), and who decides its coefficient alpha_k (3.2.5).
+
+``entropy.controller`` names a function that makes an `EntropyController` from `ControllerSettings`.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from types import MappingProxyType
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from magicrl.records import Completion
+from magicrl.registry import resolve
 
 EntropyEstimator: TypeAlias = Literal["exact", "sampled"]
 
@@ -60,7 +65,7 @@ def measure_entropy(completions: Sequence[Completion], estimator: EntropyEstimat
     none. ``sampled`` averages -log-prob of the sampled tokens: unbiased at top_p = 1 as long as nothing was
     selected by what was sampled.
     """
-    arrays = _values(completions, estimator)
+    arrays = _per_token(completions, estimator)
     return None if arrays is None else mean_entropy(arrays)
 
 
@@ -76,7 +81,7 @@ def estimator_gap(completions: Sequence[Completion]) -> EntropyEstimate | None:
     Pairing removes what the two share, so this finds a wrong estimator that their separate errors would hide.
     None when the engine records no entropies.
     """
-    exact, sampled = _values(completions, "exact"), _values(completions, "sampled")
+    exact, sampled = _per_token(completions, "exact"), _per_token(completions, "sampled")
     if exact is None or sampled is None:
         return None
     gaps = np.array([float(e.sum() - s.sum()) for e, s in zip(exact, sampled, strict=True)])
@@ -88,7 +93,7 @@ def estimators_agree(gap: EntropyEstimate, *, z: float = 4.0, tolerance: float =
     return abs(gap.mean) <= z * gap.standard_error + tolerance
 
 
-def _values(completions: Sequence[Completion], estimator: EntropyEstimator) -> list[NDArray[np.float64]] | None:
+def _per_token(completions: Sequence[Completion], estimator: EntropyEstimator) -> list[NDArray[np.float64]] | None:
     if estimator == "sampled":
         return [-c.sampler_logprobs.astype(np.float64) for c in completions]
     if estimator != "exact":
@@ -99,3 +104,226 @@ def _values(completions: Sequence[Completion], estimator: EntropyEstimator) -> l
             return None
         arrays.append(completion.sampler_entropies.astype(np.float64))
     return arrays
+
+
+@runtime_checkable
+class EntropyController(Protocol):
+    """Asked for alpha_k with the step's measured entropy, told that entropy once the step is done.
+
+    It may also have ``coefficients(entropy)``, a mapping of further ones by name: they go into `Controls`, from there
+    to the loss row's surrogate, and into the metrics as ``entropy/coefficient/<name>``.
+    """
+
+    def coefficient(self, entropy: float) -> float:
+        """alpha_k >= 0 for a step whose buffer has this entropy (nats per token). Changes nothing."""
+        ...
+
+    def observe(self, entropy: float) -> None:
+        """The step is done: one update per training step, whatever N_SGD is."""
+        ...
+
+    def state(self) -> dict[str, float | None]:
+        """What a checkpoint must hold, as JSON scalars."""
+        ...
+
+    def restore(self, state: Mapping[str, float | None]) -> None:
+        """Inverse of ``state``."""
+        ...
+
+
+class NoEntropyControl:
+    """alpha_k = 0 always."""
+
+    def coefficient(self, entropy: float) -> float:
+        return 0.0
+
+    def observe(self, entropy: float) -> None:
+        return None
+
+    def state(self) -> dict[str, float | None]:
+        return {}
+
+    def restore(self, state: Mapping[str, float | None]) -> None:
+        return None
+
+
+class FixedEntropyController:
+    """alpha_k = alpha always."""
+
+    def __init__(self, alpha: float) -> None:
+        if not alpha >= 0:
+            raise ValueError(f"entropy.alpha must be >= 0, got {alpha}")
+        self.alpha = alpha
+
+    def coefficient(self, entropy: float) -> float:
+        return self.alpha
+
+    def observe(self, entropy: float) -> None:
+        return None
+
+    def state(self) -> dict[str, float | None]:
+        return {}
+
+    def restore(self, state: Mapping[str, float | None]) -> None:
+        return None
+
+
+class AdaptiveEntropyController:
+    """alpha_k = c_k * 1{e_k <= target}; c grows by D below the target and shrinks by D above it.
+
+    c starts at 0 and is clamped to [c_min, c_max]. The floor of 0 matters: without it the steps above the
+    target would wind c negative, and the bonus would be a penalty just when entropy falls too low.
+
+    Args:
+        target: tgt, nats per token.
+        step: D, change of c per training step.
+        c_min: floor of c.
+        c_max: ceiling of c.
+        lagged: decide by the entropy of the step before (the released code); the first step has alpha 0.
+        decrease_at_equality: also shrink c at e_k = target (the released code).
+    """
+
+    def __init__(
+        self,
+        target: float,
+        step: float,
+        *,
+        c_min: float = 0.0,
+        c_max: float = math.inf,
+        lagged: bool = False,
+        decrease_at_equality: bool = False,
+    ) -> None:
+        if not target >= 0:
+            raise ValueError(f"entropy.target must be >= 0 nats per token, got {target}")
+        if not step > 0:
+            raise ValueError(f"entropy.step must be > 0, got {step}")
+        if not 0 <= c_min <= c_max:
+            raise ValueError(f"the entropy coefficient needs 0 <= c_min <= c_max, got [{c_min}, {c_max}]")
+        self.target = target
+        self.step = step
+        self.c_min = c_min
+        self.c_max = c_max
+        self.lagged = lagged
+        self.decrease_at_equality = decrease_at_equality
+        self._c = c_min
+        self._previous: float | None = None
+
+    @property
+    def c(self) -> float:
+        """c_k, before the indicator."""
+        return self._c
+
+    def coefficient(self, entropy: float) -> float:
+        assert math.isfinite(entropy), f"measured entropy is {entropy}"
+        decisive = self._previous if self.lagged else entropy
+        if decisive is None or decisive > self.target:
+            return 0.0
+        return self._c
+
+    def observe(self, entropy: float) -> None:
+        assert math.isfinite(entropy), f"measured entropy is {entropy}"
+        if entropy < self.target:
+            change = self.step
+        elif entropy > self.target or self.decrease_at_equality:
+            change = -self.step
+        else:
+            change = 0.0
+        self._c = min(max(self._c + change, self.c_min), self.c_max)
+        self._previous = entropy
+
+    def state(self) -> dict[str, float | None]:
+        return {"c": self._c, "previous_entropy": self._previous}
+
+    def restore(self, state: Mapping[str, float | None]) -> None:
+        c = state["c"]
+        assert c is not None, "an adaptive controller's checkpoint holds c"
+        self._c = c
+        self._previous = state["previous_entropy"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EntropyPreset:
+    """Settings of the adaptive controller; see its arguments."""
+
+    target: float
+    step: float
+    c_max: float = math.inf
+    lagged: bool = False
+    decrease_at_equality: bool = False
+
+
+PRESETS: Mapping[str, EntropyPreset] = MappingProxyType(
+    {
+        "report": EntropyPreset(target=0.2, step=0.005),
+        "code": EntropyPreset(target=0.2, step=1e-4, c_max=0.005, lagged=True, decrease_at_equality=True),
+        # Measured here on models of 0.1M parameters: a smaller D cannot keep up within 100 steps.
+        "small": EntropyPreset(target=0.2, step=0.01, c_max=0.1),
+    }
+)
+"""``report``: the report's; ``code``: the released code's; ``small``: for models far below a billion parameters."""
+
+
+class ControllerSettings(NamedTuple):
+    """The recipe's ``[entropy]`` table as a controller is made from it; None where it says nothing."""
+
+    preset: str = "report"
+    alpha: float | None = None
+    target: float | None = None
+    step: float | None = None
+    maximum: float | None = None
+
+
+def no_control(s: ControllerSettings) -> EntropyController:
+    """``entropy.controller = "none"``."""
+    return NoEntropyControl()
+
+
+def fixed_control(s: ControllerSettings) -> EntropyController:
+    """``entropy.controller = "fixed"``, which needs ``alpha``."""
+    if s.alpha is None:
+        raise ValueError('entropy.controller = "fixed" needs entropy.alpha')
+    return FixedEntropyController(s.alpha)
+
+
+def adaptive_control(s: ControllerSettings) -> EntropyController:
+    """``entropy.controller = "adaptive"``; ``target``, ``step`` and ``maximum`` override the preset's."""
+    if s.preset not in PRESETS:
+        raise ValueError(f"unknown entropy.preset {s.preset!r}; known: {', '.join(PRESETS)}")
+    base = PRESETS[s.preset]
+    return AdaptiveEntropyController(
+        base.target if s.target is None else s.target,
+        base.step if s.step is None else s.step,
+        c_max=base.c_max if s.maximum is None else s.maximum,
+        lagged=base.lagged,
+        decrease_at_equality=base.decrease_at_equality,
+    )
+
+
+def make_controller(reference: str, settings: ControllerSettings | None = None) -> EntropyController:
+    """The controller that a recipe asks for.
+
+    Raises:
+        ValueError: an unknown name (with the known ones), something that makes no controller, or a value out of range.
+    """
+    make = resolve("controller", reference)
+    made = make(settings or ControllerSettings()) if callable(make) else make
+    if not isinstance(made, EntropyController):
+        raise ValueError(
+            f"controller {reference!r} gave a {type(made).__name__}; it must be a function of ControllerSettings that "
+            "returns an object with coefficient, observe, state and restore"
+        )
+    return made
+
+
+def coefficients_of(controller: EntropyController, entropy: float) -> dict[str, float]:
+    """A controller's further coefficients, {} for one without ``coefficients(entropy)``.
+
+    Raises:
+        ValueError: one of them is no finite number.
+    """
+    ask = getattr(controller, "coefficients", None)
+    found: dict[str, float] = {} if ask is None else {str(name): float(value) for name, value in ask(entropy).items()}
+    for name, value in found.items():
+        if not math.isfinite(value):
+            raise ValueError(f"the entropy controller's coefficient {name!r} is {value}")
+    return found

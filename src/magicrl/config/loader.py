@@ -21,6 +21,7 @@ from pydantic_core import ErrorDetails
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.config.paths import counted_from, find_recipe, shipped_recipe, typed
 from magicrl.config.schema import SftConfig, TrainConfig
+from magicrl.registry import fingerprint
 
 Config = TypeVar("Config", bound=BaseModel)
 T = TypeVar("T")
@@ -81,9 +82,26 @@ def digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def brought_files(config: BaseModel) -> dict[str, str]:
+    """SHA-256 of every file that a setting brings something from (``file.py:name``), by the setting's dotted key."""
+
+    def walk(key: str, value: Any) -> Generator[tuple[str, str]]:
+        if isinstance(value, dict):
+            for name, inner in cast(Tree, value).items():
+                yield from walk(f"{key}.{name}", inner)
+        elif isinstance(value, list):
+            for index, inner in enumerate(cast("list[Any]", value)):
+                yield from walk(f"{key}.{index}", inner)
+        elif isinstance(value, str) and re.search(r"\.py:\w+$", value) and Path(value.rpartition(":")[0]).is_file():
+            yield key.removeprefix("."), fingerprint(value) or ""
+
+    return dict(walk("", config.model_dump(mode="json", exclude_defaults=True)))
+
+
 def config_hash(config: BaseModel) -> str:
-    """16 hex digits that identify a configuration by the settings that are not at their defaults."""
-    return digest(decisive(config))
+    """16 hex digits that identify a configuration by the settings that are not at their defaults, and brought files."""
+    brought = brought_files(config)
+    return digest(decisive(config) | ({"brought": brought} if brought else {}))
 
 
 @contextmanager

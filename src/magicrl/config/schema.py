@@ -6,17 +6,29 @@ Names follow the report's symbols: ``rollout_batch`` is D_R, ``mini_batch`` D_T,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
-from magicrl.algorithms import policy_losses
-from magicrl.config.paths import FilePath, FolderOrName, RecipeName
+from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
+from magicrl.registry import check, is_builtin
 
-if TYPE_CHECKING:
-    LossName = str
-else:
-    LossName = Literal[*policy_losses.NAMES]
+
+def _door(kind: str) -> AfterValidator:
+    """A reference of this kind; what it names is there, and nothing of it has been run."""
+
+    def checked(reference: str) -> str:
+        check(kind, reference)
+        return reference
+
+    return AfterValidator(checked)
+
+
+LossName = Annotated[Reference, _door("loss")]
+AdvantageName = Annotated[Reference, _door("advantage")]
+ReducerName = Annotated[Reference, _door("reducer")]
+CorrectionName = Annotated[Reference, _door("correction")]
+ControllerName = Annotated[Reference, _door("controller")]
 
 
 class Section(BaseModel):
@@ -77,7 +89,13 @@ class AlgorithmConfig(Section):
     """The update: Eq. 3.1 by default."""
 
     loss: LossName = "magic"
-    """A file of `algorithms/policy_losses`."""
+    """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `nll`, or your own `LossRow`, `file.py:ROW`
+    (docs/own.md)."""
+    advantage: AdvantageName = "group"
+    """Rewards to advantages: `group` (the group's mean and deviation), or your own function, `file.py:function`."""
+    reducer: ReducerName | None = None
+    """How tokens weigh: `global_tokens`, `response_mean`, `sequence_sum`, `constant`, or your own function; default:
+    the loss row's own."""
     advantage_mask: Literal["none", "before", "after"] = "none"
     """What a truncated response is to the group: ``none`` keeps it (reward 0), ``before`` leaves it out of mean and
     deviation, ``after`` sets its advantage to 0."""
@@ -97,8 +115,9 @@ class AlgorithmConfig(Section):
     """How survivors of the rejection are split: into D_R / D_T parts, or into parts of D_T prompts."""
     reuse: int = Field(default=1, ge=1)
     """N_reuse: passes over the rollout buffer."""
-    correction: Literal["none", "tis", "mis", "m2po"] = "none"
-    """Importance weights between sampler and learner: truncated, masked one by one, masked by their second moment."""
+    correction: CorrectionName = "none"
+    """Importance weights between sampler and learner: truncated (`tis`), masked one by one (`mis`), masked by their
+    second moment (`m2po`), `none`, or your own function."""
     correction_cap: float = Field(default=2.0, gt=1)
     """Largest importance weight (``tis``), or the one above which a token is left out (``mis``)."""
     second_moment: float = Field(default=0.04, gt=0)
@@ -117,8 +136,9 @@ class AlgorithmConfig(Section):
 class EntropyConfig(Section):
     """The entropy bonus: off, a fixed coefficient, or adaptive control (section 3.2.5)."""
 
-    controller: Literal["none", "fixed", "adaptive"] = "adaptive"
-    """``adaptive``: alpha is c where entropy is at or below the target, else 0; c goes up or down by D a step."""
+    controller: ControllerName = "adaptive"
+    """``adaptive``: alpha is c where entropy is at or below the target, else 0; c goes up or down by D a step;
+    ``fixed``, ``none``, or your own, `file.py:make`."""
     preset: Literal["report", "code", "small"] = "report"
     """``report``: D 0.005, c in [0, inf); ``code``: D 1e-4, c in [0, 0.005], lag 1; ``small``: small models."""
     alpha: float | None = Field(default=None, ge=0)
@@ -134,7 +154,8 @@ class EntropyConfig(Section):
 
     @model_validator(mode="after")
     def _fixed_has_alpha(self) -> Self:
-        if (self.controller == "fixed") != (self.alpha is not None):
+        own = not is_builtin("controller", self.controller)  # which may read alpha as it likes
+        if not own and (self.controller == "fixed") != (self.alpha is not None):
             raise ValueError('entropy.alpha goes with entropy.controller = "fixed", and only with it')
         return self
 

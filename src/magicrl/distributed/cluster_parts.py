@@ -30,6 +30,7 @@ from magicrl.planning.node_room import NodeRoom, placement_fault
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.assemble import Judge, make_engine, make_learner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Learner
 
 _REPLICA_THREADS = 8  # of its actor: one waits for samples, the others bring work and weights
@@ -82,15 +83,10 @@ class ClusterParts:
         timeouts = self._cluster.timeouts
         return DistributedLearner(
             policy,
+            LearnerSettings.of(config),
             launcher=self._launcher(placement.ranks),
             shares_gpus=self._shared is not None,
             placement=placement,
-            loss=config.algorithm.loss,
-            optimizer=config.optimizer,
-            model_config=config.model,
-            correction=config.algorithm.correction,
-            correction_cap=config.algorithm.correction_cap,
-            kl_coefficient=config.reference.coefficient,
             device="cuda" if self._gpus else "cpu",
             threads=config.run.threads,
             timeouts=LearnerTimeouts(start=timeouts.start, call=timeouts.learner),

@@ -10,9 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
-from magicrl.algorithms.entropy_control import EntropyController, make_controller
 from magicrl.config.errors import RecipeError, under, without_secrets
-from magicrl.config.schema import EntropyConfig, StartConfig, TrainConfig
+from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.sources import fingerprint
 from magicrl.evaluation.engines import in_process_engine
 from magicrl.evaluation.external_engines import described_model
@@ -24,6 +23,7 @@ from magicrl.rollout.recording import ReplayEngine, read_rollouts
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.parity import PROBES, ParityCheck
 from magicrl.training.preflight import Ready, RunData
 from magicrl.training.protocols import Learner
@@ -278,36 +278,16 @@ def _vllm_engine(
 def make_learner(config: TrainConfig, policy: LoadedModel) -> LocalLearner:
     """The learner on the start model (float32 masters)."""
     return LocalLearner(
-        policy.model,
-        tokenizer=policy.tokenizer,
-        valid_vocab=policy.valid_vocab,
-        loss=config.algorithm.loss,
-        optimizer=config.optimizer,
-        model_config=config.model,
-        correction=config.algorithm.correction,
-        correction_cap=config.algorithm.correction_cap,
-        kl_coefficient=config.reference.coefficient,
+        policy.model, LearnerSettings.of(config), tokenizer=policy.tokenizer, valid_vocab=policy.valid_vocab
     )
 
 
 def make_reference(config: TrainConfig, start: Path | str) -> ReferenceModel | None:
-    """The frozen reference (default: the start model), None without one."""
-    if config.reference.mode == "none":
+    """The frozen reference (default: the start model), None where neither the recipe nor its loss row wants one."""
+    if config.reference.mode == "none" and "ref_logprobs" not in Objective(LearnerSettings.of(config)).needs:
         return None
     with under("reference.model"):
         policy = load_policy(
             config.reference.model or start, dtype=config.model.dtype, device=resolve_device(config.run.device)
         )
     return ReferenceModel(policy.model, valid_vocab=policy.valid_vocab, model_config=config.model)
-
-
-def entropy_controller(config: EntropyConfig) -> EntropyController:
-    """The controller of the recipe's ``[entropy]`` section."""
-    return make_controller(
-        config.controller,
-        preset=config.preset,
-        alpha=config.alpha,
-        target=config.target,
-        step=config.step,
-        maximum=config.maximum,
-    )

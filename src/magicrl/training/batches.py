@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from magicrl.algorithms.advantages import AdvantageMask, scored_advantages
-from magicrl.algorithms.corrections import second_moment_mask
-from magicrl.algorithms.rejection import MinibatchMode, split_minibatches
+from magicrl.algorithms.advantages import (
+    Advantage,
+    AdvantageMask,
+    MinibatchMode,
+    group_relative,
+    scored_advantages,
+    split_minibatches,
+)
 from magicrl.records import FloatArray, ScoredGroup, TrainBatch, TrainSample
 
 SampleKey: TypeAlias = tuple[int, int]
@@ -20,14 +26,18 @@ SampleKey: TypeAlias = tuple[int, int]
 
 
 def train_samples(
-    groups: Sequence[ScoredGroup], *, mask: AdvantageMask, normalise_std: bool = True
+    groups: Sequence[ScoredGroup],
+    *,
+    mask: AdvantageMask,
+    normalise_std: bool = True,
+    advantage: Advantage = group_relative,
 ) -> list[TrainSample]:
     """The counted responses of surviving groups with their advantages (Eq. 2.5).
 
     ``group_index`` is the group's place in ``groups``. A response that could not be judged has left its
     group: it is neither in the mean nor in the loss.
     """
-    advantages = scored_advantages(groups, mask=mask, normalise_std=normalise_std)
+    advantages = scored_advantages(groups, mask=mask, normalise_std=normalise_std, advantage=advantage)
     return [
         _sample(group, i, j, float(advantages[i][j]))
         for i, group in enumerate(groups)
@@ -72,18 +82,18 @@ def with_ref_logprobs(samples: Sequence[TrainSample], logprobs: Sequence[FloatAr
     return [dataclasses.replace(sample, ref_logprobs=array) for sample, array in pairs]
 
 
-def with_second_moment_mask(batch: TrainBatch, threshold: float) -> TrainBatch:
-    """The mini-batch with the tokens that M2PO keeps in the policy term; see ``second_moment_mask``.
+def with_policy_mask(batch: TrainBatch, mask_of: Callable[[Tensor, float], Tensor], threshold: float) -> TrainBatch:
+    """The mini-batch with the tokens that a correction keeps in the policy term, such as M2PO's ``second_moment_mask``.
 
     It looks at all loss tokens of the mini-batch together, so it is taken before the batch is cut into micro-batches
     or dealt to workers. Samples need ``old_logprobs``.
     """
     gaps: list[NDArray[np.float64]] = []
     for sample in batch.samples:
-        assert sample.old_logprobs is not None, "the second moment needs the learner's log-probs"
+        assert sample.old_logprobs is not None, "the mask needs the learner's log-probs"
         gap = sample.old_logprobs.astype(np.float64) - sample.sampler_logprobs
         gaps.append(gap if sample.loss_mask is None else gap[sample.loss_mask])
-    kept = second_moment_mask(torch.from_numpy(np.concatenate(gaps)), threshold).numpy()
+    kept = mask_of(torch.from_numpy(np.concatenate(gaps)), threshold).numpy()
     parts = np.split(kept, np.cumsum([len(gap) for gap in gaps])[:-1])
     samples: list[TrainSample] = []
     for sample, part in zip(batch.samples, parts, strict=True):

@@ -8,20 +8,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from magicrl.algorithms.corrections import Correction
-from magicrl.algorithms.loss_metrics import LossMetrics
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.algorithms.losses import LossMetrics
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.training.lora import LoraAdapters
-from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
+from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.optimizer import MasterOptimizer
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
 
@@ -31,15 +30,10 @@ class LocalLearner:
 
     Args:
         model: the start model in float32 (float64 is kept, for tests); it belongs to the learner from here on
-            and is given the compute precision ``model_config.dtype``.
+            and is given the compute precision ``model.dtype``.
         tokenizer: written beside the weights by ``save_hf``.
         valid_vocab: rows of the output head that are words; None means all.
-        loss: a row of ``algorithms.losses.LOSSES``.
-        optimizer: AdamW's settings; the rate of each update comes with its ``Controls``.
-        model_config: precision, micro-batch size, gradient checkpointing, LoRA.
-        correction: sampler correction of the policy term: ``none``, ``tis`` or ``mis``.
-        correction_cap: largest importance weight of a correction.
-        kl_coefficient: beta; with 0 the KL of samples that have ``ref_logprobs`` is measured only.
+        learning: what the recipe says about learning; the rate of each update comes with its ``Controls``.
 
     Raises:
         ValueError: unknown loss, a model that cannot be trained, or LoRA without PEFT.
@@ -48,30 +42,21 @@ class LocalLearner:
     def __init__(
         self,
         model: PreTrainedModel,
+        learning: LearnerSettings | None = None,
         *,
         tokenizer: PreTrainedTokenizerBase | None = None,
         valid_vocab: int | None = None,
-        loss: str = "magic",
-        optimizer: OptimizerConfig | None = None,
-        model_config: ModelConfig | None = None,
-        correction: Correction = "none",
-        correction_cap: float = 2.0,
-        kl_coefficient: float = 0.0,
     ) -> None:
-        self._objective = Objective(
-            loss,
-            correction=correction,
-            correction_cap=correction_cap,
-            kl_coefficient=kl_coefficient,
-        )
-        settings = model_config or ModelConfig()
+        learning = learning or LearnerSettings()
+        self._objective = Objective(learning)
+        settings = learning.model
         self._tokenizer = tokenizer
         model.requires_grad_(True)
         self._lora = None if settings.lora is None else LoraAdapters(model, settings.lora)
         self._model = model if self._lora is None else self._lora.model
         compute = torch.float64 if model.dtype == torch.float64 else resolve_dtype(settings.dtype)
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
-        self._optimizer = MasterOptimizer(trained, optimizer or OptimizerConfig(), compute)
+        self._optimizer = MasterOptimizer(trained, learning.optimizer, compute)
         for parameter in self._model.parameters():
             # parameters only: buffers such as the rotary frequencies stay precise
             parameter.data = parameter.data.to(compute)
@@ -111,12 +96,13 @@ class LocalLearner:
                 weights are not: the learner is then of no more use.
             ValueError: the batch has no loss tokens, or samples disagree in what log-probs they carry.
         """
-        metrics = self.accumulate(batch.samples, self.sample_weights(batch), controls)
+        weights, statistics = self.sample_weights(batch), self._objective.statistics(batch)
+        metrics = self.accumulate(batch.samples, weights, controls, statistics)
         norm = self._optimizer.gradient_norm()
         values = metrics.values()
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
             if not math.isfinite(value):
-                culprit = self._culprit(batch, controls)
+                culprit = self._culprit(batch, controls, statistics)
                 self._optimizer.forget()
                 raise NotFiniteError(not_finite_loss(name, value, self.version + 1), culprit)
         self._optimizer.step(controls.learning_rate, norm)
@@ -124,12 +110,12 @@ class LocalLearner:
             raise NotFiniteError(not_finite_weights(self.version, controls.learning_rate), None)
         return UpdateMetrics(values={**values, "grad_norm": norm, "learning_rate": controls.learning_rate})
 
-    def _culprit(self, batch: TrainBatch, controls: Controls) -> tuple[int, int] | None:
+    def _culprit(self, batch: TrainBatch, controls: Controls, statistics: Mapping[str, Any]) -> tuple[int, int] | None:
         """(group, sample) of the first sample whose own loss or gradient is not finite. Spoils the gradients."""
         weights = self.sample_weights(batch)
         for index, sample in enumerate(batch.samples):
             self._optimizer.forget()
-            loss = self.accumulate([sample], weights[index : index + 1], controls).values()["loss"]
+            loss = self.accumulate([sample], weights[index : index + 1], controls, statistics).values()["loss"]
             if not (math.isfinite(loss) and math.isfinite(self._optimizer.gradient_norm())):
                 return sample.group_index, sample.sample_index
         return None
@@ -138,13 +124,20 @@ class LocalLearner:
         """What each loss token of each response weighs, ``[samples]`` float64, from the whole mini-batch."""
         return self._objective.sample_weights(batch)
 
-    def accumulate(self, samples: Sequence[TrainSample], weights: Tensor, controls: Controls) -> LossMetrics:
+    def accumulate(
+        self,
+        samples: Sequence[TrainSample],
+        weights: Tensor,
+        controls: Controls,
+        statistics: Mapping[str, Any] = MappingProxyType({}),
+    ) -> LossMetrics:
         """Add these samples' share of the mini-batch's gradient to ``gradients()``, one micro-batch at a time.
 
         Args:
             samples: all of a mini-batch, or one worker's share of it.
             weights: ``[samples]``, these samples' entries of the whole mini-batch's ``sample_weights``.
             controls: of this update.
+            statistics: of the whole mini-batch.
 
         Returns:
             Sums over these samples; those of other shares add to them.
@@ -155,7 +148,11 @@ class LocalLearner:
         )
         head = self._scorer.head.weight
         return self._objective.accumulate(
-            self._scorer, jobs, controls, head_gradient=lambda: self._optimizer.gradient_of(head)
+            self._scorer,
+            jobs,
+            controls,
+            statistics=statistics,
+            head_gradient=lambda: self._optimizer.gradient_of(head),
         )
 
     def gradients(self) -> dict[str, Tensor]:

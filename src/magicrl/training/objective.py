@@ -7,21 +7,62 @@ divided once. ``LocalLearner`` and the ranks of ``distributed/learner`` run this
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from magicrl.algorithms.corrections import Correction
-from magicrl.algorithms.loss_metrics import LossMetrics
-from magicrl.algorithms.losses import LOSSES, LossInputs, LossOutputs, loss_terms
-from magicrl.algorithms.reducers import response_weights
+from magicrl.algorithms.entropy import ControllerSettings, EntropyController, make_controller
+from magicrl.algorithms.losses import (
+    NONE,
+    LossInputs,
+    LossMetrics,
+    LossOutputs,
+    Need,
+    correction_of,
+    loss_row,
+    loss_terms,
+    needs_of,
+    reducer_of,
+    response_weights,
+)
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import (
+    AlgorithmConfig,
+    EntropyConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ReferenceConfig,
+    Section,
+    TrainConfig,
+)
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.training.protocols import Controls
+
+T = TypeVar("T")
+NO_CLIP = 0.2
+"""Clip ratio handed to rows that do not clip; they ignore it."""
+
+
+class LearnerSettings(Section):
+    """What a recipe says about learning: the same object for a learner of one process and for every rank of many."""
+
+    algorithm: AlgorithmConfig = AlgorithmConfig()
+    reference: ReferenceConfig = ReferenceConfig()
+    optimizer: OptimizerConfig = OptimizerConfig()
+    model: ModelConfig = ModelConfig()
+
+    @staticmethod
+    def of(config: TrainConfig) -> LearnerSettings:
+        """A training recipe's."""
+        return LearnerSettings(
+            algorithm=config.algorithm, reference=config.reference, optimizer=config.optimizer, model=config.model
+        )
 
 
 class MicroBatch(NamedTuple):
@@ -33,37 +74,51 @@ class MicroBatch(NamedTuple):
 
 
 class Objective:
-    """A row of the loss table with the settings that a recipe fixes.
+    """The loss row, reducer and correction that a recipe names, with their settings; each process resolves them itself.
 
-    Args:
-        loss: a row of ``algorithms.losses.LOSSES``.
-        correction: sampler correction of the policy term.
-        correction_cap: largest importance weight of a correction.
-        kl_coefficient: beta; with 0 the KL of samples that have ``ref_logprobs`` is measured only.
+    Attributes:
+        row: of the loss table.
+        correction: of the sampler.
+        needs: what of the samples costs something and is read by one of them.
 
     Raises:
-        ValueError: unknown loss.
+        RecipeError: an unknown name, a file or module that cannot be imported, or something else under that name.
     """
 
-    def __init__(
-        self,
-        loss: str,
-        *,
-        correction: Correction = "none",
-        correction_cap: float = 2.0,
-        kl_coefficient: float = 0.0,
-    ) -> None:
-        if loss not in LOSSES:
-            raise ValueError(f"unknown loss {loss!r}; known: {', '.join(LOSSES)}")
-        self._row = LOSSES[loss]
-        self._correction: Correction = correction
-        self._correction_cap = correction_cap
-        self._beta = kl_coefficient
+    def __init__(self, settings: LearnerSettings) -> None:
+        algorithm = settings.algorithm
+        self.row = brought("algorithm.loss", loss_row, algorithm.loss)
+        self.correction = brought("algorithm.correction", correction_of, algorithm.correction)
+        self._reducer = self.row.reducer
+        if algorithm.reducer is not None:
+            self._reducer = brought("algorithm.reducer", reducer_of, algorithm.reducer)
+        self._algorithm = algorithm
+        self._beta = settings.reference.coefficient
+        self.needs: frozenset[Need] = frozenset({*self.row.needs, *self.correction.needs})
+
+    @property
+    def needs_old_logprobs_first(self) -> bool:
+        """Whether something reads the old log-probs of a whole mini-batch, so that they are taken before any update."""
+        return self.correction.batch_mask is not None or "old_logprobs" in needs_of(self.row.statistics)
+
+    @property
+    def clip(self) -> tuple[float, float]:
+        """(eps_low, eps_high): the recipe's, else the row's own."""
+        low, high = self.row.clip or (NO_CLIP, NO_CLIP)
+        algorithm = self._algorithm
+        return (
+            low if algorithm.clip_low is None else algorithm.clip_low,
+            high if algorithm.clip_high is None else algorithm.clip_high,
+        )
+
+    def statistics(self, batch: TrainBatch) -> Mapping[str, Any]:
+        """What the row wants to know of the whole mini-batch; taken once, before it is cut or spread."""
+        return {} if self.row.statistics is None else dict(self.row.statistics(batch))
 
     def sample_weights(self, batch: TrainBatch) -> Tensor:
         """What each loss token of each response weighs, ``[samples]`` float64, from the whole mini-batch."""
         return response_weights(
-            self._row.reducer,
+            self._reducer,
             torch.tensor([sample.num_loss_tokens for sample in batch.samples]),
             torch.tensor([sample.group_index for sample in batch.samples]),
             num_loss_tokens=batch.num_loss_tokens,
@@ -76,6 +131,7 @@ class Objective:
         micro_batches: Iterable[MicroBatch],
         controls: Controls,
         *,
+        statistics: Mapping[str, Any] = MappingProxyType({}),
         head_gradient: Callable[[], Tensor | None] = lambda: None,
     ) -> LossMetrics:
         """Run forward and backward of each micro-batch; gradients add up where the parameters keep theirs.
@@ -84,6 +140,7 @@ class Objective:
             scorer: gives log-probs and entropies.
             micro_batches: at least one.
             controls: of this update.
+            statistics: of the whole mini-batch.
             head_gradient: what the head's backward pass adds its weight's gradient to; None leaves it to autograd.
 
         Returns:
@@ -91,18 +148,26 @@ class Objective:
         """
         parts: list[LossMetrics] = []
         for job in micro_batches:
-            outputs = self._terms(scorer, job, controls, head_gradient())
+            outputs = self._terms(scorer, job, controls, statistics, head_gradient())
             outputs.loss.backward()
             parts.append(outputs.metrics)
         return LossMetrics.merge(parts)
 
-    def _terms(self, scorer: PolicyScorer, job: MicroBatch, controls: Controls, head: Tensor | None) -> LossOutputs:
+    def _terms(
+        self,
+        scorer: PolicyScorer,
+        job: MicroBatch,
+        controls: Controls,
+        statistics: Mapping[str, Any],
+        head: Tensor | None,
+    ) -> LossOutputs:
         logprobs, entropies = scorer.forward(job.packed, controls.temperature, head_gradient=head)
+        with_gradient = controls.alpha or "entropy" in self.needs
         inputs, rows = loss_inputs(
-            job.samples, job.packed.response_lengths, logprobs, entropies if controls.alpha else entropies.detach()
+            job.samples, job.packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
         )
         return loss_terms(
-            self._row,
+            self.row,
             inputs,
             job.weights.to(scorer.device)[rows],
             alpha=controls.alpha,
@@ -110,9 +175,35 @@ class Objective:
             policy_weight=controls.policy_weight,
             clip_low=controls.clip_low,
             clip_high=controls.clip_high,
-            correction=self._correction,
-            correction_cap=self._correction_cap,
+            coefficients=controls.coefficients,
+            statistics=statistics,
+            correction=self.correction,
+            correction_cap=self._algorithm.correction_cap,
         )
+
+    def check(self, samples: Sequence[TrainSample]) -> None:
+        """Raise ``ValueError`` unless the samples carry what the loss's terms read, as the loss itself would."""
+        if any(sample.ref_logprobs is None for sample in samples):
+            if self._beta:
+                raise ValueError(f"beta = {self._beta} needs the reference's log-probs")
+            if "ref_logprobs" in self.needs:
+                raise ValueError("the loss needs the reference's log-probs")
+        if self.correction is not NONE and not all(len(sample.sampler_logprobs) for sample in samples):
+            raise ValueError(f"correction {self.correction.name!r} needs the sampler's log-probs")
+
+
+def brought(key: str, resolve: Callable[[str], T], reference: str) -> T:
+    """What the recipe's ``key`` names; a mistake in it is the key's."""
+    try:
+        return resolve(reference)
+    except ValueError as error:
+        raise RecipeError(str(error), key=key) from error
+
+
+def entropy_controller(config: EntropyConfig) -> EntropyController:
+    """The controller of the recipe's ``[entropy]`` section."""
+    settings = ControllerSettings(config.preset, config.alpha, config.target, config.step, config.maximum)
+    return brought("entropy.controller", lambda reference: make_controller(reference, settings), config.controller)
 
 
 def not_finite_loss(name: str, value: float, update: int) -> str:

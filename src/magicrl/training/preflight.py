@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from magicrl.algorithms.advantages import advantage_of
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainConfig
 from magicrl.data.sources import load_parts, load_problems, place_of
@@ -26,6 +27,7 @@ from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Problem
 from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.vllm_engine import vllm_missing
+from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
 from magicrl.training.recorder import check_folder
 from magicrl.training.sft import first_batches, made_model, start_policy, supervised_start
 
@@ -228,6 +230,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     """
     check_folder(output, config, resume=resume)
     _check_packages(config)
+    _check_brought(config)
     here = config.cluster is None
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
@@ -304,6 +307,13 @@ def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int)
                 f"{policy.folder} ({policy.max_context} tokens); {remedy}",
                 key=key,
             )
+
+
+def _check_brought(config: TrainConfig) -> None:
+    """What the recipe brings to the algorithm is imported, and is what it should be."""
+    Objective(LearnerSettings.of(config))
+    brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
+    entropy_controller(config.entropy)
 
 
 def _check_packages(config: TrainConfig) -> None:

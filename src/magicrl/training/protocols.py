@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,12 +15,13 @@ class Controls:
     """What the controllers decide for one SGD step; everything else about the loss is fixed by the recipe.
 
     Attributes:
-        alpha: entropy coefficient alpha_k, >= 0.
+        alpha: entropy coefficient alpha_k; adaptive control never makes it negative, a controller of one's own may.
         policy_weight: factor on the policy term (1 normally).
         clip_low: eps_low; the ratio is clipped below at 1 - eps_low.
         clip_high: eps_high; clipped above at 1 + eps_high.
         temperature: tau; divides the logits before log-probs and entropy are taken.
         learning_rate: the rate of this update.
+        coefficients: further ones of the controller, by name; a row's surrogate reads them.
     """
 
     alpha: float = 0.0
@@ -29,6 +30,7 @@ class Controls:
     clip_high: float = 0.2
     temperature: float = 1.0
     learning_rate: float = 1e-6
+    coefficients: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class TrainingStopped(RuntimeError):

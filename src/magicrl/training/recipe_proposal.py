@@ -25,8 +25,9 @@ from magicrl.records import Problem, RolloutRequest, SamplingParams
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.diagnosis import Judging, SampledAnswers, answers_of
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
-from magicrl.training.supervised import supervised_sample
+from magicrl.training.supervised import SUPERVISED, supervised_sample
 from magicrl.verifiers.base import Extract, Reasoning
 from magicrl.verifiers.pool import VerifierPool
 
@@ -215,7 +216,9 @@ def learning_speed(
         encoder: its prompts.
         problems: whose prompts are taken.
     """
-    learner = LocalLearner(policy.model, valid_vocab=policy.valid_vocab, loss="nll", model_config=model)
+    learner = LocalLearner(
+        policy.model, LearnerSettings(algorithm=SUPERVISED, model=model), valid_vocab=policy.valid_vocab
+    )
     prompts = [encoder.encode(problem) for problem in problems[:4]]
     samples = [supervised_sample(prompt, np.resize(prompt, 96), index) for index, prompt in enumerate(prompts)]
     weights = np.full(len(samples), 1e-3)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from magicrl.config.errors import without_secrets
-from magicrl.config.loader import config_hash, to_toml
+from magicrl.config.loader import brought_files, config_hash, to_toml
 from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.evaluation.provenance import environment_facts, now
@@ -129,6 +129,9 @@ class RunFolder:
     def start(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
         """Write ``run.json``: versions, machine, git commit, data fingerprints. A resume adds to its history."""
         environment = {**environment_facts(), "threads": facts.get("threads")}
+        brought = brought_files(config)
+        if brought:
+            environment["brought"] = brought
         if self.resumed:
             document = self._facts()
             document["environments"].append(environment)
@@ -151,7 +154,13 @@ class RunFolder:
         environments = self._facts()["environments"]
         first, last = environments[0], environments[-1]
         keys = ("versions", "machine", "python", "threads")
-        return [f"{key}: was {first.get(key)}, is {last.get(key)}" for key in keys if first.get(key) != last.get(key)]
+        other = [key for key in keys if first.get(key) != last.get(key)]
+        files: tuple[dict[str, str], dict[str, str]] = (first.get("brought", {}), last.get("brought", {}))
+        changed = [key for key in sorted({*files[0], *files[1]}) if files[0].get(key) != files[1].get(key)]
+        return [
+            *(f"{key}: was {first.get(key)}, is {last.get(key)}" for key in other),
+            *(f"the file of {key} has another text than when the run began" for key in changed),
+        ]
 
     def finish(self, status: str, **facts: Any) -> None:
         """Mark the run as ``finished``, ``stopped`` or ``failed``."""

@@ -34,7 +34,6 @@ from magicrl.training.assemble import (
     LocalParts,
     PartsMaker,
     build,
-    entropy_controller,
     set_threads,
     start_model_folder,
 )
@@ -56,6 +55,7 @@ from magicrl.training.held_out import HeldOutTest, Validation
 from magicrl.training.memory import release_free_memory
 from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling, run_facts
+from magicrl.training.objective import entropy_controller
 from magicrl.training.preflight import Ready, check_run
 from magicrl.training.protocols import Mending, Observed, Timed, WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder, RunObserver

@@ -36,7 +36,8 @@ from magicrl.records import Problem, TrainSample
 from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
 from magicrl.training.learner import LocalLearner
 from magicrl.training.model_card import front_matter, read_base_model
-from magicrl.training.supervised import SupervisedStep, phase_schedule, supervised_sample, supervised_steps
+from magicrl.training.objective import LearnerSettings
+from magicrl.training.supervised import SUPERVISED, SupervisedStep, phase_schedule, supervised_sample, supervised_steps
 
 RECORD = "sft.json"
 SCHEMA_VERSION = 1
@@ -294,11 +295,9 @@ def _train(
 def _learner(config: SftConfig, policy: LoadedModel) -> LocalLearner:
     return LocalLearner(
         policy.model,
+        LearnerSettings(algorithm=SUPERVISED, optimizer=config.optimizer, model=config.training),
         tokenizer=policy.tokenizer,
         valid_vocab=policy.valid_vocab,
-        loss="nll",
-        optimizer=config.optimizer,
-        model_config=config.training,
     )
 
 

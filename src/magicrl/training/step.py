@@ -11,10 +11,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from magicrl.algorithms.entropy import EntropyEstimate, EntropyEstimator, mean_entropy, measure_entropy
-from magicrl.algorithms.entropy_control import AdaptiveEntropyController, EntropyController
-from magicrl.algorithms.losses import LOSSES
-from magicrl.algorithms.rejection import Rejection, reject_zero_advantage, select_refill
+from magicrl.algorithms.advantages import Rejection, advantage_of, reject_zero_advantage, select_refill
+from magicrl.algorithms.entropy import (
+    AdaptiveEntropyController,
+    EntropyController,
+    EntropyEstimate,
+    EntropyEstimator,
+    coefficients_of,
+    mean_entropy,
+    measure_entropy,
+)
 from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.records import (
@@ -34,18 +40,17 @@ from magicrl.training.batches import (
     sample_keys,
     train_samples,
     with_old_logprobs,
+    with_policy_mask,
     with_ref_logprobs,
-    with_second_moment_mask,
 )
 from magicrl.training.diagnosis import UNJUDGED, answers_in, diagnose, judging_of
 from magicrl.training.metrics import StalenessMeter, StepClock, Values, finite, merge_updates, rollout_metrics
+from magicrl.training.objective import LearnerSettings, Objective, brought
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, TrainingStopped, UpdateMetrics
 from magicrl.training.rollout_queue import RolloutQueue
 from magicrl.verifiers.base import VerifierService
 
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
-NO_CLIP = 0.2
-"""Clip ratio handed to rows that do not clip; they ignore it."""
 
 
 class Reference(Protocol):
@@ -94,6 +99,8 @@ class Trainer:
         self._parts = parts
         self._progress = progress
         self._queue = RolloutQueue(config, parts.engine, parts.judge, parts.encode, parts.sampler, progress)
+        self._objective = Objective(LearnerSettings.of(config))
+        self._advantage = brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
         self._staleness = StalenessMeter(config.rollout.max_staleness)
         self.steps_done = 0
         self._empty_steps = 0
@@ -111,13 +118,14 @@ class Trainer:
         estimates = self._measured_entropies(groups, scores)  # of the whole buffer, before rejection
         entropy = estimates[self._config.entropy.estimator]
         alpha = parts.controller.coefficient(entropy.mean)
-        control = self._entropy_metrics(estimates, alpha)  # of this step, so before the controller moves on
+        further = coefficients_of(parts.controller, entropy.mean)
+        control = self._entropy_metrics(estimates, alpha, further)  # of this step, so before the controller moves on
         rejection = reject_zero_advantage(groups, self._config.algorithm.advantage_mask)
         kept = self._surviving(groups, rejection, stage)  # the groups to learn from, in the order they were issued
         samples = self._prepare(kept, stage, scores, clock)  # advantages, old and reference log-probs
         batches = self._batches(samples, stage)  # N_SGD = D_R/D_T * N_reuse
         with self._naming_the_culprit(kept):
-            updates = self._learn(batches, stage, alpha, clock)
+            updates = self._learn(batches, stage, alpha, further, clock)
         parts.controller.observe(entropy.mean)
         self._queue.meanwhile(sum(g.group.num_tokens for g in groups), clock)  # asynchronous: the engine went on
         with clock.measure("other", "weights"):
@@ -192,11 +200,17 @@ class Trainer:
         self, kept: Sequence[ScoredGroup], stage: StageConfig, scores: Scores | None, clock: StepClock
     ) -> list[TrainSample]:
         algorithm, tau = self._config.algorithm, self._config.rollout.temperature
-        samples = train_samples(kept, mask=algorithm.advantage_mask, normalise_std=LOSSES[algorithm.loss].normalise_std)
-        several = stage.num_minibatches * algorithm.reuse > 1
+        objective = self._objective
+        samples = train_samples(
+            kept,
+            mask=algorithm.advantage_mask,
+            normalise_std=objective.row.normalise_std,
+            advantage=self._advantage,
+        )
+        several = stage.num_minibatches * algorithm.reuse > 1 and "old_logprobs" in objective.needs
         if scores is not None:
             samples = with_old_logprobs(samples, [scores.logprobs[key] for key in sample_keys(kept, samples)])
-        elif samples and (several or algorithm.correction == "m2po"):
+        elif samples and (several or objective.needs_old_logprobs_first):
             # Taken once, before the first update. With one SGD step they would equal the loss's own
             # log-probs, rho would be exactly 1, and the forward pass is saved.
             with clock.measure("other", "old_logprobs"):
@@ -218,22 +232,29 @@ class Trainer:
             seed=(self._config.run.seed, self.steps_done),
             max_response_tokens=stage.max_tokens,
         )
-        if algorithm.correction == "m2po":
-            return [with_second_moment_mask(batch, algorithm.second_moment) for batch in batches]
-        return list(batches)
+        mask_of = self._objective.correction.batch_mask
+        if mask_of is None:
+            return list(batches)
+        return [with_policy_mask(batch, mask_of, algorithm.second_moment) for batch in batches]
 
     def _learn(
-        self, batches: Sequence[TrainBatch], stage: StageConfig, alpha: float, clock: StepClock
+        self,
+        batches: Sequence[TrainBatch],
+        stage: StageConfig,
+        alpha: float,
+        coefficients: Mapping[str, float],
+        clock: StepClock,
     ) -> list[UpdateMetrics]:
         algorithm, learner = self._config.algorithm, self._parts.learner
         total = stage.num_minibatches * algorithm.reuse
-        low, high = LOSSES[algorithm.loss].clip or (NO_CLIP, NO_CLIP)
+        low, high = self._objective.clip
         updates: list[UpdateMetrics] = []
         for batch in batches:
             controls = Controls(
                 alpha=alpha,
-                clip_low=low if algorithm.clip_low is None else algorithm.clip_low,
-                clip_high=high if algorithm.clip_high is None else algorithm.clip_high,
+                clip_low=low,
+                clip_high=high,
+                coefficients=coefficients,
                 temperature=self._config.rollout.temperature,
                 learning_rate=self._learning_rate(),
             )
@@ -282,8 +303,14 @@ class Trainer:
             )
         return found
 
-    def _entropy_metrics(self, estimates: Mapping[EntropyEstimator, EntropyEstimate], alpha: float) -> Values:
+    def _entropy_metrics(
+        self,
+        estimates: Mapping[EntropyEstimator, EntropyEstimate],
+        alpha: float,
+        coefficients: Mapping[str, float],
+    ) -> Values:
         values: Values = {"entropy/alpha": alpha}
+        values |= {f"entropy/coefficient/{name}": value for name, value in coefficients.items()}
         for estimator, estimate in estimates.items():
             values[f"entropy/{estimator}/mean"] = estimate.mean
             values[f"entropy/{estimator}/standard_error"] = estimate.standard_error

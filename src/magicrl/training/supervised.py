@@ -13,9 +13,13 @@ from typing import Literal
 
 import numpy as np
 
+from magicrl.config.schema import AlgorithmConfig
 from magicrl.records import TokenArray, TrainBatch, TrainSample, frozen_floats
 from magicrl.training.memory import release_free_memory
 from magicrl.training.protocols import Controls, Learner
+
+SUPERVISED = AlgorithmConfig(loss="nll")
+"""The ``algorithm`` of a learner's settings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from magicrl.algorithms.rejection import reject_zero_advantage
-from magicrl.algorithms.rewards import score_group
+from magicrl.algorithms.advantages import reject_zero_advantage, score_group
 from magicrl.distributed.learner.local_ranks import LocalLauncher, LocalRanks
 from magicrl.distributed.learner.ranks import RankGroup
 from magicrl.models.loading import load_policy, save_policy

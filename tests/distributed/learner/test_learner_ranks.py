@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from learning import learning
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -20,6 +21,7 @@ from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.batches import minibatches, with_old_logprobs, with_ref_logprobs
 from magicrl.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls, Learner, NotFiniteError
 
 # Learners that add in another order part by themselves: on these samples two single learners with other micro-batches
@@ -28,26 +30,24 @@ CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-4, clip_low=0.
 Loaded = Callable[[], Any]
 
 
-def settings(loss: str = "magic", model: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {
-        "loss": loss,
-        "optimizer": OptimizerConfig(max_grad_norm=0.05),
-        "model_config": ModelConfig(
-            **{"dtype": "float32", "micro_batch_tokens": 70, "head_chunk_tokens": 16, **(model or {})}
-        ),
-        "kl_coefficient": 0.1,
-        "correction": "tis",
-    }
+def settings(loss: str = "magic", model: dict[str, Any] | None = None) -> LearnerSettings:
+    return learning(
+        loss=loss,
+        optimizer=OptimizerConfig(max_grad_norm=0.05),
+        model=ModelConfig(**{"dtype": "float32", "micro_batch_tokens": 70, "head_chunk_tokens": 16, **(model or {})}),
+        kl_coefficient=0.1,
+        correction="tis",
+    )
 
 
 def single(loaded: Loaded, **changes: Any) -> LocalLearner:
     policy = loaded()
-    return LocalLearner(policy.model, tokenizer=policy.tokenizer, valid_vocab=policy.valid_vocab, **settings(**changes))
+    return LocalLearner(policy.model, settings(**changes), tokenizer=policy.tokenizer, valid_vocab=policy.valid_vocab)
 
 
 def spread(loaded: Loaded, ranks: Any, count: int, sequence_parallel: int = 1, **changes: Any) -> DistributedLearner:
     placement = LearnerPlacement(ranks=count, sequence_parallel=sequence_parallel)
-    return DistributedLearner(loaded(), launcher=ranks, placement=placement, threads=1, **settings(**changes))
+    return DistributedLearner(loaded(), settings(**changes), launcher=ranks, placement=placement, threads=1)
 
 
 def relative_error(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:

@@ -22,6 +22,7 @@ from magicrl.distributed.learner import DistributedLearner, LearnerLost, Learner
 from magicrl.distributed.learner.local_ranks import LocalRanks
 from magicrl.distributed.learner.ranks import Answer, Fault, answered, settled
 from magicrl.records import TrainBatch, TrainSample
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3)
@@ -89,10 +90,11 @@ def unread(socket: int) -> int:
 def learner(loaded: Callable[[], Any], launcher: Any, ranks: int = 2, **more: Any) -> DistributedLearner:
     return DistributedLearner(
         loaded(),
+        LearnerSettings(
+            optimizer=OptimizerConfig(max_grad_norm=0.5), model=ModelConfig(dtype="float32", micro_batch_tokens=70)
+        ),
         launcher=launcher,
         placement=LearnerPlacement(ranks=ranks),
-        optimizer=OptimizerConfig(max_grad_norm=0.5),
-        model_config=ModelConfig(dtype="float32", micro_batch_tokens=70),
         threads=1,
         **more,
     )

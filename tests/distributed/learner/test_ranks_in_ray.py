@@ -11,6 +11,7 @@ from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner import DistributedLearner, LearnerLost, RayLauncher
 from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.learner import LocalLearner
+from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
 ray = pytest.importorskip("ray")
@@ -32,18 +33,17 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_actors_are_one_learner_and_a_dead_one_is_mended(
     loaded: Callable[[], Any], recorded: list[TrainSample], cluster: None
 ) -> None:
-    model = ModelConfig(dtype="float32", micro_batch_tokens=70)
-    policy = loaded()
-    one = LocalLearner(
-        policy.model, valid_vocab=policy.valid_vocab, model_config=model, optimizer=OptimizerConfig(max_grad_norm=0.5)
+    settings = LearnerSettings(
+        model=ModelConfig(dtype="float32", micro_batch_tokens=70), optimizer=OptimizerConfig(max_grad_norm=0.5)
     )
+    policy = loaded()
+    one = LocalLearner(policy.model, settings, valid_vocab=policy.valid_vocab)
     lost: list[LearnerLost] = []
     many = DistributedLearner(
         loaded(),
+        settings,
         launcher=RayLauncher([{"num_cpus": 0}] * 2),
         placement=LearnerPlacement(ranks=2),
-        model_config=model,
-        optimizer=OptimizerConfig(max_grad_norm=0.5),
         threads=1,
         rebuilds=1,
         on_loss=lost.append,

@@ -18,10 +18,11 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.schema import LearnerPlacement, LoraConfig, ModelConfig
 from magicrl.distributed.learner import DistributedLearner, LocalLauncher
-from magicrl.distributed.learner.settings import LearnerSettings
+from magicrl.distributed.learner.settings import RankSettings
 from magicrl.distributed.learner.sharding import Meshes, ShardedModel
 from magicrl.models.loading import load_empty, load_policy, load_shell
 from magicrl.training.lora import LoraAdapters
+from magicrl.training.objective import LearnerSettings
 
 LORA = LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_proj"))
 
@@ -38,7 +39,7 @@ def one_of(ranks: int, rank: int) -> Generator[None]:
 def read_by(folder: Path, ranks: int, rank: int, model: ModelConfig) -> dict[str, Tensor]:
     """The rows that a rank holds after its start."""
     with one_of(ranks, rank):
-        settings = LearnerSettings(folder=str(folder), model=model)
+        settings = RankSettings(folder=str(folder), learning=LearnerSettings(model=model))
         sharded = ShardedModel(settings, Meshes.make("cpu", 1), torch.device("cpu"))
         named = sharded.model.named_parameters(remove_duplicate=False)
         return {name: cast(DTensor, parameter.data).to_local().clone() for name, parameter in named}
@@ -91,5 +92,9 @@ def test_a_weight_that_only_one_rank_sees_to_be_broken_is_the_models_error(start
     model = ModelConfig(dtype="float32")
     with pytest.raises(ValueError, match=r"weight model\.layers\.2\.mlp\.up_proj\.weight holds values that are not"):
         DistributedLearner(
-            load_shell(folder), launcher=launcher, placement=LearnerPlacement(ranks=2), model_config=model, threads=1
+            load_shell(folder),
+            LearnerSettings(model=model),
+            launcher=launcher,
+            placement=LearnerPlacement(ranks=2),
+            threads=1,
         )

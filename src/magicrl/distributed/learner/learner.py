@@ -18,19 +18,18 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from magicrl.algorithms.corrections import Correction
-from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
+from magicrl.config.schema import LearnerPlacement
 from magicrl.distributed.learner.history import History
 from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.ranks import Launcher, LearnerLost, RankGroup
-from magicrl.distributed.learner.settings import LearnerSettings, LearnerTimeouts
+from magicrl.distributed.learner.settings import LearnerTimeouts, RankSettings
 from magicrl.distributed.learner.shares import split_by_tokens
 from magicrl.distributed.learner.wire import PackedTensors
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.rollout.vllm_weights import Meeting, Told
-from magicrl.training.objective import Objective
+from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
 
 T = TypeVar("T")
@@ -50,10 +49,9 @@ class DistributedLearner:
     Args:
         policy: the start model as it was loaded; its weights are given up here (rank 0 reads the folder itself), its
             architecture and tokenizer serve ``save_hf``.
+        learning: what the recipe says about learning, as ``LocalLearner``'s.
         launcher: starts ranks: ``LocalLauncher`` or ``RayLauncher``.
         placement: how many ranks, and how they share the work.
-        loss, optimizer, model_config, correction, correction_cap, kl_coefficient: as
-            ``LocalLearner``'s.
         device: ``cuda`` gives every rank one GPU.
         shares_gpus: rollout engines use these GPUs in turn with the ranks, which then keep no freed memory.
         threads: torch threads of a rank.
@@ -71,15 +69,10 @@ class DistributedLearner:
     def __init__(
         self,
         policy: LoadedModel,
+        learning: LearnerSettings | None = None,
         *,
         launcher: Launcher,
         placement: LearnerPlacement,
-        loss: str = "magic",
-        optimizer: OptimizerConfig | None = None,
-        model_config: ModelConfig | None = None,
-        correction: Correction = "none",
-        correction_cap: float = 2.0,
-        kl_coefficient: float = 0.0,
         device: str = "cpu",
         shares_gpus: bool = False,
         threads: int | None = None,
@@ -88,19 +81,15 @@ class DistributedLearner:
         snapshot_every: int | None = 64,
         on_loss: Callable[[LearnerLost], None] | None = None,
     ) -> None:
-        self._objective = Objective(loss)
+        learning = learning or LearnerSettings()
+        self._objective = Objective(learning)
         self._policy = policy
         policy.model.to("meta")  # pyright: ignore[reportArgumentType]
         self._launcher, self._placement = launcher, placement
-        self._settings = LearnerSettings(
+        self._settings = RankSettings(
             folder=policy.folder,
+            learning=learning,
             valid_vocab=policy.valid_vocab,
-            loss=loss,
-            optimizer=optimizer or OptimizerConfig(),
-            model=model_config or ModelConfig(),
-            correction=correction,
-            correction_cap=correction_cap,
-            kl_coefficient=kl_coefficient,
             sequence_parallel=placement.sequence_parallel,
             offload=placement.offload_optimizer,
             device="cuda" if device == "cuda" else "cpu",
@@ -161,7 +150,7 @@ class DistributedLearner:
             LearnerLost: a rank was lost (more often than ``rebuilds``); after ``rebuild`` the call may be repeated.
         """
         self._check(batch.samples)
-        self._check_terms(batch.samples)
+        self._objective.check(batch.samples)
         weights = self._objective.sample_weights(batch)
         found = self._repeated(lambda: self._update(batch, weights, controls))
         for rank, answer in enumerate(self.last):
@@ -182,7 +171,7 @@ class DistributedLearner:
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
         self._check(samples)
-        shares = split_by_tokens(samples, self.parts, self._settings.model.micro_batch_tokens)
+        shares = split_by_tokens(samples, self.parts, self._settings.learning.model.micro_batch_tokens)
         given = [([samples[i] for i in share], temperature) for share in self._each_rank(shares)]
         answers = self._repeated(lambda: self._call("logprobs", given, "log-probs of a batch"))
         found: dict[int, tuple[FloatArray, FloatArray]] = {}
@@ -364,13 +353,15 @@ class DistributedLearner:
 
     def _shares(self, batch: TrainBatch, weights: Tensor) -> list[Share]:
         """Every rank's part; ranks that share sequences get the same."""
-        parts = split_by_tokens(batch.samples, self.parts, self._settings.model.micro_batch_tokens)
+        statistics = self._objective.statistics(batch)
+        parts = split_by_tokens(batch.samples, self.parts, self._settings.learning.model.micro_batch_tokens)
         shares = [
             Share(
                 samples=[batch.samples[i] for i in part],
                 indices=part,
                 weights=weights[part].numpy() if part else np.zeros(0),
                 total=len(batch.samples),
+                statistics=statistics,
             )
             for part in parts
         ]
@@ -427,14 +418,6 @@ class DistributedLearner:
             have = sum(getattr(s, kind) is not None and len(getattr(s, kind)) > 0 for s in samples)
             if 0 < have < len(samples):
                 raise ValueError(f"{have} of {len(samples)} samples have {kind}; all of them need it, or none")
-
-    def _check_terms(self, samples: Sequence[TrainSample]) -> None:
-        """That the samples carry what the loss's terms read."""
-        beta, correction = self._settings.kl_coefficient, self._settings.correction
-        if beta and any(sample.ref_logprobs is None for sample in samples):
-            raise ValueError(f"beta = {beta} needs the reference's log-probs")
-        if correction != "none" and not all(len(sample.sampler_logprobs) for sample in samples):
-            raise ValueError(f"correction {correction!r} needs the sampler's log-probs")
 
 
 def _packed(answers: Sequence[PackedTensors | None]) -> PackedTensors:

@@ -11,7 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -22,11 +22,11 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.algorithms.loss_metrics import LossMetrics
+from magicrl.algorithms.losses import LossMetrics
 from magicrl.distributed.learner import shards
 from magicrl.distributed.learner.optimizer import ShardOptimizer
 from magicrl.distributed.learner.scorer import ShardedScorer
-from magicrl.distributed.learner.settings import LOCAL_RANK, LearnerSettings
+from magicrl.distributed.learner.settings import LOCAL_RANK, RankSettings
 from magicrl.distributed.learner.sharding import Meshes, ShardedModel
 from magicrl.distributed.learner.wire import PackedTensors
 from magicrl.models.loading import device_name, peak_mb
@@ -45,12 +45,14 @@ class Share:
         indices: their places in the mini-batch, ascending.
         weights: ``[samples]`` what their loss tokens weigh.
         total: samples of the whole mini-batch.
+        statistics: what the loss row wants to know of the whole mini-batch.
     """
 
     samples: Sequence[TrainSample]
     indices: Sequence[int]
     weights: NDArray[np.float64]
     total: int
+    statistics: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +98,7 @@ class LearnerRank:
             probe.bind((host, 0))
             return f"tcp://{f'[{host}]' if ':' in host else host}:{probe.getsockname()[1]}"
 
-    def configure(self, settings: LearnerSettings, address: str, ranks: int) -> str:
+    def configure(self, settings: RankSettings, address: str, ranks: int) -> str:
         """Join the others and take a share of the start model; a former model is dropped. Returns its device's name.
 
         Args:
@@ -123,8 +125,8 @@ class LearnerRank:
         meshes = Meshes.make(device.type, settings.sequence_parallel)
         sharded = ShardedModel(settings, meshes, device)
         self._sharded, self._settings = sharded, settings
-        self._optimizer = ShardOptimizer(sharded.trained(), settings.optimizer, device)
-        model = settings.model
+        self._optimizer = ShardOptimizer(sharded.trained(), settings.learning.optimizer, device)
+        model = settings.learning.model
         self._scorer = ShardedScorer(
             sharded,
             valid_vocab=settings.valid_vocab,
@@ -133,25 +135,19 @@ class LearnerRank:
             share_prompts=model.share_prompts,
             checkpoint_above_tokens=0 if model.gradient_checkpointing else model.checkpoint_above_tokens,
         )
-        self._objective = Objective(
-            settings.loss,
-            correction=settings.correction,
-            correction_cap=settings.correction_cap,
-            kl_coefficient=settings.kl_coefficient,
-        )
+        self._objective = Objective(settings.learning)
         return device_name(device)
 
     def update(self, share: Share, controls: Controls) -> RankUpdate:
         """This rank's part of one SGD step; the decision whether it is kept is the same everywhere."""
         began, cpu_began = time.perf_counter(), time.process_time()
-        weights = torch.from_numpy(share.weights)
-        metrics = self._accumulate(share.samples, weights, controls)
+        metrics = self._accumulate(share, range(len(share.samples)), controls)
         values = metrics.values()
         norm = self._optimizer.gradient_norm()
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
             if not math.isfinite(value):
                 failure = not_finite_loss(name, value, self._optimizer.steps + 1)
-                culprit = self._culprit(share, weights, controls)
+                culprit = self._culprit(share, controls)
                 self._optimizer.forget()
                 return RankUpdate(values={}, failure=failure, culprit=culprit, version=self._optimizer.steps)
         self._optimizer.step(controls.learning_rate, norm)
@@ -170,7 +166,7 @@ class LearnerRank:
 
     def gradients(self, share: Share, controls: Controls) -> PackedTensors | None:
         """Whole gradients of a mini-batch by parameter name, on rank 0; weights stay. For checks, not for training."""
-        self._accumulate(share.samples, torch.from_numpy(share.weights), controls)
+        self._accumulate(share, range(len(share.samples)), controls)
         self._optimizer.gradients()
         found: dict[str, Tensor] = {}
         for name, parameter in self._sharded.trained().items():
@@ -255,8 +251,9 @@ class LearnerRank:
             with contextlib.suppress(RuntimeError):  # the others may be gone already
                 dist.destroy_process_group()
 
-    def _accumulate(self, samples: Sequence[TrainSample], weights: Tensor, controls: Controls) -> LossMetrics:
-        """Gradients of these samples and whatever the other ranks give; metrics of all."""
+    def _accumulate(self, share: Share, chosen: Sequence[int], controls: Controls) -> LossMetrics:
+        """Gradients of these of the share's samples and whatever the other ranks give; metrics of all."""
+        samples, weights = [share.samples[i] for i in chosen], torch.from_numpy(share.weights)[list(chosen)]
         plan, shared = self._scorer.plan(samples)
 
         def jobs() -> Iterator[MicroBatch]:
@@ -265,7 +262,7 @@ class LearnerRank:
                 own = weights[members] if members else torch.zeros(1, dtype=torch.float64)
                 yield MicroBatch(given, own, self._scorer.pack(given, shared=shared))
 
-        return self._over_ranks(self._objective.accumulate(self._scorer, jobs(), controls))
+        return self._over_ranks(self._objective.accumulate(self._scorer, jobs(), controls, statistics=share.statistics))
 
     def _as_many_as_others(self, plan: list[list[int]]) -> list[list[int]]:
         """The plan, with empty micro-batches at its end: every pass gathers weights, so all ranks make as many."""
@@ -291,12 +288,12 @@ class LearnerRank:
             minima=reduced(metrics.minima, dist.ReduceOp.MIN),
         )
 
-    def _culprit(self, share: Share, weights: Tensor, controls: Controls) -> int | None:
+    def _culprit(self, share: Share, controls: Controls) -> int | None:
         """The first sample of the mini-batch whose own loss or gradient is not finite. Spoils the gradients."""
         for index in range(share.total):
             own = [place for place, i in enumerate(share.indices) if i == index]
             self._optimizer.forget()
-            metrics = self._accumulate([share.samples[i] for i in own], weights[own], controls)
+            metrics = self._accumulate(share, own, controls)
             if not (math.isfinite(metrics.values()["loss"]) and math.isfinite(self._optimizer.gradient_norm())):
                 return index
         return None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from magicrl.algorithms.corrections import Correction
-from magicrl.config.schema import ModelConfig, OptimizerConfig
+from magicrl.training.objective import LearnerSettings
 
 LOCAL_RANK = "MAGICRL_LOCAL_RANK"
 """Environment variable: a rank's number among those of its machine, where they share its GPUs."""
@@ -30,18 +29,13 @@ class LearnerTimeouts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class LearnerSettings:
+class RankSettings:
     """The same on all ranks.
 
     Attributes:
         folder: the start model, a folder that every rank can read or a hub name.
+        learning: what the recipe says about learning.
         valid_vocab: rows of the output head that are words; None means all.
-        loss: a row of ``algorithms.losses.LOSSES``.
-        optimizer: AdamW's settings.
-        model: precision, micro-batches, gradient checkpointing, LoRA.
-        correction: sampler correction of the policy term.
-        correction_cap: its cap.
-        kl_coefficient: beta.
         sequence_parallel: ranks that share one sequence.
         offload: master weights, gradients and moments live in the host's memory.
         device: ``cuda`` gives every rank one GPU.
@@ -51,13 +45,8 @@ class LearnerSettings:
     """
 
     folder: str
+    learning: LearnerSettings = field(default_factory=LearnerSettings)
     valid_vocab: int | None = None
-    loss: str = "magic"
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    model: ModelConfig = field(default_factory=ModelConfig)
-    correction: Correction = "none"
-    correction_cap: float = 2.0
-    kl_coefficient: float = 0.0
     sequence_parallel: int = 1
     offload: bool = False
     device: Literal["cpu", "cuda"] = "cpu"

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor, Shard
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magicrl.distributed.learner.settings import LearnerSettings
+from magicrl.distributed.learner.settings import RankSettings
 from magicrl.distributed.learner.ulysses import check_degree
 from magicrl.models.loading import load_empty, resolve_dtype
 from magicrl.models.model_files import WeightFiles, find_model
@@ -87,9 +87,9 @@ class ShardedModel:
         fill: load the start model; without, the parameters have shapes and no data (a dry run).
     """
 
-    def __init__(self, settings: LearnerSettings, meshes: Meshes, device: torch.device, *, fill: bool = True) -> None:
+    def __init__(self, settings: RankSettings, meshes: Meshes, device: torch.device, *, fill: bool = True) -> None:
         self.device, self.meshes = device, meshes
-        self._dtype = resolve_dtype(settings.model.dtype)
+        self._dtype = resolve_dtype(settings.learning.model.dtype)
         shell = load_empty(settings.folder)
         check_degree(shell.config, settings.sequence_parallel)
         files = WeightFiles(find_model(settings.folder), shell, settings.folder) if fill else None
@@ -105,20 +105,18 @@ class ShardedModel:
             self.run(lambda: None)  # FSDP settles who is the root
             self._reshard_root()
 
-    def _trained(
-        self, model: PreTrainedModel, settings: LearnerSettings
-    ) -> tuple[PreTrainedModel, LoraAdapters | None]:
+    def _trained(self, model: PreTrainedModel, settings: RankSettings) -> tuple[PreTrainedModel, LoraAdapters | None]:
         """The model with its adapters, its frozen weights in the compute precision."""
         model.requires_grad_(True)
-        if settings.model.lora is None:
+        if settings.learning.model.lora is None:
             return model, None
-        lora = LoraAdapters(model, settings.model.lora)
+        lora = LoraAdapters(model, settings.learning.model.lora)
         for parameter in lora.model.parameters():
             if not parameter.requires_grad:
                 parameter.data = parameter.data.to(self._dtype)
         return lora.model, lora
 
-    def _sharded(self, settings: LearnerSettings) -> FSDPModule:
+    def _sharded(self, settings: RankSettings) -> FSDPModule:
         narrow = self._dtype if self._dtype != torch.float32 else None
         options: dict[str, Any] = {
             "mesh": self.meshes.all,

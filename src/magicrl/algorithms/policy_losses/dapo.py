@@ -1,7 +1,0 @@
-"""DAPO (Yu et al. 2025): a higher upper clip, averaged over all tokens of the mini-batch."""
-
-from __future__ import annotations
-
-from magicrl.algorithms.surrogates import LossRow, clipped_ratio
-
-ROW = LossRow(surrogate=clipped_ratio, reducer="global_tokens", clip=(0.2, 0.28))
