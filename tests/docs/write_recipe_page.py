@@ -14,10 +14,10 @@ import annotated_types
 from pydantic import AfterValidator
 from pydantic.fields import FieldInfo
 
-from magicrl.config.paths import FilePath, FolderOrName, RecipeName
+from magicrl.config.paths import FilePath, FolderOrName, RecipeName, Reference
 from magicrl.config.schema import Section, SftConfig, TrainConfig
 
-PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe"}
+PATHS = {FilePath: "path", FolderOrName: "folder or name", RecipeName: "recipe", Reference: "name or reference"}
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipe-reference.md"
 INTRODUCTION = """# Every setting of a recipe
 

@@ -130,7 +130,7 @@ def test_a_pilot_precedes_a_long_job_and_changes_no_sample(
     tiny_models: tuple[Path, Path], sums: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = results(run(tiny_models[0], sums, tmp_path / "whole"))
-    monkeypatch.setattr("magicrl.evaluation.job.PILOT_SAMPLES", 8)
+    monkeypatch.setattr("magicrl.evaluation.runner.PILOT_SAMPLES", 8)
     watcher = Watcher()
     piloted = results(run(tiny_models[0], sums, tmp_path / "piloted", watcher=watcher))
     assert {sample for _, sample in watcher.seen[:8]} == {0}, "a pilot asks many problems, not one many times"

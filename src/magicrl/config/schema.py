@@ -276,14 +276,16 @@ class FieldMapping(Section):
 
 
 class SourceConfig(Section):
-    """One source of problems: a generated family, a local file or a hub data set (exactly one)."""
+    """One source of problems: a generated family, a local file, a hub data set or a function (exactly one)."""
 
-    family: str | None = None
-    """Name of a generated task family: ``running_sum`` or ``word_problems``."""
+    family: Reference | None = None
+    """A generated task family: ``running_sum``, ``word_problems``, or your own class as ``file.py:Family``."""
     path: FilePath | None = None
     """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
     hub: str | None = None
     """A data set of the Hugging Face hub."""
+    source: Reference | None = None
+    """Your own function as ``file.py:read``; gives records (dicts, read as a file's) or problems."""
     # generated families
     seed: int = Field(default=0, ge=0)
     """Of a family's problems."""
@@ -294,7 +296,7 @@ class SourceConfig(Section):
     split: str = "train"
     """Of a folder or a hub data set; or a family's: ``train``, ``validation`` and ``test`` share no instance."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
-    """Keyword arguments of the family; of a folder or hub data set ``subset`` and ``revision``."""
+    """Keyword arguments of the family or function; of a folder or hub data set ``subset`` and ``revision``."""
     label_noise: float = Field(default=0.0, ge=0, le=1)
     """Share of the problems that get another one's answer: for studies of wrong labels."""
     # files
@@ -310,9 +312,10 @@ class SourceConfig(Section):
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
-        given = [name for name in ("family", "path", "hub") if getattr(self, name) is not None]
+        given = [name for name in ("family", "path", "hub", "source") if getattr(self, name) is not None]
         if len(given) != 1:
-            raise ValueError(f"a source needs exactly one of family, path, hub; given: {', '.join(given) or 'none'}")
+            got = ", ".join(given) or "none"
+            raise ValueError(f"a source needs exactly one of family, path, hub, source; given: {got}")
         if self.template is not None and "{prompt}" not in self.template:
             raise ValueError(f"template must hold {{prompt}}, got {self.template!r}")
         if self.family is not None and self.difficulty_of is not None:
@@ -672,8 +675,8 @@ class SftModelConfig(Section):
 class SftPhaseConfig(Section):
     """One supervised phase: demonstrations of a family, sampled anew for every batch."""
 
-    family: str
-    """Name of the task family."""
+    family: Reference
+    """Name of the task family, or your own class as ``file.py:Family``."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
     """Keyword arguments of the family."""
     levels: tuple[int, ...] | None = None

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from inspect import signature
 from itertools import islice
-from typing import Literal, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -85,11 +85,20 @@ def make_family(reference: str, options: Mapping[str, OptionValue] | None = None
     """
     make: Callable[..., TaskFamily] = resolve("family", reference)
     given = dict(options or {})
-    try:
-        signature(make).bind(**given)
-    except TypeError as error:
-        raise ValueError(f"task family {reference!r}: {error}; known: {signature(make)}") from None
+    check_options("task family", reference, make, given)
     return make(**given)
+
+
+def check_options(kind: str, reference: str, function: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Whether a user's class or function takes these keyword arguments.
+
+    Raises:
+        ValueError: it does not; says what it takes.
+    """
+    try:
+        signature(function).bind(**options)
+    except TypeError as error:
+        raise ValueError(f"{kind} {reference!r}: {error}; it takes {signature(function)}") from None
 
 
 def unique_problems(

@@ -12,18 +12,20 @@ import logging
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import FieldMapping, SourceConfig
 from magicrl.data.data_files import KINDS, BadRow, Row, read_place
-from magicrl.data.families import Split, make_family, unique_problems
+from magicrl.data.families import Split, check_options, make_family, unique_problems
 from magicrl.data.schemas import OFFER, Quarantined, Read, RecordReader, Template, catalogue
 from magicrl.records import Problem
+from magicrl.registry import resolve
 
 
 def fingerprint(problems: Iterable[Problem]) -> str:
@@ -92,6 +94,7 @@ class Place:
     Attributes:
         path: a file, a folder of data files with splits, or one that ``save_to_disk`` wrote.
         hub: the name of a hub data set, where there is no path.
+        given: what a function of the user's gives, called anew each time, and `reference`, its name.
         splits: of a folder or hub data set, in order of preference.
         subset, revision: of a folder or hub data set.
     """
@@ -101,6 +104,8 @@ class Place:
     splits: tuple[str, ...] = ("train",)
     subset: str | None = None
     revision: str | None = None
+    given: Callable[[], Iterable[Any]] | None = None
+    reference: str = ""
 
     @staticmethod
     def of(text: str | Path) -> Place:
@@ -115,19 +120,49 @@ class Place:
         hub = HUB_NAME.fullmatch(name) and not path.exists() and path.suffix.lower() not in KINDS
         return Place(hub=name) if hub else Place(path=path)
 
+    @staticmethod
+    def called(kind: str, reference: str, options: Mapping[str, Any]) -> Place:
+        """What the function that ``reference`` names gives when it is called with these keyword arguments.
+
+        Raises:
+            ValueError: an unknown name, or options that the function does not take.
+        """
+        function = resolve(kind, reference)
+        check_options(kind, reference, function, options)
+        return Place(given=partial(function, **options), reference=reference)
+
     @property
     def stem(self) -> str:
         """For ids and names."""
-        return Path(self.hub or self.path or "").stem
+        where = self.reference.rpartition(":")[0]
+        return Path(self.hub or self.path or where or self.reference).stem
 
-    def rows(self) -> Iterator[Row | BadRow]:
-        """Its records in order, broken ones as such.
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.reference or str(self.path or self.hub)
+
+    def rows(self) -> Iterator[Row | BadRow | Problem]:
+        """Its records in order, broken ones as such; a function of the user's may give problems, too.
 
         Raises:
             RecipeError: no such file, folder, split or hub data set.
             ValueError: the content as a whole cannot be read.
         """
+        if self.given is not None:
+            return self._given_rows(self.given)
         return read_place(self.path, self.hub, splits=self.splits, subset=self.subset, revision=self.revision)
+
+    def _given_rows(self, given: Callable[[], Iterable[Any]]) -> Iterator[Row | BadRow | Problem]:
+        for index, item in enumerate(given()):
+            where = f"{self.reference}, item {index + 1}"
+            if isinstance(item, Problem):
+                yield item
+            elif isinstance(item, Mapping):
+                yield Row(index=index, where=where, record=dict(cast("Mapping[str, Any]", item)))
+            else:
+                reason = f"{where}: expected a record (a dict) or a magicrl.records.Problem, got {item!r:.60}"
+                yield BadRow(index=index, where=where, reason=reason, text=repr(item))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,6 +189,10 @@ def read_problems(place: Place, reader: RecordReader) -> Iterator[Read | Rejecte
         RecipeError, ValueError: as `Place.rows`.
     """
     for row in place.rows():
+        if isinstance(row, Problem):
+            where = f"{place.name}, {row.id}"
+            yield Read(where=where, problem=row, schema="problem", columns=((), None), template="bare")
+            continue
         try:
             if isinstance(row, BadRow):
                 raise ValueError(row.reason)
@@ -286,7 +325,7 @@ def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Pr
         first.setdefault(item.reason, item.where)
     for reason, count in Counter(item.reason for item in loaded.set_aside).items():
         text = "%s: %d records set aside: %s (the first: %s)"
-        _log.warning(text, source.path or source.hub, count, reason, first[reason])
+        _log.warning(text, source.source or source.path or source.hub, count, reason, first[reason])
     return list(loaded.problems)
 
 
@@ -331,7 +370,7 @@ def _generated(source: SourceConfig) -> LoadedSource:
     assert source.family is not None, "the caller chose"
     assert source.count is not None, "the schema wants a family's count"
     with _at("family"):
-        make_family(source.family)
+        resolve("family", source.family)
     with _at("options"):
         family = make_family(source.family, source.options)
     known_split = source.split in get_args(Split)
@@ -356,8 +395,8 @@ def _at(key: str) -> Generator[None]:
 def _recorded(source: SourceConfig, key: str) -> LoadedSource:
     """What the reader gives of a file, a folder or a hub data set."""
     place = _place(source)
-    name = str(place.path or place.hub)
-    if source.levels is not None and source.fields.level is None:
+    name = place.name
+    if source.levels is not None and source.fields.level is None and source.source is None:
         remedy = "needs fields.level, the column that holds the level"
         raise RecipeError(f"{name}: levels = {list(source.levels)} {remedy}", key="levels")
     problems: dict[str, Problem] = {}
@@ -428,6 +467,9 @@ def _why_none(source: SourceConfig, read: int, aside: Sequence[SetAside]) -> str
 
 def _place(source: SourceConfig) -> Place:
     """Where the source's records lie."""
+    if source.source is not None:
+        with _at("source"):
+            return Place.called("source", source.source, source.options)
     path = None if source.path is None else Path(source.path).expanduser()
     name = source.path or source.hub
     if source.options and path is not None and path.is_file():

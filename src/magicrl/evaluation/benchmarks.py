@@ -20,6 +20,7 @@ from magicrl.data.schemas import Template
 from magicrl.data.schemas import catalogue as schemas
 from magicrl.data.sources import Place, Read, RecordReader, Rejected, read_problems
 from magicrl.records import Problem
+from magicrl.registry import names
 
 PREFIX = "reasoning_gym/"
 SEED = 0
@@ -95,7 +96,7 @@ def catalogue() -> Catalogue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a ``--benchmark`` names: ``NAME``, ``NAME=FILE``, ``FILE``, a hub name or ``reasoning_gym/TASK``.
+    """What a ``--benchmark`` names: ``NAME``, ``NAME=FILE``, ``FILE``, a hub name, ``reasoning_gym/TASK``, a function.
 
     Attributes:
         name: of its folder and its results.
@@ -103,6 +104,7 @@ class Asked:
         path: the local file or folder, None for the hub.
         task: a task of reasoning-gym, None for anything else.
         hub: a hub data set of the user's own.
+        reference: a function that gives records or problems (``file.py:name``, ``module:name`` or an entry point).
     """
 
     name: str
@@ -110,6 +112,7 @@ class Asked:
     path: Path | None
     task: str | None = None
     hub: str | None = None
+    reference: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,6 +176,10 @@ def parse_asked(text: str) -> Asked:
     if text.startswith(PREFIX):
         return Asked(name=_folder_name(text), known=None, path=None, task=text.removeprefix(PREFIX))
     name, equals, path = text.partition("=")
+    if equals and _is_reference(path):
+        return Asked(name=_folder_name(name), known=None, path=None, reference=path)
+    if _is_reference(text):
+        return Asked(name=_folder_name(Place(reference=text).stem), known=None, path=None, reference=text)
     if equals and name and path and not Path(text).exists():
         return Asked(name=_folder_name(name), known=known.get(name), path=Path(path))
     if text in known:
@@ -183,10 +190,17 @@ def parse_asked(text: str) -> Asked:
         return Asked(name=_folder_name(text), known=None, path=None, hub=text)
     near = difflib.get_close_matches(text.lower().replace("-", ""), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
+    every = ", ".join((*known, *names("benchmark")))
     raise RecipeError(
-        f"--benchmark {text}: no such benchmark and no such file; {hint}Known: {', '.join(known)}; "
-        f"{PREFIX}TASK, NAME=FILE, a file or folder, or a hub name (OWNER/NAME)"
+        f"--benchmark {text}: no such benchmark and no such file; {hint}Known: {every}; "
+        f"{PREFIX}TASK, NAME=FILE, a file or folder, a hub name (OWNER/NAME), or your function as FILE.py:NAME"
     )
+
+
+def _is_reference(text: str) -> bool:
+    """A function of the user's, or the name of one in an installed package."""
+    where, colon, name = text.rpartition(":")
+    return text in names("benchmark") or bool(colon and where and name.isidentifier() and not Path(text).exists())
 
 
 def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
@@ -231,6 +245,8 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
 def _source(asked: Asked) -> str:
     if asked.path is not None:
         return str(asked.path)
+    if asked.reference is not None:
+        return asked.reference
     if asked.task is not None:
         return f"{PREFIX}{asked.task}, seed {SEED}"
     return str(asked.hub if asked.known is None else asked.known.hub)
@@ -267,7 +283,9 @@ def _drawn(found: Sequence[Read], reading: Reading) -> list[Read]:
 
 def _places(asked: Asked) -> Iterator[Place]:
     known = asked.known
-    if asked.path is not None or known is None:
+    if asked.reference is not None:
+        yield Place.called("benchmark", asked.reference, {})
+    elif asked.path is not None or known is None:
         first = () if known is None else (known.split,)
         yield Place(path=asked.path, hub=asked.hub, splits=(*first, "test", "validation", "train"))
     elif known.files:
@@ -299,7 +317,7 @@ def _finished(found: Sequence[Read], name: str, reading: Reading, verifier: str)
     seen: Counter[str] = Counter()
     for read in found:
         template = Template(text=reading.template) if reading.template else schemas().templates[read.template]
-        kind = reading.verifier or ("code" if read.problem.verifier == "code" else verifier)
+        kind = reading.verifier or (verifier if read.problem.verifier == "maths" else read.problem.verifier)
         own = read.problem.id if "id" in reading.fields or read.own_id is None else read.own_id
         seen[own] += 1
         if seen[own] > 1 and "id" in reading.fields:
