@@ -24,10 +24,10 @@ from plan_published import ROOT, error, rounded
 from scipy.optimize import nnls
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.evaluation.engines import in_process_engine
 from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams
+from magicrl.rollout.engines import in_process_engine
 from magicrl.training.preflight import load_data
 
 WARM_UP = 2

@@ -56,7 +56,12 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         "source": {},
         "benchmark": {},
-        "engine": {},
+        "engine": {
+            "in_process": "magicrl.rollout.engines:make_in_process",
+            "openai": "magicrl.rollout.engines:make_openai",
+            "replay": "magicrl.rollout.engines:make_replay",
+            "vllm": "magicrl.rollout.engines:make_vllm",
+        },
         "tracker": {
             "tensorboard": "magicrl.reporting.trackers.to_tensorboard:TensorBoardTracker",
             "trackio": "magicrl.reporting.trackers.to_trackio:TrackioTracker",

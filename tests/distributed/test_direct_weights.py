@@ -13,7 +13,6 @@ import torch
 
 from magicrl.config.schema import TrainConfig
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
-from magicrl.rollout.protocol import TakingEngine, hand_over
 from magicrl.training.parity import ParityCheck
 from magicrl.training.protocols import Controls
 
@@ -84,11 +83,10 @@ def sampled(pool: Any) -> dict[tuple[int, int], list[int]]:
 
 def test_it_is_what_comes_through_the_object_store(parts: tuple[Any, Any]) -> None:
     learner, pool = parts
-    assert isinstance(pool, TakingEngine)
-    hand_over(learner, pool)
+    pool.sync_weights(learner)
     before = sampled(pool)
     update(learner)
-    hand_over(learner, pool)
+    pool.sync_weights(learner)
     direct = sampled(pool)
     assert (pool.policy_version, pool.detours, pool.lost) == (1, 0, [])
     assert direct != before, "the update changes what is sampled"
@@ -102,7 +100,7 @@ def test_a_replica_that_died_before_or_in_the_copy_costs_nothing_but_itself(
     learner, pool = parts
     update(learner)
     os.kill(pool.replicas[0].pid, signal.SIGKILL)
-    hand_over(learner, pool)  # the sign of life is missing, the other is sent its weights
+    pool.sync_weights(learner)  # the sign of life is missing, the other is sent its weights
     assert (len(pool.lost), pool.detours) == (1, 0)
     sampled(pool)
 
@@ -110,7 +108,7 @@ def test_a_replica_that_died_before_or_in_the_copy_costs_nothing_but_itself(
     update(learner)
     alive = [facts for facts in pool.replicas if facts is not None]
     os.kill(alive[-1].pid, signal.SIGKILL)
-    hand_over(learner, pool)
+    pool.sync_weights(learner)
     assert len(pool.lost) == 2
     assert learner.lost == [], "a replica's death is none of the ranks' business"
     update(learner)
@@ -122,7 +120,7 @@ def test_a_rank_that_dies_in_the_copy_sends_it_through_the_object_store(parts: t
     import ray
 
     learner, pool = parts
-    hand_over(learner, pool)
+    pool.sync_weights(learner)
     update(learner)
     detours, send = pool.detours, learner.send
 
@@ -132,11 +130,11 @@ def test_a_rank_that_dies_in_the_copy_sends_it_through_the_object_store(parts: t
 
     pool._learner.send = dying
     try:
-        hand_over(learner, pool)
+        pool.sync_weights(learner)
     finally:
         del pool._learner.send
     assert pool.detours > detours
     assert len(learner.lost) == 1
     detoured = sampled(pool)
-    hand_over(learner, pool)  # to a group that was formed anew
+    pool.sync_weights(learner)  # to a group that was formed anew
     assert sampled(pool) == detoured

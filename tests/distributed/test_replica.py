@@ -42,7 +42,7 @@ def test_weights_travel_with_the_same_bits_and_without_a_copy() -> None:
 
 @pytest.fixture
 def engine(make_recipe: Callable[..., TrainConfig]) -> Any:
-    from magicrl.evaluation.external_engines import described_model
+    from magicrl.models.loading import described_model
     from magicrl.models.prompts import PromptEncoder
 
     recipe = make_recipe()

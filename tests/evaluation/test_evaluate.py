@@ -14,11 +14,12 @@ import pytest
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, load_benchmark, parse_asked
 from magicrl.evaluation.comparison import compare, compare_all
-from magicrl.evaluation.engines import EngineSettings, make_engine, model_checksums
+from magicrl.evaluation.engines import model_checksums, open_engine
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.results import Ask, Incomplete, Price, write_results
 from magicrl.evaluation.runner import Cost, EvaluationSettings, evaluate
 from magicrl.evaluation.samples import EvaluationFolder, SampleRow
+from magicrl.rollout.engines import EngineSettings
 
 SETTINGS = EvaluationSettings(samples=4, max_tokens=16, seed=5)
 
@@ -274,9 +275,9 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(
     with pytest.raises(RecipeError, match="same response every time"):
         EvaluationSettings(temperature=0.0, samples=4)
     with pytest.raises(RecipeError, match="--engine warp: unknown"):
-        make_engine("warp", EngineSettings(model="x"))
+        open_engine("warp", EngineSettings(model="x"))
     with pytest.raises(RecipeError, match="--engine-option url: the in_process engine has none"):
-        make_engine("in_process", EngineSettings(model="x", options={"url": "http://x"}))
+        open_engine("in_process", EngineSettings(model="x", options={"url": "http://x"}))
 
 
 def test_a_checksum_follows_weights_and_tokenizer_not_the_model_card(

@@ -11,7 +11,8 @@ import pytest
 
 from magicrl.cli.eval import parse_engine_options
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.engines import EngineSettings, make_engine
+from magicrl.evaluation.engines import open_engine
+from magicrl.rollout.engines import EngineSettings
 from magicrl.rollout.openai_http import ServerError, ServerSettings
 from magicrl.rollout.vllm_engine import VllmSettings
 
@@ -34,7 +35,7 @@ def test_a_wrong_option_says_what_to_do(name: str, monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
     engine, texts, expected = MISTAKES[name]
     with pytest.raises(RecipeError, match=expected):
-        make_engine(engine, EngineSettings(model="tiny", options=parse_engine_options(engine, texts)))
+        open_engine(engine, EngineSettings(model="tiny", options=parse_engine_options(engine, texts)))
 
 
 def test_the_page_on_engines_names_options_that_exist() -> None:
@@ -54,4 +55,4 @@ def test_options_reach_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/elsewhere")
     options: dict[str, Any] = parse_engine_options("openai", ["attempts=2", 'extra={"seed": null}'])
     with pytest.raises(ServerError, match=r"GET http://127\.0\.0\.1:9/elsewhere/models: cannot reach"):
-        make_engine("openai", EngineSettings(model="tiny", options=options))
+        open_engine("openai", EngineSettings(model="tiny", options=options))

@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from magicrl.records import Completion, FinishReason, RolloutGroup
-from magicrl.rollout.protocol import InFlightEngine
 from magicrl.rollout.requests import pack_begun, pack_completions, unpack_completions
 
 Make = Callable[..., Any]
@@ -67,7 +66,7 @@ def test_new_weights_between_two_tokens(make_reference: Make, make_engine: Make,
     """Weights 0 sample three tokens a row, 1 two more, 2 the rest; the cache stays what each of them made of it."""
     models = [make_reference(kind, seed=n) for n in range(3)]
     engine = make_engine(models[0])
-    assert isinstance(engine, InFlightEngine)
+    assert engine.capabilities.in_flight
     prompts = [[1, 2, 3], [4, 5], [6, 7, 8, 9]]
     engine.load_weights(models[0].state_dict(), 0)
     engine.submit([make_request(draw, prompt, group_size=2) for draw, prompt in enumerate(prompts)])
@@ -230,7 +229,7 @@ def test_an_evaluation_beside_it_disturbs_nothing(
     whole = outputs(list(engine.finished()))
     engine.submit(make_requests(6))
     found = engine.advance(30)
-    with engine.set_aside():
+    with engine.newest_weights():
         assert engine.advance(10) == []
         engine.submit([question])
         assert tokens_of(outputs(list(engine.finished()))) == tokens_of(answer)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from magicrl.rollout.protocol import RolloutEngine, Stateful
+from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.weight_lag import LaggedEngine
 
 Make = Callable[..., Any]
@@ -32,7 +32,6 @@ def test_the_weights_of_lag_updates_ago_sample(make_reference: Make, make_engine
     assert len({str(tokens) for tokens, _ in plain}) == 4
     lagged = LaggedEngine(make_engine(models[0]), lag=2)
     assert isinstance(lagged, RolloutEngine)
-    assert isinstance(lagged, Stateful)
     for version, expected in ((0, 0), (1, 0), (2, 0), (3, 1)):
         weights = {name: p.detach().clone() for name, p in models[version].named_parameters()}
         lagged.load_weights(weights, version)
@@ -40,7 +39,7 @@ def test_the_weights_of_lag_updates_ago_sample(make_reference: Make, make_engine
             tensor.zero_()
         assert lagged.policy_version == expected
         assert sampled(lagged, request) == plain[expected]
-    with lagged.newest():
+    with lagged.newest_weights():
         assert lagged.policy_version == 3
         assert sampled(lagged, request) == plain[3]
     assert sampled(lagged, request) == plain[1]

@@ -36,11 +36,10 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 from magicrl.config.schema import TrainConfig
-from magicrl.evaluation.external_engines import described_model
+from magicrl.models.loading import described_model
 from magicrl.models.loading import load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
-from magicrl.rollout.protocol import InFlightEngine, SleepingEngine, SteppingEngine
 from magicrl.training.assemble import make_engine, make_learner
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
@@ -88,7 +87,7 @@ def rows(groups):
 def begun(requests):
     return [row(r.draw, i, c) for r in requests for i, c in r.begun]
 
-seen = {"protocols": [isinstance(engine, p) for p in (InFlightEngine, SteppingEngine, SleepingEngine)]}
+seen = {"protocols": [engine.capabilities.in_flight, engine.capabilities.sleep]}
 engine.load_weights(generations[0], 0)
 engine.submit([request(9)])
 seen["answer"] = rows(engine.finished())

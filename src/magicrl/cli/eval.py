@@ -24,6 +24,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.table import Table
 from rich.text import Text
 
+from magicrl import registry
 from magicrl.cli.options import EvalOptions, ProblemOptions
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
@@ -324,12 +325,14 @@ def _checkpoints(options: EvalOptions, run: Path, output: Path, ask: Ask, consol
 
 
 def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> int:
-    from magicrl.evaluation.engines import EngineSettings, engine_names
     from magicrl.evaluation.runner import evaluate
+    from magicrl.rollout.engines import EngineSettings
 
     asked, chosen = options.asked, options.engine
-    if chosen.engine not in engine_names():
-        raise RecipeError(f"--engine {chosen.engine}: unknown; known: {', '.join(engine_names())}")
+    try:
+        registry.check("engine", chosen.engine)
+    except ValueError as error:
+        raise RecipeError(str(error), key="--engine") from None
     if asked.model is None or not asked.benchmark:
         raise RecipeError("magicrl eval needs --model and at least one --benchmark (--list shows the names)")
     settings = settings_of(options, ask)

@@ -29,6 +29,7 @@ AdvantageName = Annotated[Reference, _door("advantage")]
 ReducerName = Annotated[Reference, _door("reducer")]
 CorrectionName = Annotated[Reference, _door("correction")]
 ControllerName = Annotated[Reference, _door("controller")]
+EngineName = Annotated[Reference, _door("engine")]
 
 
 class Section(BaseModel):
@@ -212,8 +213,9 @@ class VllmConfig(Section):
 class RolloutConfig(Section):
     """The rollout engine and how it samples."""
 
-    engine: Literal["in_process", "vllm", "replay"] = "in_process"
-    """``vllm``: vLLM on this machine (docs/engines.md); ``replay`` feeds recorded rollouts."""
+    engine: EngineName = "in_process"
+    """``vllm``: vLLM on this machine (docs/engines.md); ``replay`` feeds recorded rollouts; or your own as
+    ``file.py:function`` or ``module:function``."""
     temperature: float = Field(default=1.0, gt=0)
     """tau, of training rollouts and of the policy that learns."""
     dtype: DType | None = None

@@ -23,8 +23,7 @@ from magicrl.distributed.learner.settings import LearnerTimeouts
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.runtime import ClusterError, check_room, connected, nodes, waited_for
 from magicrl.distributed.verifier_nodes import VerifierNodes
-from magicrl.evaluation.external_engines import described_model
-from magicrl.models.loading import LoadedModel, load_policy, load_shell
+from magicrl.models.loading import LoadedModel, described_model, load_policy, load_shell
 from magicrl.models.prompts import PromptEncoder
 from magicrl.planning.node_room import NodeRoom, placement_fault
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck

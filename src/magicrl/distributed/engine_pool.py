@@ -37,7 +37,7 @@ from magicrl.distributed.learner.ranks import LearnerLost
 from magicrl.distributed.replica import Harvest, ReplicaFacts, pack, size
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
-from magicrl.rollout.protocol import WeightCheck, WeightGiver
+from magicrl.rollout.protocol import Capabilities, Learner, RolloutEngine, WeightCheck
 from magicrl.rollout.requests import FiledGroups, GroupProgress, check_request, group_of, pack_begun, with_begun
 from magicrl.rollout.vllm_weights import Meeting, Told
 from magicrl.training.protocols import WorkSpan
@@ -152,8 +152,8 @@ class Slot:
         self._began = None
 
 
-class EnginePool:
-    """A `magicrl.rollout.protocol.InFlightEngine` over Ray actors.
+class EnginePool(RolloutEngine):
+    """Rollout replicas, each an engine in a Ray actor.
 
     Args:
         make: starts the actor of a place; called again for its successors.
@@ -166,6 +166,8 @@ class EnginePool:
         ClusterError: a replica did not start in time.
         ValueError: its engine cannot be made.
     """
+
+    capabilities = Capabilities(in_flight=True, sleep=True)
 
     def __init__(
         self,
@@ -185,7 +187,6 @@ class EnginePool:
         self._busy_lost = 0.0  # share of replicas that are gone
         self._listened = 0.0  # seconds in which the replicas could have told something
         self._weights: Any = None  # reference to the present payload
-        self._version = -1
         self._max_context = sys.maxsize  # kept apart from the places: there may be none with a replica
         self.lost: list[str] = []
         """Names of the replicas that were lost so far, with the reason."""
@@ -205,14 +206,6 @@ class EnginePool:
         """What each place's replica told of itself; None where a successor is starting."""
         return tuple(None if slot.starting else slot.facts for slot in self._slots)
 
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    @property
-    def max_context(self) -> int:
-        return self._max_context
-
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
         """Share requests out; all or, on an error, none of them.
 
@@ -229,7 +222,7 @@ class EnginePool:
             pass
         return [group_of(filed.group) for filed in self._groups.ended() if filed.last]
 
-    def set_aside(self) -> AbstractContextManager[None]:
+    def newest_weights(self) -> AbstractContextManager[None]:
         """Within it only what is submitted within is yielded; the rest goes on and waits."""
         return self._groups.set_aside()
 
@@ -478,7 +471,7 @@ def _tokens(request: RolloutRequest, samples: int) -> int:
     return len(request.prompt_tokens) + samples * request.sampling.max_tokens
 
 
-class SendingLearner(WeightGiver, Protocol):
+class SendingLearner(Learner, Protocol):
     """A learner whose ranks send; see ``DistributedLearner``."""
 
     def meeting(self, size: int, seconds: float) -> Meeting: ...
@@ -489,7 +482,7 @@ class SendingLearner(WeightGiver, Protocol):
 
 
 class DirectPool(EnginePool):
-    """A `magicrl.rollout.protocol.TakingEngine`.
+    """A pool whose vLLM workers take the weights from the learner's ranks.
 
     Args:
         make, replicas, timeouts, restarts, check: as ``EnginePool``'s.
@@ -517,15 +510,15 @@ class DirectPool(EnginePool):
         self.detours = 0
         """Times that a replica was given its weights through the object store since the direct way failed."""
 
-    def take_weights(self, giver: WeightGiver) -> None:
+    def sync_weights(self, learner: Learner) -> None:
         """Have every replica take the learner's present weights and show them.
 
         Raises:
-            ValueError: ``giver`` is not the learner whose ranks send.
+            ValueError: ``learner`` is not the one whose ranks send.
             ClusterError: no replica is left.
             RuntimeError: a replica samples with other weights (from the check).
         """
-        if giver is not self._learner:
+        if learner is not self._learner:
             raise ValueError("a direct pool takes the weights of the learner that it was made with")
         version = self._learner.version
         self._weights, self._version = None, version

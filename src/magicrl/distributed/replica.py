@@ -27,10 +27,9 @@ from numpy.typing import NDArray
 
 from magicrl.distributed.runtime import see_only
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
-from magicrl.rollout.protocol import RolloutEngine, SleepingEngine, SteppingEngine
+from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.rollout.vllm_weights import Meeting, Told
-from magicrl.rollout.weight_lag import newest_weights
 from magicrl.training.protocols import OnDevices
 
 Payload = dict[str, tuple[str, NDArray[Any]]]
@@ -113,7 +112,7 @@ class _Owed:
 class Replica:
     """
     Args:
-        make: makes the engine, in this process; a `magicrl.rollout.protocol.SteppingEngine`.
+        make: makes the engine, in this process.
         threads: torch threads.
         numbers: of the GPUs that it uses in turn with learner ranks; Ray gives it those of its own.
     """
@@ -121,9 +120,7 @@ class Replica:
     def __init__(self, make: Callable[[], RolloutEngine], threads: int, numbers: Sequence[str] = ()) -> None:
         see_only(numbers)
         torch.set_num_threads(threads)
-        engine = make()
-        assert isinstance(engine, SteppingEngine), "every engine that a recipe can give a replica works in turns"
-        self._engine = engine
+        self._engine = make()
         self._changed = threading.Condition()
         self._engine_free = threading.Lock()
         self._visitors = 0  # calls that want the engine between two turns
@@ -176,7 +173,7 @@ class Replica:
         """Take new weights between two turns, and answer ``probes`` with them."""
         with self._visit():
             self._engine.load_weights(unpack(payload), version)
-            return self._answers(probes)
+            return self._engine.answers(probes)
 
     def join(self, meeting: Meeting, place: int) -> None:
         """Meet the learner's rank that sends weights; its place in the group."""
@@ -187,7 +184,7 @@ class Replica:
         """As `load`, with what the rank that was met sends at the same time."""
         with self._visit():
             self._direct().take(told, version)
-            return self._answers(probes)
+            return self._engine.answers(probes)
 
     def _direct(self) -> VllmEngine:
         assert isinstance(self._engine, VllmEngine), "only vLLM's workers can be sent weights"
@@ -196,7 +193,7 @@ class Replica:
     def sleep(self) -> None:
         """Give the engine's GPU memory back until the next `load`, where the engine shares its GPUs."""
         with self._visit():
-            if isinstance(self._engine, SleepingEngine):
+            if self._engine.capabilities.sleep:
                 self._engine.sleep()
 
     def interrupt(self) -> None:
@@ -212,14 +209,6 @@ class Replica:
         with self._visit():
             self._closed = True
             self._engine.close()
-
-    def _answers(self, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-        """Groups of ``probes`` in their order; what else is under way stays so."""
-        if isinstance(self._engine, VllmEngine):
-            return self._engine.answers(probes)
-        with newest_weights(self._engine):
-            self._engine.submit(probes)
-            return sorted(self._engine.finished(), key=lambda group: probes.index(group.request))
 
     @contextmanager
     def _visit(self) -> Generator[None]:

@@ -1,54 +1,28 @@
-"""Engines by name, with everything an evaluation needs of one: how prompts are encoded, and what its model is.
-
-A further engine is a row of ``_ENGINES``: a function from ``EngineSettings`` to ``OpenedEngine``.
-"""
+"""An engine with everything that an evaluation needs of it: how prompts are encoded, and what its model is."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
-import torch
 from transformers import PreTrainedTokenizerBase
 
-from magicrl.config.errors import RecipeError, without_secrets
-from magicrl.config.schema import DType
-from magicrl.models.loading import LoadedModel, load_policy, resolve_device
+from magicrl import registry
+from magicrl.config.errors import without_secrets
+from magicrl.models.loading import described_model, resolve_device
 from magicrl.models.model_files import JSON_FILES, TOKENIZER_FILES, find_model
 from magicrl.models.prompts import PromptEncoder
-from magicrl.records import Problem, TokenArray
-from magicrl.rollout.in_process import InProcessEngine
+from magicrl.records import Problem, TokenArray, frozen_tokens
+from magicrl.rollout.engines import EngineSettings, make_engine
+from magicrl.rollout.openai_engine import UNLIMITED_CONTEXT, OpenAIEngine
 from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.verifiers.extraction import OPEN_TAG
 
 _READ = 1 << 22
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EngineSettings:
-    """What an engine is made from.
-
-    Attributes:
-        model: a model folder or hub name; for a server the model's name there.
-        dtype: precision of the weights.
-        device: where they are.
-        max_rows: most sequences that decode at once.
-        memory_limit_mb: most MiB of the key/value cache.
-        threads: of torch; None: the cores this process may use.
-        options: what only this kind of engine has (a server's address), by name; an unknown one is refused.
-    """
-
-    model: str
-    dtype: DType = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_rows: int = 32
-    memory_limit_mb: int = 4096
-    threads: int | None = None
-    options: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,39 +54,82 @@ class OpenedEngine:
     served: Callable[[], dict[str, int]] | None = None
 
 
-EngineFactory = Callable[[EngineSettings], OpenedEngine]
-
-
-def make_engine(name: str, settings: EngineSettings) -> OpenedEngine:
-    """The engine of this name.
+def open_engine(name: str, settings: EngineSettings) -> OpenedEngine:
+    """The engine of this name with its model's weights.
 
     Raises:
         RecipeError: unknown name, or a model that cannot be one.
         ValueError: the model cannot be loaded; says why.
     """
-    if name not in _ENGINES:
-        raise RecipeError(f"--engine {name}: unknown; known: {', '.join(sorted(_ENGINES))}")
-    return _ENGINES[name](settings)
+    engine = make_engine(name, settings)
+    try:
+        return _served(engine) if isinstance(engine, OpenAIEngine) else _local(name, engine, settings)
+    except BaseException:
+        engine.close()
+        raise
 
 
-def in_process_engine(
-    policy: LoadedModel,
-    decode: Callable[[Sequence[int]], str],
-    *,
-    max_rows: int,
-    memory_limit_mb: int,
-    device: torch.device,
-) -> InProcessEngine:
-    """The in-process engine on a loaded model, which belongs to it from here on."""
-    return InProcessEngine(
-        policy.model,
-        end_tokens=policy.end_tokens,
-        decode=decode,
-        valid_vocab=policy.valid_vocab,
-        max_context=policy.max_context,
-        max_rows=max_rows,
-        memory_limit_mb=memory_limit_mb,
-        device=device,
+def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> OpenedEngine:
+    """An engine on a model of this machine."""
+    device, policy = resolve_device(settings.device), described_model(settings.model)
+    encoder = PromptEncoder(policy.tokenizer, engine.max_context)
+    vllm = engine if isinstance(engine, VllmEngine) else None
+    chosen = settings if vllm is None else vllm.settings  # options of the command line may have changed both
+    digest = registry.fingerprint(name)
+    return OpenedEngine(
+        engine=engine,
+        encode=encoder.encode,
+        max_context=engine.max_context,
+        opens_reasoning=opens_reasoning(policy.tokenizer, encoder),
+        knows_limit=False,
+        decides={
+            "engine": name,
+            **({} if digest is None else {"engine_sha256": digest}),
+            "dtype": chosen.dtype,
+            "prompt_format": _prompt_format(policy.tokenizer),
+            **model_checksums(find_model(settings.model)),
+        },
+        facts={
+            "model": without_secrets(settings.model),
+            "licence": policy.licence,
+            **({} if vllm is None else {"vllm": vllm.version}),
+            "device": str(device),
+            "threads": settings.use_threads(),
+            "max_rows": chosen.max_rows,
+            "max_context": engine.max_context,
+        },
+        gpus=(1 if vllm is None else vllm.settings.gpus) if device.type == "cuda" else 0,
+    )
+
+
+def _served(engine: OpenAIEngine) -> OpenedEngine:
+    """A server's client."""
+    settings, tokenizer = engine.settings, engine.tokenizer
+    encoder = None if tokenizer is None else PromptEncoder(tokenizer, engine.max_context)
+    here = encoder is not None and settings.mode == "completions"
+    prompts = "problem's text" if settings.mode == "completions" else "the server's chat template"
+    return OpenedEngine(
+        engine=engine,
+        encode=encoder.encode if encoder is not None and here else _no_tokens,
+        max_context=engine.max_context,
+        opens_reasoning=opens_reasoning(tokenizer, encoder) if encoder is not None else None,
+        knows_limit=not engine.is_vllm,  # what others do with the limit cannot be seen
+        decides={
+            "engine": "openai",
+            "served_model": settings.model,
+            "mode": settings.mode,
+            "prompt_format": _prompt_format(tokenizer) if here else prompts,
+            "extra": dict(settings.extra),
+        },
+        facts={
+            "model": without_secrets(settings.model),
+            "server": settings.shown(""),  # no part of the identity: a server may come back at another address
+            "prompts_as_tokens": engine.takes_tokens,
+            "concurrency": settings.concurrency,
+            "max_context": engine.max_context if engine.max_context < UNLIMITED_CONTEXT else None,
+        },
+        gpus=None,
+        served=lambda: asdict(engine.usage),
     )
 
 
@@ -138,45 +155,6 @@ def _checksum(paths: Sequence[Path]) -> str:
     return digest.hexdigest()
 
 
-def _in_process(settings: EngineSettings) -> OpenedEngine:
-    if settings.options:
-        raise RecipeError(f"--engine-option {next(iter(settings.options))}: the in_process engine has none")
-    threads = settings.threads or len(os.sched_getaffinity(0))
-    torch.set_num_threads(threads)
-    device = resolve_device(settings.device)
-    policy = load_policy(settings.model, dtype=settings.dtype, device=device)
-    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
-    engine = in_process_engine(
-        policy, encoder.decode, max_rows=settings.max_rows, memory_limit_mb=settings.memory_limit_mb, device=device
-    )
-    engine.load_weights(dict(policy.model.named_parameters()), 0)
-    chat = bool(policy.tokenizer.chat_template)
-    decides = {
-        "engine": "in_process",
-        "dtype": settings.dtype,
-        "prompt_format": "chat template" if chat else "plain text",
-        **model_checksums(find_model(settings.model)),
-    }
-    facts = {
-        "model": without_secrets(settings.model),
-        "licence": policy.licence,
-        "device": str(device),
-        "threads": threads,
-        "max_rows": settings.max_rows,
-        "max_context": policy.max_context,
-    }
-    return OpenedEngine(
-        engine=engine,
-        encode=encoder.encode,
-        max_context=policy.max_context,
-        opens_reasoning=opens_reasoning(policy.tokenizer, encoder),
-        knows_limit=False,
-        decides=decides,
-        facts=facts,
-        gpus=int(device.type == "cuda"),
-    )
-
-
 def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) -> bool:
     """Whether the chat template ends a prompt in an opened ``<think>``."""
     if not tokenizer.chat_template:
@@ -186,21 +164,10 @@ def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) 
     return prompt.rstrip().endswith(OPEN_TAG)
 
 
-def _vllm(settings: EngineSettings) -> OpenedEngine:
-    from magicrl.evaluation.external_engines import open_vllm
-
-    return open_vllm(settings)
-
-
-def _openai(settings: EngineSettings) -> OpenedEngine:
-    from magicrl.evaluation.external_engines import open_server
-
-    return open_server(settings)
+def _no_tokens(problem: Problem) -> TokenArray:
+    """The server makes the prompt's tokens."""
+    return frozen_tokens([])
 
 
-_ENGINES: dict[str, EngineFactory] = {"in_process": _in_process, "vllm": _vllm, "openai": _openai}
-
-
-def engine_names() -> tuple[str, ...]:
-    """Names of the engines there are."""
-    return tuple(sorted(_ENGINES))
+def _prompt_format(tokenizer: PreTrainedTokenizerBase) -> str:
+    return "chat template" if tokenizer.chat_template else "plain text"

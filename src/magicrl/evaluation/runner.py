@@ -11,12 +11,13 @@ from typing import Any, Protocol
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.sources import fingerprint
 from magicrl.evaluation.benchmarks import LoadedBenchmark
-from magicrl.evaluation.engines import EngineSettings, OpenedEngine, make_engine
+from magicrl.evaluation.engines import OpenedEngine, open_engine
 from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
 from magicrl.evaluation.presets import Preset
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Ask, Incomplete, Meter, Price, write_results
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow
+from magicrl.rollout.engines import EngineSettings
 from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning
 from magicrl.verifiers.pool import VerifierPool
 
@@ -232,7 +233,7 @@ def evaluate(
         RecipeError: a setting is unusable, or the limit does not fit the model's context.
         ValueError: the model cannot be loaded, or the output holds another job.
     """
-    opened = make_engine(engine_name, engine_settings)
+    opened = open_engine(engine_name, engine_settings)
     try:
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
         judging = JudgeOptions(reasoning=reasoning, extract=settings.extract)

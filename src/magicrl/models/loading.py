@@ -136,7 +136,7 @@ def load_policy(
     source = str(folder_or_name)
     folder = find_model(source)
     check_model(folder, source)
-    tokenizer = _load_tokenizer(folder, source)
+    tokenizer = load_tokenizer(folder, source)
     with quiet_bars():
         model = _load_model(folder, source, resolve_dtype(dtype))
     _check_finite(model, source)
@@ -157,7 +157,7 @@ def load_shell(folder_or_name: str | Path) -> LoadedModel:
     source = str(folder_or_name)
     folder = find_model(source)
     check_model(folder, source)
-    tokenizer = _load_tokenizer(folder, source)
+    tokenizer = load_tokenizer(folder, source)
     model = load_empty(source)
     _warn_of_unused(WeightFiles(folder, model, source).unused, source)
     return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
@@ -187,6 +187,18 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
         setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
     model.initialize_weights()  # of parameters on the meta device it changes nothing
     return model
+
+
+def described_model(name: str) -> LoadedModel:
+    """What is known of a model from its files but the weights; its parameters have no data."""
+    folder = find_model(name)
+    check_model(folder, name)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return describe_policy(model, load_tokenizer(folder, name), folder=str(folder))
 
 
 def describe_policy(
@@ -287,7 +299,8 @@ def _unloadable(source: str, error: Exception) -> ValueError:
     )
 
 
-def _load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
+def load_tokenizer(folder: Path, source: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model folder, which the user called ``source``."""
     try:
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(folder, trust_remote_code=False))
     except _LOADER_ERRORS as error:

@@ -20,7 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from magicrl.evaluation.engines import EngineSettings, OpenedEngine, make_engine, model_checksums
+from magicrl.evaluation.engines import OpenedEngine, model_checksums, open_engine
 from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.evaluation.samples import SampleFile, SampleRow, read_samples
 from magicrl.files import write_atomically
@@ -33,6 +33,7 @@ from magicrl.pipeline.maths_rules import note_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
 from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
 from magicrl.records import Problem
+from magicrl.rollout.engines import EngineSettings
 from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.pool import VerifierPool
 
@@ -244,7 +245,7 @@ class Difficulty:
         overlong: dict[str, str] = {}
         if any(self._open(count) for count in counts.values()):
             sampler = settings.sampler
-            opened = make_engine(
+            opened = open_engine(
                 sampler.engine,
                 EngineSettings(
                     model=self._model(context),

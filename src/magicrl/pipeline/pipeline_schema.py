@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 
 from magicrl.config.loader import load_config, shipped_table
 from magicrl.config.paths import FilePath, FilePaths, located_folder
-from magicrl.config.schema import DType, FieldMapping, Section
+from magicrl.config.schema import DType, EngineName, FieldMapping, Section
 from magicrl.verifiers.base import Extract, Reasoning
 
 
@@ -414,7 +414,7 @@ class DecontaminateStep(StepSettings):
 class SamplerConfig(Section):
     """The model that solves the problems, and the engine that runs it."""
 
-    engine: Literal["in_process", "vllm", "openai"] = "in_process"
+    engine: EngineName = "in_process"
     model: str | None = None
     """A model folder or hub name; for a server its name there."""
     gguf_package: str | None = None

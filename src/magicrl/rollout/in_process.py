@@ -36,6 +36,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+from magicrl.rollout.protocol import Capabilities, RolloutEngine
 from magicrl.rollout.requests import GroupProgress, check_request, with_begun
 from magicrl.rollout.rows import RowOutput, RowTable, Work, pack_work, unpack_work
 from magicrl.rollout.sampling import sample_tokens
@@ -151,12 +152,14 @@ def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
 REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: fewer, larger forwards
 
 
-class InProcessEngine:
-    """A `magicrl.rollout.protocol.SteppingEngine` on one device.
+class InProcessEngine(RolloutEngine):
+    """Continuous batching on one device.
 
     Tokens are a function of weights, prompt, temperature and (seed, draw, sample, position). In float32 another
     ``max_rows`` gives the same tokens but for near-ties, since matrix products of another size round differently.
     """
+
+    capabilities = Capabilities(entropies=True, in_flight=True)
 
     def __init__(
         self,
@@ -194,6 +197,7 @@ class InProcessEngine:
         if outside:
             raise ValueError(f"end tokens {outside} lie outside the vocabulary of {valid_vocab} tokens")
         self._model = model.eval()
+        self._max_context = max_context
         self._decode = decode
         self._device = torch.device(device)
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
@@ -210,18 +214,9 @@ class InProcessEngine:
         self._fused = fused_decoder(model)  # None: the model runs as transformers has it
         wanted = self._device.type == "cuda" if static_steps is None else static_steps
         self._static = static_decoder(self._fused, model) if wanted else None
-        self._version = -1
         self._orders = 0
         self._work = Work()
         self._busy = 0.0
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    @property
-    def max_context(self) -> int:
-        return self._limits.max_context
 
     @property
     def rows(self) -> int:
@@ -332,7 +327,7 @@ class InProcessEngine:
         return {order: tuple(sorted(begun.items())) for order, begun in found.items()}
 
     @contextmanager
-    def set_aside(self) -> Generator[None]:
+    def newest_weights(self) -> Generator[None]:
         """Within it nothing is in flight; what was waits with its cache, which takes its memory meanwhile."""
         if not self._work.open:
             yield

@@ -26,6 +26,7 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport
+from magicrl.rollout.protocol import Capabilities, RolloutEngine
 from magicrl.rollout.requests import GroupProgress, OpenGroups, check_request, group_of, sample_seed
 
 UNKNOWN_TOKEN = -1
@@ -243,8 +244,8 @@ _FIRST_ATTEMPTS = 3  # a server that is not there is most often a wrong address
 _Item = tuple[GroupProgress, int]
 
 
-class OpenAIEngine:
-    """A `magicrl.rollout.protocol.RolloutEngine` that asks a server; generation only.
+class OpenAIEngine(RolloutEngine):
+    """Asks a server; generation only.
 
     Every sample is a request of its own, with a seed that depends on (seed, draw, sample) alone. Whether equal seeds
     give equal tokens is the server's matter: vLLM's do in float32, most hosted models' do not. Log-probs are kept
@@ -255,7 +256,10 @@ class OpenAIEngine:
     Attributes:
         usage: what was asked for so far.
         settings: as given, the model's name filled in.
+        tokenizer: as given.
     """
+
+    capabilities = Capabilities(weights=False, logprobs=False, seeds=False)
 
     def __init__(
         self,
@@ -295,17 +299,9 @@ class OpenAIEngine:
             self.close()
             raise
         self.settings, vllm, context = found
+        self.tokenizer = tokenizer
         self._max_context = settings.max_context or context or UNLIMITED_CONTEXT
         self._wire = Wire(settings=self.settings, vllm=vllm, tokenizer=tokenizer, end_tokens=tuple(sorted(end_tokens)))
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    @property
-    def max_context(self) -> int:
-        """As set, else as the server states it, else ``UNLIMITED_CONTEXT``."""
-        return self._max_context
 
     @property
     def is_vllm(self) -> bool:
@@ -361,8 +357,9 @@ class OpenAIEngine:
                 "saved model there, or train with the in-process engine"
             )
 
-    def interrupt(self) -> list[RolloutRequest]:
+    def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
         """Cancel every request (a server sees its connection close) and return the unfinished ones in issue order."""
+        del keep  # a server goes on with no response of another request
         self._waiting.clear()
         if self._in_flight:
             self._call(self._cancel())

@@ -1,11 +1,10 @@
-"""Rollouts as parquet files: a row a response, in draw and sample order, written whole or not at all.
+"""Rollouts as parquet files, a row a response in draw and sample order, and the engine that replays them.
 
-An engine that feeds recorded rollouts: the learner's part of a run again, without generating.
+A replayed step has its rollouts again without a model: learner and loss can be studied on the same data.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
@@ -18,7 +17,6 @@ import pyarrow.parquet as pq
 from magicrl.files import whole_file
 from magicrl.records import (
     Completion,
-    FinishedSample,
     FinishReason,
     Problem,
     RolloutGroup,
@@ -28,6 +26,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+from magicrl.rollout.protocol import RolloutEngine
 
 SCHEMA = pa.schema(
     [
@@ -193,8 +192,8 @@ def _completion(columns: Mapping[str, Sequence[Any]], row: int) -> Completion:
     )
 
 
-class ReplayEngine:
-    """A `magicrl.rollout.protocol.RolloutEngine` that answers each request with the recorded group of its draw.
+class ReplayEngine(RolloutEngine):
+    """Answers each request with the recorded group of its draw.
 
     Completions keep what was recorded (tokens, log-probs, policy version); weights are not used.
     """
@@ -210,55 +209,26 @@ class ReplayEngine:
                 raise ValueError(f"draw {group.request.draw} was recorded twice")
         if not self._recorded:
             raise ValueError("there are no recorded rollouts to replay")
-        self._queue: deque[RolloutRequest] = deque()
-        self._version = -1
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    @property
-    def max_context(self) -> int:
-        """The longest recorded prompt + limit: what the recording engine has shown to serve."""
-        requests = (group.request for group in self._recorded.values())
-        return max(len(r.prompt_tokens) + r.sampling.max_tokens for r in requests)
+        # what the recording engine has shown to serve
+        requests = [group.request for group in self._recorded.values()]
+        self._max_context = max(len(r.prompt_tokens) + r.sampling.max_tokens for r in requests)
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Queue requests; all or, on an error, none.
-
+        """
         Raises:
             ValueError: a request that differs from what was recorded for its draw.
         """
         for request in requests:
             self._check(request)
-        self._queue.extend(requests)
+        super().submit(requests)
 
-    def finished(self) -> Iterator[RolloutGroup]:
-        """The recorded groups in the order of the requests."""
-        while self._queue:
-            request = self._queue.popleft()
-            yield RolloutGroup(request=request, completions=self._recorded[request.draw].completions)
-
-    def finished_samples(self) -> Iterator[FinishedSample]:
-        """The recorded completions in the order of the requests."""
-        for group in self.finished():
-            for index, completion in zip(group.request.indices, group.completions, strict=True):
-                yield FinishedSample(request=group.request, index=index, completion=completion)
+    def generate(self, request: RolloutRequest) -> Sequence[Completion]:
+        return self._recorded[request.draw].completions
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Note the version; the recorded completions keep theirs."""
         del weights
         self._version = version
-
-    def interrupt(self) -> list[RolloutRequest]:
-        """Return the unanswered requests in issue order."""
-        unanswered = list(self._queue)
-        self._queue.clear()
-        return unanswered
-
-    def close(self) -> None:
-        """Drop the queue."""
-        self._queue.clear()
 
     def _check(self, request: RolloutRequest) -> None:
         draw = request.draw

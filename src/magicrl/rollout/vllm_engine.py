@@ -44,7 +44,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.protocol import WeightCheck
+from magicrl.rollout.protocol import Capabilities, RolloutEngine, WeightCheck
 from magicrl.rollout.requests import (
     FiledGroups,
     GroupProgress,
@@ -374,14 +374,19 @@ _NEVER = -1e9  # logit bias of rows that stand for no token
 _DISCARD = 2  # level of sleep: the next weights come from the learner, nothing need be kept in the host's memory
 
 
-class VllmEngine:
-    """A `magicrl.rollout.protocol.SleepingEngine` and `magicrl.rollout.protocol.SteppingEngine` on vLLM.
+class VllmEngine(RolloutEngine):
+    """vLLM in this process, turn by turn.
 
     Log-probs are those of the distribution that was sampled from (at tau, over the real tokens); entropies are not
     known. Tokens depend on weights, prompt, temperature and (seed, draw, sample), through a generator of vLLM's own:
     other tokens than the in-process engine's at tau > 0. In float32 they hold whatever else is in the batch, but for
     near-ties. What goes on after an interruption takes other random numbers than it would have had.
+
+    Attributes:
+        settings: as given.
     """
+
+    capabilities = Capabilities(in_flight=True, sleep=True)
 
     def __init__(
         self,
@@ -411,6 +416,7 @@ class VllmEngine:
         Raises:
             ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
         """
+        self.settings = settings
         self._end_tokens = sorted(end_tokens)
         self._decode = decode
         self._valid_vocab = valid_vocab
@@ -429,14 +435,6 @@ class VllmEngine:
         rows = int(self._engine.model_config.get_vocab_size())
         self._padding = dict.fromkeys(range(valid_vocab, rows), _NEVER) or None
         self._try_out()
-
-    @property
-    def policy_version(self) -> int:
-        return self._version
-
-    @property
-    def max_context(self) -> int:
-        return self._max_context
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -501,7 +499,7 @@ class VllmEngine:
         return self._busy
 
     @contextmanager
-    def set_aside(self) -> Generator[None]:
+    def newest_weights(self) -> Generator[None]:
         """Within it only what is submitted within is yielded, and comes first; the rest takes rows that are free."""
         with self._groups.set_aside():
             try:
@@ -580,13 +578,6 @@ class VllmEngine:
         self._engine.engine_core.shutdown()
         self._engine = None
         clean_up()
-
-    def answers(self, requests: Sequence[RolloutRequest]) -> list[RolloutGroup]:
-        """The groups of these requests, in their order; what else is in flight goes on and is yielded later."""
-        with self.set_aside():
-            self.submit(requests)
-            groups = {id(group.request): group for group in self.finished()}
-        return [groups[id(request)] for request in requests]
 
     def _unfinished(self, *, keep: bool) -> list[RolloutRequest]:
         """Requests that were not yielded, in issue order, with ``keep`` what there is of their responses."""

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
-from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
+from magicrl.rollout.protocol import RolloutEngine
 
 
-class LaggedEngine:
-    """Hands the weights of ``lag`` calls of ``load_weights`` ago to the engine that it wraps.
+class LaggedEngine(RolloutEngine):
+    """Gives the engine that it wraps the weights of ``lag`` calls of ``load_weights`` ago.
 
     Until there are that many, the oldest are served. ``policy_version`` and the completions tell the version
     that samples, not the newest.
@@ -32,11 +33,11 @@ class LaggedEngine:
         if lag < 0:
             raise ValueError(f"rollout.weight_lag must be >= 0, got {lag}")
         self._engine = engine
+        self.capabilities = replace(engine.capabilities, in_flight=False, sleep=False)
         self._history: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 1)
 
     @property
-    def wrapped(self) -> RolloutEngine:
-        """The engine that samples."""
+    def sampler(self) -> RolloutEngine:
         return self._engine
 
     @property
@@ -48,15 +49,12 @@ class LaggedEngine:
         return self._engine.max_context
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """See `RolloutEngine.submit`."""
         self._engine.submit(requests)
 
     def finished(self) -> Iterator[RolloutGroup]:
-        """See `RolloutEngine.finished`."""
         return self._engine.finished()
 
     def finished_samples(self) -> Iterator[FinishedSample]:
-        """See `RolloutEngine.finished_samples`."""
         return self._engine.finished_samples()
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
@@ -70,20 +68,17 @@ class LaggedEngine:
         self._serve(0)
 
     @contextmanager
-    def newest(self) -> Generator[None]:
-        """Within it the newest weights are served: what an evaluation of the present policy needs."""
+    def newest_weights(self) -> Generator[None]:
         self._serve(-1)
         try:
             yield
         finally:
             self._serve(0)
 
-    def interrupt(self) -> list[RolloutRequest]:
-        """See `RolloutEngine.interrupt`."""
-        return self._engine.interrupt()
+    def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
+        return self._engine.interrupt(keep=keep)
 
     def close(self) -> None:
-        """See `RolloutEngine.close`."""
         self._engine.close()
 
     def state(self) -> Mapping[str, Any]:
@@ -113,18 +108,3 @@ class LaggedEngine:
         if self._history:
             version, weights = self._history[index]
             self._engine.load_weights(weights, version)
-
-
-def without_lag(engine: RolloutEngine) -> RolloutEngine:
-    """The engine that samples, without what keeps older weights for it."""
-    return engine.wrapped if isinstance(engine, LaggedEngine) else engine
-
-
-def newest_weights(engine: RolloutEngine) -> AbstractContextManager[None]:
-    """Within this context ``engine`` samples with the newest weights and has nothing else under way.
-
-    Tests and validation measure those weights; what training has in flight waits beside them, undisturbed.
-    """
-    if isinstance(engine, LaggedEngine):
-        return engine.newest()
-    return engine.set_aside() if isinstance(engine, InFlightEngine) else nullcontext()

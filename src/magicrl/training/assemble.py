@@ -13,14 +13,11 @@ import torch
 from magicrl.config.errors import RecipeError, under, without_secrets
 from magicrl.config.schema import StartConfig, TrainConfig
 from magicrl.data.sources import fingerprint
-from magicrl.evaluation.engines import in_process_engine
-from magicrl.evaluation.external_engines import described_model
-from magicrl.models.loading import LoadedModel, load_policy, resolve_device
-from magicrl.models.model_files import find_model
+from magicrl.models.loading import LoadedModel, described_model, load_policy, resolve_device
 from magicrl.models.prompts import PromptEncoder
+from magicrl.rollout.engines import EngineSettings, TrainingUse
+from magicrl.rollout.engines import make_engine as named_engine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
-from magicrl.rollout.recording import ReplayEngine, read_rollouts
-from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings, Objective
@@ -219,60 +216,43 @@ def make_engine(
         gpus: over how many GPUs vLLM spreads the model.
     """
     rollout = config.rollout
+    shared = config.cluster is None or config.cluster.rollout.colocated  # the GPU, with the learner
+    options: dict[str, Any] = {}
     if rollout.engine == "replay":
-        assert rollout.replay is not None, "the schema asks for it"
-        try:
-            return ReplayEngine(read_rollouts(Path(rollout.replay)))
-        except ValueError as error:
-            raise RecipeError(str(error), key="rollout.replay") from error
-    if rollout.engine == "vllm":
-        with under("rollout.engine"):
-            engine: RolloutEngine = _vllm_engine(config, folder, encoder, check, gpus)
-    else:
-        device = resolve_device(config.run.device)
-        policy = load_policy(folder, dtype=rollout.dtype or config.model.dtype, device=device)
-        engine = in_process_engine(
-            policy,
-            encoder.decode,
-            max_rows=rollout.max_rows,
-            memory_limit_mb=rollout.memory_limit_mb,
-            device=device,
-        )
+        options = {"replay": rollout.replay}
+    elif rollout.engine == "vllm":
+        options = _vllm_options(config, folder, gpus=gpus, shared=shared)
+    settings = EngineSettings(
+        model=str(folder),
+        dtype=rollout.dtype or config.model.dtype,
+        device=config.run.device,
+        max_rows=rollout.max_rows,
+        memory_limit_mb=rollout.memory_limit_mb,
+        options=options,
+        encoder=encoder,
+        training=TrainingUse(
+            check=check,
+            sleeps=shared and not rollout.max_staleness,
+            direct_weights=config.cluster is not None and config.cluster.rollout.weight_copy == "direct",
+        ),
+    )
+    engine = named_engine(rollout.engine, settings, key="rollout.engine")
     return LaggedEngine(engine, lag=rollout.weight_lag) if rollout.weight_lag else engine
 
 
-def _vllm_engine(
-    config: TrainConfig, folder: Path | str, encoder: PromptEncoder, check: WeightCheck | None, gpus: int
-) -> VllmEngine:
+def _vllm_options(config: TrainConfig, folder: Path | str, *, gpus: int, shared: bool) -> dict[str, Any]:
     rollout = config.rollout
-    device = resolve_device(config.run.device)
-    if device.type == "cpu" and torch.cuda.is_available():
+    if resolve_device(config.run.device).type == "cpu" and torch.cuda.is_available():
         raise RecipeError("vLLM uses the GPU where there is one", key="run.device")
-    policy = described_model(str(folder))
-    longest = max(stage.max_tokens for stage in config.stages)
-    on_cpu = device.type == "cpu"
-    shared = config.cluster is None or config.cluster.rollout.colocated  # the GPU, with the learner
-    return VllmEngine(
-        str(find_model(str(folder))),
-        VllmSettings(
-            dtype=rollout.dtype or config.model.dtype,
-            max_context=min(
-                policy.max_context, config.data.max_prompt_tokens + max(longest, config.evaluation.max_tokens or 0)
-            ),
-            max_rows=rollout.max_rows,
-            cache_mb=rollout.vllm.cache_mb or (rollout.memory_limit_mb if on_cpu else None),
-            gpu_share=rollout.vllm.gpu_share or (_SHARED_GPU if shared else _OWN_GPU),
-            gpus=gpus,
-            eager=rollout.vllm.eager,
-        ),
-        end_tokens=policy.end_tokens,
-        decode=encoder.decode,
-        valid_vocab=policy.valid_vocab,
-        policy_version=-1,
-        check=check,
-        sleeps=shared and not rollout.max_staleness,
-        direct_weights=config.cluster is not None and config.cluster.rollout.weight_copy == "direct",
-    )
+    longest = max(config.evaluation.max_tokens or 0, *(stage.max_tokens for stage in config.stages))
+    options = {
+        "max_context": min(described_model(str(folder)).max_context, config.data.max_prompt_tokens + longest),
+        "cache_mb": rollout.vllm.cache_mb,
+        "gpu_share": rollout.vllm.gpu_share or (_SHARED_GPU if shared else _OWN_GPU),
+        "gpus": gpus,
+        "eager": rollout.vllm.eager,
+    }
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def make_learner(config: TrainConfig, policy: LoadedModel) -> LocalLearner:

@@ -15,7 +15,6 @@ from magicrl.evaluation.job import Encode, JudgedGroup, Progress, evaluation_see
 from magicrl.evaluation.statistics import Score
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.rollout.weight_lag import newest_weights
 from magicrl.verifiers.base import VerifierService
 
 
@@ -183,7 +182,7 @@ class Validation:
         if not self.active or step % self._config.every:
             return {}
         temperature = self._config.validation_temperature
-        with newest_weights(engine):
+        with engine.newest_weights():
             groups = sample_problems(
                 engine,
                 judge,

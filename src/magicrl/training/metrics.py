@@ -21,7 +21,7 @@ from magicrl.planning.hardware import peak_flops
 from magicrl.planning.model_flops import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict
-from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
+from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.protocols import OnDevices, TrainingStopped, UpdateMetrics, WorkSpan
 from magicrl.verifiers.base import NO_ANSWER
 
@@ -186,7 +186,7 @@ class StalenessMeter:
         """The version that the engine serves is the learner's now."""
         if not self._versions or self._versions[-1] != engine.policy_version:
             self._versions = [*self._versions[-self._most :], engine.policy_version] if self._most else []
-        self._busy = engine.busy_seconds() if isinstance(engine, InFlightEngine) else 0.0
+        self._busy = engine.busy_seconds() if engine.capabilities.in_flight else 0.0
 
     def check(self, groups: Sequence[ScoredGroup]) -> None:
         """See that the engine kept to the bound, before anything is learned from ``groups``.
@@ -236,7 +236,7 @@ class StalenessMeter:
 
     def idle(self, engine: RolloutEngine, clock: StepClock) -> Values:
         """Seconds of the step in which the learner, and the engine, had to wait."""
-        assert isinstance(engine, InFlightEngine), "asynchronous mode has such an engine"
+        assert engine.capabilities.in_flight, "asynchronous mode has such an engine"
         waited = sum(end - begin for name, begin, end in clock.spans if name in _WAITS)
         busy = engine.busy_seconds() - self._busy
         return {"idle/learner/seconds": waited, "idle/engine/seconds": max(0.0, clock.times()["step"] - busy)}

@@ -17,11 +17,11 @@ import torch
 
 from magicrl.config.errors import without_secrets
 from magicrl.config.schema import ModelConfig, VerifierConfig
-from magicrl.evaluation.engines import in_process_engine
 from magicrl.evaluation.job import JudgedGroup, sample_problems
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams
+from magicrl.rollout.engines import in_process_engine
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.diagnosis import Judging, SampledAnswers, answers_of
 from magicrl.training.learner import LocalLearner

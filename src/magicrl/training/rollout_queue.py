@@ -22,7 +22,7 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.data.sampler import PromptSampler
 from magicrl.evaluation.job import Encode
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, ScoredGroup
-from magicrl.rollout.protocol import InFlightEngine, RolloutEngine
+from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.requests import pack_completions, unpack_completions
 from magicrl.training.metrics import StepClock
 from magicrl.verifiers.base import VerifierService
@@ -71,7 +71,7 @@ class RolloutQueue:
 
     Args:
         config: of the run.
-        engine: generates; an `InFlightEngine` unless ``max_staleness`` is 0.
+        engine: generates; with `Capabilities.in_flight` unless ``max_staleness`` is 0.
         judge: turns responses into verdicts, while others are generated.
         encode: a problem's prompt tokens.
         sampler: whose problems they are.
@@ -91,7 +91,7 @@ class RolloutQueue:
         progress: Callable[[str, int, int], None],
     ) -> None:
         self.max_staleness = config.rollout.max_staleness
-        if self.max_staleness and not isinstance(engine, InFlightEngine):
+        if self.max_staleness and not engine.capabilities.in_flight:
             raise ValueError(
                 f"rollout.max_staleness = {self.max_staleness}: the engine {config.rollout.engine!r} cannot hold work "
                 "over an update of its weights; set it to 0"
@@ -160,7 +160,7 @@ class RolloutQueue:
         An engine in the learner's process generates them now. So both go at one pace, whatever the machine, and the
         schedule depends on requests and tokens alone.
         """
-        if self.max_staleness and isinstance(self._engine, InFlightEngine):
+        if self.max_staleness and self._engine.capabilities.in_flight:
             with clock.measure("rollout", "ahead"):
                 self._file(self._engine.advance(tokens))
 
@@ -206,7 +206,7 @@ class RolloutQueue:
     def _generate(self, wanted: Sequence[Pending]) -> None:
         """Until all of ``wanted`` are there; others that end meanwhile are kept."""
         asynchronous = bool(self.max_staleness)
-        if asynchronous and isinstance(self._engine, InFlightEngine):
+        if asynchronous and self._engine.capabilities.in_flight:
             self._file(self._engine.advance(0))
         missing = sum(item.group is None for item in wanted)
         if asynchronous and not missing:
@@ -247,7 +247,7 @@ class RolloutQueue:
         }
         if self._pending:
             state |= pack_completions("finished", [c for group in finished for c in group.completions])
-            if isinstance(self._engine, InFlightEngine):
+            if self._engine.capabilities.in_flight:
                 state |= {f"engine/{name}": value for name, value in self._engine.snapshot().items()}
         return state
 
@@ -278,7 +278,7 @@ class RolloutQueue:
             if row["finished"]:
                 parts = tuple(next(completions) for _ in range(item.request.group_size))
                 self._file([RolloutGroup(request=item.request, completions=parts)])
-        assert isinstance(self._engine, InFlightEngine), "only such an engine had work in flight"
+        assert self._engine.capabilities.in_flight, "only such an engine had work in flight"
         snapshot = {k.removeprefix("engine/"): v for k, v in state.items() if k.startswith("engine/")}
         self._engine.resume(snapshot, [item.request for item in self._pending if item.group is None])
 

@@ -25,9 +25,7 @@ from magicrl.data.sampler import PromptSampler
 from magicrl.files import only_writer, write_atomically
 from magicrl.models.model_files import find_model, weights_differ
 from magicrl.records import Problem, StepMetrics
-from magicrl.rollout.protocol import Stateful, hand_over
 from magicrl.rollout.recording import write_rollouts
-from magicrl.rollout.weight_lag import newest_weights, without_lag
 from magicrl.training.assemble import (
     Built,
     Judge,
@@ -250,7 +248,7 @@ class Session:
         self._learner = built.learner
         self._engine = built.engine
         self._throughput = Throughput(config, built.start.model.config.to_dict())
-        self._workers = Workers(without_lag(built.engine), judge, built.learner)
+        self._workers = Workers(built.engine.sampler, judge, built.learner)
         self._schedule = StageSchedule(config.stages)
         self._controller = entropy_controller(config.entropy)
         self._judging = judging_of(config.verifier, built.data.train)
@@ -266,7 +264,7 @@ class Session:
             seed=config.run.seed,
             progress=lambda i, n: observer.progress("validation", i, n),
         )
-        hand_over(self._learner, self._engine)
+        self._engine.sync_weights(self._learner)
         self._kept = self._filtered_training_set()
         self._sampler = PromptSampler(self._kept, seed=config.run.seed)
         self._trainer = Trainer(
@@ -334,7 +332,7 @@ class Session:
             self._visits.observe(group)
         validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
         values = {**result.metrics.values, **self._unfiltered(result.metrics), **validated, **observed}
-        sampler = without_lag(self._engine)
+        sampler = self._engine.sampler
         values |= self._throughput.metrics(result.groups, result.batches, values, learner=self._learner, engine=sampler)
         for loss in self._workers.losses():
             self._event("lost", f"lost and replaced: {loss}")
@@ -463,7 +461,7 @@ class Session:
             seed=self._config.run.seed,
             shown=self._config.logging.samples,
         )
-        with newest_weights(self._engine):
+        with self._engine.newest_weights():
             for document in test.run(
                 name, self._engine, self._judge, self._encode, self._observer.progress, start=start
             ):
@@ -480,7 +478,7 @@ class Session:
         sharded = self._learner if isinstance(self._learner, WritesShards) else None
         learner_tensors, learner_rest = split_state("learner", {} if sharded else self._learner.state())
         trainer_tensors, trainer_rest = split_state("trainer", self._trainer.state())
-        engine_state = self._engine.state() if isinstance(self._engine, Stateful) else {}
+        engine_state = self._engine.state()
         engine_tensors, engine_rest = split_state("engine", engine_state)
         state: dict[str, Any] = {
             "learner": learner_rest,
@@ -534,9 +532,8 @@ class Session:
             self._learner.read_shards(checkpoint.folder / SHARDS, checkpoint.shards)
         else:
             self._learner.restore(checkpoint.learner_state())
-        hand_over(self._learner, self._engine)
-        if isinstance(self._engine, Stateful):
-            self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
+        self._engine.sync_weights(self._learner)
+        self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
         self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
         self._steps_done = self._trainer.steps_done
         self._schedule.restore(state["schedule"])

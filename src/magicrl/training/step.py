@@ -32,7 +32,7 @@ from magicrl.records import (
     TrainBatch,
     TrainSample,
 )
-from magicrl.rollout.protocol import RolloutEngine, SleepingEngine, hand_over
+from magicrl.rollout.protocol import RolloutEngine
 from magicrl.training.batches import (
     SampleKey,
     buffer_samples,
@@ -129,7 +129,7 @@ class Trainer:
         parts.controller.observe(entropy.mean)
         self._queue.meanwhile(sum(g.group.num_tokens for g in groups), clock)  # asynchronous: the engine went on
         with clock.measure("other", "weights"):
-            hand_over(parts.learner, parts.engine)
+            parts.engine.sync_weights(parts.learner)
         self.steps_done += 1
         values: Values = {
             **rollout_metrics(groups),
@@ -170,7 +170,7 @@ class Trainer:
     def _lend_gpus(self, clock: StepClock) -> None:
         """Nothing is in flight now, synchronous; asynchronous the engine goes on, so it has GPUs of its own."""
         engine = self._parts.engine
-        if isinstance(engine, SleepingEngine) and not self._config.rollout.max_staleness:
+        if engine.capabilities.sleep and not self._config.rollout.max_staleness:
             with clock.measure("other", "sleep"):
                 engine.sleep()
 

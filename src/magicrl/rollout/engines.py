@@ -1,0 +1,250 @@
+"""Engines by name: the built-in ones, and how each is made from settings.
+
+A reference of `magicrl.registry` (a built-in name, ``file.py:function``, ``module:function`` or an entry point of the
+group ``magicrl.engine``) names a function from `EngineSettings` to a `magicrl.rollout.protocol.RolloutEngine`; training
+and evaluation make engines through the same one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
+
+import torch
+from pydantic import TypeAdapter, ValidationError
+from transformers import PreTrainedTokenizerBase
+
+from magicrl import registry
+from magicrl.config.errors import RecipeError, without_secrets
+from magicrl.config.schema import DType
+from magicrl.models.loading import LoadedModel, described_model, load_policy, load_tokenizer, resolve_device
+from magicrl.models.model_files import find_model
+from magicrl.models.prompts import PromptEncoder
+from magicrl.rollout.in_process import InProcessEngine
+from magicrl.rollout.openai_engine import OpenAIEngine
+from magicrl.rollout.openai_http import ServerSettings
+from magicrl.rollout.protocol import RolloutEngine, WeightCheck
+from magicrl.rollout.recording import ReplayEngine, read_rollouts
+from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingUse:
+    """What an engine is told that a learner will give weights.
+
+    Attributes:
+        check: run by engines beside the learner's process after each weight copy.
+        sleeps: the learner works on the same GPU while the engine sleeps.
+        direct_weights: the learner's ranks send weights straight to the engine's workers.
+    """
+
+    check: WeightCheck | None = None
+    sleeps: bool = False
+    direct_weights: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineSettings:
+    """What an engine is made from.
+
+    Attributes:
+        model: a model folder or hub name; for a server the model's name there.
+        dtype: precision of the weights.
+        device: where they are.
+        max_rows: most sequences that decode at once.
+        memory_limit_mb: most MiB of the key/value cache.
+        threads: of torch; None: the cores this process may use. A training run has set them before.
+        options: what only this kind of engine has (a server's address), by name; an unknown one is refused.
+        encoder: text to tokens and back; None: made from the model.
+        training: None in an evaluation: the engine then samples with the model's own weights, as version 0.
+    """
+
+    model: str
+    dtype: DType = "float32"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    max_rows: int = 32
+    memory_limit_mb: int = 4096
+    threads: int | None = None
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    encoder: PromptEncoder | None = None
+    training: TrainingUse | None = None
+
+    def use_threads(self) -> int:
+        """Set torch's threads as asked for; how many they are."""
+        if self.training is None:
+            torch.set_num_threads(self.threads or len(os.sched_getaffinity(0)))
+        return torch.get_num_threads()
+
+
+EngineFactory = Callable[[EngineSettings], RolloutEngine]
+
+
+def make_engine(name: str, settings: EngineSettings, *, key: str = "--engine") -> RolloutEngine:
+    """The engine that ``name`` refers to; ``key`` is the setting that holds the name, for errors.
+
+    Raises:
+        RecipeError: no such engine, one that is no engine or cannot be trained with, or a model that cannot be one.
+        ValueError: the model cannot be loaded; says why.
+    """
+    try:
+        factory: EngineFactory = registry.resolve("engine", name)
+    except ValueError as error:
+        raise RecipeError(str(error), key=key) from error
+    made = factory(settings)
+    if not isinstance(made, RolloutEngine):
+        raise RecipeError(
+            f"engine {name!r} gave a {type(made).__name__}; give a subclass of magicrl.rollout.protocol.RolloutEngine",
+            key=key,
+        )
+    lacking = [what for what in ("weights", "logprobs") if not getattr(made.capabilities, what)]
+    if settings.training is not None and lacking:
+        made.close()
+        raise RecipeError(
+            f"engine {name!r} cannot be trained with: it declares that it has no {' and no '.join(lacking)} "
+            "(magicrl.rollout.protocol.Capabilities)",
+            key=key,
+        )
+    return made
+
+
+def in_process_engine(
+    policy: LoadedModel,
+    decode: Callable[[Sequence[int]], str],
+    *,
+    max_rows: int,
+    memory_limit_mb: int,
+    device: torch.device,
+) -> InProcessEngine:
+    """The in-process engine on a loaded model, which belongs to it from here on."""
+    return InProcessEngine(
+        policy.model,
+        end_tokens=policy.end_tokens,
+        decode=decode,
+        valid_vocab=policy.valid_vocab,
+        max_context=policy.max_context,
+        max_rows=max_rows,
+        memory_limit_mb=memory_limit_mb,
+        device=device,
+    )
+
+
+def make_in_process(settings: EngineSettings) -> InProcessEngine:
+    """magicrl's own engine, in this process."""
+    if settings.options:
+        raise RecipeError(f"--engine-option {next(iter(settings.options))}: the in_process engine has none")
+    settings.use_threads()
+    device = resolve_device(settings.device)
+    policy = load_policy(settings.model, dtype=settings.dtype, device=device)
+    encoder = settings.encoder or PromptEncoder(policy.tokenizer, policy.max_context)
+    engine = in_process_engine(
+        policy, encoder.decode, max_rows=settings.max_rows, memory_limit_mb=settings.memory_limit_mb, device=device
+    )
+    if settings.training is None:
+        engine.load_weights(dict(policy.model.named_parameters()), 0)
+    return engine
+
+
+def make_vllm(settings: EngineSettings) -> VllmEngine:
+    """vLLM's offline engine on a model folder; ``options`` are further fields of ``VllmSettings``.
+
+    Raises:
+        RecipeError: an unknown or unusable option.
+        ValueError: vLLM is missing, or cannot serve the model.
+    """
+    device = resolve_device(settings.device)
+    if device.type == "cpu" and torch.cuda.is_available():
+        raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
+    given: dict[str, Any] = {"dtype": settings.dtype, "max_rows": settings.max_rows}
+    if device.type == "cpu":  # on a GPU the cache gets what is left of gpu_share
+        given["cache_mb"] = settings.memory_limit_mb
+    chosen = _checked(VllmSettings, given | dict(settings.options))
+    settings.use_threads()
+    policy = described_model(settings.model)
+    encoder = settings.encoder or PromptEncoder(policy.tokenizer, chosen.max_context or policy.max_context)
+    training = settings.training
+    return VllmEngine(
+        str(find_model(settings.model)),
+        chosen,
+        end_tokens=policy.end_tokens,
+        decode=encoder.decode,
+        valid_vocab=policy.valid_vocab,
+        policy_version=0 if training is None else -1,
+        check=None if training is None else training.check,
+        sleeps=training is not None and training.sleeps,
+        direct_weights=training is not None and training.direct_weights,
+    )
+
+
+def make_openai(settings: EngineSettings) -> OpenAIEngine:
+    """A client of an OpenAI-compatible server.
+
+    ``options`` are fields of ``ServerSettings``, and ``tokenizer``, a model folder or hub name: with it prompts are
+    made here as for every other engine (mode ``completions``), without it the server makes them (mode ``chat``).
+    ``base_url`` may stand in the environment as OPENAI_BASE_URL.
+
+    Raises:
+        RecipeError: an unknown or unusable option.
+        ValueError: the server cannot be used.
+    """
+    if settings.training is not None:
+        raise RecipeError(
+            'a server has weights of its own and cannot be trained with; use "in_process" or "vllm"',
+            key="rollout.engine",
+        )
+    options = dict(settings.options)
+    name = options.pop("tokenizer", None)
+    if "base_url" not in options:
+        if not os.environ.get("OPENAI_BASE_URL"):
+            raise RecipeError(
+                "the openai engine needs the server's address: --engine-option base_url=http://localhost:8000/v1, or "
+                "the environment variable OPENAI_BASE_URL"
+            )
+        options["base_url"] = os.environ["OPENAI_BASE_URL"]
+    defaults = {"model": settings.model, "mode": "chat" if name is None else "completions"}
+    chosen = _checked(ServerSettings, defaults | options)
+    tokenizer: PreTrainedTokenizerBase | None = None if name is None else load_tokenizer(find_model(name), name)
+    return OpenAIEngine(chosen, tokenizer=tokenizer)
+
+
+def make_replay(settings: EngineSettings) -> ReplayEngine:
+    """The recorded rollouts of the folder ``options["replay"]``."""
+    folder = settings.options.get("replay")
+    if settings.training is None or folder is None:
+        raise RecipeError("recorded rollouts serve the training steps of their run only; use another engine")
+    try:
+        return ReplayEngine(read_rollouts(Path(folder)))
+    except ValueError as error:
+        raise RecipeError(str(error), key="rollout.replay") from error
+
+
+def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
+    """A dataclass of settings from options, which may still be the text of a command line.
+
+    Raises:
+        RecipeError: no field of that name, or not of its type.
+    """
+    known = [field.name for field in fields(cast(Any, kind))]
+    for name in options:
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+            raise RecipeError(f"--engine-option {name}: unknown; {hint}")
+    values = dict(options)
+    try:
+        if isinstance(values.get("extra"), str):
+            values["extra"] = json.loads(values["extra"])
+        return TypeAdapter(kind).validate_python(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        name = ".".join(str(part) for part in first["loc"])
+        given = without_secrets(str(first.get("input", "")))
+        raise RecipeError(f"--engine-option {name}={given}: {first['msg']}" if name else first["msg"]) from None
+    except json.JSONDecodeError as error:
+        raise RecipeError(f"--engine-option extra: give a JSON object ({error})") from None
