@@ -18,7 +18,7 @@ EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine.py"
 
 
 def magicrl(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "magicrl.cli.main", *arguments]
+    command = [sys.executable, "-m", "magicrl", *arguments]
     return subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True)
 
 
@@ -34,7 +34,7 @@ def test_the_example_trains_and_is_evaluated(toy_recipe: Path, toy_model: Path, 
     for values in rows:  # its log-probs are the learner's own, so every update was made on the policy that sampled
         assert values["learner/sampler_gap_mean"] < 1e-5
         assert values["tokens/sampled"] > 0
-    (tmp_path / "sums.jsonl").write_text('{"id": "a", "problem": "3 + 4 ?", "answer": "7"}\n')
+    (tmp_path / "sums.jsonl").write_text('{"id": "a", "problem": "3 4", "answer": "7"}\n')
     results = magicrl(
         tmp_path, "eval", "--engine", "mine.py:make", "--model", str(toy_model), "--benchmark", "sums.jsonl",
         "--samples", "2", "--max-tokens", "8", "--verifier", "exact", "--template", "{prompt}", "--output", "scores",

@@ -112,13 +112,13 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
         engine=engine,
         encode=encoder.encode if encoder is not None and here else _no_tokens,
         max_context=engine.max_context,
-        opens_reasoning=opens_reasoning(tokenizer, encoder) if encoder is not None else None,
+        opens_reasoning=opens_reasoning(tokenizer, encoder) if tokenizer is not None and encoder is not None else None,
         knows_limit=not engine.is_vllm,  # what others do with the limit cannot be seen
         decides={
             "engine": "openai",
             "served_model": settings.model,
             "mode": settings.mode,
-            "prompt_format": _prompt_format(tokenizer) if here else prompts,
+            "prompt_format": _prompt_format(tokenizer) if tokenizer is not None and here else prompts,
             "extra": dict(settings.extra),
         },
         facts={

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
+from transformers import PreTrainedTokenizerBase
 
 from magicrl.records import (
     Completion,
@@ -299,7 +300,7 @@ class OpenAIEngine(RolloutEngine):
             self.close()
             raise
         self.settings, vllm, context = found
-        self.tokenizer = tokenizer
+        self.tokenizer: PreTrainedTokenizerBase | None = tokenizer
         self._max_context = settings.max_context or context or UNLIMITED_CONTEXT
         self._wire = Wire(settings=self.settings, vllm=vllm, tokenizer=tokenizer, end_tokens=tuple(sorted(end_tokens)))
 
