@@ -12,7 +12,13 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.activations import ACT2FN
 
-from magicrl.models.memory_efficient import gated_linear, gated_product, make_lean, rms_norm, widened_attention
+from magicrl.models.memory_efficient import (
+    gated_linear,
+    gated_product,
+    rms_norm,
+    use_memory_efficient_layers,
+    widened_attention,
+)
 
 SIZES: dict[str, Any] = {
     "vocab_size": 40,
@@ -86,7 +92,7 @@ def gradients(model: Any) -> tuple[Tensor, dict[str, Tensor]]:
 def test_models_give_what_they_gave(kind: str) -> None:
     model = model_of(kind, torch.float32)
     logits, expected = gradients(model)
-    assert make_lean(model) == {"norms": LAYERS[kind][1], "gated": 2}
+    assert use_memory_efficient_layers(model) == {"norms": LAYERS[kind][1], "gated": 2}
     lean_logits, lean = gradients(model)
     torch.testing.assert_close(lean_logits, logits, rtol=1e-5, atol=1e-5)
     for name in expected:
@@ -99,7 +105,7 @@ def test_bfloat16_gradients_are_no_further_from_float32() -> None:
     errors: list[float] = []
     for lean in (False, True):
         if lean:
-            assert make_lean(model) == {"norms": 5, "gated": 2}
+            assert use_memory_efficient_layers(model) == {"norms": 5, "gated": 2}
         _, found = gradients(model)
         errors.append(sum(float((found[n].float() - exact[n]).square().sum()) for n in exact) ** 0.5)
     assert errors[1] < 1.1 * errors[0]
@@ -125,7 +131,7 @@ def kept_bytes(model: Any) -> int:
 def test_less_is_kept() -> None:
     model = model_of("llama", torch.bfloat16)
     before = kept_bytes(model)
-    make_lean(model)
+    use_memory_efficient_layers(model)
     assert kept_bytes(model) < 0.75 * before
 
 
@@ -137,7 +143,7 @@ def test_a_layer_that_computes_something_else_stays() -> None:
 
     model.model.norm.forward = scaled.__get__(model.model.norm)
     expected, _ = gradients(model)
-    assert make_lean(model)["norms"] == 4
+    assert use_memory_efficient_layers(model)["norms"] == 4
     torch.testing.assert_close(gradients(model)[0], expected, rtol=1e-5, atol=1e-5)
 
 
@@ -151,13 +157,13 @@ def test_an_adapter_in_the_layers_place_is_called() -> None:
     for layer in model.model.layers:
         layer.mlp.down_proj.__class__ = Doubled
     expected, _ = gradients(model)
-    assert make_lean(model)["gated"] == 2
+    assert use_memory_efficient_layers(model)["gated"] == 2
     torch.testing.assert_close(gradients(model)[0], expected, rtol=1e-5, atol=1e-5)
 
 
 def test_a_copy_has_its_own_weights() -> None:
     model = model_of("llama", torch.float32)
-    make_lean(model)
+    use_memory_efficient_layers(model)
     other = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in model.parameters():

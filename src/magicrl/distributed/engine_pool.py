@@ -1,6 +1,4 @@
-"""A replica's place in the pool: the actor that fills it now, what that one owes, and what is told of it each step.
-
-Many rollout replicas behind the one seam: requests are shared out, what a lost replica owed is asked of others.
+"""Many rollout replicas as one engine: requests are shared out, a dead replica's samples are re-issued.
 
 A request goes to the replica with the fewest tokens still to come, all requests of one ``submit`` before any of them
 runs: the same submissions give every replica the same work, whoever is faster. A replica that dies, or from which
@@ -10,12 +8,10 @@ the samples that it had not delivered, and only for those, by their indices: non
 Replicas never stand still while they have work, so the pool can be asked ahead (``max_staleness``): new weights reach a
 replica between two turns of its engine, and the responses under way go on with them after their next token.
 
-A pool whose vLLM workers take the learner's weights straight from its ranks, not through the object store.
-
-Rank 0 of the learner and all workers of the replicas that live now form one group; it is formed anew when a replica was
-replaced. Whatever goes wrong on the way costs time and nothing else: who answers that it failed is given the same
-weights through the object store, as successors are; who does not answer is lost, as in any other call. Before each copy
-every replica is asked for a sign of life: gloo notices a death during the copy, NCCL waits for the call's time-out.
+In a `DirectPool` vLLM's workers take the learner's weights straight from its ranks, not through the object store. Rank
+0 of the learner and all workers of the live replicas form one group, anew when a replica was replaced. A replica that
+answers that it failed is given the same weights through the object store; one that does not answer is lost. Before each
+copy every replica is asked for a sign of life: gloo notices a death during the copy, NCCL waits for the time-out.
 """
 
 from __future__ import annotations

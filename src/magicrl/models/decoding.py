@@ -1,24 +1,15 @@
-"""A forward pass of few products for the usual decoders, over the parameters of the Hugging Face model itself.
+"""A decoding step with few and large products, and the same step on fixed buffers for CUDA graphs.
 
 Llama, Qwen2, Qwen3, Mistral and Gemma have one shape: normalise, project to queries, keys and values, rotate, attend,
-project, normalise, gated feed-forward. When one token a row goes through, most of a step of transformers' own code is
-not arithmetic: many small calls, products that could be one, weights that the CPU's matrix library rearranges at each
-call. `fused_decoder` runs the same arithmetic with fewer and larger products. It gives None for every other model,
-which then runs as transformers has it.
+project, normalise, gated feed-forward. With one token a row most of a step of transformers' own code is many small
+calls. `fused_decoder` runs the same arithmetic over the parameters of the model itself with fewer and larger products;
+it gives None for every other model, which then runs as transformers has it.
 
-One decoding step on buffers of fixed shape and place, so that a CUDA graph can hold it.
-
-A step of the ordinary path launches some tens of kernels a layer; where each takes microseconds, launching them is most
-of the step. A CUDA graph launches all of them at once, but it repeats exactly what was captured: the same shapes, the
-same addresses, no look at the host in between. So shapes are rounded up to a few (`StepShape`), what differs from step
-to step (tokens, lengths, which rows share a prompt) is read from buffers on the device, and masks come from lengths
-there.
-
-Rounding up costs reading: rows to the next power of two, lengths to the next of 64, 96, 128, 192, 256, 384, ... tokens,
-the longest eighth, quarter and half of the rows apart, so that a few long rows are not paid for by all.
-The rows beyond those in use write to place 0 of rows of the cache that nobody has, and their logits are cut off.
-
-On a CPU, and in tests, the very same step runs without being captured. Captured on a GPU it is not proven yet.
+A CUDA graph launches all kernels of a step at once, but repeats what was captured: same shapes, same addresses, no look
+at the host. So `StaticDecoder` rounds shapes up to a few (`StepShape`) and reads what differs from step to step from
+buffers on the device: tokens, lengths, which rows share a prompt. Rows go to the next power of two, lengths to the next
+of 64, 96, 128, 192, 256, ... tokens, the longest eighth, quarter and half of the rows apart. Spare rows write to place
+0 of rows that nobody has, and their logits are cut off. On a CPU, and in tests, the same step runs uncaptured.
 """
 
 from __future__ import annotations

@@ -1,21 +1,15 @@
-"""What the head and its backends say to each other: settings, inputs, gradients' parts, the protocol.
+"""The language-model head that returns log-probabilities and entropies instead of logits.
 
-The head's two passes over the logits in torch: one product a piece, softmax in blocks that stay in cache.
-
-The language-model head that returns log-probabilities and entropies instead of logits.
-
-For a response of 32K tokens and a vocabulary of 150K words the logits alone take 18 GiB in float32, and
-autograd would keep several copies. Only two numbers a token are needed: the log-probability of its target
-and the entropy of its distribution. This head makes them piece by piece and, in the backward pass, makes
-each piece's logits again, so that ``[tokens, vocabulary]`` never exists whole.
+For a response of 32K tokens and a vocabulary of 150K words the logits alone take 18 GiB in float32, and autograd would
+keep several copies. Only two numbers a token are needed. This head makes them piece by piece and, in the backward pass,
+makes each piece's logits again, so that ``[tokens, vocabulary]`` never exists whole.
 
 Per token, with z the logits after scaling, soft-capping and division by tau, and p = softmax(z):
 
     log p(a) = z_a - logsumexp(z)            d log p(a) / d z = onehot(a) - p
     H        = -sum_v p_v log p_v            d H / d z        = -p * (log p + H)
 
-What is done to a piece of logits is a ``HeadBackend``'s: torch everywhere (``head_torch.py``), Triton kernels on
-CUDA (``head_triton.py``). This file has the formula's frame: checks, autograd, and the order of the pieces.
+`TorchHead` works on a piece of logits everywhere, ``head_triton.TritonHead`` on CUDA.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Keys and values of many sequences that decode at once; each prompt is held once for all of its responses.
+"""Keys and values of many sequences that decode at once, and the attention that reads them.
 
 A sequence is a prompt in a *slot*, which the responses of a group share, and a response in a *row*. Both stores hold
-their tokens in blocks, each block one contiguous tensor over all slots or rows, so that the used part of the cache is
-read where it lies, by batched matrix products, and once: no copies of slices, nothing for absent sequences.
+their tokens in blocks, each one contiguous tensor over all slots or rows, so that the used part of the cache is read
+where it lies by batched matrix products, and once.
 
-Attention of one new token for each sequence of a `SlotCache`: prompts by group, responses by row.
-
-Each key and value is read once a step: the queries of all the responses that share a prompt meet it in one matrix
-product, and so do the query heads that share a key/value head. Scores of prompt and response stand side by side in one
-table, where one softmax (in float32 or better) runs over both.
+The queries of all responses that share a prompt meet it in one product, and so do the query heads that share a
+key/value head. Scores of prompt and response stand in one table, over which one softmax runs in float32 or better.
 """
 
 from __future__ import annotations

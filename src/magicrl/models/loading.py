@@ -1,8 +1,6 @@
-"""What a model computes on: the device's name, and the most memory that it took there.
+"""Load any Hugging Face causal LM for magicrl, and write model folders that plain transformers reads.
 
-Load any Hugging Face causal LM for magicrl, and write model folders that plain transformers reads.
-
-A loaded policy uses magicrl's attention (see ``attention.py``), runs in evaluation mode (no dropout, so that the
+A loaded policy uses magicrl's attention (see ``packing.py``), runs in evaluation mode (no dropout, so that the
 sampler and the learner are one distribution) and never executes code from the model folder.
 """
 

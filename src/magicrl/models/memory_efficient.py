@@ -1,12 +1,10 @@
 """Layers that keep less for the backward pass: same values, about half the memory, no matrix product made twice.
 
 Left to autograd, a normalisation keeps a float32 and a rounded copy of its input, a gated feed-forward layer four
-tensors of the intermediate width, and attention in float32 everything at twice the model's width. Here a
-normalisation keeps its input and one factor a token, a gated layer its two projections, attention what it was given.
-What else the gradient needs is made again from those, elementwise.
-
-``make_lean`` puts these in the place of a model's own layers, one by one, and only where a layer's output on a
-random input is theirs. Whatever else a model has stays as transformers wrote it.
+tensors of the intermediate width, and attention in float32 everything at twice the model's width. Here a normalisation
+keeps its input and one factor a token, a gated layer its two projections, attention what it was given. What else the
+gradient needs is made again from those, elementwise. `use_memory_efficient_layers` puts these in a model, and only
+where a layer's output on a random input is theirs.
 """
 
 from __future__ import annotations
@@ -156,7 +154,7 @@ def _wide(x: Tensor) -> torch.dtype:
 
 
 @torch.no_grad()
-def make_lean(model: nn.Module) -> dict[str, int]:
+def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
     """Let every layer that one of the above equals be computed by it; how many of each kind were found.
 
     A layer's own forward stays for whatever is not equal within the rounding of its dtype.
@@ -168,14 +166,14 @@ def make_lean(model: nn.Module) -> dict[str, int]:
             module.forward = norm
             found["norms"] += 1
         elif {"gate_proj", "up_proj", "down_proj", "act_fn"} <= set(dict(module.named_children())):
-            lean = _LeanGated(module)
+            lean = _EfficientGated(module)
             if _equal(module, cast(nn.Module, module.gate_proj), lean):
                 module.forward = lean
                 found["gated"] += 1
     return found
 
 
-class _LeanNorm:
+class _EfficientNorm:
     """The forward of one normalisation; an object, so that a copied model's layer finds its own weight."""
 
     def __init__(self, module: nn.Module, eps: float, plus_one: bool) -> None:
@@ -185,16 +183,16 @@ class _LeanNorm:
         return rms_norm(hidden, cast(Tensor, self._module.weight), self._eps, self._plus_one)
 
 
-def _as_norm(module: nn.Module) -> _LeanNorm | None:
+def _as_norm(module: nn.Module) -> _EfficientNorm | None:
     weight, eps = getattr(module, "weight", None), getattr(module, "variance_epsilon", getattr(module, "eps", None))
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
     return next(
-        (lean for lean in (_LeanNorm(module, eps, p) for p in (False, True)) if _equal(module, module, lean)), None
+        (lean for lean in (_EfficientNorm(module, eps, p) for p in (False, True)) if _equal(module, module, lean)), None
     )
 
 
-class _LeanGated:
+class _EfficientGated:
     """The forward of one gated feed-forward layer."""
 
     def __init__(self, module: Any) -> None:

@@ -1,9 +1,7 @@
-"""A model folder before it is loaded: found, fetched from the hub if need be, and looked over.
+"""A model folder before it is loaded: found, fetched from the hub if need be, checked, its weights read by rows.
 
 transformers loads what it can of a damaged folder, in silence (a cut-off generation config loses its end tokens) or
 with an error that names no file. An interrupted download is the usual damage, so every file is read once here.
-
-The weights of a model folder read rows at a time, so that no process has to hold the whole model.
 """
 
 from __future__ import annotations

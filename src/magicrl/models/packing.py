@@ -1,22 +1,13 @@
-"""One attention backend for every HF decoder: packed sequences when learning, a slot cache when decoding.
+"""Sequences of different lengths in one row of tokens without padding, and the attention that keeps them apart.
 
-transformers sends the attention of every decoder that follows its attention interface (Llama, Qwen2,
-Qwen3, Gemma, SmolLM, ...) to a registered function and passes unknown keyword arguments of the model's
-``forward`` through to it. magicrl registers one such function under the name ``magicrl``; the keyword
-argument ``attention_context`` carries what to do. So no model is reimplemented, and nothing is padded:
-linear layers see ``[1, tokens, d]`` and only the context knows where sequences begin and end.
+transformers sends the attention of every decoder that follows its attention interface (Llama, Qwen2, Qwen3, Gemma,
+SmolLM, ...) to a registered function and passes unknown keyword arguments of the model's ``forward`` through to it.
+magicrl registers one under the name ``magicrl``; the keyword argument ``attention_context`` says what to do. So no
+model is reimplemented: linear layers see ``[1, tokens, d]``, and only the context knows where sequences begin and end.
 
-Sequences of different lengths in one row of tokens, without padding.
-
-A micro-batch is ``[1, tokens]``: the sequences one after the other, positions restarting at each. Every
-linear layer works on real tokens only; ``PackedContext`` keeps attention inside each sequence.
-
-A group's prompt once: its responses attend to one copy of it instead of each carrying its own.
-
-In RL the M responses of a group have the same prompt. Without sharing it is computed M times, forward and backward.
-Here a micro-batch is the row ``[prompt 0, prompt 1, ..., response 0, response 1, ...]``: linear layers see each prompt
-once, and attention lets every response see its prompt and itself. Log-probs and gradients are those of the responses
-packed each with its own prompt, up to rounding.
+`PackedContext`: whole sequences one after the other, positions restarting at each. `SharedPromptContext`: the row
+``[prompt 0, prompt 1, ..., response 0, response 1, ...]``, in which a group's prompt is computed once for all of its
+responses; log-probs and gradients are those of the responses packed each with its own prompt, up to rounding.
 """
 
 from __future__ import annotations

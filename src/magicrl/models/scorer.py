@@ -1,10 +1,8 @@
-"""Do sequences that share a row stay apart? A probe of a loaded model.
+"""Log-probabilities and entropies of given responses under a model: what learner and reference share.
 
-magicrl packs sequences one after the other and keeps them apart in the attention alone. A layer that carries something
-from token to token by other means (the recurrent and convolutional layers of hybrid models) takes it over from one
-sequence into the next, in silence: log-probs and gradients are then those of another text.
-
-Log-probabilities and entropies of given responses under a model: what learner and reference share.
+Packed sequences are kept apart in the attention alone. A layer that carries something from token to token by other
+means (the recurrent and convolutional layers of hybrid models) takes it over into the next sequence, in silence.
+`check_isolation` probes a loaded model for that.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magicrl.models.head import HeadOptions, logprobs_and_entropies
-from magicrl.models.memory_efficient import make_lean
+from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.packing import (
     ATTENTION_NAME,
     PAYS_FROM,
@@ -155,7 +153,7 @@ class PolicyScorer:
         model.set_attn_implementation(ATTENTION_NAME)
         model.eval()
         self.model = model
-        self._make_lean()
+        self._use_memory_efficient_layers()
         self._budget = micro_batch_tokens
         self._share_prompts = share_prompts
         self._backbone = cast(torch.nn.Module, model.get_decoder())
@@ -228,8 +226,8 @@ class PolicyScorer:
         split = [array.float().cpu().split(batch.response_lengths) for array in arrays]
         return [(frozen_floats(p.numpy()), frozen_floats(h.numpy())) for p, h in zip(*split, strict=True)]
 
-    def _make_lean(self) -> None:
-        make_lean(self.model)
+    def _use_memory_efficient_layers(self) -> None:
+        use_memory_efficient_layers(self.model)
 
     def _hidden(self, input_ids: Tensor, position_ids: Tensor, context: AttentionContext) -> Tensor:
         """``[N, d]`` last hidden states."""

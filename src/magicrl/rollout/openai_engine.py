@@ -1,7 +1,4 @@
-"""What is sent to an OpenAI-compatible server for one sample, and what its answer says.
-
-Any OpenAI-compatible server behind the seam: many requests at once inside, synchronous outside.
-"""
+"""Any OpenAI-compatible server as an engine: many requests at once inside, synchronous outside."""
 
 from __future__ import annotations
 

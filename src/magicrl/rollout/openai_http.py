@@ -1,7 +1,4 @@
-"""How an OpenAI-compatible server is reached and asked, and what asking it has cost.
-
-One request to an OpenAI-compatible server: time limits, retries, and errors that say what to do.
-"""
+"""How an OpenAI-compatible server is reached: settings, time limits, retries, and errors that say what to do."""
 
 from __future__ import annotations
 

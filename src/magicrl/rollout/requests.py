@@ -1,7 +1,4 @@
-"""What engines with a scheduler of their own (a server, vLLM) share: seeds, checks, open groups.
-
-Completions as a few tensors and a JSON list: how a checkpoint holds what was generated and not yet trained on.
-"""
+"""Requests in flight, whatever the engine: checks, seeds, groups with unfinished samples, checkpointed completions."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
-"""Book-keeping of the sequences in flight: which sample sits in which row, and what it has produced.
+"""What the in-process engine has in hand: the rows in flight, and all of it in a checkpoint.
 
 Active rows are a prefix of the cache, by descending length of their responses, so that each block of the cache is read
-for a prefix of the rows. Rows move when others end; a sample's output buffers, its *slot*, do not.
-Everything here is numpy, vectorised over rows, and knows nothing of models.
+for a prefix of the rows. Rows move when others end; a sample's output buffers, its *slot*, do not. `RowTable` is
+numpy, vectorised over rows, and knows nothing of models.
 
-What the in-process engine has in hand: queue, groups, rows and cache, and all of it in a checkpoint.
-
-Keys and values cannot be computed again, since the weights that made them are gone; so a snapshot holds them, as far
-as they are filled. Then a run that was killed with responses in flight goes on with the very same numbers.
+Keys and values cannot be computed again, since the weights that made them are gone; so a snapshot holds them. A run
+that was killed with responses in flight goes on with the very same numbers.
 """
 
 from __future__ import annotations

@@ -1,15 +1,12 @@
-"""Random numbers as a pure function of (run seed, draw, sample, position): nothing is stored, nothing drifts.
+"""Draw tokens from logits, with their exact log-probabilities and the distribution's entropy.
 
-A counter-based generator, Philox-4x32 with ten rounds (Salmon, Moraes, Dror, Shaw: "Parallel random
-numbers: as easy as 1, 2, 3", SC11), is keyed by the run seed; its 128-bit counter holds the other three.
-So a token's random number does not depend on the batch it is decoded in, on the order of requests or
-on what was generated before, and a resumed run needs no generator state.
+Random numbers are a pure function of (run seed, draw, sample, position): Philox-4x32 with ten rounds (Salmon, Moraes,
+Dror, Shaw: "Parallel random numbers: as easy as 1, 2, 3", SC11), keyed by the run seed, its counter holding the other
+three. So a token does not depend on the batch or on what was generated before, and a resumed run needs no state.
 
-Draw tokens from logits, with their exact log-probabilities and the distribution's entropy.
-
-Inverse transform sampling: the token is the first whose cumulative probability exceeds a given uniform
-number. Over a large vocabulary a whole cumulative sum would cost more than the softmax itself, so the
-search has two levels: sums of blocks first, then the cumulative sum inside the one block that is hit.
+Inverse transform sampling takes the first token whose cumulative probability exceeds that number. Over a large
+vocabulary a whole cumulative sum would cost more than the softmax, so the search has two levels: sums of blocks first,
+then the cumulative sum inside the one block that is hit.
 """
 
 from __future__ import annotations

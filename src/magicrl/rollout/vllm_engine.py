@@ -1,10 +1,4 @@
-"""What vLLM says when it cannot start or go on, with what to do about it.
-
-Starting vLLM inside this process, and leaving the process as it was.
-
-A sample as a request of vLLM's: what is asked, and what there is of the response, in part or whole (vLLM 0.32).
-
-vLLM's offline engine on this machine, CPU or GPU, behind the seam: tokens in, tokens out, a seed a sample.
+"""vLLM's offline engine on this machine, CPU or GPU: tokens in, tokens out, a seed a sample (vLLM 0.32).
 
 It runs inside this process (as Ray's actors use it): vLLM's separate engine process outlives a killed parent and
 keeps its memory. What vLLM changes of a process on its way, the random state and ``torch.set_num_threads``, is put

@@ -1,16 +1,15 @@
-"""Weights from the learner's ranks straight into vLLM's workers, by vLLM's own weight transfer.
+"""New weights into a running vLLM: the one place that knows how this version of vLLM takes them (vLLM 0.32).
 
-On GPUs that is its NCCL engine as it stands; NCCL has no CPUs, so there the same calls go over gloo, by two small
-engines registered with vLLM. Rank 0 of the group sends; it is the learner's. Whoever owns both sides asks the workers
-(``start``, ``update``, ``finish``) and the learner's ranks (``send``) at the same time. (vLLM 0.32.)
+From this process: vLLM's ``reload_weights`` runs in every worker. Where the only worker lives in this process it is
+given the tensors themselves; several workers (tensor parallel) read them from a folder in shared memory. On a CPU vLLM
+multiplies with packed copies of the weights. Its reload packs anew what it packed away, but not an output head that is
+the embedding (tied), which would go on multiplying with the old weights, with nothing but a warning. So every layer
+that keeps its weight beside the packed copy is packed again.
 
-New weights into a running vLLM: the one place that knows how this version of vLLM takes them.
-
-vLLM's ``reload_weights`` runs in every worker. Where the only worker lives in this process it is given the tensors
-themselves; several workers (tensor parallel) read them from a folder in shared memory, each its own shard. On a CPU
-vLLM multiplies with packed copies of the weights. Its reload packs anew what it packed away, but not an output head
-that is the embedding (tied): that one would go on multiplying with the old weights, with nothing but a warning. So
-every layer that keeps its weight beside the packed copy is packed again. (vLLM 0.32.)
+From the learner's ranks straight into the workers: vLLM's own weight transfer, over NCCL on GPUs; NCCL has no CPUs, so
+there the same calls go over gloo, by two small engines registered with vLLM. Rank 0 of the group sends; it is the
+learner's. Whoever owns both sides asks the workers (``start``, ``update``, ``finish``) and the learner's ranks
+(``send``) at the same time.
 """
 
 from __future__ import annotations

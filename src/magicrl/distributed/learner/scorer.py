@@ -9,7 +9,7 @@ from torch import Tensor
 
 from magicrl.distributed.learner.sharding import ShardedModel
 from magicrl.distributed.learner.ulysses import SequenceSlice
-from magicrl.models.memory_efficient import make_lean
+from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
 
@@ -48,7 +48,7 @@ class ShardedScorer(PolicyScorer):
         return part.gathered(logprobs, group), part.gathered(entropies, group)
 
     @torch.no_grad()
-    def _make_lean(self) -> None:
+    def _use_memory_efficient_layers(self) -> None:
         """The probe of each layer needs its weights whole."""
         units = self._sharded.units()
         layers = {unit for prefix, unit in units if prefix}
@@ -57,7 +57,7 @@ class ShardedScorer(PolicyScorer):
             with self._sharded.whole(unit):
                 outside = [m for m in self.model.modules() if m not in inside and not list(m.children())]
                 for module in [unit] if prefix else outside:
-                    make_lean(module)  # pyright: ignore[reportArgumentType]
+                    use_memory_efficient_layers(module)  # pyright: ignore[reportArgumentType]
 
     def _check_model(self) -> None:
         with torch.no_grad():
