@@ -114,7 +114,7 @@ def test_the_catalogue_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
         (["--price-in", "1", "--price-out", "-2"], "--price-out -2.0: give what a million tokens cost"),
         (["--window", "2024"], "--window 2024: give FIRST..LAST"),
         (["--field", "prompt"], "--field prompt: give prompt=COLUMN"),
-        (["--engine", "warp"], "--engine warp: unknown; known: "),
+        (["--engine", "warp"], "--engine: unknown engine 'warp'"),
         (["--benchmark", "gsm9k"], "did you mean gsm8k?"),
     ],
 )

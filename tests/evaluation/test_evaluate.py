@@ -274,7 +274,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_generated(
     assert not (tmp_path / "out").exists()
     with pytest.raises(RecipeError, match="same response every time"):
         EvaluationSettings(temperature=0.0, samples=4)
-    with pytest.raises(RecipeError, match="--engine warp: unknown"):
+    with pytest.raises(RecipeError, match="--engine: unknown engine 'warp'"):
         open_engine("warp", EngineSettings(model="x"))
     with pytest.raises(RecipeError, match="--engine-option url: the in_process engine has none"):
         open_engine("in_process", EngineSettings(model="x", options={"url": "http://x"}))
