@@ -18,9 +18,9 @@ from gpu_device import forget_peak, name_of, now, peak_gib, planned_with, produc
 from measure import rounded
 
 from magicrl.config.schema import AlgorithmConfig, LoraConfig, ModelConfig
+from magicrl.planning.costs import sequence_work, update_flops
 from magicrl.planning.hardware import GIB, Hardware, peak_flops
 from magicrl.planning.memory import LearnerMemory, LearnerSetup, learner_memory
-from magicrl.planning.model_flops import sequence_work, update_flops
 from magicrl.planning.shapes import ModelShape
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LocalLearner

@@ -19,28 +19,27 @@ from pathlib import Path
 from typing import Any
 
 import tomli_w
-from scipy.optimize import brentq
-
-from magicrl.planning.calibration import load_calibration
-from magicrl.planning.costs import Efficiency
-from magicrl.planning.fit import UNKNOWNS, Fitted, curve, fit, part_seconds, predict
-from magicrl.planning.lengths import lengths_of_mean
-from magicrl.planning.published import (
-    KEPT,
-    MEAN_AT_32K,
+from published import (
     PROMPT,
-    SHARED,
-    SIGMA,
     TABLE7_HOURS,
+    UNKNOWNS,
+    Fitted,
     Resolved,
     Row,
     Setting,
-    reasoning_lengths,
+    curve,
+    fit,
+    part_seconds,
+    predict,
     resolve,
     rows,
     thirty_two,
 )
-from magicrl.planning.schedules import simulate_async
+from scipy.optimize import brentq
+
+from magicrl.planning.costs import Efficiency, load_calibration
+from magicrl.planning.lengths import KEPT, MEAN_AT_32K, SHARED, SIGMA, lengths_of_mean, reasoning_lengths
+from magicrl.planning.simulator import simulate_async
 from magicrl.planning.workload import replica_setup, step_parts, step_time
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from plan_published import ROOT, rounded
+from published import Resolved, resolve, seven
 
-from magicrl.planning.calibration import load_calibration
-from magicrl.planning.costs import BF16, Efficiency
-from magicrl.planning.lengths import LengthCourse, Lengths, lengths_of_mean
-from magicrl.planning.published import SHARED, SIGMA, Resolved, reasoning_lengths, resolve, seven
-from magicrl.planning.schedules import simulate_async, simulate_partial
+from magicrl.planning.costs import BF16, Efficiency, load_calibration
+from magicrl.planning.lengths import SHARED, SIGMA, LengthCourse, Lengths, lengths_of_mean, reasoning_lengths
+from magicrl.planning.simulator import simulate_async, simulate_partial
 from magicrl.planning.workload import Layout, replica_setup, step_parts, step_time
 
 SHORT_MEAN = 5_400.0

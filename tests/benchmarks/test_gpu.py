@@ -140,7 +140,7 @@ def test_kernels_are_counted_once_for_the_operator_that_launched_them() -> None:
         event("aten::mm", 0, {"gemm": 10}, shapes=[[8, 32], [32, 64]]),
         event("aten::mm", 1, {"gemm": 20}, shapes=[[8, 32], [32, 300]]),
         event("aten::exp", 2, {"elementwise": 3}, shapes=[[8, 300]]),
-        event("_Head", 2, {"statistics": 7}),
+        event("_Head", 2, {"statistics_kernel": 7}),
         attention,
         event("aten::copy_", 3, {"elementwise": 1}, parent=attention, shapes=[[8, 16]]),
         event("aten::embedding", 3, {"gather": 2}, shapes=[[300, 32], [8]]),
@@ -148,9 +148,9 @@ def test_kernels_are_counted_once_for_the_operator_that_launched_them() -> None:
         event("aten::mm", 4, {"gemm": 40}, parent=backward, shapes=[[64, 8], [8, 32]]),
         step,
         event("aten::_fused_adamw_", 9, {"adam": 6}, parent=step),
-        kernel("gemm", 70), kernel("elementwise", 4), kernel("statistics", 7), kernel("flash", 5), kernel("gather", 2),
+        kernel("gemm", 70), kernel("elementwise", 4), kernel("statistics_kernel", 7), kernel("flash", 5), kernel("gather", 2),
         kernel("adam", 6),
-        kernel("gradient", 11),  # launched by nobody known
+        kernel("gradient_kernel", 11),  # launched by nobody known
         kernel("Memset", 0.5),
         kernel("Optimizer.step#AdamW.step", 99, annotation=True),
     ]  # fmt: skip

@@ -11,7 +11,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
 from magicrl.distributed.cluster_parts import ClusterParts, rank_options
 from magicrl.distributed.runtime import ClusterError, nodes
-from magicrl.planning.node_room import NodeRoom, beside_ranks
+from magicrl.planning.memory import NodeRoom, beside_ranks
 
 pytestmark = pytest.mark.slow
 

@@ -30,7 +30,7 @@ from magicrl.verifiers.exact import ExactVerifier
 
 CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
 FLOPS = ("flops/learner", "flops/engine")
-"""The planner's arithmetic, which `tests/planning/test_model_flops.py` holds against torch's own counter."""
+"""The planner's arithmetic, which `tests/planning/test_shapes.py` holds against torch's own counter."""
 RELATIVE, ABSOLUTE = 1e-5, 5e-6
 """Float32 against float64; what is 0 (the sampler gap on-policy) is rounding alone."""
 CANCELLING = ("learner/loss", "learner/policy_loss")

@@ -1,14 +1,23 @@
-"""Layouts: what fits, what is refused and with which remedies, and that larger work never needs less."""
+"""Layouts: what fits, what is refused and with which remedies, and that larger work never needs less.
+
+The split that a recipe's [cluster] states: released recipes fit, spoilt ones say what stands in the way.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magicrl.cli.main import app
+from magicrl.config.loader import load_train_recipe
+from magicrl.config.schema import ClusterConfig
 from magicrl.planning.hardware import GIB, load_hardware
-from magicrl.planning.layouts import Demand, candidates, refusal, remedies
+from magicrl.planning.layouts import Demand, accelerators, candidates, check_stated, refusal, remedies
+from magicrl.planning.planner import Options, demand, make_plan
 from magicrl.planning.shapes import load_shape
 
 THIRTY_TWO = Demand(
@@ -64,3 +73,113 @@ def test_a_larger_t_never_needs_less(longest: int, more: int, gpus: int) -> None
     small = min(p.missing for p in candidates(replace(THIRTY_TWO, longest=longest), gpus))
     large = min(p.missing for p in candidates(replace(THIRTY_TWO, longest=longest + more), gpus))
     assert large >= small
+
+
+RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
+LARGE = sorted(path for folder in ("skywork", "deepseek") for path in (RECIPES / folder).glob("*.toml"))
+H800 = load_hardware("H800-80G")
+SEVEN = load_shape("DeepSeek-R1-Distill-Qwen-7B")
+"""28 query heads, 4 key/value heads."""
+CONFIG = load_train_recipe(RECIPES / "skywork" / "or1-7b.toml")
+DEMAND = demand(CONFIG, SEVEN, H800, Options(gpus=64))
+
+
+def cluster(**parts: dict[str, int | bool]) -> ClusterConfig:
+    return ClusterConfig.model_validate(parts)
+
+
+@pytest.mark.parametrize("path", LARGE, ids=lambda path: path.stem)
+def test_released_recipes_fit_as_they_state(path: Path) -> None:
+    config = load_train_recipe(path)
+    if config.cluster is None:
+        assert make_plan(config, _shape(config), H800, Options(gpus=1), what_if=False).stated is None
+        return
+    needs = accelerators(config.cluster)
+    stated = make_plan(config, _shape(config), H800, Options(gpus=needs), what_if=False).stated
+    assert stated is not None
+    assert stated.faults == ()
+    assert stated.needs == needs
+    assert stated.seconds is not None
+
+
+def _shape(config: object) -> object:
+    return load_shape(str(config.start.model).rsplit("/", 1)[-1])  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("parts", "gpus", "words"),
+    [
+        ({"learner": {"ranks": 8}, "rollout": {"replicas": 8}}, 12, "need 16 accelerators, there are 12"),
+        ({"rollout": {"replicas": 1, "tensor_parallel": 3}}, 8, "must divide the 28 query heads"),
+        ({"learner": {"ranks": 7, "sequence_parallel": 7}}, 64, "28 query heads and the 4 key/value heads"),
+        ({"learner": {"ranks": 2}, "rollout": {"replicas": 1, "tensor_parallel": 14}}, 64, "more than the 8"),
+        (
+            {"learner": {"ranks": 2}, "rollout": {"replicas": 8, "tensor_parallel": 7}},
+            58,
+            "6 do: beside 2 learner ranks, which fill as few nodes as they can, there are nodes of 1 x 6, 6 x 8, 1 x 2",
+        ),
+        # sixteen are left, as 2, 8 and 6
+        ({"learner": {"ranks": 14}, "rollout": {"replicas": 4, "tensor_parallel": 4}}, 30, "4 replicas of 4 GPUs"),
+        ({"learner": {"ranks": 1}}, 8, "a learner rank lacks"),
+    ],
+)
+def test_what_does_not_go_is_said(parts: dict[str, dict[str, int]], gpus: int, words: str) -> None:
+    found = check_stated(DEMAND, cluster(**parts), gpus)
+    assert not found.fits
+    assert any(words in fault for fault in found.faults), found.faults
+
+
+def test_a_remedy_makes_it_fit() -> None:
+    (fault,) = check_stated(DEMAND, cluster(learner={"ranks": 1}), 64).faults
+    assert "cluster.learner.ranks = " in fault
+    ranks = int(fault.split("cluster.learner.ranks = ")[1].split(";")[0])
+    assert check_stated(DEMAND, cluster(learner={"ranks": ranks}), 64).fits
+    assert not check_stated(DEMAND, cluster(learner={"ranks": ranks // 2}), 64).fits
+
+
+def test_offloading_leaves_a_shard_of_the_weights() -> None:
+    plain = check_stated(DEMAND, cluster(learner={"ranks": 8}), 64).placed
+    spared = check_stated(DEMAND, cluster(learner={"ranks": 8, "offload_optimizer": True}), 64).placed
+    assert plain is not None
+    assert spared is not None
+    # 16 bytes a parameter become 2, over eight ranks
+    assert (plain.learner.total - spared.learner.total) / GIB == pytest.approx(14 * SEVEN.parameters / 8 / GIB)
+
+
+def test_a_cache_too_small_for_one_sample_asks_for_tensor_parallelism() -> None:
+    thirty_two = load_shape("DeepSeek-R1-Distill-Qwen-32B")
+    needed = replace(DEMAND, shape=thirty_two, longest=65536)
+    parts = {"learner": {"ranks": 64, "sequence_parallel": 4}, "rollout": {"replicas": 4, "tensor_parallel": 1}}
+    (fault,) = [fault for fault in check_stated(needed, cluster(**parts), 128).faults if "in its cache" in fault]
+    degree = int(fault.split("cluster.rollout.tensor_parallel = ")[1])
+    wider = check_stated(needed, cluster(**(parts | {"rollout": {"replicas": 4, "tensor_parallel": degree}})), 128)
+    assert not any("in its cache" in other for other in wider.faults)
+
+
+def test_colocated_replicas_need_no_accelerators_and_live_beside_the_learners_state() -> None:
+    parts = {"learner": {"ranks": 16}, "rollout": {"replicas": 16, "colocated": True}}
+    assert accelerators(cluster(**parts)) == 16
+    placed = check_stated(DEMAND, cluster(**parts), 16).placed
+    assert placed is not None
+    assert placed.engine.learner == placed.learner.resident > 0
+    split = check_stated(DEMAND, cluster(learner={"ranks": 16}, rollout={"replicas": 16}), 32).placed
+    assert split is not None
+    assert split.engine.cache > placed.engine.cache
+    spared = check_stated(DEMAND, cluster(**(parts | {"learner": {"ranks": 16, "offload_optimizer": True}})), 16).placed
+    assert spared is not None
+    # master weights and moments, 12 bytes a parameter over 16 ranks, less the bf16 shard that stays
+    assert (spared.engine.cache - placed.engine.cache) / GIB == pytest.approx(10 * SEVEN.parameters / 16 / GIB)
+
+
+def test_colocated_the_remedies_name_both_sides() -> None:
+    (fault, *_) = check_stated(DEMAND, cluster(learner={"ranks": 1}, rollout={"colocated": True}), 64).faults
+    ranks = int(fault.split("cluster.learner.ranks = ")[1].split(" ")[0])
+    assert f"cluster.learner.ranks = {ranks} with cluster.rollout.replicas = {ranks}" in fault
+    both = cluster(learner={"ranks": ranks}, rollout={"replicas": ranks, "colocated": True})
+    assert not any("a learner rank lacks" in other for other in check_stated(DEMAND, both, 64).faults)
+
+
+def test_the_command_refuses_it() -> None:
+    words = ["plan", str(RECIPES / "skywork" / "or1-7b.toml"), "--gpus", "16", "--gpu", "H800-80G"]
+    with pytest.raises(ValueError, match=r"\[cluster\] does not fit: 8 learner ranks and 24 replicas of 1 need 32"):
+        app(words, result_action="return_value")

@@ -7,8 +7,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from magicrl.planning.costs import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.hardware import known_hardware, peak_flops
-from magicrl.planning.model_flops import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
 
 # d 4, ff 8, one layer of 152 parameters, 2 query heads of width 2, 10 words: a head of 40 parameters

@@ -8,8 +8,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.planning.costs import DecodeCost
-from magicrl.planning.schedules import StepParts, one_step_off, simulate_async, simulate_partial
-from magicrl.planning.simulator import Replica, ReplicaSetup, Request, dealt, requests_of, simulate_rollout
+from magicrl.planning.simulator import (
+    Replica,
+    ReplicaSetup,
+    Request,
+    StepParts,
+    dealt,
+    one_step_off,
+    requests_of,
+    simulate_async,
+    simulate_partial,
+    simulate_rollout,
+)
 
 COST = DecodeCost(overhead=1.0, weights=2.0, sequence=0.5, context=0.01, prefill=0.001)
 FREE = DecodeCost(overhead=1.0, weights=0.0, sequence=0.0, context=0.0, prefill=0.0)

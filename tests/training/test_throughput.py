@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.planning.model_flops import sequence_work
+from magicrl.planning.costs import sequence_work
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.metrics import Throughput, rates, sampled_work, trained_work
 

@@ -185,7 +185,7 @@ def _look(
 def _fitting(policy: LoadedModel, read: _Data, encoder: PromptEncoder, parameters: int) -> ModelConfig:
     """Precision and the largest micro-batch whose learner and engine leave some of the memory free."""
     from magicrl.planning.costs import BF16
-    from magicrl.planning.machine import GIB, host_memory, learner_terms
+    from magicrl.planning.memory import GIB, host_memory, learner_terms
     from magicrl.planning.shapes import shape_from_config
     from magicrl.training.recipe_proposal import SMALL
 

@@ -127,7 +127,7 @@ def _steps_within(made: Plan, hours: float) -> int:
 
 def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
     """Other numbers of accelerators, D_R and group sizes at the plan's longest stage; null where nothing fits."""
-    from magicrl.planning.sweep import longest_stage, over_batches, over_gpus
+    from magicrl.planning.planner import longest_stage, over_batches, over_gpus
 
     index = longest_stage(made)
     over: list[dict[str, Any]] = []
@@ -220,7 +220,7 @@ def plan(
     for name, value in (("--hours", hours), ("--cost-per-gpu-hour", cost_per_gpu_hour), ("--mean-length", mean_length)):
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be above 0, got {value:g}")
-    from magicrl.planning.measured import read_measured
+    from magicrl.planning.lengths import read_measured
     from magicrl.planning.planner import Options
 
     options = Options(

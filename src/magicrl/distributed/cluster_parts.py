@@ -25,7 +25,7 @@ from magicrl.distributed.runtime import ClusterError, check_room, connected, nod
 from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.models.loading import LoadedModel, described_model, load_policy, load_shell
 from magicrl.models.prompts import PromptEncoder
-from magicrl.planning.node_room import NodeRoom, placement_fault
+from magicrl.planning.memory import NodeRoom, placement_fault
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
 from magicrl.training.assemble import Judge, make_engine, make_learner

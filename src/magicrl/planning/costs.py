@@ -1,15 +1,28 @@
-"""Seconds of each part of a training step: pure functions of a model's shape, a machine and its efficiencies.
+"""Seconds of each part of a training step, and its model FLOPs: pure functions of a model's shape, a machine and its
+efficiencies.
 
 All times are seconds, all sizes bytes, all bandwidths bytes a second. Every function states its formula. What no
-formula knows (how much of a peak is reached, what the host adds) is in ``Efficiency``; ``fit`` finds four of these
-from published tables.
+formula knows (how much of a peak is reached, what the host adds) is an ``Efficiency``. Those that are known are kept in
+``calibration.toml``: ``published`` for GPUs (``benchmarks/plan_published.py`` fits it on published step times), and
+``cpu-2core`` for a machine of two cores (``benchmarks/plan_cpu.py``), a table for each width of model, since small
+products reach less of the peak.
+
+Model FLOPs are what a step's sequences need, whatever was computed for them; MFU is counted in them. A prompt counts
+once for all its responses, the output head at the positions that predict a response token, attention to the tokens
+before (the causal half). Recomputation, padding and masked-out halves are work, but no model FLOPs.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import ceil, sqrt
+import tomllib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from importlib import resources
+from math import ceil, exp, log, sqrt
 
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from scipy.special import ndtri
 
 from magicrl.planning.hardware import Hardware
@@ -220,3 +233,156 @@ def weight_sync_seconds(shape: ModelShape, hardware: Hardware, efficiency: Effic
     if gpus == 1:
         return 0.0
     return BF16 * shape.parameters / collective_bandwidth(hardware, efficiency, gpus)
+
+
+SHARES = ("kv", "learner", "weights", "matmul", "network")
+"""Efficiencies that are shares of a peak and cannot pass 1."""
+
+
+class CalibrationEntry(BaseModel):
+    """A table of ``calibration.toml``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hardware: str
+    """Accelerator that it is for; ``gpu`` for all that have none of their own."""
+    hidden: int = Field(ge=1)
+    """Width of the model that it was found on."""
+    kv: float = Field(gt=0)
+    step_overhead: float = Field(ge=0)
+    learner: float = Field(gt=0)
+    other: float = Field(ge=0)
+    weights: float = Field(gt=0)
+    matmul: float = Field(gt=0)
+    network: float = Field(gt=0)
+    row: float = Field(ge=0, default=0.0)
+    unknowns: tuple[str, ...]
+    """Those that were fitted."""
+    covariance: tuple[tuple[float, ...], ...]
+    """Of their logarithms."""
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Calibration:
+    """Efficiencies and how sure they are.
+
+    Attributes:
+        name: of the table.
+        efficiency: its values.
+        unknowns: names of those that were fitted.
+        covariance: ``[unknowns, unknowns]`` of their logarithms.
+        source: what they were found from.
+    """
+
+    name: str
+    efficiency: Efficiency
+    unknowns: tuple[str, ...]
+    covariance: NDArray[np.float64]
+    source: str
+
+    def drawn(self, count: int, seed: int = 0) -> list[Efficiency]:
+        """Efficiencies drawn from their uncertainty; shares of a peak stay at 1 or below."""
+        rng = np.random.default_rng(seed)
+        middle = np.array([log(getattr(self.efficiency, name)) for name in self.unknowns])
+        found = rng.multivariate_normal(middle, self.covariance, size=count, method="eigh")
+        return [replace(self.efficiency, **self._values(row)) for row in found]
+
+    def given(self, name: str, value: float) -> Calibration:
+        """The same with one value known: it has no uncertainty any more."""
+        kept = [i for i, unknown in enumerate(self.unknowns) if unknown != name]
+        return replace(
+            self,
+            efficiency=replace(self.efficiency, **{name: value}),
+            unknowns=tuple(self.unknowns[i] for i in kept),
+            covariance=self.covariance[np.ix_(kept, kept)],
+        )
+
+    def _values(self, logarithms: NDArray[np.float64]) -> dict[str, float]:
+        values = {name: exp(float(value)) for name, value in zip(self.unknowns, logarithms, strict=True)}
+        return {name: min(value, 1.0) if name in SHARES else value for name, value in values.items()}
+
+
+def load_calibration(hardware: str, hidden: int) -> Calibration:
+    """The efficiencies for an accelerator and a model's width: its own where there are any, else the published ones."""
+    text = resources.files("magicrl.planning").joinpath("calibration.toml").read_text(encoding="utf-8")
+    entries = TypeAdapter(dict[str, CalibrationEntry]).validate_python(tomllib.loads(text))
+    own = {name: e for name, e in entries.items() if e.hardware == hardware}
+    candidates = own or {name: e for name, e in entries.items() if e.hardware == "gpu"}
+    name, entry = min(candidates.items(), key=lambda item: abs(log(item[1].hidden / hidden)))
+    kept = entry.model_dump(exclude={"covariance", "source", "hardware", "hidden", "unknowns"})
+    return Calibration(
+        name=name,
+        efficiency=Efficiency(**kept),
+        unknowns=entry.unknowns,
+        covariance=np.array(entry.covariance),
+        source=entry.source,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SequenceWork:
+    """The tokens of one pass over prompts and their responses; passes add up.
+
+    Attributes:
+        tokens: that enter the layers: each prompt once, and of each response all but the last, which predicts nothing.
+        predicted: response tokens, each predicted by the output head.
+        seen: tokens that the entering ones attend to, themselves included, summed.
+        prompts: tokens of the prompts.
+    """
+
+    tokens: int = 0
+    predicted: int = 0
+    seen: int = 0
+    prompts: int = 0
+
+    def __add__(self, other: SequenceWork) -> SequenceWork:
+        return SequenceWork(
+            tokens=self.tokens + other.tokens,
+            predicted=self.predicted + other.predicted,
+            seen=self.seen + other.seen,
+            prompts=self.prompts + other.prompts,
+        )
+
+
+def sequence_work(groups: Iterable[tuple[int, Sequence[int]]]) -> SequenceWork:
+    """The work of one pass over ``groups``: tokens of a prompt, and of each of its responses.
+
+    Example: a prompt of 2 tokens with responses of 1 and 3. Entering: 2 + 0 + 2. Seen: 1 + 2 by the prompt, nothing by
+    the first response, 3 + 4 by the second.
+        >>> sequence_work([(2, [1, 3])])
+        SequenceWork(tokens=4, predicted=4, seen=10, prompts=2)
+    """
+    tokens = predicted = seen = prompts = 0
+    for prompt, responses in groups:
+        prompts += prompt
+        tokens += prompt
+        seen += prompt * (prompt + 1) // 2
+        for response in responses:
+            entering = response - 1
+            tokens += entering
+            predicted += response
+            seen += entering * prompt + entering * (entering + 1) // 2
+    return SequenceWork(tokens=tokens, predicted=predicted, seen=seen, prompts=prompts)
+
+
+def generation_flops(shape: ModelShape, work: SequenceWork) -> float:
+    """2 N a token and attention, forward: of sampling these responses, or of their log-probs without gradient."""
+    if not work.tokens:
+        return 0.0
+    return forward_flops(shape, work.tokens, work.seen / work.tokens, head_tokens=work.predicted)
+
+
+def update_flops(shape: ModelShape, work: SequenceWork, *, adapters: int | None = None) -> float:
+    """6 N a token and attention, forward and backward, recomputation not counted.
+
+    Args:
+        shape: of the model.
+        work: of all mini-batches.
+        adapters: parameters of LoRA adapters; the frozen weights' own gradient is then not needed: 4 N, 6 for these.
+    """
+    forward = generation_flops(shape, work)
+    if adapters is None:
+        return 3.0 * forward
+    attention = work.seen * shape.attention_flops_per_token(1.0)
+    return 2.0 * forward + attention + 6.0 * adapters * work.tokens

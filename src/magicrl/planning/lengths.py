@@ -1,15 +1,30 @@
-"""Response lengths: a log-normal cut at T, with an atom there for the responses that T truncates."""
+"""Response lengths: a log-normal cut at T, with an atom there for the responses that T truncates. `read_measured` takes
+them, and the share of groups that survive rejection, from the ``metrics.jsonl`` of a run that exists.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import exp, log, sqrt
-from typing import cast
+from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
+
+MEAN_AT_32K = 12_500
+"""Mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K, tokens: published."""
+SIGMA = 0.8
+"""Spread of the logarithm of lengths, where no run has been measured: assumed, since not published."""
+SHARED = 0.5
+"""How much of that spread a group shares: assumed."""
+KEPT = 0.6
+"""Share of the groups that survive rejection: assumed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -102,3 +117,57 @@ class LengthCourse:
         """Lengths at ``progress`` of training, 0 to 1."""
         assert 0 <= progress <= 1
         return replace(self.start, median=self.start.median ** (1 - progress) * self.end**progress)
+
+
+@cache
+def reasoning_lengths(
+    limit: int, mean_at_32k: float = MEAN_AT_32K, sigma: float = SIGMA, shared: float = SHARED
+) -> Lengths:
+    """Lengths of an R1-distilled model in training from scratch, under another T."""
+    return lengths_of_mean(mean_at_32k, sigma, 32768, shared).at(limit)
+
+
+WINDOW = 20
+"""Last steps that are averaged."""
+NINTH_DECILE = 1.2815515655446004
+"""Standard normal quantile of 0.9."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measured:
+    """What a run's last steps looked like.
+
+    Attributes:
+        lengths: under the T of those steps.
+        kept: share of the groups that was trained on.
+    """
+
+    lengths: Lengths
+    kept: float
+
+
+def read_measured(folder: Path) -> Measured:
+    """The last steps of a run folder.
+
+    Raises:
+        ValueError: no metrics, or fewer than one step.
+    """
+    path = folder / "metrics.jsonl"
+    try:
+        records = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: not the metrics of a run: {error}; name a run folder of magicrl train") from None
+    if not records:
+        raise ValueError(f"{path}: holds no step yet")
+    last = [record["values"] for record in records if record["stage"] == records[-1]["stage"]][-WINDOW:]
+    limit = int(last[-1]["stage/max_tokens"])
+    median, ninth = _mean(last, "length/q50"), _mean(last, "length/q90")
+    inside = 0 < median < ninth < limit
+    sigma = min(2.0, max(0.05, log(ninth / median) / NINTH_DECILE)) if inside else SIGMA
+    kept = _mean(last, "groups/trained") / _mean(last, "groups/sampled")
+    mean = min(_mean(last, "length/mean"), 0.99 * limit)
+    return Measured(lengths=lengths_of_mean(mean, sigma, limit, SHARED), kept=min(1.0, max(kept, 0.01)))
+
+
+def _mean(steps: Sequence[dict[str, Any]], key: str) -> float:
+    return float(np.mean([values[key] for values in steps]))

@@ -1,15 +1,25 @@
-"""Memory of one accelerator by term, and whether it fits.
+"""Memory of one accelerator, of one machine and of a cluster's nodes: what each part takes, and whether it fits.
 
 The learner shards parameters, gradients and moments over all its accelerators; activations are those of one
 micro-batch, divided over a sequence-parallel group. The engine holds its weights, and its cache takes what is left.
+
+On a cluster a replica stays inside one node and learner ranks take room beside the replicas. The sum over the nodes
+says too little: 2 nodes of 8 GPUs have 10 left beside 6 ranks, but hold only two replicas of 4.
 """
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
+import psutil
+
+from magicrl.config.schema import ClusterConfig, LoraConfig, ModelConfig, TrainConfig
 from magicrl.planning.costs import BF16, FLOAT32
-from magicrl.planning.hardware import Hardware
+from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.shapes import ModelShape
 
 WORKING_WIDTHS = 10
@@ -141,3 +151,210 @@ def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, l
     weights = BF16 * shape.parameters / tensor_parallel
     own = 0.0 if learner else hardware.runtime
     return EngineMemory(weights=weights, learner=learner, runtime=own, cache=hardware.budget - weights - learner - own)
+
+
+RUNTIME = 0.7 * GIB
+"""torch and transformers, before a model is loaded."""
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+
+
+def host_memory() -> float:
+    """Bytes that this machine, or the container that this process lives in, has."""
+    limits = [float(psutil.virtual_memory().total)]
+    for place in _LIMITS:
+        try:
+            text = Path(place).read_text(encoding="ascii").strip()
+        except OSError:
+            continue
+        limits += [float(text)] if text.isdigit() and int(text) else []
+    return min(limits)
+
+
+def learner_terms(
+    model: ModelConfig, shape: ModelShape, *, batch_tokens: int, longest: int, reference: bool = False
+) -> dict[str, float]:
+    """Bytes of this process's learner by term.
+
+    Args:
+        model: precision, micro-batches, checkpointing, LoRA.
+        shape: of the model.
+        batch_tokens: of a mini-batch; no micro-batch has more.
+        longest: tokens of the longest sample.
+        reference: a frozen reference is kept.
+    """
+    micro_batch, above = min(model.micro_batch_tokens, batch_tokens), model.checkpoint_above_tokens
+    setup = LearnerSetup(
+        gpus=1,
+        sequence_parallel=1,
+        micro_batch_tokens=micro_batch,
+        longest=longest,
+        checkpointing=model.gradient_checkpointing or (above is not None and max(micro_batch, longest) > above),
+        head_chunk_tokens=model.head_chunk_tokens,
+        reference=reference,
+        adapters=0 if model.lora is None else shape.adapter_parameters(model.lora.rank, model.lora.target_modules),
+    )
+    found = learner_memory(shape, setup, RUNTIME).terms()
+    if model.dtype == "float32":  # the planner counts in bfloat16; in float32 the masters themselves are computed with
+        found |= {name: 2 * found[name] for name in ("reference", "frozen", "activations")} | {"gathered": 0.0}
+    return found
+
+
+def run_terms(config: TrainConfig, model: ModelConfig, shape: ModelShape, longest_prompt: int) -> dict[str, float]:
+    """Bytes of a run whose learner and in-process engine share this machine; of the cache one sample's."""
+    longest = longest_prompt + max(stage.max_tokens for stage in config.stages)
+    batch = max(
+        (stage.mini_batch or stage.rollout_batch) * stage.group_size * (longest_prompt + stage.max_tokens)
+        for stage in config.stages
+    )
+    learner = learner_terms(
+        model, shape, batch_tokens=batch, longest=longest, reference=config.reference.mode != "none"
+    )
+    width = FLOAT32 if (config.rollout.dtype or model.dtype) == "float32" else BF16
+    return learner | {"engine": width * shape.parameters, "cache": longest * shape.kv_bytes_per_token(width)}
+
+
+def memory_fault(
+    section: str, model: ModelConfig, terms: Callable[[ModelConfig], Mapping[str, float]], memory: float
+) -> str | None:
+    """Why a run does not fit this machine, and what would make it fit; None where it does.
+
+    Args:
+        section: of the recipe that holds ``model``'s settings.
+        model: those settings.
+        terms: bytes by term under such settings.
+        memory: bytes that there are.
+    """
+    needed = terms(model)
+    if sum(needed.values()) <= memory:
+        return None
+    ways = [f"{section}.{name}" for name, changed in _smaller(model) if sum(terms(changed).values()) <= memory]
+    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in needed.items() if value >= 0.05 * GIB)
+    cure = (
+        f"what would make it fit, each alone: {'; '.join(ways)}" if ways else "take a smaller model or a larger machine"
+    )
+    return (
+        f"the run needs about {sum(needed.values()) / GIB:.1f} GiB of memory ({shown}), and there are "
+        f"{memory / GIB:.1f}; {cure}"
+    )
+
+
+def _smaller(model: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
+    """Settings that take less memory, each with what was changed."""
+    if not model.gradient_checkpointing:
+        yield "gradient_checkpointing = true", model.model_copy(update={"gradient_checkpointing": True})
+    for tokens in (4096, 1024):
+        if tokens < model.micro_batch_tokens:
+            yield f"micro_batch_tokens = {tokens}", model.model_copy(update={"micro_batch_tokens": tokens})
+    if model.dtype == "float32":
+        yield 'dtype = "bfloat16"', model.model_copy(update={"dtype": "bfloat16"})
+    if model.lora is None:
+        yield "lora = { rank = 16 }", model.model_copy(update={"lora": LoraConfig()})
+
+
+RANK_CPUS = 1
+"""Each learner rank on a GPU reserves one."""
+_MOST_NODES = 1024
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeRoom:
+    """What a node may give out: GPUs, and CPUs where they are known."""
+
+    gpus: float
+    cpus: float = math.inf
+
+
+def nodes_of(gpus: int, each: int) -> list[NodeRoom]:
+    """``gpus`` accelerators as nodes of ``each``; what is over is a smaller one."""
+    whole, rest = divmod(gpus, each)
+    return [NodeRoom(gpus=each)] * whole + ([NodeRoom(gpus=rest)] if rest else [])
+
+
+def beside_ranks(nodes: Sequence[NodeRoom], ranks: int) -> list[NodeRoom] | None:
+    """What the nodes have left, in their order, beside learner ranks of a GPU and a CPU each; None: these do not fit.
+
+    Ray's PACK fills the node with the largest shares left after one rank, then the next (its `LeastResourceScorer`).
+    """
+    left = list(nodes)
+    usable = (index for index, node in enumerate(nodes) if _ranks_in(node))
+    for index in sorted(usable, key=lambda index: (-_share_left(nodes[index]), index)):
+        taken = min(ranks, _ranks_in(left[index]))
+        left[index] = NodeRoom(gpus=left[index].gpus - taken, cpus=left[index].cpus - taken * RANK_CPUS)
+        ranks -= taken
+    return None if ranks else left
+
+
+def replicas_held(nodes: Sequence[NodeRoom], gpus: int, cpus: float = 0.0) -> int:
+    """Replicas of ``gpus`` GPUs and ``cpus`` CPUs that fit, each inside one node."""
+    return sum(math.floor(min(node.gpus / gpus, node.cpus / cpus if cpus else math.inf)) for node in nodes)
+
+
+def placement_fault(nodes: Sequence[NodeRoom], cluster: ClusterConfig) -> str | None:
+    """Why ranks and replicas on GPUs do not fit these nodes together, and what to change; None where they do.
+
+    Colocated, a replica's GPUs and CPUs are its ranks' too. CPUs are left out where a node's are not known.
+    """
+    learner, rollout = cluster.learner, cluster.rollout
+    gpus, wanted, ranks = rollout.tensor_parallel, rollout.replicas, 0 if rollout.colocated else learner.ranks
+    largest = max((node.gpus for node in nodes), default=0.0)
+    if gpus > largest:
+        return (
+            f"cluster.rollout.tensor_parallel {gpus} is more than the {largest:g} GPUs of the largest node; a replica "
+            "stays inside a node"
+        )
+
+    def held(ranks: int, among: Sequence[NodeRoom] = nodes) -> int:
+        left = beside_ranks(among, ranks)
+        return -1 if left is None else replicas_held(left, gpus, rollout.cpus)
+
+    now = held(ranks)
+    if now >= wanted:
+        return None
+    left = beside_ranks(nodes, ranks)
+    taken = f"beside {ranks} learner ranks, which fill as few nodes as they can, " if ranks else ""
+    if left is None:
+        told = f"{ranks} learner ranks, each of a GPU and a CPU, do not fit: {_told(nodes)}"
+    else:
+        each = f"{gpus} GPUs" + (f" and {rollout.cpus:g} CPUs" if any(math.isfinite(n.cpus) for n in nodes) else "")
+        told = f"{wanted} replicas of {each} do not fit, {now} do: {taken}{_told(left)}; a replica stays inside a node"
+    ways = [f"cluster.rollout.replicas = {now}"] if now > 0 and not rollout.colocated else []
+    if now > 0 and rollout.colocated:
+        ways.append(f"cluster.rollout.replicas = {now} with cluster.learner.ranks = {now * gpus}")
+    fewer = range(ranks - learner.sequence_parallel, 0, -learner.sequence_parallel)
+    enough = next((count for count in fewer if held(count) >= wanted), None)
+    if enough is not None:
+        ways.append(f"cluster.learner.ranks = {enough}")
+    ways += _more_nodes(nodes, lambda among: held(ranks, among) >= wanted)
+    return f"{told}. What would make it fit, each alone: {'; '.join(ways)}"
+
+
+def _ranks_in(node: NodeRoom) -> int:
+    return math.floor(min(node.gpus, node.cpus / RANK_CPUS))
+
+
+def _share_left(node: NodeRoom) -> float:
+    return (node.gpus - 1) / node.gpus + (1.0 if math.isinf(node.cpus) else (node.cpus - RANK_CPUS) / node.cpus)
+
+
+def _told(nodes: Sequence[NodeRoom]) -> str:
+    """Each node's room, equal ones counted."""
+    kinds: dict[NodeRoom, int] = {}
+    for node in nodes:
+        kinds[node] = kinds.get(node, 0) + 1
+    words = (
+        f"{count} x {node.gpus:g}" + ("" if math.isinf(node.cpus) else f" (with {node.cpus:g} CPUs)")
+        for node, count in kinds.items()
+    )
+    return f"there are nodes of {', '.join(words)} GPUs"
+
+
+def _more_nodes(nodes: Sequence[NodeRoom], fits: Callable[[Sequence[NodeRoom]], bool]) -> list[str]:
+    """The least number of further nodes like the largest that suffices; more CPUs where even those do not."""
+    largest = max(nodes, key=lambda node: (node.gpus, node.cpus))
+    most = 1
+    while not fits([*nodes, *[largest] * most]):
+        most *= 2
+        if most > _MOST_NODES:
+            return ["nodes with more CPUs, or smaller cluster.rollout.cpus"]
+    least = bisect_left(range(most + 1), 1, key=lambda count: fits([*nodes, *[largest] * count]))
+    return [f"{least} more {'node' if least == 1 else 'nodes'} of {largest.gpus:g} GPUs"]

@@ -1,4 +1,6 @@
-"""A recipe and a number of accelerators to a plan: memory, layout, time by stage, and what more would buy."""
+"""A recipe and a number of accelerators to a plan: memory, layout, time by stage, and what other numbers of
+accelerators, other D_R and other group sizes would take, each in its best layout.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +11,12 @@ from math import ceil
 import numpy as np
 
 from magicrl.config.schema import StageConfig, TrainConfig
-from magicrl.planning.calibration import Calibration, load_calibration
-from magicrl.planning.costs import Efficiency
+from magicrl.planning.costs import Calibration, Efficiency, load_calibration
 from magicrl.planning.hardware import Hardware
-from magicrl.planning.layouts import Demand, Placed, candidates, refusal
-from magicrl.planning.lengths import Lengths, lengths_of_mean
-from magicrl.planning.measured import Measured
-from magicrl.planning.published import KEPT, SHARED, SIGMA, reasoning_lengths
-from magicrl.planning.schedules import one_step_off, simulate_async
+from magicrl.planning.layouts import Demand, Placed, Stated, candidates, check_stated, refusal
+from magicrl.planning.lengths import KEPT, SHARED, SIGMA, Lengths, Measured, lengths_of_mean, reasoning_lengths
 from magicrl.planning.shapes import ModelShape
-from magicrl.planning.stated import Stated, check_stated
+from magicrl.planning.simulator import one_step_off, simulate_async
 from magicrl.planning.workload import Layout, StepTime, Workload, replica_setup, step_parts, step_time
 
 LONG_CONTEXT = 4096
@@ -378,4 +376,98 @@ def _what_if(
             continue
         then = timing(needed.shape, needed.hardware, efficiency, heavier, placed.layout, other.staleness).seconds
         found.append(WhatIf(change=change, seconds=then, ratio=then / now))
+    return tuple(found)
+
+
+FACTORS = (0.25, 0.5, 1, 2, 4, 8)
+"""Of the accelerators."""
+BATCHES = (0.5, 1, 2, 4)
+"""Of D_R and of the group size."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuPoint:
+    """A step of the longest stage on another number of accelerators.
+
+    Attributes:
+        gpus: accelerators.
+        stage: its plan; None where nothing fits.
+    """
+
+    gpus: int
+    stage: StagePlan | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BatchPoint:
+    """A step with another D_R or group size, on the plan's accelerators.
+
+    Attributes:
+        rollout_batch: D_R.
+        group_size: M.
+        seconds: a step; None where nothing fits.
+    """
+
+    rollout_batch: int
+    group_size: int
+    seconds: float | None
+
+    @property
+    def per_response(self) -> float | None:
+        """Seconds of the step over its responses."""
+        return None if self.seconds is None else self.seconds / (self.rollout_batch * self.group_size)
+
+
+def longest_stage(plan: Plan) -> int:
+    """Index of the stage that takes most hours: the one that a sweep is about."""
+    return max(range(len(plan.stages)), key=lambda i: plan.stages[i].hours)
+
+
+def over_gpus(config: TrainConfig, plan: Plan, factors: Sequence[float] = FACTORS) -> tuple[GpuPoint, ...]:
+    """Table 9's curve for this recipe; the plan's own number of accelerators is among the points.
+
+    A machine with one accelerator gives its own point alone.
+    """
+    index, gpus = longest_stage(plan), plan.options.gpus
+    counts = sorted({gpus, *(round(gpus * f) for f in factors if gpus * f >= 1)})
+    if plan.hardware.gpus_per_node == 1:
+        counts = [gpus]
+    one = config.model_copy(update={"stages": (config.stages[index],)})
+    found: list[GpuPoint] = []
+    for count in counts:
+        if count == gpus:
+            found.append(GpuPoint(gpus=count, stage=plan.stages[index]))
+            continue
+        try:
+            there = make_plan(one, plan.shape, plan.hardware, replace(plan.options, gpus=count), what_if=False)
+        except ValueError:
+            found.append(GpuPoint(gpus=count, stage=None))
+        else:
+            found.append(GpuPoint(gpus=count, stage=there.stages[0]))
+    return tuple(found)
+
+
+def over_batches(config: TrainConfig, plan: Plan, factors: Sequence[float] = BATCHES) -> tuple[BatchPoint, ...]:
+    """D_R and group size by turns, the others as they are; the plan's own is among the points once."""
+    index, options = longest_stage(plan), plan.options
+    stage, now = config.stages[index], plan.stages[index]
+    work = workload(config, stage, options, now.lengths)
+    needed = demand(config, plan.shape, plan.hardware, options)
+    d_r, size = work.rollout_batch, work.group_size
+    pairs = {(round(d_r * f), size): None for f in factors} | {(d_r, round(size * f)): None for f in factors}
+    found: list[BatchPoint] = []
+    for batch, members in pairs:
+        if batch < 1 or members < 2:  # a group of one has no advantages
+            continue
+        seconds: float | None = now.timing.seconds
+        if (batch, members) != (d_r, size):
+            other = replace(work, rollout_batch=batch, group_size=members)
+            efficiency = plan.calibration.efficiency
+            placed = best_layout(needed, options, efficiency, Job(works=(other,), steps=(1,)), short_list=1)
+            seconds = (
+                None
+                if placed is None
+                else timing(plan.shape, plan.hardware, efficiency, other, placed.layout, options.staleness).seconds
+            )
+        found.append(BatchPoint(rollout_batch=batch, group_size=members, seconds=seconds))
     return tuple(found)

@@ -19,9 +19,8 @@ from magicrl.planning.costs import (
 )
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.lengths import Lengths
-from magicrl.planning.schedules import StepParts
 from magicrl.planning.shapes import ModelShape
-from magicrl.planning.simulator import Deal, ReplicaSetup, Rollout, requests_of, simulate_rollout
+from magicrl.planning.simulator import Deal, ReplicaSetup, Rollout, StepParts, requests_of, simulate_rollout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,8 +17,8 @@ from typing import Any, Literal
 import numpy as np
 
 from magicrl.config.schema import TrainConfig
+from magicrl.planning.costs import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.hardware import peak_flops
-from magicrl.planning.model_flops import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict
 from magicrl.rollout.protocol import RolloutEngine

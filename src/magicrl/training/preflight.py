@@ -22,7 +22,7 @@ from magicrl.data.sources import load_parts, load_problems, place_of
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.scorer import check_isolation
-from magicrl.planning.machine import host_memory, learner_terms, memory_fault, run_terms
+from magicrl.planning.memory import host_memory, learner_terms, memory_fault, run_terms
 from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Problem
 from magicrl.rollout.recording import read_rollouts

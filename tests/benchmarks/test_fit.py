@@ -9,11 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from published import UNKNOWNS, curve, fit, predict, rows
 
-from magicrl.planning.calibration import load_calibration
-from magicrl.planning.costs import Efficiency
-from magicrl.planning.fit import UNKNOWNS, curve, fit, predict
-from magicrl.planning.published import rows
+from magicrl.planning.costs import Efficiency, load_calibration
 
 FIGURES = json.loads((Path(__file__).resolve().parents[2] / "docs/figures/plan-published.json").read_text())
 
