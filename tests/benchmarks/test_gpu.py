@@ -148,8 +148,8 @@ def test_kernels_are_counted_once_for_the_operator_that_launched_them() -> None:
         event("aten::mm", 4, {"gemm": 40}, parent=backward, shapes=[[64, 8], [8, 32]]),
         step,
         event("aten::_fused_adamw_", 9, {"adam": 6}, parent=step),
-        kernel("gemm", 70), kernel("elementwise", 4), kernel("statistics_kernel", 7), kernel("flash", 5), kernel("gather", 2),
-        kernel("adam", 6),
+        kernel("gemm", 70), kernel("elementwise", 4), kernel("statistics_kernel", 7), kernel("flash", 5),
+        kernel("gather", 2), kernel("adam", 6),
         kernel("gradient_kernel", 11),  # launched by nobody known
         kernel("Memset", 0.5),
         kernel("Optimizer.step#AdamW.step", 99, annotation=True),
