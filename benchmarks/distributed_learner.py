@@ -32,8 +32,7 @@ from measure import FIGURES, document, rounded, write_case
 
 from magicrl.config.schema import AlgorithmConfig, LearnerPlacement, ModelConfig
 from magicrl.distributed.learner import DistributedLearner, LocalLauncher
-from magicrl.distributed.learner.settings import RankSettings
-from magicrl.distributed.learner.sharding import Meshes, ShardedModel
+from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.models.loading import load_policy
 from magicrl.planning.memory import LearnerSetup, learner_memory
 from magicrl.planning.shapes import load_shape

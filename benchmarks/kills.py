@@ -40,7 +40,7 @@ from magicrl.config.paths import find_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.models import loading
 from magicrl.rollout import recording
-from magicrl.training import checkpoint, optimizer, recorder, rollout_queue, session
+from magicrl.training import checkpoint, learner, recorder, rollout_queue, session
 from magicrl.training.recorder import NullObserver, RunFolder, environment_facts, write_atomically
 
 MARK = "MAGICRL_KILLS"
@@ -135,7 +135,7 @@ def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
     before(session, "save_checkpoint", say("checkpoint"))
     places: dict[str, tuple[Any, str]] = {
         "verifying": (rollout_queue.RolloutQueue, "_judged"),
-        "between gradient and update": (optimizer.MasterOptimizer, "step"),
+        "between gradient and update": (learner.MasterOptimizer, "step"),
         "checkpoint written, not renamed": (checkpoint, "_flush"),
         "checkpoint renamed, old ones not yet removed": (checkpoint, "_prune"),
         "saving the model": (loading, "_put_in_place"),

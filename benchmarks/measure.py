@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import torch
 
-from magicrl.training.memory import release_free_memory
+from magicrl.training.learner import release_free_memory
 from magicrl.training.recorder import environment_facts, write_atomically
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -34,8 +34,7 @@ from magicrl.training.objective import LearnerSettings
 from magicrl.training.preflight import check_run
 from magicrl.training.recorder import NullObserver, environment_facts, write_atomically
 from magicrl.training.session import train
-from magicrl.training.sft import run_sft
-from magicrl.training.supervised import SUPERVISED, supervised_sample, supervised_steps
+from magicrl.training.sft import SUPERVISED, run_sft, supervised_sample, supervised_steps
 from magicrl.verifiers.pool import VerifierPool
 
 ROOT = Path(__file__).resolve().parents[1]

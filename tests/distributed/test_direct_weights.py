@@ -13,7 +13,7 @@ import torch
 
 from magicrl.config.schema import TrainConfig
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
-from magicrl.training.parity import ParityCheck
+from magicrl.training.logprob_check import LogprobCheck
 from magicrl.training.protocols import Controls
 
 pytestmark = [
@@ -39,7 +39,7 @@ def parts(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> Generato
     policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
     made = ClusterParts(recipe)
     learner = made.learner(policy)
-    check = ParityCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    check = LogprobCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
     pool = made.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
     yield learner, pool
     pool.close()

@@ -14,7 +14,7 @@ import torch
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
 from magicrl.records import Completion, FinishedSample, Problem, RolloutRequest, SamplingParams, frozen_tokens
-from magicrl.training.parity import ParityCheck, StaleEngineError
+from magicrl.training.logprob_check import LogprobCheck, StaleEngineError
 
 pytestmark = pytest.mark.slow
 
@@ -214,7 +214,7 @@ def test_a_replica_with_stale_weights_is_named(
     parts = ClusterParts(recipe.model_copy(update={"cluster": one_replica(recipe)}))
     learner = make_learner(recipe, policy)
     problem = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
-    check = ParityCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    check = LogprobCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
     engine = parts.engine(recipe.start.model or "", encoder(policy), learner, check)
     try:
         engine.load_weights(learner.weights(), 0)

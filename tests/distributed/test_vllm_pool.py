@@ -14,7 +14,7 @@ import torch
 
 from magicrl.config.schema import TrainConfig
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
-from magicrl.training.parity import ParityCheck
+from magicrl.training.logprob_check import LogprobCheck
 
 pytestmark = [
     pytest.mark.slow,
@@ -65,7 +65,7 @@ def sampled(
             with torch.no_grad():
                 for weight in learner.weights().values():
                     weight *= 1.03  # other weights than those on disk
-        check = ParityCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+        check = LogprobCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
         pool = ClusterParts(recipe).engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
         try:
             pool.load_weights(learner.weights(), 0)
@@ -150,7 +150,7 @@ def test_colocated_replicas_lie_with_their_ranks_sleep_meanwhile_and_are_replace
     policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
     parts = ClusterParts(recipe)
     learner = parts.learner(policy)
-    check = ParityCheck(alone, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    check = LogprobCheck(alone, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
     pool: Any = parts.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
     try:
         live = [table for table in placement_group_table().values() if table["state"] == "CREATED"]

@@ -40,7 +40,7 @@ from magicrl.rollout import vllm_weights
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
-from magicrl.training.parity import ParityCheck, StaleEngineError
+from magicrl.training.logprob_check import LogprobCheck, StaleEngineError
 from magicrl.training.protocols import Controls
 from magicrl.verifiers.pool import VerifierPool
 
@@ -60,7 +60,7 @@ model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation=ATTENTI
 learner = LocalLearner(model, LearnerSettings(model=ModelConfig(dtype="float32")), valid_vocab=40)
 problem = Problem(id="probe", prompt="", golds=("1",), verifier="exact", source="test")
 prompts = [(problem, frozen_tokens(tokens)) for tokens in given["prompts"]]
-check = ParityCheck(learner, prompts, float32=True, ceiling=0.25)
+check = LogprobCheck(learner, prompts, float32=True, ceiling=0.25)
 
 def update():
     samples = [

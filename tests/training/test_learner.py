@@ -18,9 +18,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from magicrl.algorithms.losses import LOSSES
 from magicrl.config.schema import ModelConfig, OptimizerConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.training.learner import LocalLearner
+from magicrl.training.learner import LocalLearner, ReferenceModel
 from magicrl.training.protocols import Controls, Learner
-from magicrl.training.reference import ReferenceModel
 
 VOCAB, VALID = 40, 37
 CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-3, clip_low=0.15, clip_high=0.25)

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from magicrl.training import memory
+from magicrl.training import learner as memory
 
 PROGRAM = """
 import ctypes, psutil
-from magicrl.training.memory import release_free_memory
+from magicrl.training.learner import release_free_memory
 libc = ctypes.CDLL(None)
 libc.malloc.restype = ctypes.c_void_p
 libc.malloc.argtypes = [ctypes.c_size_t]

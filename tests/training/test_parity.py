@@ -13,8 +13,8 @@ from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, RolloutGroup, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
+from magicrl.training.logprob_check import LEAST_LIMIT, LogprobCheck, StaleEngineError
 from magicrl.training.objective import LearnerSettings
-from magicrl.training.parity import LEAST_LIMIT, ParityCheck, StaleEngineError
 
 PROMPTS = [
     (Problem(id=f"p{n}", prompt="", golds=("1",), verifier="exact", source="test"), frozen_tokens(tokens))
@@ -44,7 +44,7 @@ def engine() -> InProcessEngine:
     )
 
 
-def answers(engine: InProcessEngine, check: ParityCheck) -> list[RolloutGroup]:
+def answers(engine: InProcessEngine, check: LogprobCheck) -> list[RolloutGroup]:
     engine.submit(check.requests)
     return sorted(engine.finished(), key=lambda group: group.request.draw)
 
@@ -54,8 +54,8 @@ def moved(learner: LocalLearner, part: str, by: float) -> dict[str, torch.Tensor
     return {n: w * (1 + by) if part in n else w for n, w in learner.weights().items()}
 
 
-def checked(learner: LocalLearner, *, float32: bool) -> ParityCheck:
-    return ParityCheck(learner, PROMPTS, float32=float32, ceiling=0.25)
+def checked(learner: LocalLearner, *, float32: bool) -> LogprobCheck:
+    return LogprobCheck(learner, PROMPTS, float32=float32, ceiling=0.25)
 
 
 def test_it_asks_the_same_few_short_samples_every_time(learner: LocalLearner) -> None:

@@ -30,8 +30,16 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, frozen_tokens
 from magicrl.training.learner import LocalLearner
-from magicrl.training.sft import SftProgress, recipe_hash, run_sft, supervised_start
-from magicrl.training.supervised import SupervisedStep, phase_schedule, supervised_sample, supervised_steps
+from magicrl.training.sft import (
+    SftProgress,
+    SupervisedStep,
+    phase_schedule,
+    recipe_hash,
+    run_sft,
+    supervised_sample,
+    supervised_start,
+    supervised_steps,
+)
 
 
 class Echo:

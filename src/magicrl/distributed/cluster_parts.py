@@ -17,9 +17,9 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ClusterConfig, TrainConfig
 from magicrl.distributed.engine_pool import DirectPool, EnginePool
+from magicrl.distributed.learner.launchers import RayLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.distributed.learner.ray_ranks import RayLauncher
-from magicrl.distributed.learner.settings import LearnerTimeouts
+from magicrl.distributed.learner.sharding import LearnerTimeouts
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.runtime import ClusterError, check_room, connected, nodes, waited_for
 from magicrl.distributed.verifier_nodes import VerifierNodes

@@ -29,7 +29,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from magicrl.config.schema import ClusterTimeouts
-from magicrl.distributed.learner.ranks import LearnerLost
+from magicrl.distributed.learner.launchers import LearnerLost
 from magicrl.distributed.replica import Harvest, ReplicaFacts, pack, size
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest

@@ -19,12 +19,11 @@ from magicrl.rollout.engines import EngineSettings, TrainingUse
 from magicrl.rollout.engines import make_engine as named_engine
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
-from magicrl.training.learner import LocalLearner
+from magicrl.training.learner import LocalLearner, ReferenceModel
+from magicrl.training.logprob_check import PROBES, LogprobCheck
 from magicrl.training.objective import LearnerSettings, Objective
-from magicrl.training.parity import PROBES, ParityCheck
 from magicrl.training.preflight import Ready, RunData
 from magicrl.training.protocols import Learner
-from magicrl.training.reference import ReferenceModel
 from magicrl.training.sft import run_sft, supervised_start
 from magicrl.verifiers.base import VerifierService
 from magicrl.verifiers.pool import VerifierPool
@@ -164,7 +163,7 @@ def build(config: TrainConfig, ready: Ready, start: Path | str, parts: PartsMake
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = ready.data
     learner = parts.learner(policy)
-    check = ParityCheck(
+    check = LogprobCheck(
         learner,
         [(problem, encoder.encode(problem)) for problem in data.train[:PROBES]],
         float32=config.model.dtype == (config.rollout.dtype or config.model.dtype) == "float32",

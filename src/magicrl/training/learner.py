@@ -1,27 +1,33 @@
 """The learner of one process: Eq. 3.1 (or another row of the loss table) from a batch to new weights.
 
-What is minimised is ``objective.py``'s; here are the weights, their optimizer, and what is kept and written of them.
+What is minimised is ``objective.py``'s; here are the weights, AdamW on their float32 masters, LoRA adapters, and the
+frozen reference model.
 """
 
 from __future__ import annotations
 
+import copy
+import ctypes
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
+import psutil
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from magicrl.algorithms.losses import LossMetrics
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import LoraConfig, ModelConfig, OptimizerConfig
 from magicrl.models.loading import device_name, peak_mb, resolve_dtype, save_policy
 from magicrl.models.scorer import PolicyScorer
 from magicrl.records import FloatArray, TrainBatch, TrainSample
-from magicrl.training.lora import LoraAdapters
 from magicrl.training.objective import LearnerSettings, MicroBatch, Objective, not_finite_loss, not_finite_weights
-from magicrl.training.optimizer import MasterOptimizer
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics
 
 
@@ -193,3 +199,321 @@ class LocalLearner:
             raise ValueError("save_hf needs the tokenizer; give it to LocalLearner(tokenizer=...)")
         model = self._model if self._lora is None else self._lora.merged_model()
         save_policy(model, self._tokenizer, folder, extra_files=extra_files, generation=generation)
+
+
+class ReferenceModel:
+    """pi_ref of the k3 term (recipe section 2).
+
+    Args:
+        model: loaded in the precision that it is to compute in; it is frozen here and belongs to the reference.
+        valid_vocab: rows of the head that are words; None means all.
+        model_config: micro-batch and head-chunk sizes.
+    """
+
+    def __init__(
+        self, model: PreTrainedModel, *, valid_vocab: int | None = None, model_config: ModelConfig | None = None
+    ) -> None:
+        settings = model_config or ModelConfig()
+        model.requires_grad_(False)
+        self._scorer = PolicyScorer(
+            model,
+            valid_vocab=valid_vocab,
+            micro_batch_tokens=settings.micro_batch_tokens,
+            head_chunk_tokens=settings.head_chunk_tokens,
+            share_prompts=settings.share_prompts,
+        )
+
+    def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
+        """Log-probs and entropies of every response token at tau, ``[T]`` a sample."""
+        return self._scorer.score(samples, temperature)
+
+
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+_WIDEN_CHUNK = 1 << 20
+_NORM_CHUNK = 1 << 12
+
+
+class MasterOptimizer:
+    """Float32 masters, AdamW and gradient clipping for a model that computes in ``compute_dtype``.
+
+    In bfloat16 a weight of 1 cannot move by less than 1/256, so steps of 1e-6 would be lost, and so would
+    small gradients added to large ones: weights, gradients and moments are kept in float32, the model holds a
+    rounded copy. Where the model already computes in the masters' precision the two are the same tensors.
+
+    Args:
+        parameters: the trained parameters by name, each tied one once; float32 (or float64, for tests).
+            Their data are given ``compute_dtype`` here.
+        config: AdamW's settings; the learning rate is given at each step.
+        compute_dtype: what the model computes in.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, torch.nn.Parameter], config: OptimizerConfig, compute_dtype: torch.dtype
+    ) -> None:
+        assert parameters, "nothing to train"
+        self._config = config
+        self._compute = dict(parameters)
+        self._masters: dict[str, Tensor] = {}
+        for name, parameter in self._compute.items():
+            if compute_dtype in (torch.float32, torch.float64):
+                parameter.data = parameter.data.to(compute_dtype)
+                self._masters[name] = parameter
+                continue
+            master = parameter.detach().to(torch.float32, copy=True).requires_grad_()
+            master.grad = torch.zeros_like(master)
+            self._masters[name] = master
+            parameter.data = parameter.data.to(compute_dtype)
+            # at once, so that no more than a layer's gradients exist twice
+            parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
+        self._shared = all(m is self._compute[name] for name, m in self._masters.items())
+        self._adam = torch.optim.AdamW(
+            list(self._masters.values()),
+            lr=config.learning_rate,
+            betas=(config.beta1, config.beta2),
+            eps=config.eps,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.steps = 0
+
+    def gradient_of(self, parameter: Tensor) -> Tensor | None:
+        """What a backward pass may add ``parameter``'s gradient to itself; None if it is not trained."""
+        for name, trained in self._compute.items():
+            if trained is parameter:
+                master = self._masters[name]
+                if master.grad is None:
+                    master.grad = torch.zeros_like(master)
+                return master.grad
+        return None
+
+    def gradients(self) -> dict[str, Tensor]:
+        """The gradients of all backward passes since the last step, by parameter name; zeros where nothing flowed."""
+        for master in self._masters.values():
+            if master.grad is None:
+                master.grad = torch.zeros_like(master)
+        return {name: master.grad for name, master in self._masters.items() if master.grad is not None}
+
+    def gradient_norm(self) -> float:
+        """Global L2 norm of the collected gradients."""
+        return math.sqrt(sum(float(square_sum(gradient)) for gradient in self.gradients().values()))
+
+    @torch.no_grad()
+    def step(self, learning_rate: float, gradient_norm: float) -> None:
+        """Clip to ``max_grad_norm``, take one AdamW step, refresh the model's copy, forget the gradients.
+
+        Args:
+            learning_rate: of this step.
+            gradient_norm: what ``gradient_norm()`` gave.
+        """
+        gradients = self.gradients().values()
+        if gradient_norm > self._config.max_grad_norm:
+            for gradient in gradients:
+                gradient.mul_(self._config.max_grad_norm / gradient_norm)
+        for group in self._adam.param_groups:
+            group["lr"] = learning_rate
+        self._adam.step()
+        self.steps += 1
+        self.forget()
+        self._refresh()
+
+    @torch.no_grad()
+    def weights_are_finite(self) -> bool:
+        """Whether every master is; a sum is enough to see, and one look at the device."""
+        return bool(torch.stack([master.sum() for master in self._masters.values()]).isfinite().all())
+
+    def forget(self) -> None:
+        """Drop the collected gradients."""
+        for name, master in self._masters.items():
+            if master is self._compute[name]:
+                master.grad = None
+            elif master.grad is not None:
+                master.grad.zero_()
+                self._compute[name].grad = None
+
+    def state(self) -> dict[str, Any]:
+        """``weights/<name>``, ``exp_avg/<name>``, ``exp_avg_sq/<name>`` (from the first step on) and ``meta``.
+
+        The tensors are the living ones: they change with the next step.
+        """
+        tensors = {f"weights/{name}": master.detach() for name, master in self._masters.items()}
+        for name, master in self._masters.items():
+            for moment in _MOMENTS:
+                if master in self._adam.state:
+                    tensors[f"{moment}/{name}"] = self._adam.state[master][moment]
+        return {**tensors, "meta": {"optimizer_steps": self.steps}}
+
+    @torch.no_grad()
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Inverse of ``state``.
+
+        Raises:
+            ValueError: the state's parameters are not this model's (the first differences are named).
+        """
+        steps = int(state["meta"]["optimizer_steps"])
+        expected = {f"weights/{name}": master.shape for name, master in self._masters.items()}
+        if steps:
+            expected |= {f"{m}/{name}": master.shape for name, master in self._masters.items() for m in _MOMENTS}
+        given = {name: value.shape for name, value in state.items() if isinstance(value, Tensor)}
+        if given != expected:
+            differing = sorted(set(given.items()) ^ set(expected.items()))[:3]
+            raise ValueError(
+                f"the checkpoint does not belong to this model: it differs in {[name for name, _ in differing]} "
+                f"({len(given)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
+            )
+        self._adam.state.clear()
+        for name, master in self._masters.items():
+            master.copy_(state[f"weights/{name}"])
+            if steps:
+                self._adam.state[master] = {
+                    "step": torch.tensor(float(steps), device=master.device),
+                    **{m: torch.empty_like(master).copy_(state[f"{m}/{name}"]) for m in _MOMENTS},
+                }
+        self.steps = steps
+        self.forget()
+        self._refresh()
+
+    def _refresh(self) -> None:
+        if not self._shared:
+            for name, parameter in self._compute.items():
+                parameter.data.copy_(self._masters[name])
+
+
+def _add_to_master(master: Tensor, parameter: Tensor) -> None:
+    """Add a parameter's gradient to its master's, and drop it."""
+    if parameter.grad is not None:
+        assert master.grad is not None
+        _add_widened(master.grad, parameter.grad)
+        parameter.grad = None
+
+
+def _add_widened(total: Tensor, part: Tensor) -> None:
+    """``total += part`` for a narrower ``part``, through a small buffer: six times as fast as torch's mixed sum."""
+    flat_total, flat_part = total.view(-1), part.reshape(-1)
+    buffer = torch.empty(min(_WIDEN_CHUNK, len(flat_total)), dtype=total.dtype, device=total.device)
+    for into, piece in zip(flat_total.split(_WIDEN_CHUNK), flat_part.split(_WIDEN_CHUNK), strict=True):
+        into.add_(buffer[: len(piece)].copy_(piece))
+
+
+def square_sum(values: Tensor) -> Tensor:
+    """Sum of squares, float64. In one float32 sum over an embedding's gradient the third digit is wrong already."""
+    flat = values.reshape(-1)
+    whole = len(flat) // _NORM_CHUNK * _NORM_CHUNK
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _NORM_CHUNK), dim=1).double()
+    rest = torch.linalg.vector_norm(flat[whole:]).double()
+    return rows.square().sum() + rest.square()
+
+
+_ADAPTER = "default"
+_SEED = 0
+
+
+class LoraAdapters:
+    """Adapters injected into ``model``: the model's own weights are frozen, the adapters' are trained.
+
+    B starts at 0, so the policy starts as the model itself. A starts from a fixed seed.
+
+    Raises:
+        RecipeError: the model has no such layers.
+        ValueError: peft is not installed, or the output head or embedding would be adapted.
+    """
+
+    def __init__(self, model: PreTrainedModel, config: LoraConfig) -> None:
+        try:
+            import peft
+        except ImportError as error:
+            raise ValueError("model.lora needs PEFT; install it with: pip install 'magicrl[lora]'") from error
+        settings = peft.LoraConfig(
+            r=config.rank,
+            lora_alpha=cast(int, config.alpha),
+            target_modules=list(config.target_modules),
+            lora_dropout=0.0,
+            bias="none",
+            task_type="CAUSAL_LM",
+        )
+        # the learner decides about precision: adapters have float32 masters like any other weight
+        try:
+            with torch.random.fork_rng():  # what PEFT draws is drawn again below
+                self._peft: Any = peft.get_peft_model(model, settings, autocast_adapter_dtype=False)
+        except ValueError as error:
+            linear = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, torch.nn.Linear)}
+            named = f"{list(config.target_modules)} are no layers of this model"
+            raise RecipeError(
+                f"{named}; it has: {', '.join(sorted(linear))}", key="model.lora.target_modules"
+            ) from error
+        self.model = cast(PreTrainedModel, self._peft.get_base_model())
+        self._layers: dict[str, Any] = {
+            name: module for name, module in self.model.named_modules() if hasattr(module, "lora_A")
+        }
+        for name, value in self.start_values().items():
+            self.model.get_parameter(name).data.copy_(value)
+        for part in (self.model.get_output_embeddings(), self.model.get_input_embeddings()):
+            if part in self._layers.values():
+                raise ValueError(
+                    f"model.lora.target_modules {list(config.target_modules)} holds the output head or the embedding; "
+                    "only layers of the decoder can be adapted"
+                )
+
+    def start_values(self) -> dict[str, Tensor]:
+        """What the adapters start from, by parameter name, on the CPU: A by ``nn.Linear``'s rule, B 0.
+
+        It depends on the adapters' names and shapes alone, so that ranks with an empty model find the same.
+        """
+        generator = torch.Generator().manual_seed(_SEED)
+        values: dict[str, Tensor] = {}
+        for name, layer in self._layers.items():
+            a, b = (torch.zeros(half[_ADAPTER].weight.shape) for half in (layer.lora_A, layer.lora_B))
+            torch.nn.init.kaiming_uniform_(a, a=math.sqrt(5), generator=generator)
+            values |= {f"{name}.lora_A.{_ADAPTER}.weight": a, f"{name}.lora_B.{_ADAPTER}.weight": b}
+        return values
+
+    @torch.no_grad()
+    def merged_weights(self, prefix: str = "") -> dict[str, Tensor]:
+        """The model's weights with the adapters added in float32, by the names it had without adapters.
+
+        Args:
+            prefix: only weights whose names begin with it, such as ``model.layers.3.``.
+        """
+        weights: dict[str, Tensor] = {}
+        for name, parameter in self.model.named_parameters():
+            if name.startswith(prefix) and ".lora_" not in name:
+                weights[name.replace(".base_layer.", ".")] = parameter.detach()
+        for name, layer in self._layers.items():
+            if not name.startswith(prefix):
+                continue
+            base = weights[f"{name}.weight"]
+            wide = torch.promote_types(base.dtype, torch.float32)
+            delta = layer.get_delta_weight(_ADAPTER).to(wide)
+            weights[f"{name}.weight"] = (base.to(wide) + delta).to(base.dtype)
+        return weights
+
+    def merged_model(self) -> PreTrainedModel:
+        """A copy of the model without adapters, their effect merged into its weights."""
+        plain = cast(PreTrainedModel, copy.deepcopy(self._peft).unload())
+        plain.load_state_dict(self.merged_weights(), strict=False)
+        return plain
+
+
+WORTH_IT_BYTES = 1 << 30
+"""Below this resident size a run is left alone: there is nothing to win and the call takes time."""
+
+
+@functools.cache
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's ``malloc_trim``; None where the C library has none (macOS, musl)."""
+    try:
+        function = ctypes.CDLL(None).malloc_trim
+    except (OSError, AttributeError):
+        return None
+    function.argtypes = [ctypes.c_size_t]
+    return function
+
+
+def release_free_memory() -> None:
+    """Return the allocator's free pages to the system, where the process is large and the library can.
+
+    Micro-batches differ in size, so glibc's heap fragments: on a 135M-parameter model it kept 4 GB of free pages after
+    thirty steps. ``malloc_trim`` returns them; it changes nothing but the resident size.
+    """
+    trim = _malloc_trim()
+    if trim is not None and psutil.Process().memory_info().rss > WORTH_IT_BYTES:
+        trim(0)

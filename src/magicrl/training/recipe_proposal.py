@@ -27,7 +27,7 @@ from magicrl.training.diagnosis import Judging, SampledAnswers, answers_of
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
-from magicrl.training.supervised import SUPERVISED, supervised_sample
+from magicrl.training.sft import SUPERVISED, supervised_sample
 from magicrl.verifiers.base import Extract, Reasoning
 from magicrl.verifiers.pool import VerifierPool
 

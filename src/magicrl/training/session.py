@@ -50,7 +50,7 @@ from magicrl.training.curriculum import DifficultyFilter, StageSchedule, in_word
 from magicrl.training.diagnosis import Conclusion, conclude, judging_of, learning_facts
 from magicrl.training.health import HealthMonitor
 from magicrl.training.held_out import HeldOutTest, Validation
-from magicrl.training.memory import release_free_memory
+from magicrl.training.learner import release_free_memory
 from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling, run_facts
 from magicrl.training.objective import entropy_controller

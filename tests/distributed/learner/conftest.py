@@ -12,8 +12,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group
-from magicrl.distributed.learner.local_ranks import LocalLauncher, LocalRanks
-from magicrl.distributed.learner.ranks import RankGroup
+from magicrl.distributed.learner.launchers import LocalLauncher, LocalRanks, RankGroup
 from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.small_models import make_tokenizer
 from magicrl.records import (

@@ -19,8 +19,7 @@ import torch
 
 from magicrl.config.schema import LearnerPlacement, ModelConfig, OptimizerConfig
 from magicrl.distributed.learner import DistributedLearner, LearnerLost, LearnerTimeouts, LocalLauncher
-from magicrl.distributed.learner.local_ranks import LocalRanks
-from magicrl.distributed.learner.ranks import Answer, Fault, answered, settled
+from magicrl.distributed.learner.launchers import Answer, Fault, LocalRanks, answered, settled
 from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls

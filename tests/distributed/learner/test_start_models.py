@@ -18,10 +18,9 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from magicrl.config.schema import LearnerPlacement, LoraConfig, ModelConfig
 from magicrl.distributed.learner import DistributedLearner, LocalLauncher
-from magicrl.distributed.learner.settings import RankSettings
-from magicrl.distributed.learner.sharding import Meshes, ShardedModel
+from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.models.loading import load_empty, load_policy, load_shell
-from magicrl.training.lora import LoraAdapters
+from magicrl.training.learner import LoraAdapters
 from magicrl.training.objective import LearnerSettings
 
 LORA = LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_proj"))

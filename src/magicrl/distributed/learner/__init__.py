@@ -1,10 +1,8 @@
 """The learner over many devices: FSDP2 ranks behind the calls of ``training.protocols.Learner``."""
 
+from magicrl.distributed.learner.launchers import Launcher, LearnerLost, LocalLauncher, RankGroup, RayLauncher
 from magicrl.distributed.learner.learner import DistributedLearner
-from magicrl.distributed.learner.local_ranks import LocalLauncher
-from magicrl.distributed.learner.ranks import Launcher, LearnerLost, RankGroup
-from magicrl.distributed.learner.ray_ranks import RayLauncher
-from magicrl.distributed.learner.settings import LearnerTimeouts
+from magicrl.distributed.learner.sharding import LearnerTimeouts
 
 __all__ = [
     "DistributedLearner",

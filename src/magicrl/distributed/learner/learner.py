@@ -1,8 +1,8 @@
 """The learner of many devices behind the same calls as the one of one process; implements ``Learner``.
 
 The driver holds no weights. It cuts a mini-batch into shares, tells every rank its own, and reads what they found.
-What the ranks compute is the single learner's code (``training/objective.py``, ``models/scorer.py``,
-``training/optimizer.py``) on shards.
+What the ranks compute is the single learner's code (``training/objective.py``, ``training/learner.py``,
+``models/scorer.py``) on shards.
 
 A lost rank loses its rows of the weights, so all ranks start anew: from the last state that the driver knows, and
 through the updates made since, which it keeps. They are the same updates: same shares, same order, same sums.
@@ -10,27 +10,88 @@ through the updates made since, which it keeps. They are the same updates: same 
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from magicrl.config.schema import LearnerPlacement
-from magicrl.distributed.learner.history import History
-from magicrl.distributed.learner.rank import RankUpdate, Share
-from magicrl.distributed.learner.ranks import Launcher, LearnerLost, RankGroup
-from magicrl.distributed.learner.settings import LearnerTimeouts, RankSettings
-from magicrl.distributed.learner.shares import split_by_tokens
-from magicrl.distributed.learner.wire import PackedTensors
+from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGroup
+from magicrl.distributed.learner.rank import PackedTensors, RankUpdate, Share
+from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings
 from magicrl.models.loading import LoadedModel, save_policy
-from magicrl.models.packing import check_samples
+from magicrl.models.packing import check_samples, families
 from magicrl.records import FloatArray, TrainBatch, TrainSample
 from magicrl.rollout.vllm_weights import Meeting, Told
 from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
+
+Base: TypeAlias = "Mapping[str, Any] | tuple[Path, Mapping[str, Any]] | None"
+
+
+class History:
+    """The last state known outside the ranks, and the updates made since.
+
+    The batches are those that the loop made anyway; keeping them costs their tokens and log-probs, about 20 bytes a
+    response token.
+
+    Args:
+        limit: updates after which a state should be taken; None: never.
+    """
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self.base: Base = None
+        self.updates: list[tuple[TrainBatch, Controls]] = []
+
+    @property
+    def long(self) -> bool:
+        """Whether a state should be taken now."""
+        return self._limit is not None and len(self.updates) >= self._limit
+
+    def made(self, batch: TrainBatch, controls: Controls) -> None:
+        """An update was made."""
+        self.updates.append((batch, controls))
+
+    def known(self, base: Base) -> None:
+        """The present state is ``base``: a gathered one, a folder of shards with what belongs to it, or the start."""
+        self.base = base
+        self.updates.clear()
+
+
+def split_by_tokens(samples: Sequence[TrainSample], parts: int, token_budget: int) -> list[list[int]]:
+    """Spread ``samples`` over ``parts`` shares of about as many tokens each.
+
+    Responses to one prompt stay together as far as neither a micro-batch nor an even share is exceeded, so that the
+    prompt is computed once. The largest family goes first, each to the share with the fewest tokens. The result
+    depends on the arguments only. A share may be empty.
+
+    Args:
+        samples: a mini-batch.
+        parts: shares.
+        token_budget: most tokens of a micro-batch.
+
+    Returns:
+        ``parts`` ascending lists of indices into ``samples``; every index stands in exactly one.
+
+    Example: responses of 6, 5, 2 and 1 tokens to four prompts of one token, two parts: ``[[0, 3], [1, 2]]``.
+    """
+    assert parts >= 1
+    total = sum(len(sample) for sample in samples)
+    pieces = families(samples, max(1, min(token_budget, math.ceil(total / parts))))
+    sizes = [len(samples[p[0]].prompt_tokens) + sum(len(samples[i].tokens) for i in p) for p in pieces]
+    shares: list[list[int]] = [[] for _ in range(parts)]
+    loads = [0] * parts
+    for piece in sorted(range(len(pieces)), key=lambda i: (-sizes[i], i)):
+        least = min(range(parts), key=lambda i: (loads[i], i))
+        shares[least] += pieces[piece]
+        loads[least] += sizes[piece]
+    return [sorted(share) for share in shares]
+
 
 T = TypeVar("T")
 _WORK = {

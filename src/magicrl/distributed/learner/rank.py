@@ -23,17 +23,55 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.losses import LossMetrics
-from magicrl.distributed.learner import shards
-from magicrl.distributed.learner.optimizer import ShardOptimizer
-from magicrl.distributed.learner.scorer import ShardedScorer
-from magicrl.distributed.learner.settings import LOCAL_RANK, RankSettings
-from magicrl.distributed.learner.sharding import Meshes, ShardedModel
-from magicrl.distributed.learner.wire import PackedTensors
+from magicrl.distributed.learner.sharding import (
+    LOCAL_RANK,
+    Meshes,
+    RankSettings,
+    ShardedModel,
+    ShardedScorer,
+    ShardOptimizer,
+    read_shards,
+    verify_shards,
+    write_shards,
+)
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
 from magicrl.rollout.vllm_weights import Meeting, Told, WeightSender
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls
+
+
+@dataclass(frozen=True, slots=True)
+class PackedTensors:
+    """CPU tensors by name for other processes, as numpy arrays: Ray passes these without a copy.
+
+    Attributes:
+        arrays: their data; bfloat16, which numpy does not know, as int16.
+        narrow: names of those that are bfloat16.
+    """
+
+    arrays: Mapping[str, NDArray[Any]]
+    narrow: frozenset[str]
+
+    @staticmethod
+    def of(tensors: Mapping[str, Tensor]) -> PackedTensors:
+        """Pack CPU tensors; the arrays share their memory."""
+        narrow = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
+        return PackedTensors(
+            arrays={
+                name: (tensor.view(torch.int16) if name in narrow else tensor).detach().contiguous().numpy()
+                for name, tensor in tensors.items()
+            },
+            narrow=narrow,
+        )
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors again; they own memory that may be written to."""
+        found: dict[str, Tensor] = {}
+        for name, array in self.arrays.items():
+            tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+            found[name] = tensor.view(torch.bfloat16) if name in self.narrow else tensor
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -226,7 +264,7 @@ class LearnerRank:
 
     def write_shards(self, folder: str) -> tuple[str, str] | None:
         """Write this rank's rows of the state; returns its file's name and SHA-256, None where it has no rows."""
-        return shards.write(Path(folder), self._optimizer.sharded_state())
+        return write_shards(Path(folder), self._optimizer.sharded_state())
 
     def read_shards(self, folder: str, steps: int, files: Mapping[str, str]) -> int:
         """Take over a state that any number of ranks has written; returns the updates made.
@@ -236,9 +274,9 @@ class LearnerRank:
             steps: updates made when they were written.
             files: their names and SHA-256; each rank looks at some of them.
         """
-        shards.verify(Path(folder), files, self._rank, self._ranks)
+        verify_shards(Path(folder), files, self._rank, self._ranks)
         empty = self._optimizer.empty_state(steps)
-        shards.read(Path(folder), empty)
+        read_shards(Path(folder), empty)
         self._optimizer.restore_shards(empty, steps)
         return self._optimizer.steps
 

@@ -1,32 +1,93 @@
-"""A Hugging Face model spread over ranks by FSDP2, each decoder layer a unit, the rest one.
+"""The single learner's model, optimizer, scorer and state on shards, by FSDP2: each decoder layer a unit, the rest one.
 
 Parameters are float32 shards on dimension 0, gathered in the compute precision a layer at a time. Gradients of all
 micro-batches are summed over ranks in float32, never averaged: every loss is an additive share of the mini-batch's.
-
 Every rank builds an empty model and reads its own rows of the start model's weights from the files.
+
+The state is written by ``torch.distributed.checkpoint`` as safetensors (no pickle) under the keys of the single
+learner's checkpoint, one file a rank; each says which rows of which tensor it holds, so that any number of ranks, or
+one process without any, reads them. All nodes see the folder.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import math
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar, cast
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from magicrl.distributed.learner.settings import RankSettings
-from magicrl.distributed.learner.ulysses import check_degree
+from magicrl.config.schema import OptimizerConfig
+from magicrl.distributed.learner.ulysses import SequenceSlice, check_degree
 from magicrl.models.loading import load_empty, resolve_dtype
+from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.model_files import WeightFiles, find_model
-from magicrl.training.lora import LoraAdapters
+from magicrl.models.packing import PackedBatch
+from magicrl.models.scorer import PolicyScorer
+from magicrl.training.learner import LoraAdapters, MasterOptimizer, square_sum
+from magicrl.training.objective import LearnerSettings
+
+LOCAL_RANK = "MAGICRL_LOCAL_RANK"
+"""Environment variable: a rank's number among those of its machine, where they share its GPUs."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LearnerTimeouts:
+    """Seconds after which a wait ends with an error that names what was waited for.
+
+    Attributes:
+        start: for the ranks to be placed, connected and to have their share of the start model.
+        call: for all ranks to answer one call.
+        collective: for the other ranks inside one exchange of tensors.
+        grace: after the first rank failed, for the others to show whether they did too.
+    """
+
+    start: float = 900.0
+    call: float = 3600.0
+    collective: float = 600.0
+    grace: float = 3.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankSettings:
+    """The same on all ranks.
+
+    Attributes:
+        folder: the start model, a folder that every rank can read or a hub name.
+        learning: what the recipe says about learning.
+        valid_vocab: rows of the output head that are words; None means all.
+        sequence_parallel: ranks that share one sequence.
+        offload: master weights, gradients and moments live in the host's memory.
+        device: ``cuda`` gives every rank one GPU.
+        shares_gpus: rollout engines use the ranks' GPUs in turn with them.
+        threads: torch threads of a rank; None leaves torch's default.
+        timeouts: see there.
+    """
+
+    folder: str
+    learning: LearnerSettings = field(default_factory=LearnerSettings)
+    valid_vocab: int | None = None
+    sequence_parallel: int = 1
+    offload: bool = False
+    device: Literal["cpu", "cuda"] = "cpu"
+    shares_gpus: bool = False
+    threads: int | None = None
+    timeouts: LearnerTimeouts = field(default_factory=LearnerTimeouts)
+
 
 T = TypeVar("T")
 
@@ -223,3 +284,206 @@ class ShardedModel:
 def _plain(name: str) -> str:
     """A weight's name in a model without adapters."""
     return name.replace(".base_layer.", ".")
+
+
+class ShardOptimizer(MasterOptimizer):
+    """``MasterOptimizer`` whose masters are the local rows of sharded float32 parameters.
+
+    Args:
+        sharded: trained parameters by name; their data are ``DTensor``.
+        config: AdamW's settings.
+        device: where sums over ranks are exchanged.
+    """
+
+    def __init__(self, sharded: Mapping[str, nn.Parameter], config: OptimizerConfig, device: torch.device) -> None:
+        self._sharded = {name: cast(DTensor, parameter) for name, parameter in sharded.items()}
+        self._device = device
+        # the same memory: what AdamW changes here is what FSDP gathers
+        local = {name: nn.Parameter(p.to_local().detach()) for name, p in self._sharded.items()}
+        super().__init__(local, config, torch.float32)
+
+    def gradients(self) -> dict[str, Tensor]:
+        """This rank's rows of the gradients, summed over ranks already."""
+        for name, parameter in self._sharded.items():
+            if parameter.grad is not None:
+                self._compute[name].grad = cast(DTensor, parameter.grad).to_local()
+        return super().gradients()
+
+    def gradient_norm(self) -> float:
+        """Global L2 norm, the same on every rank."""
+        total = torch.zeros((), dtype=torch.float64, device=self._device)
+        for gradient in self.gradients().values():
+            total += square_sum(gradient).to(self._device)
+        dist.all_reduce(total)
+        return math.sqrt(float(total))
+
+    def weights_are_finite(self) -> bool:
+        """Whether every rank's masters are."""
+        found = torch.tensor(int(super().weights_are_finite()), device=self._device)
+        dist.all_reduce(found, dist.ReduceOp.MIN)
+        return bool(found)
+
+    def forget(self) -> None:
+        """Drop the collected gradients."""
+        for parameter in self._sharded.values():
+            parameter.grad = None
+        super().forget()
+
+    def sharded_state(self) -> dict[str, DTensor]:
+        """The tensors of ``state`` as shards of whole ones, under the same keys; they share memory with it."""
+        local = {key: value for key, value in self.state().items() if isinstance(value, Tensor)}
+        return {key: self._as_shard(key, value) for key, value in local.items()}
+
+    def empty_state(self, steps: int) -> dict[str, DTensor]:
+        """Shards as ``sharded_state`` after ``steps`` steps, their values yet to be read."""
+        kinds = ("weights", "exp_avg", "exp_avg_sq") if steps else ("weights",)
+        shapes = {f"{kind}/{name}": p for kind in kinds for name, p in self._sharded.items()}
+        return {key: self._as_shard(key, torch.empty_like(p.to_local())) for key, p in shapes.items()}
+
+    def restore_shards(self, shards: Mapping[str, DTensor], steps: int) -> None:
+        """Take this rank's rows of ``shards`` (keys as ``empty_state``)."""
+        local = {key: value.to_local() for key, value in shards.items()}
+        self.restore({**local, "meta": {"optimizer_steps": steps}})
+
+    def restore_whole(self, shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Tensor], steps: int) -> None:
+        """Take over a state whose tensors are whole on rank 0 and nowhere else.
+
+        Args:
+            shapes: of all its tensors, the same on every rank.
+            whole: on rank 0 the tensors, elsewhere nothing.
+            steps: updates made.
+
+        Raises:
+            ValueError: the state's parameters are not this model's, on every rank.
+        """
+        shards = self.empty_state(steps)
+        expected = {key: tuple(shard.shape) for key, shard in shards.items()}
+        if dict(shapes) != expected:
+            differing = sorted(set(shapes.items()) ^ set(expected.items()))[:3]
+            raise ValueError(
+                f"the checkpoint does not belong to this model: it differs in {[name for name, _ in differing]} "
+                f"({len(shapes)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
+            )
+        for key, shard in shards.items():
+            given = whole[key] if whole else torch.empty(expected[key], dtype=shard.dtype)
+            given = given.to(self._device, shard.dtype).contiguous()
+            part = distribute_tensor(given, shard.device_mesh, shard.placements)
+            shard.to_local().copy_(part.to_local())
+        self.restore_shards(shards, steps)
+
+    def _as_shard(self, key: str, local: Tensor) -> DTensor:
+        like = self._sharded[key.split("/", 1)[1]]
+        return DTensor.from_local(
+            local, like.device_mesh, like.placements, run_check=False, shape=like.shape, stride=like.stride()
+        )
+
+    def whole_state(self, keep: bool) -> dict[str, Any]:
+        """The tensors of ``state`` gathered one by one to the CPU; kept where ``keep`` is true."""
+        found: dict[str, Any] = {}
+        for key, shard in self.sharded_state().items():
+            tensor = cast(DTensor, shard.to(self._device)).full_tensor()
+            if keep:
+                found[key] = tensor.cpu().clone() if tensor.device.type == "cpu" else tensor.cpu()
+        return found
+
+
+def write_shards(folder: Path, state: Mapping[str, DTensor]) -> tuple[str, str] | None:
+    """Write this rank's rows to ``folder``; called by all ranks.
+
+    Returns:
+        Name and SHA-256 of this rank's file; None if it holds no rows.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    save(dict(state), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
+    mine = sorted(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
+    if not mine:
+        return None
+    (file,) = mine
+    return file.name, _sha256(file)
+
+
+def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int) -> None:
+    """Compare this rank's part of the files with their checksums.
+
+    Raises:
+        ValueError: a file is missing or is not what was written.
+    """
+    for name in sorted(files)[rank::ranks]:
+        file = folder / name
+        if not file.is_file() or _sha256(file) != files[name]:
+            what = "does not have the checksum it was written with" if file.is_file() else "is missing"
+            raise ValueError(f"{file} {what}; resume from the checkpoint before it")
+
+
+def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
+    """Fill ``into`` (shards, or whole tensors in one process) from ``folder``.
+
+    Raises:
+        ValueError: the folder does not hold these tensors.
+    """
+    reader = HuggingFaceStorageReader(str(folder))
+    found = {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
+    expected = {key: tuple(tensor.shape) for key, tensor in into.items()}
+    if found != expected:
+        differing = sorted(set(found.items()) ^ set(expected.items()))[:3]
+        raise ValueError(
+            f"{folder} does not belong to this model: it differs in {[name for name, _ in differing]} "
+            f"({len(found)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
+        )
+    # each rank plans for itself: one that finds a fault alone would leave the others waiting in a collective
+    load(dict(into), storage_reader=reader, no_dist=True)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()
+
+
+class ShardedScorer(PolicyScorer):
+    """``PolicyScorer`` whose passes gather the model as they go; every rank makes as many passes as the others.
+
+    Args:
+        sharded: the model.
+        settings: as ``PolicyScorer``'s.
+    """
+
+    def __init__(self, sharded: ShardedModel, **settings: Any) -> None:
+        self._sharded = sharded
+        super().__init__(sharded.model, **settings)
+
+    @property
+    def device(self) -> torch.device:
+        return self._sharded.device
+
+    def forward(
+        self, batch: PackedBatch, temperature: float, *, head_gradient: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """See ``PolicyScorer.forward``; with sequence parallelism every rank of the group has the whole result."""
+        assert head_gradient is None, "a shard's gradient is summed over ranks, the head's among them"
+        group = self._sharded.meshes.sequence
+        if group is None:
+            return self._sharded.run(lambda: super(ShardedScorer, self).forward(batch, temperature))
+        part = SequenceSlice.of(batch, group)
+
+        def own() -> tuple[Tensor, Tensor]:
+            hidden = self._hidden(part.input_ids, part.position_ids, part.attention)
+            return self._head(hidden.index_select(0, part.predict_index), part.targets, temperature)
+
+        logprobs, entropies = self._sharded.run(own)
+        return part.gathered(logprobs, group), part.gathered(entropies, group)
+
+    @torch.no_grad()
+    def _use_memory_efficient_layers(self) -> None:
+        """The probe of each layer needs its weights whole."""
+        units = self._sharded.units()
+        layers = {unit for prefix, unit in units if prefix}
+        inside = {module for layer in layers for module in layer.modules()}  # pyright: ignore[reportAttributeAccessIssue]
+        for prefix, unit in units:
+            with self._sharded.whole(unit):
+                outside = [m for m in self.model.modules() if m not in inside and not list(m.children())]
+                for module in [unit] if prefix else outside:
+                    use_memory_efficient_layers(module)  # pyright: ignore[reportArgumentType]
+
+    def _check_model(self) -> None:
+        with torch.no_grad():
+            self._sharded.run(super()._check_model)

@@ -29,7 +29,7 @@ class StaleEngineError(TrainingStopped):
     """An engine samples with other weights than the learner's."""
 
 
-class ParityCheck:
+class LogprobCheck:
     """A `magicrl.rollout.protocol.WeightCheck` against a learner.
 
     Args:
