@@ -127,15 +127,6 @@ def test_attention_padding_is_bounded(seed: int) -> None:
     assert context.longest == max(lengths)
 
 
-def test_the_hook_sees_keys_and_values() -> None:
-    seen: dict[int, tuple[Tensor, Tensor]] = {}
-    context = PackedContext([3, 2], on_key_value=lambda layer, k, v: seen.update({layer: (k, v)}))
-    query, key, value = (torch.randn(1, 2, 5, 4) for _ in range(3))
-    context.attend(7, query, key, value, 1.0)
-    assert seen[7][0] is key
-    assert seen[7][1] is value
-
-
 @pytest.mark.parametrize("lengths", [[], [3, 0]])
 def test_empty_sequences_are_refused(lengths: list[int]) -> None:
     with pytest.raises(ValueError, match="at least one token"):

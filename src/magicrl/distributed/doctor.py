@@ -40,26 +40,16 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFacts:
-    """What a probe sees on its node.
-
-    Attributes:
-        versions: of Python and of the packages that are there.
-        resolves_to: address that the machine's own name stands for.
-        clock: seconds since the epoch there.
-        memory: (free, all) bytes.
-        shared_memory: (free, all) bytes of /dev/shm, where the object store lives.
-        gpus: names of the GPUs that torch sees.
-        threads: cores that this process may use.
-    """
+    """What a probe sees on its node."""
 
     host: str
-    versions: dict[str, str]
-    resolves_to: str
-    clock: float
-    memory: tuple[int, int]
-    shared_memory: tuple[int, int]
-    gpus: tuple[str, ...]
-    threads: int
+    versions: dict[str, str]  # of Python and of the packages that are there
+    resolves_to: str  # address that the machine's own name stands for
+    clock: float  # seconds since the epoch there
+    memory: tuple[int, int]  # (free, all) bytes
+    shared_memory: tuple[int, int]  # (free, all) bytes of /dev/shm, where the object store lives
+    gpus: tuple[str, ...]  # names of the GPUs that torch sees
+    threads: int  # cores that this process may use
 
 
 class Probe:

@@ -34,7 +34,7 @@ from magicrl.distributed.replica import Harvest, ReplicaFacts, pack, size
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, RolloutEngine, WeightCheck
-from magicrl.rollout.requests import FiledGroups, GroupProgress, check_request, group_of, pack_begun, with_begun
+from magicrl.rollout.requests import GroupProgress, OpenGroups, check_request, group_of, pack_begun, with_begun
 from magicrl.rollout.vllm_weights import Meeting, Told
 from magicrl.training.protocols import WorkSpan
 
@@ -44,33 +44,23 @@ class Slot:
     """A place.
 
     Attributes:
-        index: names it.
-        actor: Ray's handle.
-        facts: None until it has answered for the first time.
         pending: the call on whose answer the pool waits: ``facts`` and then ``load`` while it starts, else ``collect``.
-        starting: it has not the present weights yet.
-        given: version of the weights that it takes while it starts.
-        owed: sample indices by issue order.
-        heard: seconds that the pool had listened at its last delivered sample, or at the hand-over of work.
-        tokens: delivered since `observations`.
         busy, busy_told: seconds spent generating so far, and at the last `observations`.
-        peak_mb: most memory of its accelerator so far.
-        longest: most samples owed at once since `observations`.
     """
 
-    index: int
-    actor: Any
-    facts: ReplicaFacts | None = None
+    index: int  # names it
+    actor: Any  # Ray's handle
+    facts: ReplicaFacts | None = None  # None until it has answered for the first time
     pending: Any = None
-    starting: bool = True
-    given: int | None = None
-    owed: dict[int, set[int]] = field(default_factory=dict[int, set[int]])
-    heard: float = 0.0
-    tokens: int = 0
+    starting: bool = True  # it has not the present weights yet
+    given: int | None = None  # version of the weights that it takes while it starts
+    owed: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # sample indices by issue order
+    heard: float = 0.0  # seconds that the pool had listened at its last delivered sample, or at the hand-over of work
+    tokens: int = 0  # delivered since `observations`
     busy: float = 0.0
     busy_told: float = 0.0
-    peak_mb: float = 0.0
-    longest: int = 0
+    peak_mb: float = 0.0  # most memory of its accelerator so far
+    longest: int = 0  # most samples owed at once since `observations`
     _began: float | None = None
     _spans: list[WorkSpan] = field(default_factory=list[WorkSpan])
 
@@ -178,7 +168,7 @@ class EnginePool(RolloutEngine):
         self._timeouts = timeouts
         self._restarts = restarts
         self._check = check
-        self._groups = FiledGroups()
+        self._groups = OpenGroups()
         self._waiting: deque[tuple[int, set[int]]] = deque()  # for want of a replica
         self._busy_lost = 0.0  # share of replicas that are gone
         self._listened = 0.0  # seconds in which the replicas could have told something

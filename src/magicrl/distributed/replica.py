@@ -68,36 +68,22 @@ _HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaFacts:
-    """What a replica tells of itself once its engine is there.
+    """What a replica tells of itself once its engine is there."""
 
-    Attributes:
-        host: the machine's name.
-        pid: its process.
-        node: Ray's id of the node; empty outside Ray.
-        max_context: of its engine.
-        devices: what CUDA calls its accelerators; ``cpu`` without any.
-    """
-
-    host: str
-    pid: int
-    node: str
-    max_context: int
-    devices: tuple[str, ...] = ()
+    host: str  # the machine's name
+    pid: int  # its process
+    node: str  # Ray's id of the node; empty outside Ray
+    max_context: int  # of its engine
+    devices: tuple[str, ...] = ()  # what CUDA calls its accelerators; ``cpu`` without any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Harvest:
-    """What ended since the last call.
+    """What ended since the last call."""
 
-    Attributes:
-        samples: (issue order of the request, sample index, completion).
-        busy: seconds that the engine has generated so far.
-        peak_mb: most memory of its fullest accelerator so far, as the engine tells it.
-    """
-
-    samples: list[tuple[int, int, Completion]]
-    busy: float
-    peak_mb: float = 0.0
+    samples: list[tuple[int, int, Completion]]  # (issue order of the request, sample index, completion)
+    busy: float  # seconds that the engine has generated so far
+    peak_mb: float = 0.0  # most memory of its fullest accelerator so far, as the engine tells it
 
 
 @dataclass(kw_only=True, slots=True)

@@ -24,25 +24,15 @@ class ClusterError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """One live node.
+    """One live node."""
 
-    Attributes:
-        id: Ray's.
-        address: IP address.
-        cpus: CPUs that Ray may give to actors.
-        gpus: likewise.
-        memory: bytes that Ray may give out.
-        object_store: bytes of its object store.
-        head: whether the cluster's head runs here.
-    """
-
-    id: str
-    address: str
-    cpus: float
-    gpus: float
-    memory: float
-    object_store: float
-    head: bool
+    id: str  # Ray's
+    address: str  # IP address
+    cpus: float  # CPUs that Ray may give to actors
+    gpus: float  # likewise
+    memory: float  # bytes that Ray may give out
+    object_store: float  # bytes of its object store
+    head: bool  # whether the cluster's head runs here
 
     @property
     def name(self) -> str:

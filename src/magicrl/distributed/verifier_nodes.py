@@ -60,28 +60,20 @@ class _Place:
     """A node's actor and how many responses it has not judged yet.
 
     Attributes:
-        number: names it; a successor has the same.
-        node: where it lives.
-        actor: Ray's handle.
-        calls: under way, of all tickets.
-        judged: since the last `observations`.
-        busy: seconds in which it judged anything, since the last `observations`.
         worked: when it judged, not yet taken into ``busy`` and ``spans``; overlapping, in no order.
         spans: when it judged, since they were last told.
-        settled: calls that were taken in, ever.
-        seen: how many it had finished when it was last asked whether it moves.
     """
 
-    number: int
-    node: Node
-    actor: Any
-    calls: list[Any] = field(default_factory=list[Any])
-    judged: int = 0
-    busy: float = 0.0
+    number: int  # names it; a successor has the same
+    node: Node  # where it lives
+    actor: Any  # Ray's handle
+    calls: list[Any] = field(default_factory=list[Any])  # under way, of all tickets
+    judged: int = 0  # since the last `observations`
+    busy: float = 0.0  # seconds in which it judged anything, since the last `observations`
     worked: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     spans: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
-    settled: int = 0
-    seen: int = 0
+    settled: int = 0  # calls that were taken in, ever
+    seen: int = 0  # how many it had finished when it was last asked whether it moves
 
     @property
     def waiting(self) -> int:

@@ -246,18 +246,14 @@ class StepShape:
     """All that the kernels of a step are chosen by.
 
     Attributes:
-        rows: of the pass.
-        prompts: slots that are read.
-        members: rows of one prompt at most.
-        prompt_tokens: read of each prompt.
         tiers: ``(rows, tokens)``: the first ``rows`` rows are read up to ``tokens`` of their responses; fewer and fewer
             rows, further and further.
     """
 
-    rows: int
-    prompts: int
-    members: int
-    prompt_tokens: int
+    rows: int  # of the pass
+    prompts: int  # slots that are read
+    members: int  # rows of one prompt at most
+    prompt_tokens: int  # read of each prompt
     tiers: tuple[tuple[int, int], ...]
 
     @staticmethod

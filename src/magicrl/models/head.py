@@ -17,7 +17,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor
@@ -28,25 +28,15 @@ TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tiles:
-    """Tile sizes of the Triton kernels.
+    """Tile sizes of the Triton kernels."""
 
-    Attributes:
-        tokens: rows of a program.
-        words: columns of one tile of logits.
-        inner: of the hidden width, multiplied at a time.
-        group: blocks of rows that follow each other before the next words.
-        words_per_program: tiles that a program of the forward pass goes through, one after the other.
-        warps: of a program.
-        stages: of its pipeline.
-    """
-
-    tokens: int = 128
-    words: int = 128
-    inner: int = 64
-    group: int = 16
-    words_per_program: int = 16
-    warps: int = 8
-    stages: int = 3
+    tokens: int = 128  # rows of a program
+    words: int = 128  # columns of one tile of logits
+    inner: int = 64  # of the hidden width, multiplied at a time
+    group: int = 16  # blocks of rows that follow each other before the next words
+    words_per_program: int = 16  # tiles that a program of the forward pass goes through, one after the other
+    warps: int = 8  # of a program
+    stages: int = 3  # of its pipeline
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,23 +44,17 @@ class HeadOptions:
     """What lies between hidden states and log-probabilities, apart from the weights.
 
     Attributes:
-        temperature: tau, > 0; divides the logits before the log-softmax (recipe section 2).
         valid_vocab: rows of the weight that are words. Later rows are padding: their probability is 0.
             None means all rows.
-        chunk_tokens: a piece has as many logits as so many tokens have, whatever its shape.
-        scale: constant factor on the logits, before soft-capping (Cohere, Granite).
-        softcap: logits become ``softcap * tanh(logits / softcap)`` (Gemma 2); None for most models.
-        backend: ``auto`` is Triton where the tensors are on CUDA and Triton is installed, else torch.
-        tiles: of the Triton kernels; None is what suits the device.
     """
 
-    temperature: float = 1.0
+    temperature: float = 1.0  # tau, > 0; divides the logits before the log-softmax (recipe section 2)
     valid_vocab: int | None = None
-    chunk_tokens: int = 1024
-    scale: float = 1.0
-    softcap: float | None = None
-    backend: Backend = "auto"
-    tiles: Tiles | None = None
+    chunk_tokens: int = 1024  # a piece has as many logits as so many tokens have, whatever its shape
+    scale: float = 1.0  # constant factor on the logits, before soft-capping (Cohere, Granite)
+    softcap: float | None = None  # logits become ``softcap * tanh(logits / softcap)`` (Gemma 2); None for most models
+    backend: Backend = "auto"  # ``auto`` is Triton where the tensors are on CUDA and Triton is installed, else torch
+    tiles: Tiles | None = None  # of the Triton kernels; None is what suits the device
 
     def __post_init__(self) -> None:
         if self.temperature <= 0:
@@ -81,21 +65,13 @@ class HeadOptions:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadInputs:
-    """What a backend works on: the weight's padded rows are gone, so their probability is exactly 0.
+    """What a backend works on: the weight's padded rows are gone, so their probability is exactly 0."""
 
-    Attributes:
-        hidden: ``[tokens, d]``.
-        weight: ``[vocab, d]`` in the dtype of ``hidden``.
-        bias: ``[vocab]`` in the dtype of the statistics, or None.
-        targets: ``[tokens]`` int64.
-        options: see there.
-    """
-
-    hidden: Tensor
-    weight: Tensor
-    bias: Tensor | None
-    targets: Tensor
-    options: HeadOptions
+    hidden: Tensor  # ``[tokens, d]``
+    weight: Tensor  # ``[vocab, d]`` in the dtype of ``hidden``
+    bias: Tensor | None  # ``[vocab]`` in the dtype of the statistics, or None
+    targets: Tensor  # ``[tokens]`` int64
+    options: HeadOptions  # see there
 
     @property
     def dtype(self) -> torch.dtype:
@@ -107,19 +83,13 @@ class HeadInputs:
 class Pull:
     """What the logits' gradient is made of, ``[tokens]`` each, in the dtype of the statistics.
 
-    Attributes:
-        logprobs: gradient of the log-probabilities, g.
-        entropies: gradient of the entropies, h; None if all are zero.
-        log_sums: logsumexp of the logits, L.
-        entropy_values: H.
-
     Arranged as ``p * (-(g + h (H - L)) - h z) + g onehot``: one exponential and two passes.
     """
 
-    logprobs: Tensor
-    entropies: Tensor | None
-    log_sums: Tensor
-    entropy_values: Tensor
+    logprobs: Tensor  # gradient of the log-probabilities, g
+    entropies: Tensor | None  # gradient of the entropies, h; None if all are zero
+    log_sums: Tensor  # logsumexp of the logits, L
+    entropy_values: Tensor  # H
 
     def constant(self, rows: slice) -> Tensor:
         """``-(g + h (H - L))``."""
@@ -129,25 +99,13 @@ class Pull:
         return -found
 
 
-class HeadBackend(Protocol):
-    """Two passes over the logits."""
-
-    def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Log-probabilities of the targets, entropies and logsumexps, ``[tokens]`` each."""
-        ...
-
-    def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
-        """``[rows, words]`` gradient of the raw products of hidden states and weights, in their dtype."""
-        ...
-
-
 _CPU_BLOCK_ELEMENTS = 1 << 19
 """Softmax statistics are taken over blocks of rows that stay in a core's cache (2 MiB of float32)."""
 _GPU_BLOCK_ELEMENTS = 1 << 25
 
 
 class TorchHead:
-    """A ``HeadBackend`` for every device."""
+    """The two passes over the logits in torch: softmax in blocks that stay in cache."""
 
     def __init__(self, inputs: HeadInputs) -> None:
         self._inputs = inputs
@@ -155,7 +113,6 @@ class TorchHead:
         self._buffers: list[Tensor] = []
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``HeadBackend``."""
         inputs = self._inputs
         tokens, vocab = len(inputs.hidden), len(inputs.weight)
         logprobs = torch.empty(tokens, dtype=inputs.dtype, device=inputs.hidden.device)
@@ -178,7 +135,6 @@ class TorchHead:
         return logprobs, entropies, log_sums
 
     def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
-        """See ``HeadBackend``. The product's memory is given its gradient."""
         inputs = self._inputs
         product = inputs.hidden[rows] @ inputs.weight[words].T
         for span, part, logits, spare in self._blocks(rows.start, product, words):
@@ -288,7 +244,8 @@ def _inputs(hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor
     return HeadInputs(hidden=hidden, weight=weight[:vocab], bias=wide_bias, targets=targets, options=options)
 
 
-def _backend(inputs: HeadInputs) -> HeadBackend:
+def _backend(inputs: HeadInputs) -> Any:
+    """`TorchHead`, or the `TritonHead` of the same two passes."""
     wanted = inputs.options.backend
     fits = TRITON_INSTALLED and inputs.hidden.dtype != torch.float64
     if wanted == "triton" and not fits:

@@ -164,14 +164,13 @@ def tiles_for(device: torch.device) -> Tiles:
 
 
 class TritonHead:
-    """A ``HeadBackend`` for CUDA."""
+    """The two passes over the logits for CUDA."""
 
     def __init__(self, inputs: HeadInputs) -> None:
         self._inputs = inputs
         self._tiles = inputs.options.tiles or tiles_for(inputs.hidden.device)
 
     def statistics(self) -> tuple[Tensor, Tensor, Tensor]:
-        """See ``HeadBackend``."""
         inputs, tiles = self._inputs, self._tiles
         tokens, vocab = len(inputs.hidden), len(inputs.weight)
         span = tiles.words * tiles.words_per_program
@@ -194,7 +193,6 @@ class TritonHead:
         return chosen - top - log_total, log_total - mean, log_total + top
 
     def gradient(self, pull: Pull, rows: slice, words: slice) -> Tensor:
-        """See ``HeadBackend``."""
         inputs, tiles = self._inputs, self._tiles
         count, width = rows.stop - rows.start, words.stop - words.start
         out = torch.empty((count, width), dtype=inputs.hidden.dtype, device=inputs.hidden.device)

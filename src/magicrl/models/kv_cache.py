@@ -28,21 +28,13 @@ _ALIGNED = 64  # bytes: a cache line, and what vector units want
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheShape:
-    """What one token takes in the cache.
+    """What one token takes in the cache."""
 
-    Attributes:
-        layers: attention layers.
-        kv_heads: key/value heads of each.
-        key_dim: width of a key head.
-        value_dim: width of a value head.
-        dtype: of keys and values.
-    """
-
-    layers: int
-    kv_heads: int
-    key_dim: int
-    value_dim: int
-    dtype: torch.dtype
+    layers: int  # attention layers
+    kv_heads: int  # key/value heads of each
+    key_dim: int  # width of a key head
+    value_dim: int  # width of a value head
+    dtype: torch.dtype  # of keys and values
 
     @property
     def bytes_per_token(self) -> int:
@@ -170,17 +162,11 @@ class SlotCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptRun:
-    """Neighbouring packed prompts of equal length.
+    """Neighbouring packed prompts of equal length."""
 
-    Attributes:
-        start: first packed token.
-        length: tokens of each prompt.
-        slots: the slot of each.
-    """
-
-    start: int
-    length: int
-    slots: tuple[int, ...]
+    start: int  # first packed token
+    length: int  # tokens of each prompt
+    slots: tuple[int, ...]  # the slot of each
 
 
 class PrefillAttention:
@@ -193,7 +179,6 @@ class PrefillAttention:
         self._runs = [(run, list(run.slots), cache.prompts.spans(run.length)) for run in runs]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `magicrl.models.packing.AttentionContext`."""
         grouped = query.shape[1] != key.shape[1]
         outputs: list[Tensor] = []
         for run, slots, spans in self._runs:
@@ -219,19 +204,12 @@ Integers = NDArray[np.int64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """A block of keys that some of the rows see.
+    """A block of keys that some of the rows see."""
 
-    Attributes:
-        index: of the block in its store.
-        places: slots or rows that it is read for, from the first on.
-        columns: of the score table that it fills.
-        mask: ``[rows, 1, 1, width]`` 0 or -inf, added to the scores; None where every row sees every key.
-    """
-
-    index: int
-    places: int
-    columns: slice
-    mask: Tensor | None
+    index: int  # of the block in its store
+    places: int  # slots or rows that it is read for, from the first on
+    columns: slice  # of the score table that it fills
+    mask: Tensor | None  # ``[rows, 1, 1, width]`` 0 or -inf, added to the scores; None where every row sees every key
 
 
 def shared_places(owners: Integers, prompts: int, members: int) -> tuple[Integers, Integers]:
@@ -303,7 +281,6 @@ class RowAttention:
     _scores: Tensor | None = None
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See `magicrl.models.packing.AttentionContext`; ``tokens`` are the rows."""
         responses, prompts = self._response_store, self._prompt_store
         self._append(layer, key, value)
         q = query[0].transpose(0, 1).unflatten(1, (key.shape[1], -1))  # [n, kv_heads, heads of each, dim]

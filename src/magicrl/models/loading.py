@@ -72,24 +72,19 @@ class LoadedModel:
     """A policy and what the other rooms need to know of it.
 
     Attributes:
-        model: the causal LM, in evaluation mode, on its device, with magicrl's attention.
-        tokenizer: its tokenizer.
         end_tokens: every token that ends a response: the generation config's (or config's) ``eos_token_id``, one or
             several, the tokenizer's, and the chat template's end of turn.
-        max_context: most tokens of prompt and response together.
         valid_vocab: rows of the output head that stand for a token; rows from here on only pad the matrix to a
             round size and must be masked wherever logits are used.
-        folder: where it was loaded from (folder or hub name).
-        licence: what its model card or licence file says, if anything.
     """
 
-    model: PreTrainedModel
-    tokenizer: PreTrainedTokenizerBase
+    model: PreTrainedModel  # the causal LM, in evaluation mode, on its device, with magicrl's attention
+    tokenizer: PreTrainedTokenizerBase  # its tokenizer
     end_tokens: frozenset[int]
-    max_context: int
+    max_context: int  # most tokens of prompt and response together
     valid_vocab: int
-    folder: str
-    licence: str | None = None
+    folder: str  # where it was loaded from (folder or hub name)
+    licence: str | None = None  # what its model card or licence file says, if anything
 
 
 def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:

@@ -12,7 +12,7 @@ responses; log-probs and gradients are those of the responses packed each with i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, cast
 
@@ -162,23 +162,15 @@ class PackedBatch:
     response tokens over all samples (``of`` packs whole sequences; ``packed_with_shared_prompts`` computes a
     prompt once for all its responses):
 
-    Attributes:
-        input_ids: ``[1, N]`` int64.
-        position_ids: ``[1, N]`` int64, restarting at 0 in each sequence.
-        attention: keeps every token to its own sequence.
-        predict_index: ``[R]`` int64, the input positions whose next token is a response token.
-        targets: ``[R]`` int64, those response tokens, sample after sample.
-        response_lengths: response tokens of each sequence; their sum is R.
-
     Example: prompts of 2 and 1 tokens, responses of 1 and 2: two sequences of 2, predict_index [1, 2, 3].
     """
 
-    input_ids: Tensor
-    position_ids: Tensor
-    attention: AttentionContext
-    predict_index: Tensor
-    targets: Tensor
-    response_lengths: tuple[int, ...]
+    input_ids: Tensor  # ``[1, N]`` int64
+    position_ids: Tensor  # ``[1, N]`` int64, restarting at 0 in each sequence
+    attention: AttentionContext  # keeps every token to its own sequence
+    predict_index: Tensor  # ``[R]`` int64, the input positions whose next token is a response token
+    targets: Tensor  # ``[R]`` int64, those response tokens, sample after sample
+    response_lengths: tuple[int, ...]  # response tokens of each sequence; their sum is R
 
     @staticmethod
     def of(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> PackedBatch:
@@ -284,23 +276,15 @@ class PackedContext:
     Args:
         lengths: tokens of each sequence, in their order in the row.
         device: where the row lives.
-        on_key_value: called as ``(layer, key, value)`` with each layer's ``[1, kv_heads, tokens, head_dim]``
-            before it is attended to (an engine fills its cache with them).
 
     Example: ``model.model(input_ids=..., position_ids=..., use_cache=False, attention_context=context)``.
     """
 
-    def __init__(
-        self,
-        lengths: Sequence[int],
-        device: torch.device | str = "cpu",
-        on_key_value: Callable[[int, Tensor, Tensor], None] | None = None,
-    ) -> None:
+    def __init__(self, lengths: Sequence[int], device: torch.device | str = "cpu") -> None:
         if not lengths or min(lengths) < 1:
             raise ValueError(f"packed sequences need at least one token each, got lengths {list(lengths)}")
         self.longest = max(lengths)
         """Tokens of the longest sequence: what a sliding window has to be compared with."""
-        self._on_key_value = on_key_value
         parts = similar_lengths(lengths)
         self._buckets = [_Bucket(len(part), lengths[part[0]]) for part in parts]
         sizes = np.array(lengths)
@@ -314,9 +298,6 @@ class PackedContext:
         """Tokens of all buckets, padding included."""
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext.attend``."""
-        if self._on_key_value is not None:
-            self._on_key_value(layer, key, value)
         padded = [self._pad(x[0].transpose(0, 1)) for x in (query, key, value)]
         grouped = query.shape[1] != key.shape[1]
         widen = query.dtype == torch.bfloat16 and query.device.type == "cpu"
@@ -376,13 +357,11 @@ class SharedLayout:
     """Which response belongs to which prompt, in tokens.
 
     Attributes:
-        prompts: tokens of each distinct prompt.
-        owners: ``[S]`` index of each response's prompt.
         responses: ``[S]`` input tokens of each response: all but its last, which predicts nothing; may be 0.
     """
 
-    prompts: tuple[int, ...]
-    owners: tuple[int, ...]
+    prompts: tuple[int, ...]  # tokens of each distinct prompt
+    owners: tuple[int, ...]  # ``[S]`` index of each response's prompt
     responses: tuple[int, ...]
 
     @property
@@ -434,21 +413,13 @@ def families(samples: Sequence[TrainSample], token_budget: int) -> list[list[int
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _SharedBucket:
-    """Responses of similar length whose prompts are equally long.
+    """Responses of similar length whose prompts are equally long."""
 
-    Attributes:
-        width: tokens to which its responses are padded.
-        prompt: tokens of each prompt.
-        prompt_tokens: ``[G * prompt]`` where the distinct prompts' tokens stand in the row.
-        owners: ``[rows]`` index of each response's prompt among them.
-        mask: ``[width, prompt + width]`` what a response token sees.
-    """
-
-    width: int
-    prompt: int
-    prompt_tokens: Tensor
-    owners: Tensor
-    mask: Tensor
+    width: int  # tokens to which its responses are padded
+    prompt: int  # tokens of each prompt
+    prompt_tokens: Tensor  # ``[G * prompt]`` where the distinct prompts' tokens stand in the row
+    owners: Tensor  # ``[rows]`` index of each response's prompt among them
+    mask: Tensor  # ``[width, prompt + width]`` what a response token sees
 
 
 def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> PackedBatch:
@@ -508,7 +479,6 @@ class SharedPromptContext:
         self._source, self._place = padded_layout(sizes, kept, widths, device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """See ``AttentionContext.attend``."""
         cut = self._prompt_tokens
         own = self._own.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scaling)
         if not self._buckets:

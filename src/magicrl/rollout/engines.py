@@ -37,17 +37,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingUse:
-    """What an engine is told that a learner will give weights.
+    """What an engine is told that a learner will give weights."""
 
-    Attributes:
-        check: run by engines beside the learner's process after each weight copy.
-        sleeps: the learner works on the same GPU while the engine sleeps.
-        direct_weights: the learner's ranks send weights straight to the engine's workers.
-    """
-
-    check: WeightCheck | None = None
-    sleeps: bool = False
-    direct_weights: bool = False
+    check: WeightCheck | None = None  # run by engines beside the learner's process after each weight copy
+    sleeps: bool = False  # the learner works on the same GPU while the engine sleeps
+    direct_weights: bool = False  # the learner's ranks send weights straight to the engine's workers
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,25 +49,18 @@ class EngineSettings:
     """What an engine is made from.
 
     Attributes:
-        model: a model folder or hub name; for a server the model's name there.
-        dtype: precision of the weights.
-        device: where they are.
-        max_rows: most sequences that decode at once.
-        memory_limit_mb: most MiB of the key/value cache.
-        threads: of torch; None: the cores this process may use. A training run has set them before.
         options: what only this kind of engine has (a server's address), by name; an unknown one is refused.
-        encoder: text to tokens and back; None: made from the model.
         training: None in an evaluation: the engine then samples with the model's own weights, as version 0.
     """
 
-    model: str
-    dtype: DType = "float32"
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    max_rows: int = 32
-    memory_limit_mb: int = 4096
-    threads: int | None = None
+    model: str  # a model folder or hub name; for a server the model's name there
+    dtype: DType = "float32"  # precision of the weights
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # where they are
+    max_rows: int = 32  # most sequences that decode at once
+    memory_limit_mb: int = 4096  # most MiB of the key/value cache
+    threads: int | None = None  # of torch; None: the cores this process may use. A training run has set them before
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    encoder: PromptEncoder | None = None
+    encoder: PromptEncoder | None = None  # text to tokens and back; None: made from the model
     training: TrainingUse | None = None
 
     def use_threads(self) -> int:

@@ -11,7 +11,6 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -38,53 +37,6 @@ from magicrl.rollout.rows import RowOutput, RowTable, Work, pack_work, unpack_wo
 from magicrl.rollout.sampling import sample_tokens
 
 _PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Of an engine.
-
-    Attributes:
-        max_context: most prompt + response tokens of a sequence.
-        valid_vocab: tokens from here on are padding.
-        max_rows: most sequences that decode at once.
-        memory_limit_mb: MiB of the key/value cache.
-        bytes_per_token: of the cache.
-    """
-
-    max_context: int
-    valid_vocab: int
-    max_rows: int
-    memory_limit_mb: int
-    bytes_per_token: int
-
-    def rows(self, capacity: int) -> int:
-        """How many sequences of ``capacity`` tokens fit."""
-        return min(self.max_rows, (self.memory_limit_mb << 20) // (capacity * self.bytes_per_token))
-
-    def check(self, request: RolloutRequest) -> None:
-        """
-        Raises:
-            ValueError: the request cannot be served; names the problem and the remedy.
-        """
-        prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
-        name = f"problem {request.problem.id!r}"
-        if prompt == 0:
-            raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
-        check_request(request, self.max_context, valid_vocab=self.valid_vocab)
-        for index, begun in request.begun:
-            unfinished = begun.finish_reason is FinishReason.ABORTED
-            if index not in request.indices or len(begun) > limit or (unfinished and len(begun) == limit):
-                raise ValueError(
-                    f"{name}: sample {index} was begun with {len(begun)} tokens ({begun.finish_reason.value}), which "
-                    f"cannot be gone on with: wanted are the samples {request.indices} of at most {limit} tokens"
-                )
-        if not self.rows(prompt + limit):
-            need = (prompt + limit) * self.bytes_per_token / 2**20
-            raise ValueError(
-                f"{name}: prompt of {prompt} tokens + max_tokens {limit} needs {need:.1f} MiB of cache, "
-                f"rollout.memory_limit_mb is {self.memory_limit_mb}; raise it or lower max_tokens"
-            )
 
 
 def lengths_of(group: GroupProgress) -> tuple[int, int]:
@@ -200,13 +152,7 @@ class InProcessEngine(RolloutEngine):
         self._ends[sorted(end_tokens)] = True
         check_isolation(model, valid_vocab=valid_vocab, shared=False)
         self._shape = probe_cache_shape(model, self._device)
-        self._limits = Limits(
-            max_context=max_context,
-            valid_vocab=valid_vocab,
-            max_rows=max_rows,
-            memory_limit_mb=memory_limit_mb,
-            bytes_per_token=self._shape.bytes_per_token,
-        )
+        self._valid_vocab, self._max_rows, self._memory_limit_mb = valid_vocab, max_rows, memory_limit_mb
         self._fused = fused_decoder(model)  # None: the model runs as transformers has it
         wanted = self._device.type == "cuda" if static_steps is None else static_steps
         self._static = static_decoder(self._fused, model) if wanted else None
@@ -245,7 +191,7 @@ class InProcessEngine(RolloutEngine):
                 or over the memory limit.
         """
         for request in requests:
-            self._limits.check(request)
+            self._check(request)
         for request in requests:
             group = GroupProgress(order=self._orders, request=request)
             self._orders += 1
@@ -370,6 +316,31 @@ class InProcessEngine(RolloutEngine):
         self._busy += time.perf_counter() - begin
         return done
 
+    def _rows_that_fit(self, capacity: int) -> int:
+        """How many sequences of ``capacity`` tokens fit into memory."""
+        return min(self._max_rows, (self._memory_limit_mb << 20) // (capacity * self._shape.bytes_per_token))
+
+    def _check(self, request: RolloutRequest) -> None:
+        """Raise ``ValueError``, naming problem and remedy, for a request that cannot be served."""
+        prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
+        name = f"problem {request.problem.id!r}"
+        if prompt == 0:
+            raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
+        check_request(request, self._max_context, valid_vocab=self._valid_vocab)
+        for index, begun in request.begun:
+            unfinished = begun.finish_reason is FinishReason.ABORTED
+            if index not in request.indices or len(begun) > limit or (unfinished and len(begun) == limit):
+                raise ValueError(
+                    f"{name}: sample {index} was begun with {len(begun)} tokens ({begun.finish_reason.value}), which "
+                    f"cannot be gone on with: wanted are the samples {request.indices} of at most {limit} tokens"
+                )
+        if not self._rows_that_fit(prompt + limit):
+            need = (prompt + limit) * self._shape.bytes_per_token / 2**20
+            raise ValueError(
+                f"{name}: prompt of {prompt} tokens + max_tokens {limit} needs {need:.1f} MiB of cache, "
+                f"rollout.memory_limit_mb is {self._memory_limit_mb}; raise it or lower max_tokens"
+            )
+
     # filling rows
 
     def _admit(self) -> list[tuple[GroupProgress, int]]:
@@ -412,9 +383,9 @@ class InProcessEngine(RolloutEngine):
             return cache
         needs = [lengths_of(group) for group in self._work.queue]
         prompt, response = (max(column) for column in zip(*needs, strict=True))
-        if not self._limits.rows(prompt + response):
+        if not self._rows_that_fit(prompt + response):
             prompt, response = needs[0]
-        rows = self._limits.rows(prompt + response)
+        rows = self._rows_that_fit(prompt + response)
         held = (0, 0, 0) if cache is None else (cache.prompts.capacity, cache.responses.capacity, cache.rows)
         if cache is None or prompt > held[0] or response > held[1] or rows > held[2]:
             self._work.cache = cache = None  # freed before the next one is allocated
@@ -493,9 +464,7 @@ class InProcessEngine(RolloutEngine):
     def _sample(self, rows: slice, logits: Tensor) -> list[tuple[GroupProgress, int]]:
         """Give each of ``rows`` its next token and retire those that end, which it returns."""
         table = self._work.rows
-        sampled = sample_tokens(
-            logits, table.column("temperature", rows), table.next_uniforms(rows), self._limits.valid_vocab
-        )
+        sampled = sample_tokens(logits, table.column("temperature", rows), table.next_uniforms(rows), self._valid_vocab)
         tokens, logprobs, entropies = sampled.on_host()
         if not np.isfinite(logprobs).all():
             raise FloatingPointError(

@@ -55,17 +55,14 @@ class Wire:
     """Builds requests and reads answers for one server.
 
     Attributes:
-        settings: of the server, with the model's name filled in.
-        vllm: whether it is vLLM, and takes and gives token ids.
         tokenizer: the model's, where one is known: turns prompts into text for servers that take no ids, and counts
             the tokens of answers that state no count.
-        end_tokens: end a response in addition to the server's own (vLLM only).
     """
 
-    settings: ServerSettings
-    vllm: bool
+    settings: ServerSettings  # of the server, with the model's name filled in
+    vllm: bool  # whether it is vLLM, and takes and gives token ids
     tokenizer: Any
-    end_tokens: tuple[int, ...]
+    end_tokens: tuple[int, ...]  # end a response in addition to the server's own (vLLM only)
 
     @property
     def path(self) -> str:
@@ -323,13 +320,13 @@ class OpenAIEngine(RolloutEngine):
             check_request(request, self._max_context)
             self._wire.body(request, request.indices[0])
         for group in self._groups.take_in(requests):
-            self._waiting.extend((group, index) for index in group.request.indices)
+            self._waiting.extend((group, index) for index in group.to_start)
 
     def finished(self) -> Iterator[RolloutGroup]:
         """Ask until nothing is queued, yielding each group as its last member ends."""
-        for group, _ in self._run():
-            if group.complete:
-                yield group_of(group)
+        for filed in self._groups.run(self._advance):
+            if filed.last:
+                yield group_of(filed.group)
 
     def finished_samples(self) -> Iterator[FinishedSample]:
         """Ask until nothing is queued, yielding each completion as it arrives.
@@ -340,8 +337,8 @@ class OpenAIEngine(RolloutEngine):
         Raises:
             ServerError: the server refused a request for good, or could not be reached for long enough.
         """
-        for _, sample in self._run():
-            yield sample
+        for filed in self._groups.run(self._advance):
+            yield filed.sample
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """A server's weights are its own.
@@ -364,7 +361,9 @@ class OpenAIEngine(RolloutEngine):
             self._in_flight = 0
         self._results = queue.SimpleQueue()
         self._failed = None
-        return self._groups.drop()
+        unfinished = [group.request for _, group in sorted(self._groups.unyielded().items())]
+        self._groups.drop()
+        return unfinished
 
     def close(self) -> None:
         """Cancel what is under way and close the connections."""
@@ -376,21 +375,21 @@ class OpenAIEngine(RolloutEngine):
         self._thread.join()
         self._loop.close()
 
-    def _run(self) -> Iterator[tuple[GroupProgress, FinishedSample]]:
-        while self._groups.open:
-            if self._failed is None:
-                self._launch()
-            elif not self._in_flight:
-                error, self._failed = self._failed, None
-                raise error
-            (group, index), result = self._results.get()
-            self._in_flight -= 1
-            if isinstance(result, Completion):
-                yield group, self._groups.file(group, index, result).sample
-                continue
-            self._waiting.append((group, index))
-            if result is not None and self._failed is None:
-                self._failed = result
+    def _advance(self) -> None:
+        """Take in one answer, or raise why a request failed once nothing else is under way."""
+        if self._failed is None:
+            self._launch()
+        elif not self._in_flight:
+            error, self._failed = self._failed, None
+            raise error
+        (group, index), result = self._results.get()
+        self._in_flight -= 1
+        if isinstance(result, Completion):
+            self._groups.file(group, index, result)
+            return
+        self._waiting.append((group, index))
+        if result is not None and self._failed is None:
+            self._failed = result
 
     def _launch(self) -> None:
         """Start what waits, at most two rounds ahead of the answers: tasks cost memory too."""

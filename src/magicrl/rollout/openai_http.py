@@ -29,36 +29,29 @@ class ServerSettings:
     Attributes:
         base_url: as ``http://localhost:8000/v1``; a URL without a path gets ``/v1``. ``https://user:password@host``
             is basic authentication instead of a key.
-        model: the name the server knows the model by; empty: the only one it serves.
         mode: ``completions`` sends the prompt as magicrl made it; ``chat`` sends the problem's text as a user message,
             to which the server applies its own template.
         dialect: ``vllm`` sends and gets token ids and switches the model's recommended top-k, min-p and penalties off,
             ``openai`` keeps to what every such server takes; ``auto`` asks the server's model list.
         key_variable: environment variable with the key; it may be unset when it is the default one.
-        concurrency: most requests in flight.
-        attempts: tries of a request before its error is raised.
-        attempt_seconds: longest one attempt.
-        total_seconds: longest all attempts of a request with the waits between them.
-        max_context: most prompt + response tokens; None: what the server says, else no limit here.
         max_tokens_field: name of the limit's field; newer models of OpenAI want ``max_completion_tokens``.
-        logprobs: ask for log-probs; None: of vLLM only, since others refuse or charge.
         processed_logprobs: the server's log-probs are those at the temperature asked for (vLLM started with
             ``--logprobs-mode processed_logprobs``). Otherwise they are kept at temperature 1 and 0 only.
         extra: further fields of every request, as the server's own; a field of value None is not sent.
     """
 
     base_url: str
-    model: str = ""
+    model: str = ""  # the name the server knows the model by; empty: the only one it serves
     mode: Mode = "completions"
     dialect: Dialect = "auto"
     key_variable: str = "OPENAI_API_KEY"
-    concurrency: int = 32
-    attempts: int = 6
-    attempt_seconds: float = 1800.0
-    total_seconds: float = 7200.0
-    max_context: int | None = None
+    concurrency: int = 32  # most requests in flight
+    attempts: int = 6  # tries of a request before its error is raised
+    attempt_seconds: float = 1800.0  # longest one attempt
+    total_seconds: float = 7200.0  # longest all attempts of a request with the waits between them
+    max_context: int | None = None  # most prompt + response tokens; None: what the server says, else no limit here
     max_tokens_field: Literal["max_tokens", "max_completion_tokens"] = "max_tokens"
-    logprobs: bool | None = None
+    logprobs: bool | None = None  # ask for log-probs; None: of vLLM only, since others refuse or charge
     processed_logprobs: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
@@ -97,21 +90,13 @@ class ServerSettings:
 
 @dataclass(kw_only=True, slots=True)
 class ServerUsage:
-    """What a server was asked for so far.
+    """What a server was asked for so far."""
 
-    Attributes:
-        requests: answers that arrived and were used.
-        retries: attempts beyond the first.
-        prompt_tokens: as the server counted them, once a request; cached ones included.
-        completion_tokens: likewise.
-        unreported: answers without token counts, which are missing above.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    unreported: int = 0
+    requests: int = 0  # answers that arrived and were used
+    retries: int = 0  # attempts beyond the first
+    prompt_tokens: int = 0  # as the server counted them, once a request; cached ones included
+    completion_tokens: int = 0  # likewise
+    unreported: int = 0  # answers without token counts, which are missing above
 
 
 _CONNECT_SECONDS = 30.0

@@ -58,23 +58,18 @@ class Capabilities:
     """What an engine can do beside generating. A run that needs more is refused before it starts.
 
     Attributes:
-        weights: it samples with the weights that `RolloutEngine.load_weights` gives it. Training needs it.
-        logprobs: completions have log-probs of the distribution that was sampled from. Training needs it.
-        entropies: completions have the entropies of those distributions.
-        seeds: equal weights, requests and seeds give equal tokens.
         in_flight: work may stay under way over weight updates, evaluations and restarts; asynchronous mode needs it:
             `advance`, `newest_weights`, `busy_seconds`, `snapshot`, `resume` and ``interrupt(keep=True)``. Weights
             loaded between two tokens of a response leave its keys and values as they are; it goes on under the new
             ones, its completion has ``version_spans``, and each token's log-prob is of the weights that sampled it.
-        sleep: it can lend the learner its GPUs: between `sleep` and `load_weights` it holds no memory there.
     """
 
-    weights: bool = True
-    logprobs: bool = True
-    entropies: bool = False
-    seeds: bool = True
+    weights: bool = True  # it samples with the weights that `RolloutEngine.load_weights` gives it. Training needs it
+    logprobs: bool = True  # completions have log-probs of the distribution that was sampled from. Training needs it
+    entropies: bool = False  # completions have the entropies of those distributions
+    seeds: bool = True  # equal weights, requests and seeds give equal tokens
     in_flight: bool = False
-    sleep: bool = False
+    sleep: bool = False  # it can lend the learner its GPUs: between `sleep` and `load_weights` it holds no memory there
 
 
 class RolloutEngine:

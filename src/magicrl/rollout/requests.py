@@ -92,26 +92,18 @@ class GroupProgress:
     """A submitted request and its completions so far.
 
     Attributes:
-        order: issue order, unique within the engine.
-        request: what was asked.
-        to_start: sample indices that need a row, ascending.
-        started: how many of them have a row or have had one.
-        done: finished completions by sample index.
         partial: what there is already of samples that are to be gone on with, by sample index.
-        began: clock at the start of its prompt.
-        version: policy version at that time.
-        place: cache slot of its prompt; -1 before it has started.
     """
 
-    order: int
-    request: RolloutRequest
-    to_start: list[int] = field(init=False)
-    started: int = 0
-    done: dict[int, Completion] = field(default_factory=dict[int, Completion])
+    order: int  # issue order, unique within the engine
+    request: RolloutRequest  # what was asked
+    to_start: list[int] = field(init=False)  # sample indices that need a row, ascending
+    started: int = 0  # how many of them have a row or have had one
+    done: dict[int, Completion] = field(default_factory=dict[int, Completion])  # finished completions by sample index
     partial: dict[int, Completion] = field(default_factory=dict[int, Completion])
-    began: float = 0.0
-    version: int = -1
-    place: int = -1
+    began: float = 0.0  # clock at the start of its prompt
+    version: int = -1  # policy version at that time
+    place: int = -1  # cache slot of its prompt; -1 before it has started
 
     def __post_init__(self) -> None:
         for index, completion in self.request.begun:
@@ -140,66 +132,13 @@ class Filed:
 
 @dataclass(kw_only=True, slots=True)
 class OpenGroups:
-    """Every group with unfinished samples, in issue order.
+    """Groups with unfinished samples, and what has ended of them and was not yielded yet."""
 
-    Attributes:
-        open: groups by issue order.
-        issued: groups taken in so far.
-    """
-
-    open: dict[int, GroupProgress] = field(default_factory=dict[int, GroupProgress])
-    issued: int = 0
-
-    def take_in(self, requests: Sequence[RolloutRequest]) -> list[GroupProgress]:
-        """Open a group for each request."""
-        groups: list[GroupProgress] = []
-        for request in requests:
-            group = GroupProgress(order=self.issued, request=request)
-            self.open[group.order] = group
-            self.issued += 1
-            groups.append(group)
-        return groups
-
-    def file(self, group: GroupProgress, index: int, completion: Completion) -> Filed:
-        """File a finished sample; a group that is complete is closed."""
-        assert index not in group.done, "a sample ends once"
-        group.done[index] = completion
-        return self.close(group, index, completion)
-
-    def close(self, group: GroupProgress, index: int, completion: Completion) -> Filed:
-        """Close a group if it is complete with this sample of it."""
-        if group.complete:
-            del self.open[group.order]
-        sample = FinishedSample(request=group.request, index=index, completion=completion)
-        return Filed(group=group, sample=sample, last=group.complete)
-
-    def drop(self) -> list[RolloutRequest]:
-        """Close every group; the requests that were unfinished, in issue order."""
-        requests = [self.open[order].request for order in sorted(self.open)]
-        self.open.clear()
-        return requests
-
-
-@dataclass(kw_only=True, slots=True)
-class FiledGroups:
-    """Open groups, and what has ended of them and was not yielded yet, of an engine that works ahead.
-
-    Attributes:
-        groups: those with unfinished samples.
-        ready: samples that may be yielded.
-        aside: samples that may not be yielded now: of groups before ``first``.
-        first: issue order of the first group that may be yielded now.
-    """
-
-    groups: OpenGroups = field(default_factory=OpenGroups)
-    ready: deque[Filed] = field(default_factory=deque[Filed])
-    aside: deque[Filed] = field(default_factory=deque[Filed])
-    first: int = 0
-
-    @property
-    def open(self) -> dict[int, GroupProgress]:
-        """Groups with unfinished samples by issue order."""
-        return self.groups.open
+    open: dict[int, GroupProgress] = field(default_factory=dict[int, GroupProgress])  # by issue order
+    issued: int = 0  # groups taken in so far
+    ready: deque[Filed] = field(default_factory=deque[Filed])  # samples that may be yielded
+    aside: deque[Filed] = field(default_factory=deque[Filed])  # those of groups before ``first``
+    first: int = 0  # issue order of the first group that may be yielded now
 
     @property
     def awaited(self) -> bool:
@@ -208,16 +147,26 @@ class FiledGroups:
 
     def take_in(self, requests: Sequence[RolloutRequest]) -> list[GroupProgress]:
         """Open a group for each request; those with samples to make."""
-        taken = self.groups.take_in(requests)
-        for group in [group for group in taken if group.complete]:  # an interrupt returned it before it was yielded
-            index, completion = list(group.done.items())[-1]
-            self.ready.append(self.groups.close(group, index, completion))
+        taken = [GroupProgress(order=self.issued + i, request=request) for i, request in enumerate(requests)]
+        self.issued += len(taken)
+        self.open |= {group.order: group for group in taken}
+        for group in taken:
+            if group.complete:  # an interrupt returned it before it was yielded
+                self.ready.append(self._filed(group, *list(group.done.items())[-1]))
         return [group for group in taken if not group.complete]
 
     def file(self, group: GroupProgress, index: int, completion: Completion) -> None:
-        """File a finished sample until it is yielded."""
+        """File a finished sample until it is yielded; a group that is complete is closed."""
+        assert index not in group.done, "a sample ends once"
+        group.done[index] = completion
         waiting = self.ready if group.order >= self.first else self.aside
-        waiting.append(self.groups.file(group, index, completion))
+        waiting.append(self._filed(group, index, completion))
+
+    def _filed(self, group: GroupProgress, index: int, completion: Completion) -> Filed:
+        if group.complete:
+            del self.open[group.order]
+        sample = FinishedSample(request=group.request, index=index, completion=completion)
+        return Filed(group=group, sample=sample, last=group.complete)
 
     def run(self, step: Callable[[], object]) -> Iterator[Filed]:
         """Yield what is ready, and call ``step`` for more, until nothing is awaited."""
@@ -236,7 +185,7 @@ class FiledGroups:
     @contextmanager
     def set_aside(self) -> Generator[None]:
         """Within it only groups that are taken in within are yielded."""
-        before, self.first = self.first, self.groups.issued
+        before, self.first = self.first, self.issued
         self.aside.extend(self.ready)
         self.ready.clear()
         try:

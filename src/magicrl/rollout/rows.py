@@ -50,23 +50,14 @@ _KEPT_FIELDS = tuple(name for name in _ROW.names or () if name != "slot")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowOutput:
-    """A row's response so far: ``[T]`` views of the buffers.
+    """A row's response so far: ``[T]`` views of the buffers."""
 
-    Attributes:
-        group: whose it is.
-        sample: its sample index.
-        tokens: sampled or given.
-        logprobs: of the weights that sampled each.
-        entropies: likewise.
-        spans: which version sampled which tokens.
-    """
-
-    group: GroupProgress
-    sample: int
-    tokens: NDArray[np.int32]
-    logprobs: NDArray[np.float32]
-    entropies: NDArray[np.float32]
-    spans: VersionSpans
+    group: GroupProgress  # whose it is
+    sample: int  # its sample index
+    tokens: NDArray[np.int32]  # sampled or given
+    logprobs: NDArray[np.float32]  # of the weights that sampled each
+    entropies: NDArray[np.float32]  # likewise
+    spans: VersionSpans  # which version sampled which tokens
 
 
 class RowTable:
@@ -266,21 +257,16 @@ class Work:
         queue: groups with samples that have not started.
         open: every group that has not been yielded, by issue order.
         ended: issue orders of those that are complete, in the order in which they ended.
-        kept: logits after the prompt of the queue's first group, if it has started in part.
-        prompts: groups by cache slot.
-        cache: None before the first generation.
-        rows: the sequences in flight.
-        sampled: tokens so far.
     """
 
     queue: deque[GroupProgress] = field(default_factory=deque[GroupProgress])
     open: dict[int, GroupProgress] = field(default_factory=dict[int, GroupProgress])
     ended: deque[int] = field(default_factory=deque[int])
-    kept: Tensor | None = None
-    prompts: list[GroupProgress] = field(default_factory=list[GroupProgress])
-    cache: SlotCache | None = None
-    rows: RowTable = field(default_factory=lambda: RowTable(0, 0))
-    sampled: int = 0
+    kept: Tensor | None = None  # logits after the prompt of the queue's first group, if it has started in part
+    prompts: list[GroupProgress] = field(default_factory=list[GroupProgress])  # groups by cache slot
+    cache: SlotCache | None = None  # None before the first generation
+    rows: RowTable = field(default_factory=lambda: RowTable(0, 0))  # the sequences in flight
+    sampled: int = 0  # tokens so far
 
 
 def pack_work(work: Work) -> dict[str, Any]:

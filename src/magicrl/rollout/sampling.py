@@ -68,17 +68,11 @@ _CHUNK_ELEMENTS = 1 << 18  # logits handled at once: the passes over them then s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampledTokens:
-    """One token a row.
+    """One token a row."""
 
-    Attributes:
-        tokens: ``[R]`` int64.
-        logprobs: ``[R]`` natural log-probability of the token at tau (at 1 where tau is 0).
-        entropies: ``[R]`` entropy in nats of the whole distribution, at the same temperature.
-    """
-
-    tokens: Tensor
-    logprobs: Tensor
-    entropies: Tensor
+    tokens: Tensor  # ``[R]`` int64
+    logprobs: Tensor  # ``[R]`` natural log-probability of the token at tau (at 1 where tau is 0)
+    entropies: Tensor  # ``[R]`` entropy in nats of the whole distribution, at the same temperature
 
     def on_host(self) -> tuple[NDArray[np.int64], NDArray[Any], NDArray[Any]]:
         """Tokens, log-probs and entropies as numpy, fetched from a device in one piece: each fetch waits for it."""

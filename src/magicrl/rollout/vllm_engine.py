@@ -40,8 +40,8 @@ from magicrl.records import (
 )
 from magicrl.rollout.protocol import Capabilities, RolloutEngine, WeightCheck
 from magicrl.rollout.requests import (
-    FiledGroups,
     GroupProgress,
+    OpenGroups,
     check_request,
     group_of,
     pack_begun,
@@ -117,21 +117,16 @@ class VllmSettings:
 
     Attributes:
         dtype: precision of weights and activations; ``auto`` is the folder's own.
-        max_context: most prompt + response tokens; None: the model's.
-        max_rows: most sequences that decode at once.
         cache_mb: size of the key/value cache in MiB; None: 4096 on a CPU, what ``gpu_share`` leaves on a GPU.
-        gpu_share: share of the GPU's memory for everything.
-        gpus: over how many GPUs of this machine the model is spread (tensor parallel).
-        eager: without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only.
     """
 
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    max_context: int | None = None
-    max_rows: int = 256
+    max_context: int | None = None  # most prompt + response tokens; None: the model's
+    max_rows: int = 256  # most sequences that decode at once
     cache_mb: int | None = None
-    gpu_share: float = 0.9
-    gpus: int = 1
-    eager: bool | None = None
+    gpu_share: float = 0.9  # share of the GPU's memory for everything
+    gpus: int = 1  # over how many GPUs of this machine the model is spread (tensor parallel)
+    eager: bool | None = None  # without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only
 
 
 def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, direct_weights: bool = False) -> Any:
@@ -231,17 +226,11 @@ def _undisturbed() -> Generator[None]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """A sample that vLLM is to generate, or to go on with.
+    """A sample that vLLM is to generate, or to go on with."""
 
-    Attributes:
-        group: whose it is.
-        index: its sample index.
-        before: what there is already, from an interrupted generation.
-    """
-
-    group: GroupProgress
-    index: int
-    before: Completion | None
+    group: GroupProgress  # whose it is
+    index: int  # its sample index
+    before: Completion | None  # what there is already, from an interrupted generation
 
     @property
     def known(self) -> int:
@@ -279,17 +268,11 @@ class Asked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampled:
-    """Tokens that vLLM has sampled for a request.
+    """Tokens that vLLM has sampled for a request."""
 
-    Attributes:
-        tokens: ``[T]``.
-        logprobs: ``[T]`` of the weights that sampled each.
-        spans: which version sampled how many, in their order; empty where vLLM does not tell.
-    """
-
-    tokens: list[int]
-    logprobs: list[float]
-    spans: VersionSpans
+    tokens: list[int]  # ``[T]``
+    logprobs: list[float]  # ``[T]`` of the weights that sampled each
+    spans: VersionSpans  # which version sampled how many, in their order; empty where vLLM does not tell
 
     @classmethod
     def of_output(cls, answer: Any) -> Sampled:
@@ -414,7 +397,7 @@ class VllmEngine(RolloutEngine):
         self._end_tokens = sorted(end_tokens)
         self._decode = decode
         self._valid_vocab = valid_vocab
-        self._groups = FiledGroups()
+        self._groups = OpenGroups()
         self._running: dict[str, Asked] = {}
         self._arrivals = 0
         self._tokens_ended = 0

@@ -41,34 +41,21 @@ _RECEIVER_SECONDS = 600.0  # vLLM hands a receiver no limit of ours
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Meeting:
-    """Where sender and receivers meet.
+    """Where sender and receivers meet."""
 
-    Attributes:
-        host: the sender's.
-        port: free on it.
-        size: the sender and all workers.
-        seconds: after which an exchange over gloo gives up; NCCL's ends with its process.
-    """
-
-    host: str
-    port: int
-    size: int
-    seconds: float
+    host: str  # the sender's
+    port: int  # free on it
+    size: int  # the sender and all workers
+    seconds: float  # after which an exchange over gloo gives up; NCCL's ends with its process
 
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a receiver has to know beforehand of one weight.
+    """What a receiver has to know beforehand of one weight."""
 
-    Attributes:
-        name: as in a checkpoint.
-        dtype: torch's name, ``bfloat16``.
-        shape: of the whole weight.
-    """
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
+    name: str  # as in a checkpoint
+    dtype: str  # torch's name, ``bfloat16``
+    shape: tuple[int, ...]  # of the whole weight
 
     @staticmethod
     def of(name: str, weight: Tensor) -> Told:
