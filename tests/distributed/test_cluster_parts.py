@@ -1,0 +1,100 @@
+"""What the run's own process holds on a cluster, decided from the recipe and Ray's count of the nodes.
+
+Where ranks go on nodes with GPUs (Ray's count of them; none is there): together, so that wide replicas find room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.schema import TrainConfig
+from magicrl.distributed import cluster_parts
+from magicrl.distributed.cluster_parts import ClusterParts, rank_options
+from magicrl.distributed.runtime import ClusterError, Node, nodes
+from magicrl.models.loading import load_policy
+from magicrl.planning.memory import NodeRoom, beside_ranks
+
+pytest.importorskip("ray")
+
+
+@pytest.fixture
+def parts(
+    make_recipe: Callable[..., TrainConfig], monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., cluster_parts.ClusterParts]:
+    """Parts of a recipe on two nodes that Ray would count so."""
+
+    def make(cluster: dict[str, Any], *, gpus: int = 0, **sections: Any) -> cluster_parts.ClusterParts:
+        room = {"cpus": 16.0, "gpus": float(gpus), "memory": 1e9, "object_store": 1e9}
+        alive = [Node(id=name, address=name, head=name == "a", **room) for name in ("a", "b")]
+        monkeypatch.setattr(cluster_parts, "nodes", lambda: alive)
+        return cluster_parts.ClusterParts(make_recipe(cluster, run={"name": "parts", "device": "auto"}, **sections))
+
+    return make
+
+
+@pytest.mark.parametrize(("ranks", "gpus", "here"), [(1, 0, True), (2, 0, False), (1, 4, False), (2, 4, False)])
+def test_the_runs_process_holds_weights_only_where_it_trains_itself(
+    parts: Callable[..., cluster_parts.ClusterParts], make_recipe: Any, ranks: int, gpus: int, here: bool
+) -> None:
+    start = make_recipe().start.model
+    policy = parts({"learner": {"ranks": ranks}}, gpus=gpus).policy(start)
+    named = dict(policy.model.named_parameters())
+    assert {parameter.device.type for parameter in named.values()} == {"cpu" if here else "meta"}
+    whole = load_policy(start)
+    assert {name: p.shape for name, p in named.items()} == {n: p.shape for n, p in whole.model.named_parameters()}
+    for fact in ("folder", "max_context", "valid_vocab", "end_tokens", "licence"):
+        assert getattr(policy, fact) == getattr(whole, fact)
+
+
+def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., cluster_parts.ClusterParts]) -> None:
+    """Device hours in reports are seconds times these."""
+    vllm = {"rollout": {"engine": "vllm", "max_rows": 8}}
+    wide = {"replicas": 2, "tensor_parallel": 2}
+    assert parts({"learner": {"ranks": 2}}).devices == 2, "two machines"
+    assert parts({"learner": {"ranks": 2}, "rollout": wide}, gpus=4, **vllm).devices == 2 + 2 * 2
+    assert parts({"learner": {"ranks": 4}, "rollout": wide | {"colocated": True}}, gpus=4, **vllm).devices == 4
+
+
+pytestmark = pytest.mark.slow
+
+
+def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> None:
+    import ray
+    from ray.util.placement_group import placement_group_table, remove_placement_group
+
+    added = [three_nodes.add_node(num_cpus=4, num_gpus=4, object_store_memory=80 << 20) for _ in range(2)]
+    options: list[dict[str, Any]] = []
+    try:
+        options = rank_options(4, gpus=True, seconds=60.0)
+        group = options[0]["scheduling_strategy"].placement_group
+        assert [option["scheduling_strategy"].placement_group_bundle_index for option in options] == [0, 1, 2, 3]
+        used = placement_group_table(group)["bundles_to_node_id"].values()
+        assert len(set(used)) == 1
+        rooms = {node.id: NodeRoom(gpus=node.gpus, cpus=node.cpus) for node in nodes()}
+        planned = beside_ranks(list(rooms.values()), 4)
+        assert planned is not None
+        assert sorted(room.gpus for room in planned) == sorted(rooms[id].gpus - list(used).count(id) for id in rooms)
+        refused = make_recipe(
+            {"learner": {"ranks": 6}, "rollout": {"replicas": 1, "tensor_parallel": 4}},
+            run={"name": "wide", "device": "auto"},
+            rollout={"engine": "vllm"},
+        )
+        with pytest.raises(RecipeError, match=r"1 replicas of 4 GPUs and 1 CPUs do not fit, 0 do: beside 6 learner"):
+            ClusterParts(refused)
+
+        @ray.remote(num_gpus=4, num_cpus=1)
+        def wide() -> str:
+            return "placed"
+
+        assert ray.get(wide.remote(), timeout=60.0) == "placed"
+        with pytest.raises(ClusterError, match="8 free GPUs, each with a CPU, for the learner ranks"):
+            rank_options(8, gpus=True, seconds=2.0)
+    finally:
+        if options:
+            remove_placement_group(options[0]["scheduling_strategy"].placement_group)
+        for node in added:
+            three_nodes.remove_node(node)
