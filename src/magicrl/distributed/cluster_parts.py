@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -95,10 +95,12 @@ class ClusterParts:
     def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
         """Rollout replicas on any nodes, each with the engine that ``rollout.engine`` names."""
         rollout, shared = self._cluster.rollout, self._shared
-        make = partial(start_replica, self._config, str(start), gpus=self._gpus_each)
-        if shared is not None:
-            make = partial(_start_among, make, shared)
-        pool_of: Callable[..., EnginePool] = EnginePool
+
+        def make(index: int) -> Any:
+            place = None if shared is None else shared.replica(index)
+            return start_replica(self._config, str(start), index, gpus=self._gpus_each, shared=place)
+
+        direct: dict[str, Any] = {}
         if rollout.weight_copy == "direct":
             if not isinstance(learner, DistributedLearner):
                 raise RecipeError(
@@ -106,8 +108,16 @@ class ClusterParts:
                     'or more, or weight_copy = "object_store"',
                     key="cluster.rollout.weight_copy",
                 )
-            pool_of = partial(DirectPool, learner=learner, workers=rollout.tensor_parallel)
-        pool = pool_of(make, rollout.replicas, timeouts=self._cluster.timeouts, restarts=rollout.restarts, check=check)
+            direct = {"learner": learner, "workers": rollout.tensor_parallel}
+        pool_of: Any = DirectPool if direct else EnginePool
+        pool: EnginePool = pool_of(
+            make,
+            rollout.replicas,
+            timeouts=self._cluster.timeouts,
+            restarts=rollout.restarts,
+            check=check,
+            **direct,
+        )
         lag = self._config.rollout.weight_lag
         return LaggedEngine(pool, lag=lag) if lag else pool
 
@@ -186,10 +196,6 @@ def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, An
         }
         for rank in range(ranks)
     ]
-
-
-def _start_among(make: Callable[..., Any], shared: SharedBundles, index: int) -> Any:
-    return make(index, shared=shared.replica(index))
 
 
 def start_replica(

@@ -12,9 +12,9 @@ import platform
 import shutil
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import psutil
@@ -29,8 +29,7 @@ _LEAST_FREE = 0.1
 _WAIT = 60.0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Finding:
+class Finding(NamedTuple):
     """One line of the report: what was looked at, how it is, and what to do where it is not well."""
 
     what: str
@@ -122,18 +121,12 @@ def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], An
             examined.nodes.append((node, facts))
             probes.append((node, actor, (began + time.time()) / 2 - facts.clock))
         except Exception as error:  # noqa: BLE001 (the doctor reports whatever a node does)
-            examined.findings.append(Finding(what=f"node {node.name}", status="trouble", text=cause_of(error)))
+            examined.findings.append(Finding(f"node {node.name}", "trouble", cause_of(error)))
     if not probes:
         return examined
-    here = versions()
+    here, several = versions(), len({node.address for node in nodes}) > 1
     for node, facts in examined.nodes:
-        examined.findings += [
-            _of_versions(node, facts, here),
-            _of_gpus(node, facts),
-            _of_memory(node, facts),
-            _of_store(node, facts, megabytes << 20),
-            _of_address(node, facts, several=len({node.address for node in nodes}) > 1),
-        ]
+        examined.findings += _of_node(node, facts, here, need=megabytes << 20, several=several)
     examined.findings += [_of_clock(node, behind) for node, _, behind in probes]
     examined.findings += _of_ports([(node, actor) for node, actor, _ in probes])
     examined.findings += _of_weights([(node, actor) for node, actor, _ in probes], megabytes)
@@ -151,7 +144,8 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
+def _of_node(node: Node, facts: NodeFacts, here: dict[str, str], *, need: int, several: bool) -> Iterator[Finding]:
+    """Versions, GPUs, memory, object store (for weights of ``need`` bytes) and address of one node."""
     unlike = [
         f"{name} {facts.versions.get(name, 'missing')} (here {here.get(name, 'missing')})"
         for name in sorted({*here, *facts.versions})
@@ -159,67 +153,63 @@ def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
     ]
     if unlike:
         remedy = "; install the same on every node: pip install -c constraints.txt -e '.[ray]'"
-        return Finding(what=f"versions on {node.name}", status="trouble", text=", ".join(unlike) + remedy)
-    shown = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    return Finding(what=f"versions on {node.name}", status="ok", text=shown)
+        yield Finding(f"versions on {node.name}", "trouble", ", ".join(unlike) + remedy)
+    else:
+        shown = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
+        yield Finding(f"versions on {node.name}", "ok", shown)
 
-
-def _of_gpus(node: Node, facts: NodeFacts) -> Finding:
-    what = f"GPUs of {node.name}"
     # a probe asks Ray for no GPU and therefore sees all of them
-    if len(facts.gpus) < node.gpus:
-        text = (
-            f"Ray counts {node.gpus:g}, torch sees {len(facts.gpus)}: install a CUDA build of torch, check the driver"
-        )
-        return Finding(what=what, status="trouble", text=text)
-    if len(facts.gpus) > node.gpus:
-        text = f"torch sees {len(facts.gpus)}, Ray gives out {node.gpus:g}: start Ray with --num-gpus={len(facts.gpus)}"
-        return Finding(what=what, status="warning", text=text)
-    return Finding(what=what, status="ok", text=", ".join(facts.gpus) or "none")
+    seen, what = len(facts.gpus), f"GPUs of {node.name}"
+    if seen < node.gpus:
+        remedy = "install a CUDA build of torch, check the driver"
+        yield Finding(what, "trouble", f"Ray counts {node.gpus:g}, torch sees {seen}: {remedy}")
+    elif seen > node.gpus:
+        remedy = f"start Ray with --num-gpus={seen}"
+        yield Finding(what, "warning", f"torch sees {seen}, Ray gives out {node.gpus:g}: {remedy}")
+    else:
+        yield Finding(what, "ok", ", ".join(facts.gpus) or "none")
 
-
-def _of_memory(node: Node, facts: NodeFacts) -> Finding:
     free, whole = facts.memory
     text = f"{free >> 20} of {whole >> 20} MiB free, {facts.threads} cores"
     if free < _LEAST_FREE * whole:
-        return Finding(what=f"memory of {node.name}", status="warning", text=text + "; end what else runs there")
-    return Finding(what=f"memory of {node.name}", status="ok", text=text)
+        yield Finding(f"memory of {node.name}", "warning", text + "; end what else runs there")
+    else:
+        yield Finding(f"memory of {node.name}", "ok", text)
 
-
-def _of_store(node: Node, facts: NodeFacts, need: int) -> Finding:
     what, text = f"object store of {node.name}", f"{int(node.object_store) >> 20} MiB"
     if node.object_store < 2 * need:
         remedy = f"; two versions of the weights need {2 * need >> 20}: ray start --object-store-memory={2 * need}"
-        return Finding(what=what, status="trouble", text=text + remedy)
-    if facts.shared_memory[1] < node.object_store:
+        yield Finding(what, "trouble", text + remedy)
+    elif facts.shared_memory[1] < node.object_store:
         text += f", but /dev/shm has {facts.shared_memory[1] >> 20}: it lies on disk and is slow; enlarge /dev/shm"
-        return Finding(what=what, status="warning", text=text)
-    return Finding(what=what, status="ok", text=text)
+        yield Finding(what, "warning", text)
+    else:
+        yield Finding(what, "ok", text)
 
-
-def _of_address(node: Node, facts: NodeFacts, *, several: bool) -> Finding:
     what = f"own address of {node.name}"
     if facts.resolves_to.startswith("127.") and several:
-        text = (
+        yield Finding(
+            what,
+            "trouble",
             f"{facts.host} resolves to {facts.resolves_to}: other nodes cannot reach that; set GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME to the network's interface before `ray start`, or mend /etc/hosts"
+            "NCCL_SOCKET_IFNAME to the network's interface before `ray start`, or mend /etc/hosts",
         )
-        return Finding(what=what, status="trouble", text=text)
-    return Finding(what=what, status="ok", text=f"{facts.host} is {facts.resolves_to}")
+    else:
+        yield Finding(what, "ok", f"{facts.host} is {facts.resolves_to}")
 
 
 def _of_clock(node: Node, behind: float) -> Finding:
     what = f"clock of {node.name}"
     if abs(behind) > _CLOCK_SECONDS:
         text = f"{abs(behind):.1f} s {'behind' if behind > 0 else 'ahead'}: timelines would mislead; turn on NTP"
-        return Finding(what=what, status="warning", text=text)
-    return Finding(what=what, status="ok", text=f"{abs(behind) * 1000:.0f} ms apart")
+        return Finding(what, "warning", text)
+    return Finding(what, "ok", f"{abs(behind) * 1000:.0f} ms apart")
 
 
 def _of_ports(probes: Sequence[tuple[Node, Any]]) -> list[Finding]:
     """Each node tries a port of the next: learner ranks meet on ports of the system's choice."""
     if len(probes) == 1:
-        return [Finding(what="ports between nodes", status="ok", text="one node only")]
+        return [Finding("ports between nodes", "ok", "one node only")]
     findings: list[Finding] = []
     for (node, actor), (other, listener) in zip(probes, [*probes[1:], probes[0]], strict=True):
         what = f"ports {node.name} -> {other.name}"
@@ -229,11 +219,8 @@ def _of_ports(probes: Sequence[tuple[Node, Any]]) -> list[Finding]:
         except Exception as error:  # noqa: BLE001 (as above)
             trouble, port = cause_of(error), 0
         remedy = "; open all TCP ports between the nodes (learner ranks, NCCL and Ray's workers use any)"
-        findings.append(
-            Finding(what=what, status="trouble", text=trouble + remedy)
-            if trouble
-            else Finding(what=what, status="ok", text=f"port {port} reached")
-        )
+        status: Status = "trouble" if trouble else "ok"
+        findings.append(Finding(what, status, trouble + remedy if trouble else f"port {port} reached"))
     return findings
 
 
@@ -245,7 +232,7 @@ def _of_weights(probes: Sequence[tuple[Node, Any]], megabytes: int) -> list[Find
     began = time.perf_counter()
     reference = ray.put(values)
     put = time.perf_counter() - began
-    findings = [Finding(what=f"{megabytes} MiB of weights, put", status="ok", text=f"{put:.2f} s")]
+    findings = [Finding(f"{megabytes} MiB of weights, put", "ok", f"{put:.2f} s")]
     wanted = float(len(values[:: 1 << 12]))
     for node, actor in probes:
         what = f"{megabytes} MiB of weights, got on {node.name}"
@@ -253,14 +240,14 @@ def _of_weights(probes: Sequence[tuple[Node, Any]], megabytes: int) -> list[Find
         try:
             total, _ = waited_for(actor.read.remote(reference), 10 * _WAIT, what)
         except Exception as error:  # noqa: BLE001 (as above)
-            findings.append(Finding(what=what, status="trouble", text=cause_of(error)))
+            findings.append(Finding(what, "trouble", cause_of(error)))
             continue
         seconds = time.perf_counter() - began
         if total != wanted:
-            findings.append(Finding(what=what, status="trouble", text="other values arrived than were sent"))
+            findings.append(Finding(what, "trouble", "other values arrived than were sent"))
         else:
             rate = megabytes / 1024 / max(seconds, 1e-9)
-            findings.append(Finding(what=what, status="ok", text=f"{seconds:.2f} s, {rate:.1f} GiB/s"))
+            findings.append(Finding(what, "ok", f"{seconds:.2f} s, {rate:.1f} GiB/s"))
     return findings
 
 
