@@ -137,7 +137,7 @@ def test_silence_counts_only_while_the_pool_listens(monkeypatch: pytest.MonkeyPa
         now += timeout
         return [], calls
 
-    monkeypatch.setattr(engine_pool, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(engine_pool, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=lambda: now))
     pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else [], wait=wait)
     pool.load_weights({}, 0)
     pool.submit([asked_for(samples=2)])
