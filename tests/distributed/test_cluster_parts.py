@@ -59,9 +59,7 @@ def test_every_device_that_a_run_holds_is_counted_once(parts: Callable[..., clus
     assert parts({"learner": {"ranks": 4}, "rollout": wide | {"colocated": True}}, gpus=4, **vllm).devices == 4
 
 
-pytestmark = pytest.mark.slow
-
-
+@pytest.mark.slow
 def test_ranks_share_as_few_nodes_as_they_can(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> None:
     import ray
     from ray.util.placement_group import placement_group_table, remove_placement_group
