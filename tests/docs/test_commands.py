@@ -51,8 +51,9 @@ def done(command: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def user(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with what the pages' commands name: a model, problems, answers, programs."""
+    """A folder with what the pages' commands name: a model, problems, answers, programs, a loss."""
     folder = tmp_path_factory.mktemp("user")
+    shutil.copy(ROOT / "examples" / "loss.py", folder / "my_loss.py")
     llama = {"model_type": "llama", "tie_word_embeddings": True, "num_attention_heads": 4, "num_key_value_heads": 2}
     make_miniature(llama, folder / MODEL, max_context=1024)
     problems = unique_problems(make_family("running_sum"), seed=5, split="train", count=12)
