@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from magicrl.records import Completion, FinishReason, Problem, frozen_floats, frozen_tokens
+from magicrl.rollout.protocol import Capabilities
 from magicrl.training.metrics import StalenessMeter
 from magicrl.training.protocols import TrainingStopped
 
@@ -34,7 +35,7 @@ def meter(most: int, versions: list[int]) -> StalenessMeter:
     """One that has seen an engine serve these versions, a step each."""
     found = StalenessMeter(most)
     for version in versions:
-        found.begin_step(SimpleNamespace(policy_version=version))  # pyright: ignore[reportArgumentType]
+        found.begin_step(SimpleNamespace(policy_version=version, capabilities=Capabilities()))  # pyright: ignore[reportArgumentType]
     return found
 
 
