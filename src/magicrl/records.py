@@ -308,12 +308,14 @@ class Verdict:
     """What a verifier found; a fact, not a reward.
 
     Attributes:
-        outcome: correct, wrong or not_judged; all that ``algorithms/`` reads.
+        outcome: correct, wrong or not_judged: what is counted as right, in accuracy, pass@k and filters.
         status: the verifier's own word, e.g. ``matched``, ``mismatch``, ``no_answer``, ``timeout``.
         reason: one sentence for a person.
         decided_by: the step that decided, e.g. ``string``, ``math_verify``.
         extracted: the answer that was judged, if one was found.
         seconds: wall-clock seconds the judgement took.
+        score: what a graded reward gives the response; None: 1 for a correct one, else 0.
+        metrics: further numbers of a graded reward, averaged over a step.
     """
 
     outcome: Outcome
@@ -322,10 +324,17 @@ class Verdict:
     decided_by: str = ""
     extracted: str | None = None
     seconds: float = 0.0
+    score: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
 
     @property
     def correct(self) -> bool:
         return self.outcome is Outcome.CORRECT
+
+    @property
+    def reward(self) -> float:
+        """What the response earns by itself, before truncation is looked at."""
+        return float(self.correct) if self.score is None else self.score
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -335,7 +344,8 @@ class ScoredGroup:
     Attributes:
         group: the rollouts.
         verdicts: one a completion, same order.
-        rewards: ``[G]`` float32 in {0, 1}; a truncated response has 0. 0 where not counted.
+        rewards: ``[G]`` float32: 1 or 0, or a graded reward's score; a truncated response has 0, or its score where
+            that is less. 0 where not counted.
         counted: ``[G]`` bool; False where the outcome is not_judged.
     """
 
@@ -343,6 +353,12 @@ class ScoredGroup:
     verdicts: tuple[Verdict, ...]
     rewards: FloatArray
     counted: NDArray[np.bool_]
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """``[G]`` bool, True where the response counts, is right and was not cut."""
+        right = np.array([verdict.correct for verdict in self.verdicts], dtype=np.bool_)
+        return right & self.counted & ~self.truncated
 
     @property
     def truncated(self) -> NDArray[np.bool_]:

@@ -49,7 +49,11 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "fixed": "magicrl.algorithms.entropy:fixed_control",
             "adaptive": "magicrl.algorithms.entropy:adaptive_control",
         },
-        "reward": {},
+        "reward": {
+            "code": "magicrl.verifiers.base:CODE",
+            "exact": "magicrl.verifiers.base:EXACT",
+            "maths": "magicrl.verifiers.base:MATHS",
+        },
         "family": {
             "running_sum": "magicrl.data.running_sum:make_running_sum",
             "word_problems": "magicrl.data.word_problems:make_word_problems",

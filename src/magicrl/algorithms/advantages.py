@@ -20,11 +20,12 @@ from magicrl.registry import resolve
 
 
 def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup:
-    """Attach verdicts and binary rewards to a group (recipe, section 2).
+    """Attach verdicts and rewards to a group (recipe, section 2).
 
-    A completion scores 1 when it is correct and ended by itself; one cut at T scores 0 whatever the
-    verifier says of its text. A completion that was not judged, or that was aborted before its end, is not
-    counted: it takes no part in the group's statistics and must not become a training sample.
+    A completion that ended by itself earns 1 when it is correct and else 0, or the score of a graded reward; one cut at
+    T earns 0 whatever the verifier says of its text (or its score, if that is less: being cut must not pay). A
+    completion that was not judged, or that was aborted before its end, is not counted: it takes no part in the group's
+    statistics and must not become a training sample.
 
     Args:
         group: the rollouts, ``G`` completions.
@@ -45,18 +46,18 @@ def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup
         ],
         dtype=np.bool_,
     )
-    correct = np.array(
+    earned = np.array(
         [
-            verdict.correct and not completion.truncated
+            min(0.0, verdict.reward) if completion.truncated else verdict.reward
             for completion, verdict in zip(group.completions, verdicts, strict=True)
         ],
-        dtype=np.bool_,
+        dtype=np.float32,
     )
     counted.flags.writeable = False
     return ScoredGroup(
         group=group,
         verdicts=tuple(verdicts),
-        rewards=frozen_floats((correct & counted).astype(np.float32)),
+        rewards=frozen_floats(np.where(counted, earned, np.float32(0))),
         counted=counted,
     )
 
@@ -237,7 +238,7 @@ def group_signal(group: ScoredGroup, mask: AdvantageMask = "none") -> Signal:
     low, high = float(rewards.min()), float(rewards.max())
     if high > low:
         return Signal.MIXED
-    return Signal.ALL_CORRECT if low > 0 else Signal.ALL_WRONG
+    return Signal.ALL_CORRECT if group.correct[members].all() else Signal.ALL_WRONG
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,8 +247,8 @@ class Rejection:
 
     Attributes:
         kept: indices of the surviving groups, ascending.
-        all_correct: groups dropped because every counted reward is 1.
-        all_wrong: groups dropped because every counted reward is 0.
+        all_correct: groups dropped because every counted reward is the same and every response right.
+        all_wrong: groups dropped because every counted reward is the same otherwise: 0, or another score.
         too_few: groups dropped because fewer than two members count.
     """
 

@@ -21,7 +21,7 @@ class PassCount:
 
     @staticmethod
     def of(group: ScoredGroup) -> PassCount:
-        return PassCount(correct=int(group.rewards[group.counted].sum()), counted=int(group.counted.sum()))
+        return PassCount(correct=int(group.correct.sum()), counted=int(group.counted.sum()))
 
     def __add__(self, other: PassCount) -> PassCount:
         return PassCount(correct=self.correct + other.correct, counted=self.counted + other.counted)

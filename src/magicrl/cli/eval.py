@@ -138,6 +138,12 @@ def show_results(path: Path, console: Console) -> None:
             number(result["length"]["mean"]),
             _cent(result["truncation"]["mean"]),
         )
+        if "reward" in result:
+            reward = result["reward"]
+            notes.append(
+                f"{name}: mean reward {reward['mean']:.3f}, 95 % interval {reward['low']:.3f} to {reward['high']:.3f}; "
+                "avg@k and pass@k count responses whose score reaches the reward's right_from"
+            )
         if result["not_judged"]:
             notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
         if name in TABLE13_SETS and result["table13"]["differs"]:

@@ -74,8 +74,8 @@ class ProblemOptions:
     """Text around each prompt in place of the benchmark's; holds {prompt}."""
     field: Several = None
     """prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN for a file of another form (repeatable)."""
-    verifier: Literal["maths", "exact", "code"] | None = None
-    """In place of the benchmark's."""
+    verifier: str | None = None
+    """maths, exact, code or a reward of your own (my_reward.py:score), in place of the benchmark's."""
     window: str | None = None
     """FIRST..LAST day of problems that have one, e.g. 2024-08-01..2025-02-01; default: the benchmark's."""
 

@@ -30,6 +30,7 @@ ReducerName = Annotated[Reference, _door("reducer")]
 CorrectionName = Annotated[Reference, _door("correction")]
 ControllerName = Annotated[Reference, _door("controller")]
 EngineName = Annotated[Reference, _door("engine")]
+RewardName = Annotated[Reference, _door("reward")]
 
 
 class Section(BaseModel):
@@ -309,8 +310,9 @@ class SourceConfig(Section):
     template: str | None = None
     """Text around each prompt (the last turn of a conversation); holds ``{prompt}``. Default: none; for code sets what
     says how the tests call the program."""
-    verifier: Literal["maths", "exact", "code"] | None = None
-    """Default: the family's own; ``code`` for problems with tests, else ``maths``."""
+    verifier: RewardName | None = None
+    """``maths``, ``exact``, ``code``, or a reward of your own, such as ``my_reward.py:score`` (docs/verifiers.md).
+    Default: the family's own; ``code`` for problems with tests, else ``maths``."""
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:

@@ -16,6 +16,7 @@ from magicrl.config.schema import FieldMapping, Section
 from magicrl.data.code_records import CodeTask, code_task
 from magicrl.data.data_files import Row
 from magicrl.records import Message, Problem, prompt_key
+from magicrl.registry import is_builtin
 from magicrl.verifiers.code.suite import SuiteError, parse_suite
 from magicrl.verifiers.extraction import last_box
 
@@ -232,6 +233,11 @@ class RecordReader:
     notes: tuple[str, ...] = ()
     _found: dict[tuple[str, ...], tuple[str, Schema]] = field(default_factory=dict[tuple[str, ...], tuple[str, Schema]])
 
+    @property
+    def needs_gold(self) -> bool:
+        """Whether a record without an answer is of no use: a reward of the user's may do without."""
+        return is_builtin("reward", self.verifier)
+
     def read(self, row: Row) -> Read:
         """What the record holds.
 
@@ -274,7 +280,7 @@ class RecordReader:
         elif answer is None and _one_of(present, known.columns.worked, prompt):
             answer = self._column(row, present, "answer", known.columns.worked, prompt)
             worked = True
-        elif answer is None and not _ends_in_answer(row, prompt):
+        elif answer is None and self.needs_gold and not _ends_in_answer(row, prompt):
             answer = self._column(row, tuple(row.record), "answer", known.columns.answer, prompt)
         schema = Schema(prompt=prompt, answer=answer, worked=worked or answer is None)
         return f"{', '.join(prompt)}, {answer or 'last turn'}", self._completed(schema, present)
@@ -382,14 +388,14 @@ class _RowReader:
             raw = _parsed_golds(raw)
             if raw == []:
                 raise Quarantined(f"no answer: field {where!r} is an empty list")
-        golds = self._golds(raw, where)
+        golds = self._golds(raw, where) if self.reader.needs_gold else _texts_of(raw)
         texts = [text for text in [turns.answer, *self._texts(schema.solutions)] if text]
         # a text that marks its answer is a solution, too
         given: list[Any] = cast("list[Any]", raw) if isinstance(raw, list) else [raw]
         texts += [t for t in given if isinstance(t, str) and t.strip() not in golds and _marked(t) not in (None, t)]
         problem = self._problem(turns, golds, self.reader.verifier)
         own = [text for text in dict.fromkeys(texts) if text.strip() not in golds]
-        return self._read(problem, "maths", tuple(own), {})
+        return self._read(problem, "maths" if self.reader.needs_gold else "bare", tuple(own), {})
 
     def _code(
         self,
@@ -580,6 +586,13 @@ class _RowReader:
             return date.fromisoformat(str(value)[:10])
         except ValueError:
             raise self._error(name, f"must be a day such as 2024-08-01, got {value!r}", "correct it") from None
+
+
+def _texts_of(value: Any) -> tuple[str, ...]:
+    """What a reward of the user's finds as golds: the values as text, as they stand; nothing is an empty tuple."""
+    values: list[Any] = cast("list[Any]", value) if isinstance(value, list) else [value]
+    kept = [one for one in values if one is not None and one != ""]
+    return tuple(one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, default=str) for one in kept)
 
 
 def _marked(text: str) -> str | None:

@@ -21,7 +21,7 @@ from magicrl.config.schema import ClusterTimeouts, VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
 from magicrl.records import Problem, Verdict
 from magicrl.training.protocols import WorkSpan
-from magicrl.verifiers.base import make_verdict
+from magicrl.verifiers.base import make_verdict, verifier_spec
 from magicrl.verifiers.pool import VerifierPool
 
 _LATE = 2
@@ -154,8 +154,7 @@ class VerifierNodes:
         Raises:
             ValueError: the problem has no gold answer.
         """
-        if not problem.golds:
-            raise ValueError(f"problem {problem.id!r} has no gold answer; give it at least one")
+        verifier_spec(problem.verifier).check_golds(problem)
         return NodeTicket(problem=problem, items=[self._ask(problem, response) for response in responses])
 
     def result(self, ticket: NodeTicket) -> tuple[Verdict, ...]:

@@ -269,7 +269,8 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
     ids = folder.problem_ids()
     pass_at, majority_at = _counts(ask, min(sum(row.counted for row in rows) for rows in problems), wanted)
     programs = folder.of_programs()
-    if programs:
+    voteless = programs or any(row.score is not None for rows in problems for row in rows)  # no answers to compare
+    if voteless:
         majority_at = ()
     clusters = folder.clusters()
     score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at)
@@ -280,6 +281,7 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "problems": len(ids),
         "samples": wanted,
         "accuracy": score.accuracy.as_dict(),
+        **({} if score.reward is None else {"reward": score.reward.as_dict()}),
         "pass_at": {str(k): estimate.as_dict() for k, estimate in score.pass_at.items()},
         "majority_at": {str(k): estimate.as_dict() for k, estimate in score.majority_at.items()},
         "length": score.length.as_dict(),
@@ -301,7 +303,7 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
             sampling["max_tokens"],
             clusters,
             knows_limit=job.recorded["knows_limit"],
-            vote=not programs,
+            vote=not voteless,
             fresh=_fresh_rows(folder, ask, wanted),
         ),
         "usage": _usage(folder, ask),

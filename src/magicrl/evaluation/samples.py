@@ -44,6 +44,7 @@ class SampleRow:
         prompt_tokens: of its prompt; None where a server makes the prompt, and in files of earlier versions.
         token_ids: the response tokens, where they were asked for.
         token_entropies: their entropies, where they were asked for.
+        score: what a graded reward gave, None for other verifiers.
     """
 
     problem: str
@@ -62,6 +63,7 @@ class SampleRow:
     prompt_tokens: int | None = None
     token_ids: tuple[int, ...] | None = None
     token_entropies: tuple[float, ...] | None = None
+    score: float | None = None
 
     @property
     def truncated(self) -> bool:
@@ -75,6 +77,12 @@ class SampleRow:
     @property
     def correct(self) -> bool:
         return self.outcome == Outcome.CORRECT.value and not self.truncated
+
+    @property
+    def reward(self) -> float:
+        """As in training: 1 or 0, or the score; a truncated response earns nothing."""
+        earned = float(self.correct) if self.score is None else self.score
+        return min(0.0, earned) if self.truncated else earned
 
 
 def row_of(
@@ -106,6 +114,7 @@ def row_of(
         prompt_tokens=prompt_tokens,
         token_ids=tuple(completion.tokens.tolist()) if keep_tokens else None,
         token_entropies=tuple(round(float(e), 4) for e in entropies) if keep_tokens and entropies is not None else None,
+        score=verdict.score,
     )
 
 

@@ -308,6 +308,7 @@ class Score:
         samples: most judged samples of a problem.
         not_judged: samples that could not be judged, and count nowhere.
         clusters: one number a problem, equal for problems of one prompt or template: the unit of the intervals.
+        reward: mean over problems of the mean reward, None where no reward is graded (it is then the accuracy).
     """
 
     accuracy: Estimate
@@ -321,6 +322,7 @@ class Score:
     samples: int
     not_judged: int
     clusters: tuple[int, ...]
+    reward: Mean | None = None
 
 
 def score_rows(
@@ -372,6 +374,9 @@ def score_rows(
         samples=max(counted),
         not_judged=len(every) - sum(counted),
         clusters=numbers,
+        reward=mean_of([float(np.mean([row.reward for row in rows])) for rows in judged if rows], enough(1))
+        if any(row.score is not None for row in every)
+        else None,
     )
 
 

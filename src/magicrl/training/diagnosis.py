@@ -170,8 +170,8 @@ class Diagnosis:
 
 
 def judging_of(verifier: VerifierConfig, problems: Iterable[Problem]) -> Judging:
-    """The settings as far as they count for these problems: code has none of its own."""
-    read = any(problem.verifier != "code" for problem in problems)
+    """The settings as far as they count for these problems: code and a reward of the user's have none of their own."""
+    read = any(problem.verifier in ("maths", "exact") for problem in problems)
     return Judging(verifier.extract, verifier.reasoning) if read else ANY_JUDGING
 
 

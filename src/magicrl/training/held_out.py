@@ -111,6 +111,7 @@ def score_document(result: Score) -> dict[str, Any]:
     """A score as JSON, with the per-problem shares so that two models can be compared pairwise."""
     return {
         "accuracy": result.accuracy.as_dict(),
+        **({} if result.reward is None else {"reward": result.reward.as_dict()}),
         "problems": result.accuracy.problems,
         "samples": result.samples,
         "pass_at": {str(k): estimate.as_dict() for k, estimate in result.pass_at.items()},
@@ -139,10 +140,10 @@ def _shown(judged: JudgedGroup, temperature: float) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Best:
-    """The best validated step so far."""
+    """The best validated step so far, by accuracy, or by mean reward where the reward is graded."""
 
     step: int
-    accuracy: float
+    score: float
 
 
 class Validation:
@@ -195,20 +196,24 @@ class Validation:
                 progress=self._progress,
             )
         result = score(groups)
-        if self.best is None or result.accuracy.mean > self.best.accuracy:
-            self.best = Best(step=step, accuracy=result.accuracy.mean)
+        found = result.accuracy if result.reward is None else result.reward
+        if self.best is None or found.mean > self.best.score:
+            self.best = Best(step=step, score=found.mean)
         values = {
             "validation/accuracy/mean": result.accuracy.mean,
             "validation/accuracy/standard_error": result.accuracy.standard_error,
             "validation/length/mean": result.length.mean,
             "validation/truncation/ratio": result.truncation.mean,
         }
+        if result.reward is not None:
+            values["validation/reward/mean"] = result.reward.mean
+            values["validation/reward/standard_error"] = result.reward.standard_error
         return values if result.entropy is None else {**values, "validation/entropy/mean": result.entropy}
 
     def state(self) -> list[Any] | None:
         """JSON-able."""
-        return None if self.best is None else [self.best.step, self.best.accuracy]
+        return None if self.best is None else [self.best.step, self.best.score]
 
     def restore(self, state: Sequence[Any] | None) -> None:
         """Inverse of ``state``."""
-        self.best = Best(step=int(state[0]), accuracy=float(state[1])) if state else None
+        self.best = Best(step=int(state[0]), score=float(state[1])) if state else None

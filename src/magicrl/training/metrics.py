@@ -97,14 +97,15 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     The standard error is clustered by group.
     """
     rewards = np.concatenate([g.rewards[g.counted] for g in groups])
+    correct = np.concatenate([g.correct[g.counted] for g in groups]).astype(np.float32)
     truncated = np.concatenate([g.truncated[g.counted] for g in groups])
     lengths = np.array([len(c) for g in groups for c in g.group.completions])
-    per_group = np.array([g.rewards[g.counted].mean() for g in groups if g.counted.any()])
-    finished = rewards[~truncated]
+    per_group = np.array([g.correct[g.counted].astype(np.float32).mean() for g in groups if g.counted.any()])
+    finished = correct[~truncated]
     error = per_group.std(ddof=1) / math.sqrt(len(per_group)) if len(per_group) > 1 else None
     verified = [v.seconds for g in groups for v in g.verdicts]
     return {
-        "train/accuracy/mean": _mean(rewards),
+        "train/accuracy/mean": _mean(correct),
         "train/accuracy/standard_error": None if error is None else float(error),
         "train/accuracy_nontruncated/mean": _mean(finished),
         "train/reward/mean": _mean(rewards),
@@ -120,7 +121,18 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "groups/not_judged": int(sum((~g.counted).sum() for g in groups)),
         "tokens/sampled": int(lengths.sum()),
         "verify/seconds": float(np.sum(verified)),
+        **_own_metrics(groups),
     }
+
+
+def _own_metrics(groups: Sequence[ScoredGroup]) -> Values:
+    """Means over counted responses of the further numbers that a reward of the user's returned with its scores."""
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        for verdict, counted in zip(group.verdicts, group.counted, strict=True):
+            for name, value in verdict.metrics.items() if counted else ():
+                found.setdefault(name, []).append(value)
+    return {f"reward/{name}": float(np.mean(values)) for name, values in sorted(found.items())}
 
 
 def answered_share(completions: Iterable[Sequence[Completion]], verdicts: Iterable[Sequence[Verdict]]) -> float:

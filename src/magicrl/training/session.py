@@ -359,9 +359,10 @@ class Session:
         truncation = values.get("train/truncation/ratio")
         if isinstance(truncation, float):
             self._schedule.observe_truncation(truncation)
-        measured = values.get("validation/accuracy/mean")
+        kind = "reward" if "validation/reward/mean" in values else "accuracy"  # a graded reward may never be all right
+        measured = values.get(f"validation/{kind}/mean")
         if isinstance(measured, float):
-            error = values.get("validation/accuracy/standard_error")
+            error = values.get(f"validation/{kind}/standard_error")
             self._schedule.observe_accuracy(measured, error if isinstance(error, float) else None)
         elif not self._validation.active:
             accuracy = values.get("train/accuracy_unfiltered/mean")

@@ -5,3 +5,4 @@ from magicrl.verifiers.base import Verifier as Verifier
 from magicrl.verifiers.base import VerifierService as VerifierService
 from magicrl.verifiers.pool import Ticket as Ticket
 from magicrl.verifiers.pool import VerifierPool as VerifierPool
+from magicrl.verifiers.rewards import reward as reward

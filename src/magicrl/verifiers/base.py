@@ -1,4 +1,4 @@
-"""What a verifier is, the words its verdicts use, and the registry by which a problem names one.
+"""What a verifier is, the words its verdicts use, and how a problem names one.
 
 A verifier states a fact about one answer; rewards are made elsewhere, so that training and evaluation
 share one judge. Blame is decided by the status alone: whatever an answer exhausts by itself (CPU seconds,
@@ -8,13 +8,14 @@ lost worker, a gold that cannot be read) is not judged.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from magicrl.records import Outcome, Problem, Verdict
+from magicrl.registry import resolve
 
 if TYPE_CHECKING:
     from magicrl.verifiers.pool import WorkerProtocol
@@ -44,11 +45,14 @@ OUTCOME_OF_STATUS: MappingProxyType[str, Outcome] = MappingProxyType(
         "no_code": Outcome.WRONG,
         "security": Outcome.WRONG,
         "infrastructure_error": Outcome.NOT_JUDGED,
+        "score_reached": Outcome.CORRECT,
+        "score_below": Outcome.WRONG,
+        "reward_failed": Outcome.NOT_JUDGED,
         "gold_unparsable": Outcome.NOT_JUDGED,
         "worker_lost": Outcome.NOT_JUDGED,
     }
 )
-"""Every status of the built-in verifiers and its outcome."""
+"""Every status of the built-in verifiers, and of rewards that return a number, with its outcome."""
 
 NO_ANSWER = frozenset({"no_answer", "no_code"})
 """Statuses of responses that hold nothing to judge."""
@@ -129,33 +133,45 @@ class VerifierService(Protocol):
         ...
 
 
+Judge = Callable[[Problem, Sequence[str]], "Sequence[Verdict] | Future[list[Verdict]]"]
+"""Judges responses to a problem in the calling process, at once or in a while."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierSpec:
-    """A registered verifier: judged in the calling process or in worker processes.
+    """A verifier that a problem may name: judged in the calling process or in worker processes.
 
     Attributes:
         name: what ``Problem.verifier`` says.
-        in_process: makes a verifier for the calling process, or None.
+        in_process: makes a judge for the calling process, or None.
         protocol: how it is judged in worker processes, from (options, seconds, MiB), or None. Exactly one of the two is
             given.
         isolated: makes the verifier inside a worker, for those of `isolated.IsolatedProtocol`.
         warm_up: a (gold, response) pair judged once when such a worker starts, so that no item pays for loading.
+        needs_gold: whether it can judge nothing without a gold answer.
     """
 
     name: str
-    in_process: Callable[[JudgeOptions], Verifier] | None = None
+    in_process: Callable[[JudgeOptions], Judge] | None = None
     protocol: Callable[[JudgeOptions, float, int], WorkerProtocol] | None = None
     isolated: Callable[[JudgeOptions, Progress], IsolatedVerifier] | None = None
     warm_up: tuple[str, str] = ("1", "\\boxed{1}")
+    needs_gold: bool = True
 
     def __post_init__(self) -> None:
         assert (self.in_process is None) != (self.protocol is None), self.name
 
+    def check_golds(self, problem: Problem) -> None:
+        """Raise ValueError for a problem without the gold answer that this verifier needs."""
+        if self.needs_gold and not problem.golds:
+            raise ValueError(f"problem {problem.id!r} has no gold answer (a code problem: no tests); give it one")
 
-def _exact(options: JudgeOptions) -> Verifier:
+
+def _exact(options: JudgeOptions) -> Judge:
     from magicrl.verifiers.exact import ExactVerifier
 
-    return ExactVerifier(options)
+    verifier = ExactVerifier(options)
+    return lambda problem, responses: [verifier.judge(problem.golds, response) for response in responses]
 
 
 def _maths(options: JudgeOptions, progress: Progress) -> IsolatedVerifier:
@@ -179,27 +195,26 @@ def _code(options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> Wor
     return CodeProtocol(CodeOptions(limits=Limits(cpu_seconds=time_limit, memory_mb=memory_limit_mb), judge=options))
 
 
-_SPECS: dict[str, VerifierSpec] = {
-    "code": VerifierSpec(name="code", protocol=_code),
-    "exact": VerifierSpec(name="exact", in_process=_exact),
+EXACT = VerifierSpec(name="exact", in_process=_exact)
+MATHS = VerifierSpec(
+    name="maths",
+    protocol=_maths_protocol,
+    isolated=_maths,
     # a pair that only Math-Verify can judge: no item pays for loading it
-    "maths": VerifierSpec(
-        name="maths",
-        protocol=_maths_protocol,
-        isolated=_maths,
-        warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}"),
-    ),
-}
+    warm_up=(r"\int_0^1 2x \, dx", r"\boxed{\int_0^1 2y \, dy}"),
+)
+CODE = VerifierSpec(name="code", protocol=_code)
 
 
 def verifier_spec(name: str) -> VerifierSpec:
-    """The verifier of this name.
+    """The verifier of this name: a built-in one, or a reward of the user's as `magicrl.registry` finds it.
 
     Raises:
-        ValueError: unknown name (says the nearest known one).
+        ValueError: unknown name (says the nearest known one), or what it names is no reward.
     """
-    if name not in _SPECS:
-        near = difflib.get_close_matches(name, _SPECS, n=1, cutoff=0.4)
-        hint = f"; did you mean {near[0]!r}?" if near else ""
-        raise ValueError(f"unknown verifier {name!r}{hint} Known: {', '.join(sorted(_SPECS))}")
-    return _SPECS[name]
+    found = resolve("reward", name)
+    if isinstance(found, VerifierSpec):
+        return found
+    from magicrl.verifiers.rewards import function_spec
+
+    return function_spec(name, found)

@@ -63,10 +63,10 @@ class IsolatedProtocol:
         golds = item.problem.golds
         return {"golds": list(golds), "response": item.text, "distrust": self._distrusts(golds)}
 
-    def read(self, message: Mapping[str, Any], seconds: float) -> Verdict:
+    def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
         return verdict_from(message, seconds)
 
-    def exhausted(self, outcome: Exhausted, seconds: float) -> Verdict:
+    def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
         who = "gold" if outcome.phase == "gold" else "answer"
         status = "gold_unparsable" if who == "gold" else outcome.kind
         limit = f"{self._time_limit:g} s of CPU time"
@@ -129,7 +129,8 @@ class IsolatedHandler:
         # resident memory now, not ru_maxrss: that one starts at the size of the parent process
         self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
         self.greeting: dict[str, Any] = {}
-        _limit_process(hello["memory_limit_mb"])
+        limit_memory(hello["memory_limit_mb"])
+        _lower(resource.RLIMIT_FSIZE, 0)  # it writes no files
 
     def close(self) -> None:
         """Nothing is held open."""
@@ -141,7 +142,7 @@ class IsolatedHandler:
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         self._item, self._phase = request["item"], ""
-        _limit_cpu(self._cpu_limit)
+        limit_cpu(self._cpu_limit)
         random.seed(0)  # a verdict must not depend on the items before it
         if request["distrust"]:
             self._verifier.distrust(request["golds"])
@@ -174,11 +175,10 @@ def _fields(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _limit_process(memory_limit_mb: int) -> None:
-    """Address space (Linux): what the warm worker has now plus the limit. No files, no core dumps."""
+def limit_memory(memory_limit_mb: int) -> None:
+    """Of this process's address space (Linux): what the warm worker has now plus the limit. No core dumps."""
     if sys.platform == "linux":
         _lower(resource.RLIMIT_AS, psutil.Process().memory_info().vms + memory_limit_mb * 2**20)
-    _lower(resource.RLIMIT_FSIZE, 0)
     _lower(resource.RLIMIT_CORE, 0)
 
 
@@ -189,7 +189,7 @@ def _lower(kind: int, value: int) -> None:
     resource.setrlimit(kind, (value, value))
 
 
-def _limit_cpu(seconds: float) -> None:
+def limit_cpu(seconds: float) -> None:
     """A second net under the pool's own limit: an orphan of a killed run ends by itself."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(time.process_time() + 2 * seconds) + _CPU_SLACK_SECONDS

@@ -15,13 +15,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.verifiers.base import JudgeOptions, Verifier, VerifierSpec, verifier_spec
+from magicrl.verifiers.base import Judge, JudgeOptions, VerifierSpec, verifier_spec
 from magicrl.verifiers.worker import Answered, Exhausted, WorkerPlan, WorkerProcess, WorkerRefusal, WorkerStartError
 
 
@@ -44,6 +45,7 @@ class Closing(ABC):
 _ATTEMPTS = 2
 _STARTS = 3
 """A worker may be killed from outside while it warms up; a broken installation fails every time."""
+_CLOSED = "the verifier pool was closed before all answers were judged"
 
 
 class Ticket:
@@ -116,11 +118,11 @@ class WorkerProtocol(Protocol):
         """The item as its worker reads it. ``repeat``: the worker was asked about the same problem last."""
         ...
 
-    def read(self, message: Mapping[str, Any], seconds: float) -> Verdict:
+    def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
         """What a reply says; a malformed one is a lost worker's."""
         ...
 
-    def exhausted(self, outcome: Exhausted, seconds: float) -> Verdict:
+    def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
         """The verdict on an item that used up its worker."""
         ...
 
@@ -194,7 +196,7 @@ class WorkerThread:
         verdict = self._protocol.lost("not tried")
         for _ in range(_ATTEMPTS):
             if self._closing.is_set():
-                raise RuntimeError("the verifier pool was closed before all answers were judged")
+                raise RuntimeError(_CLOSED)
             verdict = self._attempt(item)
             if verdict.outcome is not Outcome.NOT_JUDGED or self._protocol.final(item, verdict):
                 break
@@ -202,7 +204,7 @@ class WorkerThread:
         else:
             self._protocol.give_up(item, verdict)
             if self._closing.is_set():
-                raise RuntimeError("the verifier pool was closed before all answers were judged")
+                raise RuntimeError(_CLOSED)
         item.ticket.fill(item.index, verdict)
 
     def _attempt(self, item: Item) -> Verdict:
@@ -218,9 +220,9 @@ class WorkerThread:
         seconds = time.perf_counter() - start
         if isinstance(outcome, Answered):
             worker.last_problem = item.problem
-            return self._protocol.read(outcome.message, seconds)
+            return self._protocol.read(item, outcome.message, seconds)
         if isinstance(outcome, Exhausted):
-            return self._protocol.exhausted(outcome, seconds)
+            return self._protocol.exhausted(item, outcome, seconds)
         return self._protocol.lost(outcome.reason, seconds)
 
     def _ready_worker(self) -> WorkerProcess:
@@ -270,11 +272,8 @@ class WorkerPool(Closing):
         """Queue the responses to one problem (``bare``: the answers themselves) and return at once.
 
         Raises:
-            ValueError: the problem has no gold answer.
             RuntimeError: the pool is closed.
         """
-        if not problem.golds:
-            raise ValueError(f"problem {problem.id!r} has no gold answer (a code problem: no tests); give it one")
         ticket = Ticket(problem, len(responses))
         with self._lock:
             self._start()
@@ -332,8 +331,15 @@ class WorkerPool(Closing):
                 thread.start()
 
 
+def _fill(ticket: Ticket, verdicts: Sequence[Verdict]) -> None:
+    for index, verdict in enumerate(verdicts):
+        ticket.fill(index, verdict)
+
+
 class VerifierPool(Closing):
     r"""Judges responses, in this process (``exact``) or in worker processes (``maths``, ``code``).
+
+    A problem's verifier may also be a reward of one's own (`rewards`), which is called in either place.
 
     Safe to use from several threads. Workers start with the first item that needs one.
 
@@ -366,7 +372,9 @@ class VerifierPool(Closing):
         self._options = options or JudgeOptions()
         self._limits = (time_limit, memory_limit_mb)
         self._workers = workers
-        self._local: dict[str, Verifier] = {}
+        self._specs: dict[str, VerifierSpec] = {}
+        self._local: dict[str, Judge] = {}
+        self._awaited: set[Future[Any]] = set()
         self._pools: dict[str, WorkerPool] = {}
         self._lock = threading.Lock()
         self._closed = False
@@ -385,21 +393,33 @@ class VerifierPool(Closing):
         """Queue the responses to one problem and return at once.
 
         Raises:
-            ValueError: the problem names an unknown verifier or has no gold answer.
+            ValueError: the problem names an unknown verifier, or one that needs a gold answer and has none.
             RuntimeError: the pool is closed.
         """
-        if not problem.golds:
-            raise ValueError(f"problem {problem.id!r} has no gold answer; give it at least one")
-        spec = verifier_spec(problem.verifier)
+        spec = self._spec(problem.verifier)
+        spec.check_golds(problem)
         if spec.in_process is None:
             return self._pool(spec).submit(problem, responses)
         with self._lock:
             self._check_open()
-            verifier = self._local.setdefault(spec.name, spec.in_process(self._options))
+            judge = self._local.setdefault(spec.name, spec.in_process(self._options))
         ticket = Ticket(problem, len(responses))
-        for index, response in enumerate(responses):
-            ticket.fill(index, verifier.judge(problem.golds, response))
+        found = judge(problem, responses)
+        if isinstance(found, Future):
+            self._awaited.add(found)
+            found.add_done_callback(lambda done: self._settle(ticket, done))
+        else:
+            _fill(ticket, found)
         return ticket
+
+    def _settle(self, ticket: Ticket, done: Future[Any]) -> None:
+        self._awaited.discard(done)
+        if done.cancelled():
+            ticket.fail(RuntimeError(_CLOSED))
+        elif (error := done.exception()) is not None:
+            ticket.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+        else:
+            _fill(ticket, done.result())
 
     def result(self, ticket: Ticket) -> tuple[Verdict, ...]:
         """The verdicts of ``ticket`` in the order of its responses. Waits until all are there.
@@ -423,7 +443,7 @@ class VerifierPool(Closing):
         Raises:
             RuntimeError: a worker could not be started (with what it wrote on standard error).
         """
-        for spec in [verifier_spec(name) for name in verifiers]:
+        for spec in map(self._spec, verifiers):
             if spec.in_process is None:
                 self._pool(spec).warm()
 
@@ -436,13 +456,20 @@ class VerifierPool(Closing):
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
         with self._lock:
             self._closed = True
-            pools = list(self._pools.values())
+            pools, awaited = list(self._pools.values()), list(self._awaited)
+        for future in awaited:
+            future.cancel()
         for pool in pools:
             pool.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the verifier pool is closed")
+
+    def _spec(self, name: str) -> VerifierSpec:
+        if name not in self._specs:
+            self._specs[name] = verifier_spec(name)
+        return self._specs[name]
 
     def _pool(self, spec: VerifierSpec) -> WorkerPool:
         assert spec.protocol is not None

@@ -57,10 +57,10 @@ class CodeProtocol:
         request: dict[str, Any] = {"text": item.text, "program": item.bare}
         return request if repeat else {**request, "tests": item.problem.golds[0]}
 
-    def read(self, message: Mapping[str, Any], seconds: float) -> CodeVerdict:
+    def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> CodeVerdict:
         return verdict_from(message, seconds)
 
-    def exhausted(self, outcome: Exhausted, seconds: float) -> CodeVerdict:
+    def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> CodeVerdict:
         if outcome.kind == "timeout":
             reason = "its output could not be compared within the judge's own time"
             return code_verdict("output_limit", reason, seconds=seconds)

@@ -1,0 +1,351 @@
+"""A reward of one's own: any function ``(problem, response) -> score``, named like everything else that is brought.
+
+A score is a number, a `Verdict`, or a mapping that holds ``score`` and further numbers to log; `reward` sets how the
+function is called. What it raises or does not return in time is *not judged*, never a 0: the response is not to blame.
+
+A function that asks to be isolated is judged in killable worker processes: `RewardProtocol` is the pool's end,
+`RewardHandler` what runs in the worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import inspect
+import json
+import logging
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+import psutil
+
+from magicrl.records import Message, Outcome, Problem, Verdict
+from magicrl.registry import resolve
+from magicrl.verifiers.base import JudgeOptions, VerifierSpec, make_verdict
+from magicrl.verifiers.isolated import limit_cpu, limit_memory
+from magicrl.verifiers.pool import Item
+from magicrl.verifiers.worker import Exhausted, Refused, Send, WorkerPlan
+
+_log = logging.getLogger(__name__)
+
+_ASYNC_SECONDS = 60.0
+_STALL_FACTOR = 10.0
+_MIN_STALL_SECONDS = 10.0
+_MAX_REASON = 300
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RewardSettings:
+    """How a reward function is called. Each may also be set as an attribute of the function.
+
+    Attributes:
+        batched: it takes lists, ``(problems, responses)``, and returns a list of as many scores. A score may not depend
+            on what else is in the lists: how responses are put together is not promised.
+        isolated: call it in worker processes (as many as ``verifier.workers``), which are killed at its limits.
+        time_limit: seconds of CPU time of one isolated call (default ``verifier.time_limit``; by the clock ten times as
+            long), or seconds to wait for an ``async`` one (default 60). Other functions are not interrupted.
+        memory_limit_mb: MiB that an isolated call may allocate; default ``verifier.memory_limit_mb``.
+        right_from: the least score of a right answer. Accuracy, pass@k and the filters of easy and hard problems count
+            right answers; advantages and rejection use the scores themselves.
+        concurrency: calls of an ``async`` function that are awaited at once.
+    """
+
+    batched: bool = False
+    isolated: bool = False
+    time_limit: float | None = None
+    memory_limit_mb: int | None = None
+    right_from: float = 1.0
+    concurrency: int = 64
+
+    def __post_init__(self) -> None:
+        if self.time_limit is not None and not self.time_limit > 0:
+            raise ValueError(f"time_limit of a reward must be positive seconds, got {self.time_limit}")
+        if self.concurrency < 1:
+            raise ValueError(f"concurrency of a reward must be at least 1, got {self.concurrency}")
+
+
+def reward(
+    *,
+    batched: bool = False,
+    isolated: bool = False,
+    time_limit: float | None = None,
+    memory_limit_mb: int | None = None,
+    right_from: float = 1.0,
+    concurrency: int = 64,
+) -> Callable[[Function], Function]:
+    """Says how a reward function is called; `RewardSettings` has what each setting means.
+
+    Example:
+        >>> @reward(isolated=True, time_limit=5.0, right_from=0.9)
+        ... def score(problem: Problem, response: str) -> float:
+        ...     return 1 / (1 + abs(len(response.split()) - 50))
+    """
+    settings = RewardSettings(
+        batched=batched,
+        isolated=isolated,
+        time_limit=time_limit,
+        memory_limit_mb=memory_limit_mb,
+        right_from=right_from,
+        concurrency=concurrency,
+    )
+
+    def mark(function: Function) -> Function:
+        for name, value in dataclasses.asdict(settings).items():
+            setattr(function, name, value)
+        return function
+
+    return mark
+
+
+class RewardFunction:
+    """A user's function with its settings: calls it and makes verdicts of what it returns.
+
+    Args:
+        reference: how it was named; stands in messages.
+        function: what the reference names.
+
+    Raises:
+        ValueError: it is no function, or its settings are wrong.
+    """
+
+    def __init__(self, reference: str, function: Any) -> None:
+        if not callable(function):
+            raise ValueError(f"reward {reference!r} is no function but {type(function).__name__}")
+        own: dict[str, Any] = {
+            field.name: getattr(function, field.name, field.default) for field in dataclasses.fields(RewardSettings)
+        }
+        self.reference = reference
+        self.settings = RewardSettings(**own)
+        self._function: Callable[..., Any] = function
+        self.is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
+        self._warned: set[str] = set()
+
+    def judge(self, problem: Problem, responses: Sequence[str]) -> list[Verdict]:
+        """The verdicts of these responses, made now and here."""
+        if self.is_async:
+            return asyncio.run(self.awaited(problem, responses, asyncio.Semaphore(self.settings.concurrency)))
+        if self.settings.batched:
+            return self._verdicts(
+                problem, len(responses), lambda: self._function([problem] * len(responses), [*responses])
+            )
+        found: list[Verdict] = []
+        for response in responses:
+            found += self._verdicts(problem, 1, lambda: [self._function(problem, response)])  # noqa: B023 - called at once
+        return found
+
+    async def awaited(self, problem: Problem, responses: Sequence[str], turns: asyncio.Semaphore) -> list[Verdict]:
+        """The same for an ``async`` function; ``turns`` limits how many calls are under way."""
+
+        async def call(count: int, *given: Any) -> list[Verdict]:
+            seconds = self.settings.time_limit or _ASYNC_SECONDS
+            start = time.perf_counter()
+            try:
+                async with turns:
+                    start = time.perf_counter()
+                    found = await asyncio.wait_for(self._function(*given), seconds)
+            except TimeoutError:
+                return [self.failed(problem, f"no score within {seconds:g} s", time.perf_counter() - start)] * count
+            except Exception as error:  # noqa: BLE001 - the border to a user's code, as below
+                return [self.failed(problem, _told(error), time.perf_counter() - start)] * count
+            return self._verdicts(problem, count, lambda: found if self.settings.batched else [found], start)
+
+        if self.settings.batched:
+            return await call(len(responses), [problem] * len(responses), [*responses])
+        return [v for (v,) in await asyncio.gather(*(call(1, problem, response) for response in responses))]
+
+    def _verdicts(
+        self, problem: Problem, count: int, call: Callable[[], Any], start: float | None = None
+    ) -> list[Verdict]:
+        start = time.perf_counter() if start is None else start
+        try:
+            scores = list(call())
+            if len(scores) != count:
+                raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
+            seconds = (time.perf_counter() - start) / max(1, count)
+            return [self._verdict(score, seconds) for score in scores]
+        except Exception as error:  # noqa: BLE001 - the border to a user's code: whatever it raises judges nothing
+            return [self.failed(problem, _told(error), time.perf_counter() - start)] * count
+
+    def _verdict(self, returned: Any, seconds: float) -> Verdict:
+        """What the function returned as a verdict.
+
+        Raises:
+            TypeError, ValueError: it is neither a finite number, a verdict, nor a mapping with a ``score``.
+        """
+        if isinstance(returned, Verdict):
+            return dataclasses.replace(returned, seconds=returned.seconds or seconds)
+        metrics: dict[str, float] = {}
+        if isinstance(returned, Mapping):
+            values = dict(cast("Mapping[str, Any]", returned))
+            if "score" not in values:
+                raise TypeError(f"a mapping needs a 'score', got {', '.join(map(str, values)) or 'nothing'}")
+            score = _number("score", values.pop("score"))
+            metrics = {str(name): _number(str(name), value) for name, value in values.items()}
+        else:
+            score = _number("score", returned)
+        right = score >= self.settings.right_from
+        verdict = make_verdict("score_reached" if right else "score_below", decided_by="reward", seconds=seconds)
+        return dataclasses.replace(verdict, score=score, metrics=metrics)
+
+    def failed(self, problem: Problem, reason: str, seconds: float = 0.0) -> Verdict:
+        """The verdict where there is no score; the first of its kind is told."""
+        kind = reason.partition(":")[0]
+        if kind not in self._warned:
+            self._warned.add(kind)
+            _log.warning(
+                "reward %s gave no score to a response to problem %s: %s. Such responses are not judged and leave "
+                "their group; further ones of this kind are only counted",
+                self.reference,
+                problem.id,
+                reason,
+            )
+        return make_verdict("reward_failed", reason=reason[:_MAX_REASON], decided_by="reward", seconds=seconds)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, str) or value is None:
+        raise TypeError(f"{name} must be a number, got {value!r:.60}")
+    number = float(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{name} must be finite, got {number}")
+    return number
+
+
+# --- where it is called ---------------------------------------------------------------------------------------------
+
+
+def function_spec(reference: str, function: Any) -> VerifierSpec:
+    """The verifier that a reward function is.
+
+    Raises:
+        ValueError: it is no function, or its settings are wrong.
+    """
+    made = RewardFunction(reference, function)
+    if made.settings.isolated:
+        return VerifierSpec(name=reference, protocol=functools.partial(RewardProtocol, made), needs_gold=False)
+    return VerifierSpec(name=reference, in_process=lambda _: _here(made), needs_gold=False)
+
+
+def _here(made: RewardFunction) -> Callable[[Problem, Sequence[str]], Sequence[Verdict] | Future[list[Verdict]]]:
+    if not made.is_async:
+        return made.judge
+    turns = asyncio.Semaphore(made.settings.concurrency)
+    return lambda problem, responses: asyncio.run_coroutine_threadsafe(
+        made.awaited(problem, responses, turns), _event_loop()
+    )
+
+
+@functools.cache
+def _event_loop() -> asyncio.AbstractEventLoop:
+    """The loop in which async rewards wait, in a thread of its own: the caller goes on generating."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="async-rewards", daemon=True).start()
+    return loop
+
+
+class RewardProtocol:
+    """Responses judged by a reward function in worker processes.
+
+    Args:
+        made: the function; it is named to the workers, which resolve it for themselves.
+        time_limit, memory_limit_mb: where the function has no limits of its own.
+    """
+
+    def __init__(self, made: RewardFunction, options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> None:
+        self._made = made
+        self._seconds = made.settings.time_limit or time_limit
+        self._plan = WorkerPlan(
+            handler="magicrl.verifiers.rewards:RewardHandler",
+            hello={
+                "reference": made.reference,
+                "path": sys.path,  # the worker finds what this process finds
+                "cpu_limit": self._seconds,
+                "memory_limit_mb": made.settings.memory_limit_mb or memory_limit_mb,
+            },
+            cpu_limit=self._seconds,
+            stall_limit=max(_MIN_STALL_SECONDS, _STALL_FACTOR * self._seconds),
+        )
+
+    @property
+    def plan(self) -> WorkerPlan:
+        return self._plan
+
+    def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
+        request: dict[str, Any] = {"response": item.text}
+        return request if repeat else {**request, "problem": _as_json(item.problem)}
+
+    def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
+        try:
+            fields: dict[str, Any] = message["verdict"]
+            fields["outcome"] = Outcome(fields["outcome"])
+            verdict = Verdict(**fields)
+        except (KeyError, TypeError, ValueError) as error:
+            return self.lost(f"the worker sent a malformed verdict: {error}", seconds)
+        if verdict.status == "reward_failed":
+            return self._made.failed(item.problem, verdict.reason, seconds)
+        return verdict
+
+    def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
+        limit = f"it used up {self._seconds:g} s of CPU time" if outcome.kind == "timeout" else "it crashed its worker"
+        return self._made.failed(item.problem, limit, seconds)
+
+    def lost(self, reason: str, seconds: float = 0.0) -> Verdict:
+        return make_verdict("worker_lost", reason=reason, seconds=seconds)
+
+    def final(self, item: Item, verdict: Verdict) -> bool:
+        return verdict.status != "worker_lost"
+
+    def give_up(self, item: Item, verdict: Verdict) -> None:
+        self._made.failed(item.problem, verdict.reason)
+
+
+class RewardHandler:
+    """In a worker: the function, and the problem that it was asked about last."""
+
+    def __init__(self, hello: dict[str, Any], send: Send) -> None:
+        sys.path += [place for place in hello["path"] if place not in sys.path]
+        try:
+            self._made = RewardFunction(hello["reference"], resolve("reward", hello["reference"]))
+        except ValueError as error:
+            raise Refused(str(error)) from error
+        self._cpu_limit: float = hello["cpu_limit"]
+        self._problem: Problem | None = None
+        self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
+        self.greeting: dict[str, Any] = {}
+        limit_memory(hello["memory_limit_mb"])
+
+    def handle(self, request: dict[str, Any]) -> dict[str, Any]:
+        if "problem" in request:
+            self._problem = _from_json(request["problem"])
+        assert self._problem is not None, "the first request about a problem holds it"
+        limit_cpu(self._cpu_limit)
+        (verdict,) = self._made.judge(self._problem, [request["response"]])
+        grown = psutil.Process().memory_info().rss > self._most_resident
+        return {"verdict": dataclasses.asdict(verdict), "retire": grown or verdict.reason.startswith("MemoryError")}
+
+    def close(self) -> None:
+        """Nothing is held open."""
+
+
+def _as_json(problem: Problem) -> dict[str, Any]:
+    """A problem as plain data; what JSON has no form for in ``extra`` becomes text."""
+    return json.loads(json.dumps(dataclasses.asdict(problem), default=str))
+
+
+def _from_json(fields: dict[str, Any]) -> Problem:
+    fields["golds"] = tuple(fields["golds"])
+    fields["context"] = tuple(Message(**message) for message in fields["context"])
+    return Problem(**fields)

@@ -1,0 +1,244 @@
+"""Rewards of a user's own: every form that a function may have, where it is judged, and what its failures mean."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from magicrl.algorithms.advantages import scored_advantages
+from magicrl.algorithms.filters import PassCount
+from magicrl.algorithms.rejection import Signal, group_signal
+from magicrl.algorithms.rewards import score_group
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Outcome,
+    Problem,
+    RolloutGroup,
+    RolloutRequest,
+    SamplingParams,
+    ScoredGroup,
+    Verdict,
+    frozen_floats,
+    frozen_tokens,
+)
+from magicrl.training.metrics import rollout_metrics
+from magicrl.verifiers import VerifierPool, reward
+from magicrl.verifiers.base import make_verdict, verifier_spec
+
+REWARDS = """
+import asyncio, os, sys
+from magicrl.records import Outcome, Verdict
+from magicrl.verifiers import reward
+
+def plain(problem, response):
+    return len(response) / 4
+
+def logged(problem, response):
+    return {"score": len(response) / 4, "length": len(response)}
+
+def verdict(problem, response):
+    right = response in problem.golds
+    return Verdict(outcome=Outcome.CORRECT if right else Outcome.WRONG, status="mine", score=float(right) / 2)
+
+@reward(batched=True, right_from=0.5)
+def batched(problems, responses):
+    return [len(response) / 4 for response in responses]
+
+@reward(batched=True)
+def short_list(problems, responses):
+    return [1.0]
+
+async def waits(problem, response):
+    await asyncio.sleep(0.2)
+    return len(response) / 4
+
+@reward(batched=True, time_limit=0.1)
+async def too_long(problems, responses):
+    await asyncio.sleep(60)
+
+@reward(isolated=True, time_limit=0.5, memory_limit_mb=256)
+def isolated(problem, response):
+    if response == "loop":
+        while True: pass
+    if response == "memory":
+        "x" * (1 << 30)
+    if response == "exit":
+        os._exit(3)
+    return {"score": len(response) / 4, "pid": os.getpid(), "extra": problem.extra["n"], "turns": len(problem.context)}
+
+def raises(problem, response):
+    raise KeyError(response)
+
+def forgets(problem, response):
+    pass
+
+def infinite(problem, response):
+    return float("inf")
+
+number = 3
+"""
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("rewards") / "mine.py"
+    path.write_text(REWARDS)
+    return path
+
+
+def problem(file: Path, name: str, golds: tuple[str, ...] = ()) -> Problem:
+    return Problem(id="p", prompt="?", golds=golds, verifier=f"{file}:{name}", source="doc", extra={"n": 7})
+
+
+def judged(file: Path, name: str, *responses: str, golds: tuple[str, ...] = ()) -> tuple[Verdict, ...]:
+    with VerifierPool() as pool:
+        return pool.judge(problem(file, name, golds), responses)
+
+
+def scores(verdicts: tuple[Verdict, ...]) -> list[float | None]:
+    return [verdict.score for verdict in verdicts]
+
+
+@pytest.mark.parametrize("name", ["plain", "logged", "batched", "waits"])
+def test_every_form_gives_its_scores_in_order(file: Path, name: str) -> None:
+    verdicts = judged(file, name, "a", "abcd", "ab", "")
+    assert scores(verdicts) == [0.25, 1.0, 0.5, 0.0]
+    right_from = 0.5 if name == "batched" else 1.0
+    assert [verdict.correct for verdict in verdicts] == [score >= right_from for score in (0.25, 1.0, 0.5, 0.0)]
+
+
+def test_a_verdict_is_taken_as_it_is(file: Path) -> None:
+    right, wrong = judged(file, "verdict", "7", "8", golds=("7",))
+    assert (right.outcome, right.status, right.score) == (Outcome.CORRECT, "mine", 0.5)
+    assert (wrong.outcome, wrong.score) == (Outcome.WRONG, 0.0)
+
+
+def test_async_calls_wait_together_and_beside_the_caller(file: Path) -> None:
+    with VerifierPool() as pool:
+        start = time.perf_counter()
+        ticket = pool.submit(problem(file, "waits"), ["a"] * 50)
+        assert not pool.ready(ticket)
+        assert len(pool.result(ticket)) == 50
+        assert time.perf_counter() - start < 50 * 0.2
+        waiting = pool.submit(problem(file, "waits"), ["a"])
+    with pytest.raises(RuntimeError, match="closed"):
+        pool.result(waiting)
+
+
+def test_an_isolated_call_is_killed_at_its_limits_and_judges_nothing(
+    file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING), VerifierPool() as pool:
+        first, loop, memory, gone, last = pool.judge(
+            problem(file, "isolated"), ["ab", "loop", "memory", "exit", "abcd"]
+        )
+        assert (first.score, first.metrics["extra"], first.metrics["turns"]) == (0.5, 7.0, 0.0)
+        assert last.correct
+        assert first.metrics["pid"] != last.metrics["pid"], "the one that hung was replaced"
+    assert {v.outcome for v in (loop, memory, gone)} == {Outcome.NOT_JUDGED}
+    assert "0.5 s of CPU time" in loop.reason
+    assert "MemoryError" in memory.reason
+    assert all(f"{file}:isolated" in record.message for record in caplog.records)
+    assert len(caplog.records) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("raises", "KeyError: 'a'"),
+        ("forgets", "must be a number, got None"),
+        ("infinite", "must be finite"),
+        ("short_list", "must return 2 scores, got 1"),
+        ("too_long", "no score within 0.1 s"),
+    ],
+)
+def test_what_fails_is_not_judged_and_told_once(
+    file: Path, name: str, reason: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        verdicts = judged(file, name, "a", "a")
+    assert [(v.outcome, v.status, v.score) for v in verdicts] == [(Outcome.NOT_JUDGED, "reward_failed", None)] * 2
+    assert reason in verdicts[0].reason
+    (record,) = caplog.records
+    assert reason in record.message
+    assert f"{file}:{name}" in record.message
+
+
+def test_what_is_no_reward_is_refused(file: Path) -> None:
+    with pytest.raises(ValueError, match=r"unknown reward 'math'; did you mean 'maths'\? Known: code, exact, maths"):
+        verifier_spec("math")
+    with pytest.raises(ValueError, match="has no 'plane'; did you mean 'plain'"):
+        verifier_spec(f"{file}:plane")
+    with pytest.raises(ValueError, match="is no function but int"):
+        verifier_spec(f"{file}:number")
+    with pytest.raises(ValueError, match="time_limit of a reward must be positive"):
+        reward(time_limit=0.0)
+    with VerifierPool() as pool, pytest.raises(ValueError, match="no gold answer"):
+        pool.submit(Problem(id="p", prompt="?", golds=(), verifier="exact", source="doc"), ["1"])
+
+
+# --- what scores mean further on ------------------------------------------------------------------------------------
+
+
+def group(*given: float | None, right_from: float = 1.0, cut: tuple[int, ...] = ()) -> ScoredGroup:
+    """A group whose responses were given these scores; None: it failed."""
+    completions = tuple(
+        Completion(
+            tokens=frozen_tokens([1]),
+            text="",
+            finish_reason=FinishReason.LENGTH if index in cut else FinishReason.STOP,
+            sampler_logprobs=frozen_floats([0.0]),
+            sampler_entropies=None,
+            policy_version=0,
+        )
+        for index in range(len(given))
+    )
+    verdicts = [
+        make_verdict("reward_failed")
+        if score is None
+        else Verdict(
+            outcome=Outcome.CORRECT if score >= right_from else Outcome.WRONG,
+            status="",
+            score=score,
+            metrics={"length": index},
+        )
+        for index, score in enumerate(given)
+    ]
+    request = RolloutRequest(
+        draw=0,
+        problem=Problem(id="p", prompt="?", golds=(), verifier="x", source="doc"),
+        prompt_tokens=frozen_tokens([1]),
+        group_size=len(given),
+        sampling=SamplingParams(temperature=1.0, max_tokens=4),
+    )
+    return score_group(RolloutGroup(request=request, completions=completions), verdicts)
+
+
+def test_scores_are_the_rewards_and_being_cut_never_pays() -> None:
+    found = group(0.25, 0.5, -1.0, None, cut=(1, 2))
+    assert found.rewards.tolist() == [0.25, 0.0, -1.0, 0.0]
+    assert found.counted.tolist() == [True, True, True, False]
+    assert not found.correct.any()
+
+
+def test_advantages_and_rejection_follow_scores_counts_follow_what_is_right() -> None:
+    mixed = group(0.2, 0.4, 0.6)
+    assert group_signal(mixed) is Signal.MIXED, "nobody is right, and there is something to learn"
+    (advantages,) = scored_advantages([mixed], normalise_std=False)
+    assert np.allclose(advantages, [-0.2, 0.0, 0.2])
+    assert group_signal(group(0.5, 0.5)) is Signal.ALL_WRONG
+    assert group_signal(group(0.5, 0.5, right_from=0.5)) is Signal.ALL_CORRECT
+    assert group_signal(group(2.0, 3.0)) is Signal.MIXED, "both right, one better"
+    assert PassCount.of(group(0.5, 1.5, 2.0)) == PassCount(correct=2, counted=3)
+
+
+def test_accuracy_is_of_right_answers_and_the_reward_is_the_mean_score() -> None:
+    values = rollout_metrics([group(0.5, 1.0, None), group(0.0, 0.5)])
+    assert values["train/accuracy/mean"] == pytest.approx(0.25)
+    assert values["train/reward/mean"] == pytest.approx(0.5)
+    assert values["reward/length"] == pytest.approx((0 + 1 + 0 + 1) / 4), "of what was judged"
