@@ -9,10 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from magicrl.algorithms.advantages import scored_advantages
+from magicrl.algorithms.advantages import Signal, group_signal, score_group, scored_advantages
 from magicrl.algorithms.filters import PassCount
-from magicrl.algorithms.rejection import Signal, group_signal
-from magicrl.algorithms.rewards import score_group
 from magicrl.records import (
     Completion,
     FinishReason,
