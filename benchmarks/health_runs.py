@@ -23,9 +23,9 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import find_recipe
 from magicrl.records import StepMetrics
 from magicrl.training.health import RULES, check_run
+from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
-from magicrl.training.step import TrainingStopped
 
 RECIPE = find_recipe(Path("quickstart"))
 

@@ -19,9 +19,9 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.files import only_writer
 from magicrl.records import StepMetrics
 from magicrl.training.checkpoint import CheckpointError
+from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import Interrupted, train
-from magicrl.training.step import TrainingStopped
 
 RoomFor = Callable[[int], AbstractContextManager[None]]
 

@@ -18,9 +18,9 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics, TrainBatch
 from magicrl.rollout.recording import read_rollouts
 from magicrl.training.objective import Objective
+from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
-from magicrl.training.step import TrainingStopped
 
 
 def run(recipe: Path, output: Path, *overrides: str, resume: bool = False) -> list[dict[str, Any]]:

@@ -74,8 +74,8 @@ def _train(
     resume: bool,
 ) -> None:
     """The run under its display, mirrored to its trackers; one that stops leaves its report."""
+    from magicrl.training.protocols import TrainingStopped
     from magicrl.training.session import train
-    from magicrl.training.step import TrainingStopped
 
     steps = [stage.max_steps for stage in config.stages]
     try:

@@ -18,9 +18,8 @@ import numpy as np
 from magicrl.config.schema import VerifierConfig
 from magicrl.evaluation.job import JudgedGroup
 from magicrl.evaluation.statistics import Difference, paired_scores
-from magicrl.records import Problem, StepMetrics
-from magicrl.training.metrics import answered_share
-from magicrl.verifiers.base import Extract, Reasoning
+from magicrl.records import Completion, Problem, StepMetrics, Verdict
+from magicrl.verifiers.base import NO_ANSWER, Extract, Reasoning
 
 Series: TypeAlias = Sequence[StepMetrics]
 """The training steps so far, oldest first."""
@@ -206,6 +205,12 @@ def answers_of(groups: Sequence[JudgedGroup], *, max_tokens: int, judging: Judgi
         answered=answered_share([g.group.completions for g in judged], [g.verdicts for g in judged]),
         judging=judging,
     )
+
+
+def answered_share(completions: Iterable[Sequence[Completion]], verdicts: Iterable[Sequence[Verdict]]) -> float:
+    """Share of responses that ended by themselves and held an answer that the verifier read; a sequence a group."""
+    pairs = [pair for c, v in zip(completions, verdicts, strict=True) for pair in zip(c, v, strict=True)]
+    return float(np.mean([not completion.truncated and v.status not in NO_ANSWER for completion, v in pairs]))
 
 
 STEP_KEYS = (

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magicrl.records import Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, TrainSample
-from magicrl.training.protocols import Learner
-from magicrl.training.step import TrainingStopped
+from magicrl.training.protocols import Learner, TrainingStopped
 
 PROBES = 2
 SAMPLES = 4

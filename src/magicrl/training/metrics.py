@@ -16,14 +16,17 @@ from typing import Any, Literal
 
 import numpy as np
 
+from magicrl.algorithms.advantages import Rejection
+from magicrl.algorithms.entropy import AdaptiveEntropyController, EntropyController, EntropyEstimate, EntropyEstimator
 from magicrl.config.schema import TrainConfig
 from magicrl.planning.costs import SequenceWork, generation_flops, sequence_work, update_flops
 from magicrl.planning.hardware import peak_flops
 from magicrl.planning.shapes import ModelShape, shape_from_config
-from magicrl.records import Completion, FloatArray, ScoredGroup, TrainBatch, Verdict
+from magicrl.records import FloatArray, ScoredGroup, TrainBatch
 from magicrl.rollout.protocol import RolloutEngine
+from magicrl.training.batches import SampleKey
+from magicrl.training.diagnosis import answered_share
 from magicrl.training.protocols import OnDevices, TrainingStopped, UpdateMetrics, WorkSpan
-from magicrl.verifiers.base import NO_ANSWER
 
 Part = Literal["rollout", "train", "other"]
 
@@ -90,6 +93,72 @@ class StepClock:
 Values = dict[str, float | int | str | None]
 
 
+def step_metrics(
+    groups: Sequence[ScoredGroup],
+    rejection: Rejection,
+    updates: Sequence[UpdateMetrics],
+    *,
+    kept: int,
+    refilled: int,
+    max_tokens: int,
+    control: Values,
+    clock: StepClock,
+    asynchronous: Values,
+) -> Values:
+    """Every metric of a step but those of its workers, its speed and its validation; the clock stops here.
+
+    Args:
+        groups: the whole buffer, before rejection.
+        rejection: of ``groups``.
+        updates: what each SGD update reported.
+        kept: groups learned from.
+        refilled: groups sampled in place of rejected ones.
+        max_tokens: T.
+        control: of the entropy control, as it was before the updates.
+        clock: the step's.
+        asynchronous: staleness and queue; empty in synchronous mode.
+    """
+    values: Values = {
+        **rollout_metrics(groups),
+        **control,
+        "groups/rejected/ratio": rejection.rejected / len(groups),
+        "groups/rejected/all_correct": rejection.all_correct,
+        "groups/rejected/all_wrong": rejection.all_wrong,
+        "groups/refilled": refilled,
+        "groups/trained": kept,
+        "groups/all_rejected": int(not kept),
+        **merge_updates(updates),
+        "stage/max_tokens": max_tokens,
+    }
+    times, others = clock.times(), clock.others()
+    values |= {f"time/{part}": seconds for part, seconds in times.items()}
+    values |= {f"time/{part}_cpu": clock.cpu.get(part, 0.0) for part in ("rollout", "train")}
+    if not asynchronous:  # there a response also waits while the learner works
+        values["time/longest_response"] = max(c.seconds for g in groups for c in g.group.completions)
+    values |= {f"time/other/{what}": seconds for what, seconds in others.items()}
+    values["time/verify_waited"] = others.get("verify", 0.0)
+    values |= asynchronous
+    values["tokens/per_second"] = int(values["tokens/sampled"] or 0) / max(times["step"], 1e-9)
+    return finite(values)
+
+
+def entropy_metrics(
+    controller: EntropyController,
+    estimates: Mapping[EntropyEstimator, EntropyEstimate],
+    alpha: float,
+    coefficients: Mapping[str, float],
+) -> Values:
+    """What the controller sees and decides in this step; call it before the controller moves on."""
+    values: Values = {"entropy/alpha": alpha}
+    values |= {f"entropy/coefficient/{name}": value for name, value in coefficients.items()}
+    for estimator, estimate in estimates.items():
+        values[f"entropy/{estimator}/mean"] = estimate.mean
+        values[f"entropy/{estimator}/standard_error"] = estimate.standard_error
+    if isinstance(controller, AdaptiveEntropyController):
+        values |= {"entropy/c": controller.c, "entropy/target": controller.target}
+    return values
+
+
 def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     """Accuracy, truncation and lengths over the step's whole buffer, before rejection.
 
@@ -133,12 +202,6 @@ def _own_metrics(groups: Sequence[ScoredGroup]) -> Values:
             for name, value in verdict.metrics.items() if counted else ():
                 found.setdefault(name, []).append(value)
     return {f"reward/{name}": float(np.mean(values)) for name, values in sorted(found.items())}
-
-
-def answered_share(completions: Iterable[Sequence[Completion]], verdicts: Iterable[Sequence[Verdict]]) -> float:
-    """Share of responses that ended by themselves and held an answer that the verifier read; a sequence a group."""
-    pairs = [pair for c, v in zip(completions, verdicts, strict=True) for pair in zip(c, v, strict=True)]
-    return float(np.mean([not completion.truncated and v.status not in NO_ANSWER for completion, v in pairs]))
 
 
 def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
@@ -220,12 +283,12 @@ class StalenessMeter:
                         "held a response back. Nothing was learned from this step; resume from the last checkpoint"
                     )
 
-    def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[tuple[int, int], FloatArray]) -> Values:
+    def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[SampleKey, FloatArray]) -> Values:
         """``staleness/...`` of the step's buffer; see docs/asynchronous.md.
 
         Args:
             groups: the buffer, before rejection, after `check`.
-            old_logprobs: the learner's, of every response, by (draw, index within the group).
+            old_logprobs: the learner's, of every response.
         """
         newest = self._versions[-1]
         age = {version: index for index, version in enumerate(reversed(self._versions))}

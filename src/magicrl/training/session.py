@@ -55,9 +55,9 @@ from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling, run_facts
 from magicrl.training.objective import entropy_controller
 from magicrl.training.preflight import Ready, check_run
-from magicrl.training.protocols import Mending, Observed, Timed, WorkSpan, WritesShards
+from magicrl.training.protocols import Mending, Observed, Timed, TrainingStopped, WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder, RunObserver
-from magicrl.training.step import Parts, StepResult, Trainer, TrainingStopped
+from magicrl.training.step import Parts, StepResult, Trainer
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _NOTICE = b"\nfinishing this step, then stopping; once more stops at once (the last checkpoint stays)\n"

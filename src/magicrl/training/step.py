@@ -1,7 +1,8 @@
-"""The MAGIC loop: multi-stage, on-policy by default, rejection of zero-advantage groups, adaptive entropy control.
+"""One training step of MAGIC: sample, verify, measure entropy, reject, advantages, update. Read ``Trainer.step``.
 
-``Trainer.step`` is the algorithm in the recipe's own words. Everything it calls is behind a protocol, so
-there is one loop, whatever generates, judges and learns.
+It is the algorithm in the recipe's own words (section 3): on-policy by default, rejection of groups without an
+advantage, adaptive entropy control. What generates, judges and learns is behind protocols, so there is one step for
+all of them. Its metrics are in ``metrics.py``, the run around it (stages, tests, checkpoints) in ``session.py``.
 """
 
 from __future__ import annotations
@@ -9,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from magicrl.algorithms.advantages import Rejection, advantage_of, reject_zero_advantage, select_refill
 from magicrl.algorithms.entropy import (
-    AdaptiveEntropyController,
     EntropyController,
     EntropyEstimate,
     EntropyEstimator,
@@ -44,21 +44,14 @@ from magicrl.training.batches import (
     with_ref_logprobs,
 )
 from magicrl.training.diagnosis import UNJUDGED, answers_in, diagnose, judging_of
-from magicrl.training.metrics import StalenessMeter, StepClock, Values, finite, merge_updates, rollout_metrics
+from magicrl.training.learner import ReferenceModel
+from magicrl.training.metrics import StalenessMeter, StepClock, Values, entropy_metrics, step_metrics
 from magicrl.training.objective import LearnerSettings, Objective, brought
 from magicrl.training.protocols import Controls, Learner, NotFiniteError, TrainingStopped, UpdateMetrics
 from magicrl.training.rollout_queue import RolloutQueue
 from magicrl.verifiers.base import VerifierService
 
 ESTIMATORS: tuple[EntropyEstimator, ...] = ("sampled", "exact")
-
-
-class Reference(Protocol):
-    """A frozen model that scores samples."""
-
-    def logprobs(
-        self, samples: Sequence[TrainSample], temperature: float
-    ) -> tuple[list[FloatArray], list[FloatArray]]: ...
 
 
 class Scores(NamedTuple):
@@ -78,7 +71,7 @@ class Parts:
     encode: Callable[[Problem], TokenArray]
     sampler: PromptSampler
     controller: EntropyController
-    reference: Reference | None = None
+    reference: ReferenceModel | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,53 +100,58 @@ class Trainer:
 
     def step(self, stage: StageConfig, stage_index: int) -> StepResult:
         """One training step: D_R prompts, M responses each, N_SGD updates of Eq. 3.1."""
-        clock = StepClock()
-        parts = self._parts
+        parts, mask, clock = self._parts, self._config.algorithm.advantage_mask, StepClock()
         self._queue.begin_step(stage_index)
         self._staleness.begin_step(parts.engine)
-        groups, refilled = self._collect(stage, clock)  # D_R prompts, M responses each, at tau, cut at T
-        self._staleness.check(groups)
-        self._lend_gpus(clock)  # colocated: the engine sleeps while the learner works
-        scores = self._scored(groups, clock)  # asynchronous: by the learner as it is now, the proximal policy
-        estimates = self._measured_entropies(groups, scores)  # of the whole buffer, before rejection
+
+        # Sample and verify: D_R prompts, M responses each, at temperature tau, cut at T.
+        groups, refilled = self._collect(stage, clock)
+        self._staleness.check(groups)  # before anything is learned: text of stale weights looks as good as any
+        self._lend_gpus(clock)
+
+        # Entropy control: e_k of the whole buffer. Over the survivors it would be biased, since what rejection takes
+        # away (always right or always wrong) has another entropy. alpha_k belongs to this step's entropy; c moves after
+        # the updates, once a step, so the metrics are taken here.
+        scores = self._scored(groups, clock)
+        estimates = self._measured_entropies(groups, scores)
         entropy = estimates[self._config.entropy.estimator]
         alpha = parts.controller.coefficient(entropy.mean)
         further = coefficients_of(parts.controller, entropy.mean)
-        control = self._entropy_metrics(estimates, alpha, further)  # of this step, so before the controller moves on
-        rejection = reject_zero_advantage(groups, self._config.algorithm.advantage_mask)
-        kept = self._surviving(groups, rejection, stage)  # the groups to learn from, in the order they were issued
-        samples = self._prepare(kept, stage, scores, clock)  # advantages, old and reference log-probs
-        batches = self._batches(samples, stage)  # N_SGD = D_R/D_T * N_reuse
+        control = entropy_metrics(parts.controller, estimates, alpha, further)
+
+        # Reject: a group whose rewards are all equal has zero advantage, but would still weigh in through the entropy
+        # and KL terms and through the number of tokens that the loss is divided by.
+        rejection = reject_zero_advantage(groups, mask)
+        kept = self._surviving(groups, rejection, stage)
+
+        # Advantages (Eq. 2.5), old and reference log-probs, then N_SGD = D_R / D_T * N_reuse mini-batches.
+        samples = self._prepare(kept, stage, scores, clock)
+        batches = self._batches(samples, stage)
+
+        # Update. c moves also in a step without survivors: it follows the policy's entropy, not the updates.
         with self._naming_the_culprit(kept):
             updates = self._learn(batches, stage, alpha, further, clock)
         parts.controller.observe(entropy.mean)
-        self._queue.meanwhile(sum(g.group.num_tokens for g in groups), clock)  # asynchronous: the engine went on
+
+        # The engine goes on from the new weights, after what it did meanwhile with the old ones (asynchronous).
+        self._queue.meanwhile(sum(g.group.num_tokens for g in groups), clock)
         with clock.measure("other", "weights"):
             parts.engine.sync_weights(parts.learner)
+
         self.steps_done += 1
-        values: Values = {
-            **rollout_metrics(groups),
-            **control,
-            "groups/rejected/ratio": rejection.rejected / len(groups),
-            "groups/rejected/all_correct": rejection.all_correct,
-            "groups/rejected/all_wrong": rejection.all_wrong,
-            "groups/refilled": refilled,
-            "groups/trained": len(kept),
-            "groups/all_rejected": int(not kept),
-            **merge_updates(updates),
-            "stage/max_tokens": stage.max_tokens,
-        }
         self._empty_steps = 0 if kept else self._empty_steps + 1
-        times = clock.times()
-        values |= {f"time/{part}": seconds for part, seconds in times.items()}
-        values |= {f"time/{part}_cpu": clock.cpu.get(part, 0.0) for part in ("rollout", "train")}
-        if scores is None:  # asynchronous, a response also waits while the learner works
-            values["time/longest_response"] = max(c.seconds for g in groups for c in g.group.completions)
-        values |= {f"time/other/{what}": seconds for what, seconds in clock.others().items()}
-        values["time/verify_waited"] = clock.others().get("verify", 0.0)
-        values |= self._asynchronous_metrics(groups, scores, clock)
-        values["tokens/per_second"] = int(values["tokens/sampled"] or 0) / max(times["step"], 1e-9)
-        metrics = StepMetrics(step=self.steps_done, stage=stage_index, values=finite(values))
+        values = step_metrics(
+            groups,
+            rejection,
+            updates,
+            kept=len(kept),
+            refilled=refilled,
+            max_tokens=stage.max_tokens,
+            control=control,
+            clock=clock,
+            asynchronous={} if scores is None else self._asynchronous_metrics(groups, scores, clock),
+        )
+        metrics = StepMetrics(step=self.steps_done, stage=stage_index, values=values)
         return StepResult(metrics=metrics, groups=tuple(groups), batches=tuple(batches), clock=clock)
 
     def _collect(self, stage: StageConfig, clock: StepClock) -> tuple[list[ScoredGroup], int]:
@@ -303,25 +301,7 @@ class Trainer:
             )
         return found
 
-    def _entropy_metrics(
-        self,
-        estimates: Mapping[EntropyEstimator, EntropyEstimate],
-        alpha: float,
-        coefficients: Mapping[str, float],
-    ) -> Values:
-        values: Values = {"entropy/alpha": alpha}
-        values |= {f"entropy/coefficient/{name}": value for name, value in coefficients.items()}
-        for estimator, estimate in estimates.items():
-            values[f"entropy/{estimator}/mean"] = estimate.mean
-            values[f"entropy/{estimator}/standard_error"] = estimate.standard_error
-        controller = self._parts.controller
-        if isinstance(controller, AdaptiveEntropyController):
-            values |= {"entropy/c": controller.c, "entropy/target": controller.target}
-        return values
-
-    def _asynchronous_metrics(self, groups: Sequence[ScoredGroup], scores: Scores | None, clock: StepClock) -> Values:
-        if scores is None:
-            return {}
+    def _asynchronous_metrics(self, groups: Sequence[ScoredGroup], scores: Scores, clock: StepClock) -> Values:
         return {
             **self._staleness.metrics(groups, scores.logprobs),
             **self._staleness.idle(self._parts.engine, clock),
