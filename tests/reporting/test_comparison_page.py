@@ -16,7 +16,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.reporting.comparison_page import write_comparison
 
 from .conftest import HOSTILE, write_arm, write_evaluation, write_rollout_recording
-from .test_report_page import Page
+from .test_run_page import Page
 
 
 def written(folders: list[Path], tmp_path: Path, **options: Any) -> str:

@@ -1,35 +1,178 @@
-"""Curves of arms: means over the same runs, bands, x axes."""
+"""Which values go into which figure.
+
+Curves of arms: means over the same runs, bands, x axes.
+"""
 
 from __future__ import annotations
 
+import itertools
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magicrl.reporting.arms import Arm, group_runs
+from magicrl.reporting.charts import Chart, Mark, Series, chart_view, draw, legend
 from magicrl.reporting.curves import (
-    COMPARED,
     MOST_POINTS,
-    Compared,
     ComparedChart,
     arm_axes,
     arm_curve,
     axis_scale,
     compared_charts,
     evenly,
+    figure_groups,
     positions,
     totals,
 )
+from magicrl.reporting.metric_table import METRICS, Metric
 from magicrl.reporting.read_folders import read_run
 
 from .conftest import write_arm
 
-FIGURES = {figure.key: figure for group in COMPARED for figure in group.figures}
+
+def rewrite(folder: Path, **changes: Any) -> None:
+    """Change metrics (``area__name``) of every step."""
+    path = folder / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["values"] |= {key.replace("__", "/"): value for key, value in changes.items()}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def compared_chart(arms: Sequence[Arm], figure: Compared) -> ComparedChart | None:
+def charts(folder: Path) -> dict[str, Chart]:
+    return {c.key: c for group in figure_groups(read_run(folder)) for panel in group.panels for c in panel}
+
+
+def labels(chart: Chart) -> list[str]:
+    return [entry.label for entry in legend(chart)]
+
+
+def test_keys_of_figures_are_unique_since_they_name_the_exports() -> None:
+    keys = [figure.key for group in METRICS for panel in group.panels for figure in panel]
+    assert len(keys) == len(set(keys))
+    compared = [metric.compared for group in METRICS for metric in group.metrics if metric.compared]
+    assert len(compared) == len(set(compared))
+
+
+def test_every_metric_of_the_table_is_drawn_and_every_figure_has_metrics_of_one_unit() -> None:
+    for group in METRICS:
+        figures = [figure for panel in group.panels for figure in panel]
+        assert {m.figure for m in group.metrics if m.figure} == {figure.key for figure in figures}
+        for figure in figures:
+            lines = [m for m in group.metrics if m.figure == figure.key]
+            assert len({m.unit for m in lines}) == 1, figure.key
+            assert figure.title or lines[0].title, figure.key
+        for metric in group.metrics:
+            assert metric.figure or metric.compared, metric.key
+            assert not metric.compared or (metric.title and metric.note), metric.key
+            assert not metric.figure or metric.label, metric.key
+
+
+def test_the_test_stands_in_the_accuracy_figure_before_and_after(run_folder: Path) -> None:
+    test = charts(run_folder)["accuracy"].series[-1]
+    assert (test.label, test.style) == ("test at temperature 1", "marks")
+    assert test.points == ((0.0, 0.46), (40.0, 0.90))
+    assert [(round(low, 2), round(high, 2)) for _, low, high in test.band] == [(0.43, 0.49), (0.87, 0.93)]
+    assert {c.x_range for c in charts(run_folder).values()} == {(0.0, 40.0)}, "one x axis for all"
+    assert 'class="thin s3"' in draw(charts(run_folder)["accuracy"])
+
+
+def test_the_main_test_is_the_recipe_s_first(run_folder: Path) -> None:
+    other = json.loads((run_folder / "evaluations" / "after.json").read_text()) | {"set": "a_later_set"}
+    (run_folder / "evaluations" / "aaa.json").write_text(json.dumps(other))
+    assert read_run(run_folder).sets == ("a_later_set", "test"), "no recipe: in the order of the files"
+    config = (run_folder / "config.toml").read_text()
+    (run_folder / "config.toml").write_text(config + "[data.test.test]\n[data.test.a_later_set]\n")
+    assert read_run(run_folder).sets == ("test", "a_later_set")
+
+
+def test_every_step_figure_has_the_stage_marks(run_folder: Path) -> None:
+    for chart in charts(run_folder).values():
+        assert [mark.x for mark in chart.marks] == [21.0]
+        assert "stage 2: T = 64" in draw(chart)
+
+
+def test_filtered_accuracy_is_shown_only_where_it_differs(run_folder: Path) -> None:
+    assert "train, filtered prompts as solved" not in labels(charts(run_folder)["accuracy"])
+    rewrite(run_folder, train__accuracy_unfiltered__mean=0.99)
+    assert "train, filtered prompts as solved" in labels(charts(run_folder)["accuracy"])
+
+
+def test_groups_become_shares_and_zeros_are_left_out(run_folder: Path) -> None:
+    rejected = charts(run_folder)["rejected"]
+    assert labels(rejected) == ["all answers wrong", "all answers right"]
+    assert rejected.series[1].points[0] == (1.0, 0.25)
+    rewrite(run_folder, groups__not_judged=1, groups__refilled=0)
+    assert labels(charts(run_folder)["rejected"])[2] == "not judged"
+    assert "refilled" not in charts(run_folder)
+    rewrite(run_folder, groups__refilled=4)
+    assert charts(run_folder)["refilled"].series[0].points[0] == (1.0, 4.0)
+
+
+def test_the_ratio_has_its_band_and_validation_its_error(run_folder: Path) -> None:
+    rewrite(
+        run_folder,
+        learner__ratio_mean=1.0, learner__ratio_min=0.5, learner__ratio_max=2.0,
+        validation__accuracy__mean=0.99, validation__accuracy__standard_error=0.1,
+    )  # fmt: skip
+    found = charts(run_folder)
+    assert found["ratio"].series[0].band[0] == (1.0, 0.5, 2.0)
+    validation = next(s for s in found["accuracy"].series if s.label == "validation")
+    assert validation.band[0] == (1.0, pytest.approx(0.99 - 0.1959964), 1.0)
+
+
+def test_figures_that_say_nothing_are_left_out_and_a_line_says_why(run_folder: Path) -> None:
+    on_policy: dict[str, Any] = {f"learner__ratio_{which}": 1.0 for which in ("mean", "min", "max")}
+    rewrite(run_folder, **on_policy, learner__clip_ratio=0.0, learner__grad_norm=2.0, entropy__alpha=0.0)
+    assert not {"ratio", "clip"} & charts(run_folder).keys()
+    notes = {group.key: group.note for group in figure_groups(read_run(run_folder))}
+    assert "ρ is exactly 1" in notes["policy"]
+    assert "alpha" not in charts(run_folder) or "α, in the loss" not in labels(charts(run_folder)["alpha"])
+    rewrite(run_folder, learner__ratio_max=1.5)
+    assert "ratio" in charts(run_folder), "one token off is worth a look"
+    assert {group.key: group.note for group in figure_groups(read_run(run_folder))}["policy"] == ""
+
+
+def test_lines_of_a_figure_differ_in_dash_as_well_as_in_colour(run_folder: Path) -> None:
+    entries = [e for e in legend(charts(run_folder)["accuracy"]) if e.sign == "line"]
+    assert len({e.dash for e in entries}) == len({e.color for e in entries}) == len(entries) == 2
+    assert entries[0].label == "train"
+    assert entries[0].dash == 0, "the main line is solid"
+
+
+def test_labels_of_crowded_marks_give_way() -> None:
+    marks = tuple(Mark(x=float(x), label=f"stage {x}: T = 1024") for x in (2, 20, 24, 28, 90, 99))
+    line = Series(label="x", points=((0.0, 0.0), (100.0, 1.0)))
+    drawn = draw(Chart(key="k", title="t", series=(line,), marks=marks, x_range=(0.0, 100.0)))
+    told = re.findall(r'<text class="tick" x="([\d.]+)" y="14" text-anchor="(\w+)">([^<]+)<', drawn)
+    ends = sorted(
+        (float(x), float(x) + 8 * len(t)) if anchor == "start" else (float(x) - 8 * len(t), float(x))
+        for x, anchor, t in told
+    )
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(ends)), told
+    assert ends[-1][1] <= 460
+    assert drawn.count('class="mark"') == 6
+    assert "stage 28: T = 1024" in {t for _, _, t in told}
+    assert len(told) < 6, "a line without room has no label"
+
+
+def test_each_figure_has_its_values_in_words(run_folder: Path) -> None:
+    table = chart_view(charts(run_folder)["accuracy"]).table
+    assert table is not None
+    assert table.head == ("step", "train", "train, not truncated", "test at temperature 1")
+    assert table.rows[0] == ("0", "–", "–", "46.0 %")
+    assert table.rows[-1][0] == "40"
+    assert len(table.rows) == 12
+
+
+FIGURES = {metric.compared: metric for group in METRICS for metric in group.metrics}
+
+
+def compared_chart(arms: Sequence[Arm], figure: Metric) -> ComparedChart | None:
     return next(iter(compared_charts(arms, [figure], arm_axes(arms))), None)
 
 

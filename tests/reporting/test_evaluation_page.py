@@ -20,7 +20,7 @@ from magicrl.reporting.evaluation_page import (
 from magicrl.reporting.read_folders import RunFolderError, Scaling, read_evaluation_folder
 
 from .conftest import write_evaluation
-from .test_report_page import Page
+from .test_run_page import Page
 
 
 def written(folders: list[Path], tmp_path: Path) -> str:

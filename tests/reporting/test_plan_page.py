@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from magicrl.cli.main import app
-from magicrl.reporting.bars import Bar, BarPlot, draw_bars
+from magicrl.reporting.charts import Bar, BarPlot, bars_view
 from magicrl.reporting.plan_page import gpu_chart, memory_plot, plan_blocks
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,7 +70,7 @@ def test_one_machine_has_no_curve_over_accelerators(planned: tuple[dict[str, Any
 def test_the_line_of_the_limit_goes_through_no_words(value: float) -> None:
     bar = Bar(name="cache", value=value, words=f"{value:.2f}")
     plot = BarPlot(key="k", title="t", x_name="GiB", bars=(bar,), limit=(127.9, "usable"))
-    drawing = draw_bars(plot)
+    drawing = bars_view(plot).svg
     line = float(re.findall(r'class="target" x1="([\d.]+)"', drawing)[0])
     words = float(re.findall(rf'x="([\d.]+)" y="[\d.]+">{value:.2f}', drawing)[0])
     assert not words - 2 < line < words + 6.5 * len(bar.words)

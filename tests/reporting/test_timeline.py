@@ -1,7 +1,11 @@
-"""Inside a step: which steps, which lanes, and bars where the seconds say."""
+"""Inside a step: which steps, which lanes, and bars where the seconds say.
+
+Idle time of workers, from the spans of a timeline.
+"""
 
 from __future__ import annotations
 
+import base64
 import csv
 import io
 import json
@@ -12,13 +16,17 @@ from xml.etree import ElementTree
 import pytest
 
 from magicrl.reporting.read_folders import RunFolderError, read_run
+from magicrl.reporting.run_page import run_blocks
 from magicrl.reporting.timeline import (
+    Span,
     TimelineRow,
-    draw_timeline,
+    busy_seconds,
+    idle_bars,
+    idle_chart,
+    idle_shares,
     read_timeline,
-    timeline_csv,
-    timeline_legend,
     timeline_rows,
+    timeline_view,
 )
 
 
@@ -50,13 +58,13 @@ def test_overlapping_work_of_one_worker_lies_in_two_lanes(rich_run: Path) -> Non
 
 def test_bars_are_as_long_as_the_work(rich_run: Path) -> None:
     rows = rows_of(rich_run)
-    for alone in (False, True):
-        ElementTree.fromstring(draw_timeline(rows, alone=alone))
-    bars = re.findall(r'class="area f(\d)" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', draw_timeline(rows))
+    view = timeline_view(rows)
+    ElementTree.fromstring(view.svg)
+    bars = re.findall(r'class="area f(\d)" x="([\d.]+)" y="[\d.]+" width="([\d.]+)"', view.svg)
     verify, rollout, train = [(float(x), float(w)) for _, x, w in bars[:3]]
     assert verify[1] / rollout[1] == pytest.approx(1.0 / (1 + 1 / 40), rel=0.01)
     assert sum(rollout) == pytest.approx(train[0], abs=0.2)
-    assert [entry.label for entry in timeline_legend(rows)] == ["verify", "rollout", "train"]
+    assert [words for _, words in view.legend] == ["verify", "rollout", "train"]
 
 
 def test_of_many_workers_those_that_worked_longest_and_shortest_are_drawn(run_folder: Path) -> None:
@@ -73,7 +81,9 @@ def test_of_many_workers_those_that_worked_longest_and_shortest_are_drawn(run_fo
 
 
 def test_the_export_holds_the_spans(rich_run: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(timeline_csv(rows_of(rich_run)))))
+    rows = list(
+        csv.DictReader(io.StringIO(base64.b64decode(timeline_view(rows_of(rich_run)).csv.partition(",")[2]).decode()))
+    )
     assert rows[0] == {"step": "1", "worker": "judge", "what": "verify", "start": "0.5", "end": "1.5"}
 
 
@@ -88,9 +98,59 @@ def test_a_run_without_timeline_has_no_rows(run_folder: Path) -> None:
 
 
 def test_lanes_of_several_workers_carry_their_names(rich_run: Path) -> None:
-    drawn = draw_timeline(rows_of(rich_run))
+    drawn = timeline_view(rows_of(rich_run)).svg
     labels = re.findall(r'y="([\d.]+)" text-anchor="(?:start|end)">([^<]+)<', drawn)
     heights = {text: float(y) for y, text in reversed(labels)}
     assert heights["step 1, typical"] < heights["judge"] < heights["local"], "a step's line, then its workers'"
     bars = [float(y) for y in re.findall(r'class="area f\d" x="[\d.]+" y="([\d.]+)"', drawn)]
     assert bars[0] < heights["judge"] < bars[0] + 15
+
+
+def span(worker: str, start: float, end: float, step: int = 1) -> Span:
+    return Span(worker=worker, what="rollout", step=step, start=start, end=end)
+
+
+def test_overlapping_work_is_busy_once_and_only_inside_the_step() -> None:
+    spans = [span("w", 2.0, 3.0), span("w", 0.0, 1.0), span("w", 0.5, 1.5), span("w", 0.6, 0.7), span("w", 9.0, 12.0)]
+    assert busy_seconds(spans, 10.0) == pytest.approx(1.5 + 1.0 + 1.0)
+
+
+def test_idle_is_the_share_of_the_steps_wall_clock(rich_run: Path) -> None:
+    """Steps are recorded as 1.75 s and their spans as 2.5 s: the longer one counts."""
+    run = read_run(rich_run)
+    shares = idle_shares(run, read_timeline(rich_run / "timeline.jsonl"))
+    assert list(shares) == ["judge", "local"], "the most idle first"
+    assert shares["judge"][0] == (1.0, pytest.approx(1 - 1.0 / 2.5))
+    assert shares["local"][0] == (1.0, pytest.approx(0.0))
+
+
+def test_a_worker_without_work_in_a_step_idled_through_it(run_folder: Path) -> None:
+    rows = [("a", 1), ("b", 1), ("a", 2)]
+    lines = [
+        json.dumps({"worker": worker, "what": "rollout", "step": step, "start": 0, "end": 1.75})
+        for worker, step in rows
+    ]
+    (run_folder / "timeline.jsonl").write_text("\n".join(lines) + "\n")
+    shares = idle_shares(read_run(run_folder), read_timeline(run_folder / "timeline.jsonl"))
+    assert shares["b"] == ((1.0, 0.0), (2.0, 1.0))
+    assert idle_bars(shares).bars[0].value == 0.5
+
+
+def test_the_page_has_time_by_part_the_longest_response_and_idle_time(rich_run: Path) -> None:
+    path = rich_run / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["values"] |= {"time/longest_response": 0.75, "verify/seconds": 0.5, "time/verify_waited": 0.01}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    block = next(block for block in run_blocks(read_run(rich_run)) if block.key == "time")
+    views = [view.name for panel in block.data["panels"] for view in panel]
+    assert views == ["step_time", "longest_response", "judging", "timeline", "idle", "idle_by_worker"]
+    assert block.hover["longest_response"]["series"][0]["points"][0] == [1.0, 0.75]
+    assert set(block.hover) == {"step_time", "longest_response", "judging", "idle"}
+
+
+def test_one_process_says_what_its_idle_time_is(rich_run: Path) -> None:
+    run = read_run(rich_run)
+    spans = [s for s in read_timeline(rich_run / "timeline.jsonl") if s.worker == "local"]
+    assert "bookkeeping" in idle_chart(run, idle_shares(run, spans)).note
+    assert "bookkeeping" not in idle_chart(run, idle_shares(run, [*spans, span("judge", 0, 1)])).note

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import pyarrow as pa
@@ -10,7 +11,7 @@ import pytest
 
 from magicrl.reporting import token_entropy
 from magicrl.reporting.arms import group_runs
-from magicrl.reporting.bars import Bar, BarPlot, bars_csv, draw_bars
+from magicrl.reporting.charts import Bar, BarPlot, bars_view
 from magicrl.reporting.read_folders import RunFolderError, read_run
 from magicrl.reporting.token_entropy import (
     arms_entropy,
@@ -81,7 +82,7 @@ def test_a_run_s_figures_name_tokens_by_the_tokenizer_beside_the_model(
     write_rollout_recording(run_folder)
     found = run_entropy(read_run(run_folder))
     assert found is not None
-    data, crosshairs = found
+    data, crosshairs = found.data, found.hover
     assert set(crosshairs) == {"entropy_by_position", "entropy_concentration"}
     labels = [s["label"] for s in crosshairs["entropy_by_position"]["series"]]
     assert labels == ["step 1", "step 20", "step 40"], "the first and the end of each stage"
@@ -92,8 +93,8 @@ def test_a_run_s_figures_name_tokens_by_the_tokenizer_beside_the_model(
     (run_folder / "model" / "tokenizer.json").unlink()
     again = run_entropy(read_run(run_folder))
     assert again is not None
-    assert "#8" in again[0]["panels"][2][0].svg
-    assert "No tokenizer lies beside the model" in again[0]["note"]
+    assert "#8" in again.data["panels"][2][0].svg
+    assert "No tokenizer lies beside the model" in again.data["note"]
 
 
 def test_an_arm_s_line_is_over_its_runs_last_recordings(arm_folders: list[Path]) -> None:
@@ -101,8 +102,8 @@ def test_an_arm_s_line_is_over_its_runs_last_recordings(arm_folders: list[Path])
         write_rollout_recording(folder)
     found = arms_entropy(group_runs([read_run(folder) for folder in arm_folders]))
     assert found is not None
-    assert "(step 40)" in found[0]["note"]
-    assert [s["label"] for s in found[1]["entropy_concentration"]["series"]] == ["loss magic"]
+    assert "(step 40)" in found.data["note"]
+    assert [s["label"] for s in found.hover["entropy_concentration"]["series"]] == ["loss magic"]
 
 
 def test_recordings_without_entropies_or_broken(tmp_path: Path) -> None:
@@ -137,5 +138,5 @@ def test_tokens_are_shown_with_their_spaces_and_never_act(run_folder: Path) -> N
 
 def test_bars_escape_their_names_and_export_their_values() -> None:
     plot = BarPlot(key="k", title="t", x_name="nats", bars=(Bar(name="<b>", value=0.5, words="2 times"),))
-    assert "&lt;b&gt;: 0.5 (2 times)" in draw_bars(plot)
-    assert bars_csv(plot) == "name,nats,words\n<b>,0.5,2 times\n"
+    assert "&lt;b&gt;: 0.5 (2 times)" in bars_view(plot).svg
+    assert base64.b64decode(bars_view(plot).csv.partition(",")[2]) == b"name,nats,words\n<b>,0.5,2 times\n"

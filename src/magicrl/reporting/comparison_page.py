@@ -27,11 +27,24 @@ from magicrl.reporting.arms import (
     run_settings,
     written,
 )
-from magicrl.reporting.canvas import PALETTE, arm_sign, picture_frame, swatch
-from magicrl.reporting.charts import Chart
+from magicrl.reporting.charts import (
+    PALETTE,
+    Chart,
+    FigureView,
+    IntervalRow,
+    arm_sign,
+    draw,
+    frame_of,
+    intervals_view,
+    legend,
+    legend_signs,
+    picture_file,
+    plot_area,
+    swatch,
+    values_table,
+)
 from magicrl.reporting.curves import (
     AXES,
-    COMPARED,
     ArmAxes,
     Axis,
     ComparedChart,
@@ -42,19 +55,11 @@ from magicrl.reporting.curves import (
     totals,
 )
 from magicrl.reporting.evaluation_page import evaluation_blocks
-from magicrl.reporting.interval_plot import (
-    IntervalRow,
-    draw_intervals,
-    intervals_csv,
-    intervals_height,
-    intervals_legend,
-)
-from magicrl.reporting.page import Block, render_page, write_page
+from magicrl.reporting.metric_table import METRICS
+from magicrl.reporting.page import Block, block, render_page, write_page
 from magicrl.reporting.read_folders import RecordedEvaluation, RecordedRun, read_evaluation_folder, read_run
 from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers
-from magicrl.reporting.svg import draw, frame_of, legend
 from magicrl.reporting.token_entropy import arms_entropy
-from magicrl.reporting.views import FigureView, data_uri, plot_area, signs, values_table
 from magicrl.reporting.wording import duration, percent, temperature
 
 
@@ -174,7 +179,7 @@ def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
         _score_block(arms, scores),
         _settings(arms),
         *_figures(arms, axes, axis),
-        _token_entropy(arms),
+        arms_entropy(arms),
         _samples(arms),
         _runs(arms),
     )
@@ -183,14 +188,10 @@ def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
 
 def left_out_block(folders: Sequence[LeftOut]) -> Block | None:
     """What could not be read: nothing that was asked for is missing in silence."""
-    return _block("left_out", "Left out", {"folders": folders}) if folders else None
+    return block("left_out", "Left out", {"folders": folders}) if folders else None
 
 
-def _block(key: str, title: str, data: Mapping[str, Any]) -> Block:
-    return Block(key=key, title=title, template=f"{key}.html.j2", data=data, hover={})
-
-
-def _arms(arms: Sequence[Arm], axes: ArmAxes) -> Block:
+def _arms(arms: Sequence[Arm], axes: ArmAxes) -> Block | None:
     rows = [
         {
             "sign": swatch(arm_sign(i)),
@@ -202,7 +203,7 @@ def _arms(arms: Sequence[Arm], axes: ArmAxes) -> Block:
         }
         for i, arm in enumerate(arms)
     ]
-    return _block("arms", "Arms", {"rows": rows, "notes": _notes(arms, axes)})
+    return block("arms", "Arms", {"rows": rows, "notes": _notes(arms, axes)})
 
 
 def _notes(arms: Sequence[Arm], axes: ArmAxes) -> list[str]:
@@ -260,20 +261,15 @@ def _score_block(arms: Sequence[Arm], scores: Sequence[SetScores]) -> Block | No
                 "scores": of_set,
             }
         )
-    return _block("arm_scores", "Test scores", {"sets": sets, "signs": [swatch(arm_sign(i)) for i in range(len(arms))]})
+    return block("arm_scores", "Test scores", {"sets": sets, "signs": [swatch(arm_sign(i)) for i in range(len(arms))]})
 
 
 def _scores_view(key: str, scores: SetScores) -> FigureView:
-    rows = [IntervalRow(label=arm.arm, before=arm.before, after=arm.after) for arm in scores.arms]
-    title = f"Accuracy at temperature {temperature(scores.temperature)}"
-    return FigureView(
-        name=key,
-        title=title,
-        svg=draw_intervals(rows, None, key=key, title=title),
-        frame=picture_frame(title=title, height=intervals_height(rows), legend=intervals_legend(rows, None)),
-        legend=signs(intervals_legend(rows, None)),
-        csv=data_uri("text/csv", intervals_csv(rows)),
-        note="Mean over an arm's runs, with 95 % intervals over problems.",
+    return intervals_view(
+        key,
+        f"Accuracy at temperature {temperature(scores.temperature)}",
+        [IntervalRow(label=arm.arm, before=arm.before, after=arm.after) for arm in scores.arms],
+        "Mean over an arm's runs, with 95 % intervals over problems.",
     )
 
 
@@ -295,7 +291,7 @@ def _settings(arms: Sequence[Arm]) -> Block | None:
     without = [label for label, run in _labelled(arms) if not run.config]
     if not rows and not without:
         return None
-    return _block(
+    return block(
         "settings", "Settings that differ", {"arms": [a.name for a in arms], "rows": rows, "without": without}
     )
 
@@ -311,8 +307,8 @@ def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
     first: Axis = axis if axis in axes.scales else "steps"
     blocks: list[Block] = []
     pool = CurvePool(arms, axes)
-    for group in COMPARED:
-        charts = compared_charts(arms, group.figures, axes)
+    for group in METRICS:
+        charts = compared_charts(arms, group.metrics, axes)
         for chart in charts:
             pool.add(chart)
         if charts:
@@ -331,22 +327,12 @@ def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
     return blocks
 
 
-def _token_entropy(arms: Sequence[Arm]) -> Block | None:
-    found = arms_entropy(arms)
-    if found is None:
-        return None
-    data, crosshairs = found
-    return Block(
-        key="tokens", title="Where the policy is uncertain", template="figures.html.j2", data=data, hover=crosshairs
-    )
-
-
 def _samples(arms: Sequence[Arm]) -> Block | None:
     browsers = arm_browsers(arms)
-    return _block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS}) if browsers else None
+    return block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS}) if browsers else None
 
 
-def _runs(arms: Sequence[Arm]) -> Block:
+def _runs(arms: Sequence[Arm]) -> Block | None:
     """What each run spent and where it ended."""
     labels = dict(zip((id(run) for _, run in _labelled(arms)), (label for label, _ in _labelled(arms)), strict=True))
     sets = list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets))
@@ -376,7 +362,7 @@ def _runs(arms: Sequence[Arm]) -> Block:
                     "path": str(run.path),
                 }
             )
-    return _block(
+    return block(
         "runs", "Runs", {"rows": rows, "sets": sets, "last": LAST_STEPS, "commits": len({r["commit"] for r in rows})}
     )
 
@@ -418,12 +404,12 @@ def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
     drawings = [_marked(draw(chart), key, hidden=key != axis) for key, chart in compared.charts.items()]
     none = Markup(f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No arm has this x axis.</p>')
     return FigureView(
-        name=compared.figure.key,
-        title=compared.figure.title,
+        name=compared.metric.compared,
+        title=compared.metric.title,
         svg=Markup("").join([*drawings, none]),
-        frame=picture_frame(title=shown.title, height=frame_of(shown)[0].height, legend=entries),
-        legend=signs(entries),
-        note=compared.figure.note,
+        frame=picture_file(shown.title, frame_of(shown).height, entries),
+        legend=legend_signs(entries),
+        note=shown.note,
         table=values_table(shown),
     )
 
@@ -471,9 +457,9 @@ class CurvePool:
                         "y": [_digits(y) for _, y in points],
                     }
                 )
-        self._curves[compared.figure.key] = curves
+        self._curves[compared.metric.compared] = curves
         for axis, chart in compared.charts.items():
-            self._charts[chart.key] = _curves_chart(chart, compared.figure.key, axis)
+            self._charts[chart.key] = _curves_chart(chart, compared.metric.compared, axis)
 
     def hover(self) -> dict[str, Any]:
         """All of it."""

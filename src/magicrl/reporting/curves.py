@@ -1,94 +1,34 @@
-"""The figures of a run, as a table: which metrics go into which chart, in the order in which the page shows them.
+"""Charts from the metrics of runs, as the metric table says: of one run, and of the arms of a comparison.
 
-``GROUPS`` says what is drawn; ``figure_groups`` reads a run's values into it and leaves out what has none.
-
-The figures of a comparison, as a table: which metric each shows; ``compared_charts`` draws arms into them.
-
-A further figure of the comparing report is a row of ``COMPARED``.
-
-Curves of arms: the mean over an arm's runs with a band from the smallest to the largest, over several x axes.
-
-Pure functions, no drawing: what the comparing report shows, and what other figures over arms are made of.
+A comparison has a line an arm: the mean over its runs with a band from the smallest to the largest, over several x
+axes. Pure functions, no HTML.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import numpy as np
+
 from magicrl.reporting.arms import Arm
-from magicrl.reporting.canvas import PALETTE
-from magicrl.reporting.charts import (
-    Band,
-    Chart,
-    Mark,
-    Points,
-    Series,
-    Unit,
-    running_mean_of_parts,
-    smoothing_window,
-    with_running_mean,
-)
+from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series
+from magicrl.reporting.metric_table import METRICS, Figure, Metric
 from magicrl.reporting.read_folders import RecordedRun
-from magicrl.reporting.scores import Comparison, comparisons
+from magicrl.reporting.scores import comparisons
 
 Z95 = 1.959964
 
-Look: TypeAlias = Literal["smooth", "line", "steps", "dots"]
+Axis: TypeAlias = Literal["steps", "tokens", "wall", "gpu-hours"]
+AXES: tuple[Axis, ...] = ("steps", "tokens", "wall", "gpu-hours")
 
+MOST_POINTS = 160
+"""Steps of one curve; of a longer run evenly spaced ones are taken, the first and the last among them."""
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Line:
-    """One line of a figure.
-
-    Attributes:
-        key: its metric.
-        label: its name in legend and CSV.
-        color: slot of the palette.
-        look: ``smooth`` draws a running mean before the raw values, ``dots`` marks each measurement.
-        error: metric of its standard error, drawn as a 95 % band inside [0, 1].
-        ends: metrics of the lower and upper end of a band.
-        share_of: metric that the values are divided by, so that they become shares.
-        unlike: left out where it equals this metric at every step.
-        silent: left out where all its values (and ends) are this one: it would say nothing.
-    """
-
-    key: str
-    label: str
-    color: int = 0
-    look: Look = "line"
-    error: str | None = None
-    ends: tuple[str, str] | None = None
-    share_of: str | None = None
-    unlike: str | None = None
-    silent: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Figure:
-    """One figure; the fields are those of ``Chart``. ``target`` names a metric, ``tests`` adds the test's scores."""
-
-    key: str
-    title: str
-    note: str
-    lines: tuple[Line, ...]
-    unit: Unit = "number"
-    y_low: float | None = 0.0
-    y_high: float | None = None
-    target: str | None = None
-    stacked: bool = False
-    compact: bool = False
-    tests: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Figures under one heading. ``panels`` holds one or more figures that share a card and its x axis."""
-
-    key: str
-    title: str
-    panels: tuple[tuple[Figure, ...], ...]
+ON_POLICY = "On-policy: each batch is used once, so the probability ratio ρ is exactly 1 and no token is clipped."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,235 +41,18 @@ class FigureGroup:
     note: str = ""
 
 
-ACCURACY = Figure(
-    key="accuracy",
-    title="Accuracy",
-    unit="percent",
-    y_high=1.0,
-    tests=True,
-    note="Training: over all responses sampled in the step, and over those that were not cut at T. "
-    "Validation and test have their 95 % intervals; the test is measured before and after training.",
-    lines=(
-        Line(key="train/accuracy/mean", label="train", color=0, look="smooth"),
-        Line(key="train/accuracy_nontruncated/mean", label="train, not truncated", color=1, look="smooth"),
-        Line(
-            key="train/accuracy_unfiltered/mean",
-            label="train, filtered prompts as solved",
-            color=5,
-            look="smooth",
-            unlike="train/accuracy/mean",
-        ),
-        Line(
-            key="validation/accuracy/mean",
-            label="validation",
-            color=2,
-            look="dots",
-            error="validation/accuracy/standard_error",
-        ),
-    ),
-)
-TRUNCATION = Figure(
-    key="truncation",
-    title="Truncated responses",
-    unit="percent",
-    compact=True,
-    note="Share of the sampled responses that were cut at T; they earn no reward.",
-    lines=(Line(key="train/truncation/ratio", label="truncated", color=1, look="smooth"),),
-)
-ENTROPY = Figure(
-    key="entropy",
-    title="Entropy against its target",
-    target="entropy/target",
-    note="Nats per response token, over the whole buffer before rejection. The bonus is on at or below the target.",
-    lines=(
-        Line(key="entropy/exact/mean", label="exact", color=0),
-        Line(key="entropy/sampled/mean", label="sampled estimate", color=4),
-    ),
-)
-ALPHA = Figure(
-    key="alpha",
-    title="Entropy coefficient",
-    compact=True,
-    note="α is c where entropy is at or below its target, else 0.",
-    lines=(
-        Line(key="entropy/alpha", label="α, in the loss", color=3, silent=0.0),
-        Line(key="entropy/c", label="c, held by the controller", color=4, silent=0.0),
-    ),
-)
-LENGTH = Figure(
-    key="length",
-    title="Response length",
-    note="Tokens per response, the end token included.",
-    lines=(
-        Line(key="length/mean", label="mean", color=0),
-        Line(key="length/q50", label="median", color=2),
-        Line(key="length/q90", label="90th percentile", color=1),
-        Line(key="length/q99", label="99th percentile", color=5),
-        Line(key="stage/max_tokens", label="limit T", color=4, look="steps"),
-    ),
-)
-REJECTED = Figure(
-    key="rejected",
-    title="Rejected groups",
-    unit="percent",
-    y_high=1.0,
-    stacked=True,
-    note="Share of the sampled groups that teach nothing, since all their rewards are equal, or that could not be "
-    "judged.",
-    lines=(
-        Line(key="groups/rejected/all_wrong", label="all answers wrong", color=1, share_of="groups/sampled"),
-        Line(key="groups/rejected/all_correct", label="all answers right", color=2, share_of="groups/sampled"),
-        Line(key="groups/not_judged", label="not judged", color=4, share_of="groups/sampled", silent=0.0),
-    ),
-)
-REFILLED = Figure(
-    key="refilled",
-    title="Groups sampled to refill the batch",
-    note="Further groups of the step, in place of rejected ones.",
-    compact=True,
-    lines=(Line(key="groups/refilled", label="refilled", color=4, look="smooth", silent=0.0),),
-)
-RATIO = Figure(
-    key="ratio",
-    title="Probability ratio ρ",
-    y_low=None,
-    note="Mean, with the band from the smallest to the largest token. Exactly 1 when each batch is used once.",
-    lines=(Line(key="learner/ratio_mean", label="ρ", ends=("learner/ratio_min", "learner/ratio_max"), silent=1.0),),
-)
-CLIP = Figure(
-    key="clip",
-    title="Clipped tokens",
-    unit="percent",
-    note="Share of the tokens whose gradient the clip took away. None can be when each batch is used once.",
-    lines=(Line(key="learner/clip_ratio", label="clipped", color=1, look="smooth", silent=0.0),),
-)
-SAMPLER_GAP = Figure(
-    key="sampler_gap",
-    title="Gap between sampler and learner",
-    note="Absolute difference of the log-probabilities that sampler and learner give to a token, in nats.",
-    lines=(Line(key="learner/sampler_gap_mean", label="mean", look="smooth"),),
-)
-LARGEST_GAP = Figure(
-    key="sampler_gap_max",
-    title="Its largest value",
-    compact=True,
-    note="Of any token of the step.",
-    lines=(Line(key="learner/sampler_gap_max", label="largest", color=1, look="smooth"),),
-)
-STALENESS = Figure(
-    key="staleness",
-    title="Staleness",
-    note="Asynchronous runs: training steps between the policy that sampled and the learner, mean over tokens, and the "
-    "most of any group since it began.",
-    lines=(
-        Line(key="staleness/mean", label="tokens", look="smooth"),
-        Line(key="staleness/max", label="oldest group", color=1, look="smooth"),
-    ),
-)
-CORRECTED = Figure(
-    key="corrected",
-    title="Stale and corrected tokens",
-    unit="percent",
-    compact=True,
-    note="Share of the tokens that older policies sampled, and of those whose weight the correction capped or masked.",
-    lines=(
-        Line(key="staleness/older/ratio", label="older policies", look="smooth"),
-        Line(key="learner/corrected_ratio", label="corrected", color=1, look="smooth", silent=0.0),
-    ),
-)
-GRADIENT = Figure(
-    key="gradient_norm",
-    title="Gradient norm",
-    note="Before clipping.",
-    lines=(Line(key="learner/grad_norm", label="gradient norm", look="smooth"),),
-)
-KL = Figure(
-    key="kl",
-    title="KL to the reference",
-    note="Mean of the k3 estimate, nats per token.",
-    lines=(Line(key="learner/kl", label="KL", color=3, look="smooth", silent=0.0),),  # zeros: no reference
-)
-STEP_TIME = Figure(
-    key="step_time",
-    title="Time of a step",
-    unit="seconds",
-    stacked=True,
-    note="The three parts add up to the step's wall clock; work that overlaps is counted once.",
-    lines=(
-        Line(key="time/rollout", label="rollout t_R", color=0),
-        Line(key="time/train", label="training t_T", color=1),
-        Line(key="time/other", label="other t_O", color=4),
-    ),
-)
-THROUGHPUT = Figure(
-    key="throughput",
-    title="Tokens per second",
-    compact=True,
-    note="Sampled response tokens over the step's wall clock.",
-    lines=(Line(key="tokens/per_second", label="tokens per second", color=2, look="smooth"),),
-)
-LONGEST = Figure(
-    key="longest_response",
-    title="Longest response's share of the rollout",
-    unit="percent",
-    compact=True,
-    y_high=1.0,
-    note="Seconds of the response that took longest over t_R: near 100 %, more accelerators would not shorten it.",
-    lines=(
-        Line(key="time/longest_response", label="longest response", color=3, look="smooth", share_of="time/rollout"),
-    ),
-)
-JUDGING = Figure(
-    key="judging",
-    title="Judging",
-    unit="seconds",
-    compact=True,
-    note="Seconds of all verifier workers together, and how long the step waited for them after generation.",
-    lines=(
-        Line(key="verify/seconds", label="work", color=2, look="smooth"),
-        Line(key="time/verify_waited", label="waited for", color=1, look="smooth"),
-    ),
-)
-IDLE = Figure(
-    key="idle",
-    title="Waiting",
-    unit="seconds",
-    note="Asynchronous runs: seconds of the step in which the learner waited for rollouts and verdicts, and in which "
-    "the engine generated nothing.",
-    lines=(
-        Line(key="idle/learner/seconds", label="learner", color=0, look="smooth"),
-        Line(key="idle/engine/seconds", label="engine", color=1, look="smooth"),
-    ),
-)
-
-ON_POLICY = "On-policy: each batch is used once, so the probability ratio ρ is exactly 1 and no token is clipped."
-
-GROUPS = (
-    Group(
-        key="learning",
-        title="Learning curves",
-        panels=((ACCURACY, TRUNCATION), (ENTROPY, ALPHA), (LENGTH,), (REJECTED, REFILLED)),
-    ),
-    Group(
-        key="policy",
-        title="Policy and sampler",
-        panels=((RATIO,), (CLIP,), (SAMPLER_GAP, LARGEST_GAP), (STALENESS, CORRECTED), (GRADIENT,), (KL,)),
-    ),
-    Group(key="time", title="Time", panels=((STEP_TIME, LONGEST), (THROUGHPUT, JUDGING), (IDLE,))),
-)
-
-
 def figure_groups(run: RecordedRun) -> tuple[FigureGroup, ...]:
     """Every chart that the run has data for, with its stage marks and a common x axis."""
-    groups: list[FigureGroup] = []
-    for group in GROUPS:
-        panels = [tuple(c for c in (_chart(run, f) for f in panel) if not c.empty) for panel in group.panels]
-        if any(panels):
-            shown = tuple(panel for panel in panels if panel)
+    found: list[FigureGroup] = []
+    for group in METRICS:
+        charts = [tuple(_chart(run, figure, group.metrics) for figure in panel) for panel in group.panels]
+        panels = [tuple(chart for chart in panel if not chart.empty) for panel in charts]
+        shown = tuple(panel for panel in panels if panel)
+        if shown:
             left_out = group.key == "policy" and not any(chart.key in ("ratio", "clip") for p in shown for chart in p)
             note = ON_POLICY if left_out and run.points("learner/ratio_mean") else ""
-            groups.append(FigureGroup(key=group.key, title=group.title, panels=shown, note=note))
-    return tuple(groups)
+            found.append(FigureGroup(key=group.key, title=group.title, panels=shown, note=note))
+    return tuple(found)
 
 
 def stage_marks(run: RecordedRun) -> tuple[Mark, ...]:
@@ -344,57 +67,69 @@ def stage_marks(run: RecordedRun) -> tuple[Mark, ...]:
     )
 
 
-def _chart(run: RecordedRun, figure: Figure) -> Chart:
+def steps_range(run: RecordedRun) -> tuple[float, float] | None:
+    """The x axis of a run's figures; it begins at 0 where the start was tested."""
     steps = [float(row.step) for row in run.metrics]
-    tested = bool(run.sets)
+    return (0.0 if run.sets else min(steps), max(steps)) if steps else None
+
+
+def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart:
+    drawn = [metric for metric in metrics if metric.figure == figure.key]
+    lines = tuple(series for metric in drawn for series in _series(run, metric))
+    measured = any(series.points for series in lines)
     target = run.points(figure.target) if figure.target else ()
-    lines = tuple(series for line in figure.lines for series in _series(run, line))
     return Chart(
         key=figure.key,
-        title=figure.title,
-        note=figure.note,
-        unit=figure.unit,
+        title=figure.title or drawn[0].title,
+        note=figure.note or drawn[0].note,
+        unit=drawn[0].unit,
         y_low=figure.y_low,
         y_high=figure.y_high,
         stacked=figure.stacked,
         compact=figure.compact,
-        target=(target[-1][1], f"target {target[-1][1]:g}") if target and any(s.points for s in lines) else None,
-        series=lines + (_tests(run) if figure.tests and any(s.points for s in lines) else ()),
+        target=(target[-1][1], f"target {target[-1][1]:g}") if target and measured else None,
+        series=lines + (_tests(run) if figure.tests and measured else ()),
         marks=stage_marks(run),
-        x_range=(0.0 if tested else min(steps), max(steps)) if steps else None,  # the start was tested at step 0
+        x_range=steps_range(run),
     )
 
 
-def _series(run: RecordedRun, line: Line) -> tuple[Series, ...]:
-    points = run.points(line.key)
-    if line.share_of is not None:
-        whole = dict(run.points(line.share_of))
-        points = tuple((x, y / whole[x]) for x, y in points if whole.get(x))
-    shown = [y for key in (line.key, *(line.ends or ())) for _, y in run.points(key)]
-    if not points or (line.silent is not None and all(y == line.silent for y in shown)):
+def _values(run: RecordedRun, metric: Metric) -> Points:
+    """The (step, value) points of one run, as shares where the metric is one."""
+    points = run.points(metric.key, *([metric.instead] if metric.instead else []))
+    if metric.share_of is None:
+        return points
+    whole = dict(run.points(metric.share_of))
+    return tuple((x, y / whole[x]) for x, y in points if whole.get(x))
+
+
+def _series(run: RecordedRun, metric: Metric) -> tuple[Series, ...]:
+    points = _values(run, Metric(key=metric.key, share_of=metric.share_of))  # exact and estimate have a line each
+    shown = [y for key in (metric.key, *(metric.ends or ())) for _, y in run.points(key)]
+    if not points or (metric.silent is not None and all(y == metric.silent for y in shown)):
         return ()
-    if line.unlike is not None and points == run.points(line.unlike):
+    if metric.unlike is not None and points == run.points(metric.unlike):
         return ()
-    if line.look == "smooth":
-        return with_running_mean(line.label, points, line.color, [mark.x for mark in stage_marks(run)])
+    if metric.look == "smooth":
+        return with_running_mean(metric.label, points, metric.color, [mark.x for mark in stage_marks(run)])
     return (
         Series(
-            label=line.label,
+            label=metric.label,
             points=points,
-            color=line.color,
-            style="steps" if line.look == "steps" else "line",
-            dots=line.look == "dots",
-            band=_band(run, line, points),
+            color=metric.color,
+            style="steps" if metric.look == "steps" else "line",
+            dots=metric.look == "dots",
+            band=_band(run, metric, points),
         ),
     )
 
 
-def _band(run: RecordedRun, line: Line, points: Points) -> Band:
-    if line.error is not None:
-        error = dict(run.points(line.error))
+def _band(run: RecordedRun, metric: Metric, points: Points) -> Band:
+    if metric.error is not None:
+        error = dict(run.points(metric.error))
         return tuple((x, max(0.0, y - Z95 * error[x]), min(1.0, y + Z95 * error[x])) for x, y in points if x in error)
-    if line.ends is not None:
-        low, high = (dict(run.points(key)) for key in line.ends)
+    if metric.ends is not None:
+        low, high = (dict(run.points(key)) for key in metric.ends)
         return tuple((x, low[x], high[x]) for x, _ in points if x in low and x in high)
     return ()
 
@@ -403,253 +138,124 @@ def _tests(run: RecordedRun) -> tuple[Series, ...]:
     """The first test set before (step 0) and after training, at the temperature of training."""
     found = comparisons(run)
     at = found[0].training_temperature if found else None
-    return (_test(run, found[0], at),) if at is not None else ()
-
-
-def _test(run: RecordedRun, comparison: Comparison, at: float) -> Series:
+    if at is None:
+        return ()
     last = float(run.metrics[-1].step)
-    pairs = [p for p in comparison.pairs if p.temperature == at]
+    pairs = [p for p in found[0].pairs if p.temperature == at]
     scores = [(x, s.accuracy) for p in pairs for x, s in ((0.0, p.before), (last, p.after)) if s is not None]
-    return Series(
-        label=f"test at temperature {at:g}",
-        points=tuple((x, score.mean) for x, score in scores),
-        band=tuple((x, score.low, score.high) for x, score in scores),
-        color=3,
-        style="marks",
+    return (
+        Series(
+            label=f"test at temperature {at:g}",
+            points=tuple((x, score.mean) for x, score in scores),
+            band=tuple((x, score.low, score.high) for x, score in scores),
+            color=3,
+            style="marks",
+        ),
     )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
-    """One figure of a comparison.
+def running_mean(points: Points, window: int) -> Points:
+    """Least-squares line through the ``window`` (odd) points around each point, read there.
 
-    Attributes:
-        key: of the figure and its exports.
-        title: its heading.
-        metrics: the first of these that a step has.
-        note: one sentence on what is drawn.
-        unit: how values are written.
-        smooth: each run's running mean instead of its values.
-        sparse: not measured at every step: points are marked.
-        share_of: metric that the values are divided by.
-        y_low, y_high: fixed ends of the y axis.
-        hide_zeros: left out where all values are 0.
+    Away from the ends that is the centred mean, which does not lag. Near an end the window stays whole and
+    moves inward, so that the last values are smooth too; no value leaves the range of its window.
     """
-
-    key: str
-    title: str
-    metrics: tuple[str, ...]
-    note: str
-    unit: Unit = "number"
-    smooth: bool = True
-    sparse: bool = False
-    share_of: str | None = None
-    y_low: float | None = 0.0
-    y_high: float | None = None
-    hide_zeros: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ComparedGroup:
-    """Figures under one heading."""
-
-    key: str
-    title: str
-    figures: tuple[Compared, ...]
+    count, size = len(points), min(window, len(points))
+    if not count:
+        return ()
+    at = np.arange(count)
+    first = np.clip(at - size // 2, 0, count - size)
+    windows = np.lib.stride_tricks.sliding_window_view(np.array([y for _, y in points]), size)[first]
+    middle, spread = (size - 1) / 2, size * (size * size - 1) / 12
+    slopes = windows @ (np.arange(size) - middle) / spread if spread else np.zeros(count)
+    means = windows.mean(axis=1) + slopes * (at - first - middle)
+    smooth = np.clip(means, windows.min(axis=1), windows.max(axis=1))
+    return tuple((x, float(y)) for (x, _), y in zip(points, smooth, strict=True))
 
 
-COMPARED = (
-    ComparedGroup(
-        key="learning",
-        title="Learning curves",
-        figures=(
-            Compared(
-                key="accuracy",
-                title="Training accuracy",
-                metrics=("train/accuracy/mean",),
-                unit="percent",
-                note="Over all responses sampled in the step.",
-            ),
-            Compared(
-                key="accuracy_nontruncated",
-                title="Training accuracy of what was not cut",
-                metrics=("train/accuracy_nontruncated/mean",),
-                unit="percent",
-                note="Over the responses that ended by themselves.",
-            ),
-            Compared(
-                key="validation",
-                title="Validation accuracy",
-                metrics=("validation/accuracy/mean",),
-                unit="percent",
-                smooth=False,
-                sparse=True,
-                note="On problems that are not trained on.",
-            ),
-            Compared(
-                key="entropy",
-                title="Entropy",
-                metrics=("entropy/exact/mean", "entropy/sampled/mean"),
-                note="Nats per response token, before rejection; exact where it was recorded, else the estimate.",
-            ),
-            Compared(
-                key="truncation",
-                title="Truncated responses",
-                metrics=("train/truncation/ratio",),
-                unit="percent",
-                note="Share of the sampled responses that were cut at T.",
-            ),
-            Compared(
-                key="length",
-                title="Mean response length",
-                metrics=("length/mean",),
-                note="Tokens per response, the end token included.",
-            ),
-            Compared(
-                key="rejected",
-                title="Rejected groups",
-                metrics=("groups/rejected/ratio",),
-                unit="percent",
-                note="Share of the sampled groups that teach nothing, since all their rewards are equal.",
-            ),
-            Compared(
-                key="alpha",
-                title="Entropy coefficient α",
-                metrics=("entropy/alpha",),
-                smooth=False,
-                hide_zeros=True,
-                note="As it stood in the loss.",
-            ),
-        ),
-    ),
-    ComparedGroup(
-        key="policy",
-        title="Policy and sampler",
-        figures=(
-            Compared(
-                key="ratio_max",
-                title="Largest probability ratio ρ",
-                metrics=("learner/ratio_max",),
-                y_low=None,
-                note="Of any token of the step; exactly 1 when each batch is used once.",
-            ),
-            Compared(
-                key="ratio_min",
-                title="Smallest probability ratio ρ",
-                metrics=("learner/ratio_min",),
-                y_low=None,
-                note="Of any token of the step.",
-            ),
-            Compared(
-                key="clip",
-                title="Clipped tokens",
-                metrics=("learner/clip_ratio",),
-                unit="percent",
-                hide_zeros=True,
-                note="Share of the tokens whose gradient the clip took away.",
-            ),
-            Compared(
-                key="kl",
-                title="KL to the reference",
-                metrics=("learner/kl",),
-                hide_zeros=True,
-                note="Mean of the k3 estimate, nats per token.",
-            ),
-            Compared(
-                key="gradient_norm",
-                title="Gradient norm",
-                metrics=("learner/grad_norm",),
-                note="Before clipping.",
-            ),
-            Compared(
-                key="sampler_gap",
-                title="Gap between sampler and learner",
-                metrics=("learner/sampler_gap_mean",),
-                note="Absolute difference of the log-probabilities that both give to a token, in nats.",
-            ),
-        ),
-    ),
-    ComparedGroup(
-        key="time",
-        title="Time",
-        figures=(
-            Compared(
-                key="step_time",
-                title="Time of a step",
-                metrics=("time/step",),
-                unit="seconds",
-                note="Wall clock of a whole training step.",
-            ),
-            Compared(
-                key="rollout_share",
-                title="Share of generation in a step",
-                metrics=("time/rollout",),
-                share_of="time/step",
-                unit="percent",
-                y_high=1.0,
-                note="Wall clock of the rollout over that of the step.",
-            ),
-            Compared(
-                key="throughput",
-                title="Tokens per second",
-                metrics=("tokens/per_second",),
-                note="Sampled response tokens over the step's wall clock.",
-            ),
-        ),
-    ),
-)
+def smoothing_window(count: int) -> int:
+    """An odd window of about a twentieth of the run: 1 (none) below 30 points, at most 25."""
+    return 1 if count < 30 else min(25, 2 * (count // 40) + 3)
+
+
+def with_running_mean(label: str, points: Points, color: int, breaks: Sequence[float] = ()) -> tuple[Series, ...]:
+    """A noisy line as faint raw values behind their running mean; as it is where it is short.
+
+    ``breaks`` are the x at which something changed at once (a stage began): no mean reaches across them.
+    """
+    window = smoothing_window(len(points))
+    if window == 1:
+        return (Series(label=label, points=points, color=color),)
+    return (
+        Series(label=label, points=running_mean_of_parts(points, window, breaks), color=color),
+        Series(label=f"{label} (each step)", points=points, color=color, style="faint"),
+    )
+
+
+def running_mean_of_parts(points: Points, window: int, breaks: Sequence[float]) -> Points:
+    """The running mean of each part between ``breaks`` by itself."""
+    return tuple(p for part in _parts(points, breaks) for p in running_mean(part, window))
+
+
+def _parts(points: Points, breaks: Sequence[float]) -> list[Points]:
+    edges = [-math.inf, *sorted(breaks), math.inf]
+    return [tuple(p for p in points if a <= p[0] < b) for a, b in itertools.pairwise(edges)]
+
+
+# Comparisons: a line an arm.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedChart:
-    """One figure with the arms in it.
+    """One metric with the arms in it.
 
     Attributes:
-        figure: what it shows.
+        metric: what it shows.
         curves: one an arm, in the arms' order; without points where no run of the arm has the metric.
         charts: the drawing over each x axis that has at least one arm.
     """
 
-    figure: Compared
+    metric: Metric
     curves: tuple[ArmCurve, ...]
     charts: Mapping[Axis, Chart]
 
 
-def run_points(run: RecordedRun, figure: Compared, breaks: Sequence[float] = ()) -> Points:
-    """The (step, value) points of one run, smoothed if the figure is, but never across ``breaks`` (stage changes)."""
-    points = run.points(*figure.metrics)
-    if figure.share_of is not None:
-        whole = dict(run.points(figure.share_of))
-        points = tuple((x, y / whole[x]) for x, y in points if whole.get(x))
-    return smoothed(points, breaks) if figure.smooth else points
-
-
-def compared_charts(arms: Sequence[Arm], figures: Sequence[Compared], axes: ArmAxes) -> list[ComparedChart]:
-    """The figures that at least one arm has something to show in, with all arms over every x axis."""
+def compared_charts(arms: Sequence[Arm], metrics: Sequence[Metric], axes: ArmAxes) -> list[ComparedChart]:
+    """The metrics with a figure in comparisons that at least one arm has, with all arms over every x axis."""
     marks = [[stage_marks(run) for run in arm.runs] for arm in arms]
-    drawn = (_compared(arms, figure, axes, marks) for figure in figures)
+    drawn = (_compared(arms, metric, axes, marks) for metric in metrics if metric.compared)
     return [compared for compared in drawn if compared is not None]
 
 
 _Marks: TypeAlias = Sequence[Sequence[tuple[Mark, ...]]]
 
 
-def _compared(arms: Sequence[Arm], figure: Compared, axes: ArmAxes, marks: _Marks) -> ComparedChart | None:
-    points = [
-        [run_points(run, figure, [m.x for m in of_run]) for run, of_run in zip(arm.runs, of_arm, strict=True)]
+def _compared(arms: Sequence[Arm], metric: Metric, axes: ArmAxes, marks: _Marks) -> ComparedChart | None:
+    def points(run: RecordedRun, stages: Sequence[Mark]) -> Points:
+        values = _values(run, metric)
+        return values if metric.exact else smoothed(values, [mark.x for mark in stages])
+
+    of_arms = [
+        [points(run, stages) for run, stages in zip(arm.runs, of_arm, strict=True)]
         for arm, of_arm in zip(arms, marks, strict=True)
     ]
-    if figure.hide_zeros and not any(y for arm in points for run in arm for _, y in run):
+    if metric.silent is not None and not any(y != metric.silent for arm in of_arms for run in arm for _, y in run):
         return None
-    curves = tuple(arm_curve(of_arm) for of_arm in points)
+    curves = tuple(arm_curve(of_arm) for of_arm in of_arms)
     if not any(curve.points for curve in curves):
         return None
     common = _common_marks(arms, marks)
     charts: dict[Axis, Chart] = {
-        axis: _compared_chart(arms, figure, curves, axes, axis, common) for axis in axes.scales
+        axis: _compared_chart(arms, metric, curves, axes, axis, common) for axis in axes.scales
     }
-    drawn: dict[Axis, Chart] = {axis: chart for axis, chart in charts.items() if not chart.empty}
-    return ComparedChart(figure=figure, curves=curves, charts=drawn)
+    return ComparedChart(
+        metric=metric, curves=curves, charts={a: chart for a, chart in charts.items() if not chart.empty}
+    )
+
+
+def compared_note(metric: Metric) -> str:
+    """What the metric is, and which way is better."""
+    return metric.note + (f" {metric.better.capitalize()} is better." if metric.better else "")
 
 
 def arm_line(arm: Arm, slot: int, curve: ArmCurve, at: Mapping[float, float], *, dots: bool = False) -> Series:
@@ -666,14 +272,14 @@ def arm_line(arm: Arm, slot: int, curve: ArmCurve, at: Mapping[float, float], *,
 
 def _compared_chart(
     arms: Sequence[Arm],
-    figure: Compared,
+    metric: Metric,
     curves: Sequence[ArmCurve],
     axes: ArmAxes,
     axis: Axis,
     marks: tuple[Mark, ...],
 ) -> Chart:
     lines = [
-        arm_line(arm, slot, curve, axes.arms[axis][slot], dots=figure.sparse)
+        arm_line(arm, slot, curve, axes.arms[axis][slot], dots=metric.look == "dots")
         for slot, (arm, curve) in enumerate(zip(arms, curves, strict=True))
     ]
     tails = [s for i, arm in enumerate(arms) for s in _tails(arm, i, curves[i], axes.runs[axis][i])]
@@ -681,12 +287,12 @@ def _compared_chart(
     shown = [x for series in (*lines, *tails) for x, _ in series.points]
     scale = axes.scales[axis]
     return Chart(
-        key=f"{figure.key}@{axis}",
-        title=figure.title,
-        note=figure.note,
-        unit=figure.unit,
-        y_low=figure.y_low,
-        y_high=figure.y_high,
+        key=f"{metric.compared}@{axis}",
+        title=metric.title,
+        note=compared_note(metric),
+        unit=metric.unit,
+        y_low=metric.y_low,
+        y_high=metric.y_high,
         series=(*lines, *tails),
         marks=marks if axis == "steps" else (),
         x_name=scale.name,
@@ -723,13 +329,6 @@ def _tails(arm: Arm, slot: int, curve: ArmCurve, at: Sequence[Mapping[float, flo
 def tail_label(arm: Arm, index: int) -> str:
     """The name of a run that is drawn by itself."""
     return f"{arm.name}, run {index + 1} of {len(arm.runs)} alone"
-
-
-Axis: TypeAlias = Literal["steps", "tokens", "wall", "gpu-hours"]
-AXES: tuple[Axis, ...] = ("steps", "tokens", "wall", "gpu-hours")
-
-MOST_POINTS = 160
-"""Steps of one curve; of a longer run evenly spaced ones are taken, the first and the last among them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,16 +15,18 @@ from typing import Any, TypeAlias, cast
 from magicrl.evaluation.comparison import compare
 from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
 from magicrl.reporting.arms import differing, flat_settings, path_labels, readable, setting_names, written
-from magicrl.reporting.canvas import PALETTE, arm_sign, picture_frame, swatch
-from magicrl.reporting.charts import Chart, Series
-from magicrl.reporting.interval_plot import (
+from magicrl.reporting.charts import (
+    PALETTE,
+    Chart,
+    FigureView,
     IntervalRow,
-    draw_intervals,
-    intervals_csv,
-    intervals_height,
-    intervals_legend,
+    Series,
+    arm_sign,
+    chart_view,
+    intervals_view,
+    swatch,
 )
-from magicrl.reporting.page import Block
+from magicrl.reporting.page import Block, block, crosshairs, figures_block
 from magicrl.reporting.read_folders import (
     BenchmarkResult,
     Interval,
@@ -35,7 +37,6 @@ from magicrl.reporting.read_folders import (
 )
 from magicrl.reporting.samples import MOST_PROBLEMS, evaluation_browsers
 from magicrl.reporting.token_entropy import MEANT, NamedTokens, entropy_charts, recorded
-from magicrl.reporting.views import FigureView, chart_view, data_uri, hover, signs
 
 
 def evaluation_blocks(evaluations: Sequence[RecordedEvaluation]) -> tuple[Block, ...]:
@@ -88,7 +89,7 @@ def _settings_of(evaluation: RecordedEvaluation) -> dict[str, Any]:
     return {k: v for k, v in flat.items() if not k.startswith(left_out) and not k.endswith("sha256")}
 
 
-def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block:
+def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
     against = [_against_first(evaluations, i) for i in range(len(evaluations))]
     found = by_benchmark(evaluations)
     sets: list[dict[str, Any]] = []
@@ -115,7 +116,7 @@ def _scores(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> 
                 "notes": _score_notes(benchmark, results, names, against),
             }
         )
-    return Block(key="scores", title="Scores", template="scores.html.j2", data={"sets": sets}, hover={})
+    return block("scores", "Scores", {"sets": sets})
 
 
 def _largest(by_k: Mapping[int, Any]) -> tuple[int, Any] | None:
@@ -162,36 +163,32 @@ def _score_notes(
 def _scores_view(key: str, results: Sequence[tuple[int, BenchmarkResult]], names: Sequence[str]) -> FigureView:
     samples = {result.samples for _, result in results}
     word = f"avg@{samples.pop()}" if len(samples) == 1 else "avg@k"
-    rows = [IntervalRow(label=names[i], before=None, after=result.accuracy) for i, result in results]
-    words = ("", word)
-    title = f"Accuracy, {word}"
-    return FigureView(
-        name=key,
-        title=title,
-        svg=draw_intervals(rows, None, key=key, title=title, words=words),
-        frame=picture_frame(title=title, height=intervals_height(rows), legend=intervals_legend(rows, None, words)),
-        legend=signs(intervals_legend(rows, None, words)),
-        csv=data_uri("text/csv", intervals_csv(rows, words)),
-        note="Bars are 95 % intervals; the unit of each is the problem, not the sample.",
+    return intervals_view(
+        key,
+        f"Accuracy, {word}",
+        [IntervalRow(label=names[i], before=None, after=result.accuracy) for i, result in results],
+        "Bars are 95 % intervals; the unit of each is the problem, not the sample.",
+        words=("", word),
     )
 
 
 def _scaling(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
-    panels: list[list[FigureView]] = []
-    crosshairs: dict[str, Any] = {}
     found = by_benchmark(evaluations)
     sets: list[dict[str, Any]] = []
     for position, (benchmark, results) in enumerate(found.items()):
         curves = [NamedScaling(name=names[i], slot=i, scaling=result.scaling) for i, result in results]
         charts = scaling_charts(curves, "" if len(found) == 1 else f"{position + 1}_")
-        panels = [[chart_view(chart)] for chart in charts]
-        crosshairs |= {chart.key: hover(chart) for chart in charts}
-        if panels:
-            sets.append({"name": benchmark, "panels": panels})
+        if charts:
+            sets.append({"name": benchmark, "panels": [[chart_view(chart)] for chart in charts]})
     if not sets:
         return None
-    data = {"sets": sets, "several": len(found) > 1}
-    return Block(key="scaling", title="Test-time scaling", template="scaling.html.j2", data=data, hover=crosshairs)
+    return Block(
+        key="scaling",
+        title="Test-time scaling",
+        template="scaling.html.j2",
+        data={"sets": sets, "several": len(found) > 1},
+        hover=crosshairs(view for one in sets for panel in one["panels"] for view in panel),
+    )
 
 
 def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
@@ -215,7 +212,7 @@ def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) ->
         return None
     paper = [{"row": row, "average": average(row)} for row in table13().rows]
     data = {"paper": paper, "own": own, "sets": TABLE13_SETS, "note": table13().note}
-    return Block(key="table13", title="Beside Table 13", template="table13.html.j2", data=data, hover={})
+    return block("table13", "Beside Table 13", data)
 
 
 def _model_tokens(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
@@ -232,13 +229,8 @@ def _model_tokens(evaluations: Sequence[RecordedEvaluation], names: Sequence[str
         if named:
             charts = entropy_charts([tokens for _, tokens in named], [i for i, _ in named], prefix="samples_")
             note = f"All samples of {benchmark} that were kept with their tokens (--keep-tokens). {MEANT}"
-            data_shown = {"panels": [[chart_view(chart)] for chart in charts], "axes": (), "note": note}
-            return Block(
-                key="model_tokens",
-                title="Where the models are uncertain",
-                template="figures.html.j2",
-                data=data_shown,
-                hover={chart.key: hover(chart) for chart in charts},
+            return figures_block(
+                "model_tokens", "Where the models are uncertain", [[chart_view(chart)] for chart in charts], note
             )
     return None
 
@@ -252,11 +244,10 @@ def _responses(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) 
         title="Responses",
         template="samples.html.j2",
         data={"sets": browsers, "most": MOST_PROBLEMS},
-        hover={},
     )
 
 
-def _settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block:
+def _settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
     """What differs first, then everything that was recorded of each."""
     tables = [
         flat_settings({name: {**result.settings, "samples": result.samples} for name, result in e.benchmarks.items()})
@@ -294,9 +285,7 @@ def _settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -
         for evaluation, name in zip(evaluations, names, strict=True)
     ]
     data = {"names": names, "rows": rows, "whole": whole}
-    return Block(
-        key="eval_settings", title="Settings and provenance", template="eval_settings.html.j2", data=data, hover={}
-    )
+    return Block(key="eval_settings", title="Settings and provenance", template="eval_settings.html.j2", data=data)
 
 
 EXACT = "Exact only while the sampler does not know the limit and no forced answer is used."

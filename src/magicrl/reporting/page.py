@@ -6,8 +6,8 @@ import base64
 import hashlib
 import importlib.metadata
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from markupsafe import Markup
 
 from magicrl.files import write_atomically
 from magicrl.reporting import wording
-from magicrl.reporting.canvas import file_css, page_css
+from magicrl.reporting.charts import FigureView, file_css, page_css
 from magicrl.reporting.samples import clipped
 
 SCRIPTS = ("values.js", "crosshair.js", "save.js", "browse.js")
@@ -43,7 +43,28 @@ class Block:
     title: str
     template: str
     data: Mapping[str, Any]
-    hover: Mapping[str, Any]
+    hover: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+def block(key: str, title: str, data: Mapping[str, Any] | None) -> Block | None:
+    """The section that the template of the same name shows; None without data."""
+    return None if data is None else Block(key=key, title=title, template=f"{key}.html.j2", data=data)
+
+
+def figures_block(key: str, title: str, panels: Sequence[Sequence[FigureView]], note: str = "") -> Block:
+    """A section of figures; those of one panel share a card."""
+    return Block(
+        key=key,
+        title=title,
+        template="figures.html.j2",
+        data={"panels": panels, "axes": (), "note": note},
+        hover=crosshairs(view for panel in panels for view in panel),
+    )
+
+
+def crosshairs(views: Iterable[FigureView]) -> dict[str, Any]:
+    """Chart -> values for the crosshair."""
+    return {view.name: view.hover for view in views if view.hover is not None}
 
 
 def write_page(page: str, target: Path) -> Path:

@@ -7,10 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from magicrl.reporting.bars import Bar, BarPlot
-from magicrl.reporting.charts import Chart, Series
-from magicrl.reporting.page import Block, render_page, write_page
-from magicrl.reporting.views import FigureView, bars_view, chart_view, hover
+from magicrl.reporting.charts import Bar, BarPlot, Chart, FigureView, Series, bars_view, chart_view
+from magicrl.reporting.page import Block, block, figures_block, render_page, write_page
 from magicrl.reporting.wording import duration, number, percent
 
 LEFT = 136
@@ -30,10 +28,10 @@ def write_plan_page(facts: Mapping[str, Any], output: Path, command: str = "") -
 def plan_blocks(facts: Mapping[str, Any]) -> tuple[Block, ...]:
     """The sections of the page, in order; those without data are left out."""
     blocks = (
-        Block(key="plan", title="Plan", template="plan.html.j2", data=_stages(facts), hover={}),
+        block("plan", "Plan", {"stages": facts["stages"], "source": facts["calibration"]["source"]}),
         _alternatives(facts),
-        _figures("memory", "Memory", [[view] for view in memory_views(facts)]),
-        _figures("time", "Time of a step", [[view] for view in time_views(facts)]),
+        figures_block("memory", "Memory", [[view] for view in memory_views(facts)]),
+        figures_block("time", "Time of a step", [[view] for view in time_views(facts)]),
         more_block(facts),
         _batches(facts),
     )
@@ -64,10 +62,6 @@ def _head(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     return shown
 
 
-def _stages(facts: Mapping[str, Any]) -> dict[str, Any]:
-    return {"stages": facts["stages"], "source": facts["calibration"]["source"]}
-
-
 def _alternatives(facts: Mapping[str, Any]) -> Block | None:
     """What ``--compare`` asked for; a refusal stands with its reason."""
     rows: list[dict[str, Any]] = []
@@ -84,7 +78,7 @@ def _alternatives(facts: Mapping[str, Any]) -> Block | None:
         )
     if not rows:
         return None
-    return Block(key="instead", title="Instead", template="plan_instead.html.j2", data={"rows": rows}, hover={})
+    return Block(key="instead", title="Instead", template="plan_instead.html.j2", data={"rows": rows})
 
 
 def memory_views(facts: Mapping[str, Any]) -> list[FigureView]:
@@ -197,13 +191,7 @@ def more_block(facts: Mapping[str, Any]) -> Block | None:
             bars_view(cost, "Behind a bar: wall clock of the 1000 steps."),
         ],
     ]
-    return Block(
-        key="more",
-        title="More accelerators",
-        template="figures.html.j2",
-        data={"panels": views, "axes": (), "note": lead},
-        hover={chart.key: hover(chart)},
-    )
+    return figures_block("more", "More accelerators", views, lead)
 
 
 def gpu_chart(points: Sequence[Mapping[str, Any]]) -> Chart:
@@ -273,10 +261,4 @@ def _batches(facts: Mapping[str, Any]) -> Block | None:
     lead = (
         f"D_R × group size at T = {stage['max_tokens']} on the same accelerators; the tail is waited for once a step."
     )
-    return _figures("batches", "D_R and group size", [[bars_view(step, "")], [bars_view(each, "")]], lead)
-
-
-def _figures(key: str, title: str, panels: Sequence[Sequence[FigureView]], note: str = "") -> Block:
-    return Block(
-        key=key, title=title, template="figures.html.j2", data={"panels": panels, "axes": (), "note": note}, hover={}
-    )
+    return figures_block("batches", "D_R and group size", [[bars_view(step)], [bars_view(each)]], lead)

@@ -1,31 +1,21 @@
-"""The blocks of a report page: each is a template and the data it shows.
-
-``run_blocks`` is the list for a training run; other parts of the project make pages of other lists.
-
-How much of each step every worker had nothing to do, from the spans of ``timeline.jsonl``.
-
-Where a run comes from: its sessions, software, data and everything else that ``run.json`` tells.
-"""
+"""The page of a training run: its sections, each a template and the data it shows."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from magicrl.reporting.bars import Bar, BarPlot
-from magicrl.reporting.canvas import PALETTE
-from magicrl.reporting.charts import Chart, Points, with_running_mean
-from magicrl.reporting.curves import FigureGroup, figure_groups, stage_marks
-from magicrl.reporting.page import Block, render_page, write_page
+from magicrl.reporting.charts import bars_view, chart_view
+from magicrl.reporting.curves import FigureGroup, figure_groups
+from magicrl.reporting.page import Block, block, figures_block, render_page, write_page
 from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.reporting.samples import LEVELS, MOST_PROBLEMS, run_browsers, shown_rollouts
 from magicrl.reporting.scores import headline, run_verdict, training_seconds
-from magicrl.reporting.timeline import Span, read_timeline, timeline_rows
+from magicrl.reporting.timeline import idle_bars, idle_chart, idle_shares, read_timeline, timeline_rows, timeline_view
 from magicrl.reporting.token_entropy import run_entropy
-from magicrl.reporting.views import bars_view, chart_view, hover, timeline_view
-from magicrl.reporting.wording import duration, moment, percent
+from magicrl.reporting.wording import duration, moment
 from magicrl.training.health import RULES
 
 
@@ -65,70 +55,40 @@ def _run_facts(run: RecordedRun) -> list[tuple[str, str]]:
 
 def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
     """The blocks of a run's report, in order; those without data are left out."""
+    browsers = run_browsers(run)
+    rollouts = [step for step in shown_rollouts(run) if step]
     blocks = (
-        _optional("verdict", "Did it learn?", run_verdict(run)),
-        _optional("headline", "Result", headline(run)),
+        block("verdict", "Did it learn?", run_verdict(run)),
+        block("headline", "Result", headline(run)),
         _health(run),
-        *(_figure_block(run, group) for group in figure_groups(run)),
-        _token_entropy(run),
+        *(_figures(run, group) for group in figure_groups(run)),
+        run_entropy(run),
         _stages(run),
-        _samples(run),
-        _rollouts(run),
+        block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
+        block("rollouts", "Rollouts", {"steps": rollouts, "levels": LEVELS} if rollouts else None),
         _events(run),
-        _optional("configuration", "Configuration", {"text": run.config_text} if run.config_text else None),
-        _section("provenance", "Provenance", provenance(run)),
+        block("configuration", "Configuration", {"text": run.config_text} if run.config_text else None),
+        block("provenance", "Provenance", provenance(run)),
     )
     return tuple(block for block in blocks if block is not None)
 
 
-def _section(key: str, title: str, data: Mapping[str, Any]) -> Block:
-    return Block(key=key, title=title, template=f"{key}.html.j2", data=data, hover={})
-
-
-def _optional(key: str, title: str, data: Mapping[str, Any] | None) -> Block | None:
-    return None if data is None else _section(key, title, data)
-
-
-def _health(run: RecordedRun) -> Block:
+def _health(run: RecordedRun) -> Block | None:
     """What the rules said while it ran."""
     findings = [event for event in run.events if event.get("kind") == "health"]
-    return _section("health", "Health", {"findings": findings, "steps": len(run.metrics), "rules": RULES})
+    return block("health", "Health", {"findings": findings, "steps": len(run.metrics), "rules": RULES})
 
 
-def _figure_block(run: RecordedRun, group: FigureGroup) -> Block:
+def _figures(run: RecordedRun, group: FigureGroup) -> Block:
     panels = [[chart_view(chart) for chart in panel] for panel in group.panels]
-    crosshairs = {chart.key: hover(chart) for panel in group.panels for chart in panel}
     if group.key == "time" and (spans := read_timeline(run.path / "timeline.jsonl")):
         idle = idle_shares(run, spans)
-        chart = idle_chart(run, idle)
-        crosshairs[chart.key] = hover(chart)
         if rows := timeline_rows(run, spans):
             panels.append([timeline_view(rows)])
-        panels.append([chart_view(chart)])
+        panels.append([chart_view(idle_chart(run, idle))])
         if len(idle) > 1:
             panels[-1].append(bars_view(idle_bars(idle), "The most idle first."))
-    return Block(
-        key=group.key,
-        title=group.title,
-        template="figures.html.j2",
-        data={"panels": panels, "axes": (), "note": group.note},
-        hover=crosshairs,
-    )
-
-
-def _token_entropy(run: RecordedRun) -> Block | None:
-    found = run_entropy(run)
-    if found is None:
-        return None
-    data, crosshairs = found
-    return Block(
-        key="tokens", title="Where the policy is uncertain", template="figures.html.j2", data=data, hover=crosshairs
-    )
-
-
-def _rollouts(run: RecordedRun) -> Block | None:
-    steps = [rollouts for rollouts in shown_rollouts(run) if rollouts]
-    return _optional("rollouts", "Rollouts", {"steps": steps, "levels": LEVELS} if steps else None)
+    return figures_block(group.key, group.title, panels, group.note)
 
 
 def _stages(run: RecordedRun) -> Block | None:
@@ -152,7 +112,7 @@ def _stages(run: RecordedRun) -> Block | None:
                 else str(ended.get("message", "")).removeprefix(f"stage {span.stage + 1} ended "),
             }
         )
-    return _optional("stages", "Stages", {"rows": rows} if rows else None)
+    return block("stages", "Stages", {"rows": rows} if rows else None)
 
 
 def _numbers(values: Iterable[object]) -> list[float]:
@@ -164,103 +124,13 @@ def _ends(values: Iterable[object]) -> float | None:
     return sum(found) / len(found) if found else None
 
 
-def _samples(run: RecordedRun) -> Block | None:
-    browsers = run_browsers(run)
-    return _optional("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None)
-
-
 def _events(run: RecordedRun) -> Block | None:
     rows: list[dict[str, Any]] = []
     for event in run.events:
         known = ("kind", "step", "stage", "message", "time", "remedy")
         rest = {k: v for k, v in event.items() if k not in known}
         rows.append({**{k: event.get(k) for k in known}, "rest": json.dumps(rest, ensure_ascii=False) if rest else ""})
-    return _optional("events", "Events", {"rows": rows} if rows else None)
-
-
-MOST_LINES = len(PALETTE)
-MOST_BARS = 24
-
-
-def busy_seconds(spans: Iterable[Span], end: float) -> float:
-    """Seconds up to ``end`` that at least one of the spans covers."""
-    busy = reached = 0.0
-    for span in sorted(spans, key=lambda s: s.start):
-        begin, stop = max(span.start, reached), min(span.end, end)
-        if stop > begin:
-            busy += stop - begin
-            reached = stop
-    return busy
-
-
-def idle_shares(run: RecordedRun, spans: Sequence[Span]) -> dict[str, Points]:
-    """Worker -> (step, share of the step's wall clock without work of it), the most idle worker first.
-
-    A worker that did nothing in a step idled through it. Steps whose length was not recorded end with the last span.
-    """
-    by_step: dict[int, list[Span]] = {}
-    for span in spans:
-        by_step.setdefault(span.step, []).append(span)
-    lengths = dict(run.points("time/step"))
-    found: dict[str, list[tuple[float, float]]] = {worker: [] for worker in sorted({s.worker for s in spans})}
-    for step, inside in sorted(by_step.items()):
-        last = max(span.end for span in inside)
-        length = max(lengths.get(float(step), last), last)
-        for worker, points in found.items():
-            busy = busy_seconds((s for s in inside if s.worker == worker), length)
-            points.append((float(step), 1.0 - busy / length if length > 0 else 0.0))
-    return dict(sorted(((w, tuple(p)) for w, p in found.items()), key=lambda item: -_mean_of(item[1])))
-
-
-def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
-    """Idle share of the most idle workers, step by step."""
-    marks = stage_marks(run)
-    note = "Share of the step's wall clock in which a worker had no measured work."
-    alone = len(shares) == 1  # raw values of many would hide each other
-    if alone:
-        note += " One process does everything in turn: what is left is bookkeeping."
-    elif len(shares) > MOST_LINES:
-        note += f" The {MOST_LINES} most idle of {len(shares)} workers."
-    return Chart(
-        key="idle",
-        title="Idle time by worker",
-        unit="percent",
-        y_low=0.0,
-        compact=True,
-        note=note,
-        series=tuple(
-            series
-            for color, (worker, points) in enumerate(list(shares.items())[:MOST_LINES])
-            for series in with_running_mean(worker, points, color, [mark.x for mark in marks])[: 2 if alone else 1]
-        ),
-        marks=marks,
-        x_range=_steps_range(run),
-    )
-
-
-def idle_bars(shares: Mapping[str, Points]) -> BarPlot:
-    """Each worker's mean over all steps."""
-    return BarPlot(
-        key="idle_by_worker",
-        title="Idle time, mean over the run",
-        x_name="share of the steps' wall clock",
-        unit="percent",
-        color=4,
-        bars=tuple(
-            Bar(name=worker, value=_mean_of(points), words=percent(_mean_of(points)))
-            for worker, points in list(shares.items())[:MOST_BARS]
-        ),
-    )
-
-
-def _mean_of(points: Points) -> float:
-    return sum(y for _, y in points) / len(points) if points else 0.0
-
-
-def _steps_range(run: RecordedRun) -> tuple[float, float] | None:
-    """The x axis of the figures above."""
-    steps = [float(row.step) for row in run.metrics]
-    return (0.0 if run.sets else min(steps), max(steps)) if steps else None
+    return block("events", "Events", {"rows": rows} if rows else None)
 
 
 _TOLD_APART = ("environments", "data", "schema_version")

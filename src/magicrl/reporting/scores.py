@@ -17,16 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.evaluation.statistics import paired_scores
-from magicrl.reporting.canvas import picture_frame
-from magicrl.reporting.interval_plot import (
-    IntervalRow,
-    draw_intervals,
-    intervals_csv,
-    intervals_height,
-    intervals_legend,
-)
+from magicrl.reporting.charts import FigureView, IntervalRow, intervals_view
 from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
-from magicrl.reporting.views import FigureView, data_uri, signs
 from magicrl.reporting.wording import duration, number, percent, points, temperature, visible
 
 
@@ -179,7 +171,7 @@ def headline(run: RecordedRun) -> dict[str, Any] | None:
     sets = [
         {
             "comparison": comparison,
-            "view": intervals_view("test" if len(found) == 1 else f"test_{i + 1}", comparison),
+            "view": _view("test" if len(found) == 1 else f"test_{i + 1}", comparison),
             "passes": _passes(comparison),
             "tiles": _score_tiles(comparison) + (_run_tiles(run) if i == 0 else []),
             "boxed": any(s.boxed is not None for p in comparison.pairs for s in (p.before, p.after) if s is not None),
@@ -369,19 +361,14 @@ def _arrow(pair: ScorePair, field: str) -> str:
     return f"{word(pair.before)} → {word(pair.after)}"
 
 
-def intervals_view(key: str, comparison: Comparison) -> FigureView:
+def _view(key: str, comparison: Comparison) -> FigureView:
     """A test set's scores before and after, with its pass@k below."""
-    rows = interval_rows(comparison)
-    best = None if comparison.start_best is None else comparison.start_best[1].accuracy.mean
-    title = "Accuracy by temperature"
-    return FigureView(
-        name=key,
-        title=title,
-        svg=draw_intervals(rows, best, key=key, title=title),
-        frame=picture_frame(title=title, height=intervals_height(rows), legend=intervals_legend(rows, best)),
-        legend=signs(intervals_legend(rows, best)),
-        csv=data_uri("text/csv", intervals_csv(rows)),
-        note="Bars are 95 % intervals; the unit of each is the problem, not the sample.",
+    return intervals_view(
+        key,
+        "Accuracy by temperature",
+        interval_rows(comparison),
+        "Bars are 95 % intervals; the unit of each is the problem, not the sample.",
+        best=None if comparison.start_best is None else comparison.start_best[1].accuracy.mean,
     )
 
 

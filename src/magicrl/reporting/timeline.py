@@ -1,30 +1,40 @@
-"""When each part of a training step ran: ``timeline.jsonl`` as bars, for a few steps of the run."""
+"""What every worker did inside the training steps (``timeline.jsonl``): bars of a few steps, and idle time of all."""
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from markupsafe import Markup, escape
+from markupsafe import escape
 
-from magicrl.reporting.canvas import WIDTH, Entry, picture
-from magicrl.reporting.charts import nice_ticks
+from magicrl.reporting.charts import (
+    PALETTE,
+    WIDTH,
+    Bar,
+    BarPlot,
+    Chart,
+    Entry,
+    FigureView,
+    Points,
+    figure_view,
+    nice_ticks,
+    text,
+    x_grid,
+)
+from magicrl.reporting.curves import stage_marks, steps_range, with_running_mean
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError, read_lines
-from magicrl.reporting.wording import duration, number
+from magicrl.reporting.wording import duration, number, percent
 
 LOCAL = "local"
 """The worker that is the run's own process."""
-LEFT, RIGHT, TOP, LANE, GAP, BOTTOM = 112, 20, 8, 15, 9, 38
 MOST_ROWS = 8
 MOST_WORKERS = 12
 """Of a step, beside the run's own process; of more there are those that worked longest and shortest."""
-MOST_LETTERS = 15
-"""Of a worker's name."""
+MOST_LINES = len(PALETTE)
+MOST_BARS = 24
 _COLORS = {"rollout": 0, "train": 1, "verify": 2, "old_logprobs": 3, "ref_logprobs": 5}
 
 
@@ -129,89 +139,127 @@ def _natural(worker: str) -> tuple[str, int]:
     return (name, int(number)) if number.isdecimal() else (worker, 0)
 
 
-def timeline_legend(rows: Sequence[TimelineRow]) -> list[Entry]:
-    """What the colours mean, in order of first appearance."""
-    names = dict.fromkeys(span.what for row in rows for lane in row.lanes for span in lane)
-    return [Entry(label=name.replace("_", " "), sign="area", color=_COLORS.get(name, 4)) for name in names]
-
-
-def timeline_height(rows: Sequence[TimelineRow]) -> float:
-    """Of the drawing, in SVG units."""
-    return TOP + sum(LANE * (len(row.lanes) + _titled(row)) + GAP for row in rows) + BOTTOM
-
-
-def draw_timeline(rows: Sequence[TimelineRow], *, alone: bool = False) -> Markup:
+def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:
     """A row a step, seconds to the right; what no bar covers is bookkeeping."""
+    left, right, top, lane_height, gap = 112, 20, 8, 15, 9
     longest = max((span.end for row in rows for lane in row.lanes for span in lane), default=1.0)
+    scale = (WIDTH - left - right) / longest
+    # lanes of several workers carry their names, below a line with the step's
+    titled = [len({lane[0].worker for lane in row.lanes}) > 1 for row in rows]
+    bottom = top + sum(lane_height * (len(row.lanes) + named) + gap for row, named in zip(rows, titled, strict=True))
     ticks = [tick for tick in nice_ticks(0.0, longest, 5) if tick <= longest]
-    scale = (WIDTH - LEFT - RIGHT) / longest
-    height = timeline_height(rows) - BOTTOM
-    parts: list[str] = []
-    for tick in ticks:
-        x = LEFT + tick * scale
-        parts.append(
-            f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{height}"/>'
-            f'<text class="tick" x="{x:.1f}" y="{height + 16}" text-anchor="middle">{number(tick)}</text>'
-        )
-    y = float(TOP + GAP / 2)
-    for row in rows:
-        middle = y + LANE * (1 if _titled(row) else len(row.lanes)) / 2 + 4
-        anchor, x = ("start", 4) if _titled(row) else ("end", LEFT - 8)
-        parts.append(f'<text class="tick" x="{x}" y="{middle:.1f}" text-anchor="{anchor}">{escape(row.label)}</text>')
-        y += LANE * _titled(row)
-        named = ""
+    parts = x_grid([(left + tick * scale, number(tick)) for tick in ticks], top, bottom)
+    y = float(top + gap / 2)
+    for row, named in zip(rows, titled, strict=True):
+        middle = y + lane_height * (1 if named else len(row.lanes)) / 2 + 4
+        parts.append(text(4 if named else left - 8, middle, row.label, "start" if named else "end"))
+        y += lane_height * named
+        shown = ""
         for lane in row.lanes:
-            if _titled(row) and lane[0].worker != named:
-                named = lane[0].worker
+            if named and lane[0].worker != shown:
+                shown = lane[0].worker
+                words = shown if len(shown) <= 15 else shown[:14] + "…"
+                parts.append(text(left - 8, y + lane_height / 2 + 3, words, "end"))
+            for span in lane:
+                words = f"{span.what.replace('_', ' ')}: {duration(span.end - span.start)} ({span.worker})"
                 parts.append(
-                    f'<text class="tick" x="{LEFT - 8}" y="{y + LANE / 2 + 3:.1f}" text-anchor="end">'
-                    f"{escape(_short(named))}</text>"
+                    f'<rect class="area f{_COLORS.get(span.what, 4)}" x="{left + span.start * scale:.1f}" y="{y:.1f}" '
+                    f'width="{max(1.0, (span.end - span.start) * scale):.1f}" height="{lane_height - 2}">'
+                    f"<title>{escape(words)}</title></rect>"
                 )
-            parts += [_bar(span, LEFT + span.start * scale, (span.end - span.start) * scale, y) for span in lane]
-            y += LANE
-        y += GAP
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(
-        f'<text class="tick" x="{middle:.1f}" y="{height + 32}" text-anchor="middle">seconds of the step</text>'
-    )
-    return picture(
+            y += lane_height
+        y += gap
+    parts.append(text((left + WIDTH - right) / 2, bottom + 32, "seconds of the step"))
+    spans = [span for row in rows for lane in row.lanes for span in lane]
+    names = dict.fromkeys(span.what for span in spans)
+    return figure_view(
         key="timeline",
         title="Inside a step",
-        description="Inside a step. " + "; ".join(_words(row) for row in rows),
-        height=height + BOTTOM,
-        body="".join(parts),
-        legend=timeline_legend(rows),
-        alone=alone,
+        description="; ".join(_words(row) for row in rows),
+        height=bottom + 38,
+        body=parts,
+        legend=[Entry(label=name.replace("_", " "), sign="area", color=_COLORS.get(name, 4)) for name in names],
+        rows=[["step", "worker", "what", "start", "end"], *([s.step, s.worker, s.what, s.start, s.end] for s in spans)],
+        note="The step of median length and the slowest one of each stage. Judging that hid behind generation has no "
+        "bar of its own; what no bar covers is bookkeeping.",
     )
-
-
-def timeline_csv(rows: Sequence[TimelineRow]) -> str:
-    """The drawn spans, a row each."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["step", "worker", "what", "start", "end"])
-    for row in rows:
-        writer.writerows([s.step, s.worker, s.what, s.start, s.end] for lane in row.lanes for s in lane)
-    return out.getvalue()
-
-
-def _bar(span: Span, x: float, width: float, y: float) -> str:
-    words = f"{span.what.replace('_', ' ')}: {duration(span.end - span.start)} ({span.worker})"
-    return (
-        f'<rect class="area f{_COLORS.get(span.what, 4)}" x="{x:.1f}" y="{y:.1f}" width="{max(1.0, width):.1f}" '
-        f'height="{LANE - 2}"><title>{escape(words)}</title></rect>'
-    )
-
-
-def _titled(row: TimelineRow) -> bool:
-    """Whether lanes carry the names of workers, below a line with the step's."""
-    return len({lane[0].worker for lane in row.lanes}) > 1
-
-
-def _short(worker: str) -> str:
-    return worker if len(worker) <= MOST_LETTERS else worker[: MOST_LETTERS - 1] + "…"
 
 
 def _words(row: TimelineRow) -> str:
     spans = [span for lane in row.lanes for span in lane]
     return f"{row.label}: " + ", ".join(f"{s.what} {duration(s.end - s.start)}" for s in spans[:6])
+
+
+def busy_seconds(spans: Iterable[Span], end: float) -> float:
+    """Seconds up to ``end`` that at least one of the spans covers."""
+    busy = reached = 0.0
+    for span in sorted(spans, key=lambda s: s.start):
+        begin, stop = max(span.start, reached), min(span.end, end)
+        if stop > begin:
+            busy += stop - begin
+            reached = stop
+    return busy
+
+
+def idle_shares(run: RecordedRun, spans: Sequence[Span]) -> dict[str, Points]:
+    """Worker -> (step, share of the step's wall clock without work of it), the most idle worker first.
+
+    A worker that did nothing in a step idled through it. Steps whose length was not recorded end with the last span.
+    """
+    by_step: dict[int, list[Span]] = {}
+    for span in spans:
+        by_step.setdefault(span.step, []).append(span)
+    lengths = dict(run.points("time/step"))
+    found: dict[str, list[tuple[float, float]]] = {worker: [] for worker in sorted({s.worker for s in spans})}
+    for step, inside in sorted(by_step.items()):
+        last = max(span.end for span in inside)
+        length = max(lengths.get(float(step), last), last)
+        for worker, points in found.items():
+            busy = busy_seconds((s for s in inside if s.worker == worker), length)
+            points.append((float(step), 1.0 - busy / length if length > 0 else 0.0))
+    return dict(sorted(((w, tuple(p)) for w, p in found.items()), key=lambda item: -_mean(item[1])))
+
+
+def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
+    """Idle share of the most idle workers, step by step."""
+    marks = stage_marks(run)
+    note = "Share of the step's wall clock in which a worker had no measured work."
+    alone = len(shares) == 1  # raw values of many would hide each other
+    if alone:
+        note += " One process does everything in turn: what is left is bookkeeping."
+    elif len(shares) > MOST_LINES:
+        note += f" The {MOST_LINES} most idle of {len(shares)} workers."
+    return Chart(
+        key="idle",
+        title="Idle time by worker",
+        unit="percent",
+        y_low=0.0,
+        compact=True,
+        note=note,
+        series=tuple(
+            series
+            for color, (worker, points) in enumerate(list(shares.items())[:MOST_LINES])
+            for series in with_running_mean(worker, points, color, [mark.x for mark in marks])[: 2 if alone else 1]
+        ),
+        marks=marks,
+        x_range=steps_range(run),
+    )
+
+
+def idle_bars(shares: Mapping[str, Points]) -> BarPlot:
+    """Each worker's mean over all steps."""
+    return BarPlot(
+        key="idle_by_worker",
+        title="Idle time, mean over the run",
+        x_name="share of the steps' wall clock",
+        unit="percent",
+        color=4,
+        bars=tuple(
+            Bar(name=worker, value=_mean(points), words=percent(_mean(points)))
+            for worker, points in list(shares.items())[:MOST_BARS]
+        ),
+    )
+
+
+def _mean(points: Points) -> float:
+    return sum(y for _, y in points) / len(points) if points else 0.0

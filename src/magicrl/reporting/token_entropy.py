@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from magicrl.reporting.arms import Arm
-from magicrl.reporting.bars import Bar, BarPlot
-from magicrl.reporting.canvas import PALETTE
-from magicrl.reporting.charts import Chart, Series
+from magicrl.reporting.charts import PALETTE, Bar, BarPlot, Chart, Series, bars_view, chart_view
+from magicrl.reporting.page import Block, figures_block
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError
 from magicrl.reporting.samples import recordings, run_tokenizer
-from magicrl.reporting.views import FigureView, bars_view, chart_view, hover
 from magicrl.reporting.wording import number, visible
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -131,11 +129,6 @@ def concentration(data: Recorded, shares: Sequence[float] = SHARES) -> list[tupl
     return [(share, float(held[min(count, max(1, round(share * count))) - 1])) for share in shares]
 
 
-def threshold(data: Recorded, share: float) -> float:
-    """The entropy that the most uncertain ``share`` of the tokens have at least."""
-    return float(np.quantile(data.entropies, 1 - share))
-
-
 def token_shares(data: Recorded) -> list[TokenShare]:
     """Every drawn token of the vocabulary, the one that holds most of all entropy first."""
     tokens, inverse, counts = np.unique(data.ids, return_inverse=True, return_counts=True)
@@ -159,13 +152,9 @@ def most_uncertain(shares: Sequence[TokenShare], most: int) -> list[TokenShare]:
     return sorted(often, key=lambda share: (-share.mean, share.token))[:most]
 
 
-def mean_entropy(data: Recorded) -> float:
-    """Nats per token over all tokens."""
-    return float(data.entropies.mean())
-
-
 MOST_STEPS = 4
 MOST_BARS = 14
+UNCERTAIN = "Where the policy is uncertain"
 MEANT = "The entropy of a token is that of the distribution from which it was drawn, in nats."
 
 
@@ -177,8 +166,8 @@ class NamedTokens:
     data: Recorded
 
 
-def run_entropy(run: RecordedRun) -> tuple[dict[str, Any], dict[str, Any]] | None:
-    """The block's data and crosshairs for one run: a line a step, bars of the last; None where nothing was recorded.
+def run_entropy(run: RecordedRun) -> Block | None:
+    """The block of one run: a line a step, bars of the last; None where nothing was recorded.
 
     Raises:
         RunFolderError: a recording that cannot be read.
@@ -189,15 +178,19 @@ def run_entropy(run: RecordedRun) -> tuple[dict[str, Any], dict[str, Any]] | Non
     named = [NamedTokens(name=f"step {step}", data=data) for step, data in found if data is not None]
     if not named:
         return None
-    charts = entropy_charts(named)
-    shares = token_shares(named[-1].data)
     tokenizer = run_tokenizer(run)
-    plots = token_plots(shares, tokenizer, named[-1].name)
-    panels = [[chart_view(chart)] for chart in charts] + [[token_view(plot)] for plot in plots]
+    panels = [[chart_view(chart)] for chart in entropy_charts(named)]
+    for plot in token_plots(token_shares(named[-1].data), tokenizer, named[-1].name):
+        meaning = (
+            "Behind a bar: how often the token was drawn, times its mean entropy."
+            if plot.unit == "percent"
+            else f"Of the tokens that were drawn at least {LEAST_TOKENS} times."
+        )
+        panels.append([bars_view(plot, meaning)])
     note = MEANT
     if tokenizer is None:
         note += " No tokenizer lies beside the model: tokens are named by their ids."
-    return {"panels": panels, "axes": (), "note": note}, {chart.key: hover(chart) for chart in charts}
+    return figures_block("tokens", UNCERTAIN, panels, note)
 
 
 def _first_and_stage_ends(run: RecordedRun, steps: Sequence[int]) -> list[int]:
@@ -211,7 +204,7 @@ def _first_and_stage_ends(run: RecordedRun, steps: Sequence[int]) -> list[int]:
     return chosen if len(chosen) <= MOST_STEPS else [chosen[0], *chosen[1 - MOST_STEPS :]]
 
 
-def arms_entropy(arms: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Any]] | None:
+def arms_entropy(arms: Sequence[Arm]) -> Block | None:
     """The same for a comparison: a line an arm, of the last recorded step of each of its runs together."""
     named: list[tuple[int, NamedTokens]] = []
     unequal: set[int] = set()
@@ -231,8 +224,7 @@ def arms_entropy(arms: Sequence[Arm]) -> tuple[dict[str, Any], dict[str, Any]] |
     charts = entropy_charts([tokens for _, tokens in named], [slot for slot, _ in named])
     steps = f"step {unequal.pop()}" if len(unequal) == 1 else f"step {min(unequal)} to {max(unequal)}"
     note = f"Of the last recorded rollouts of each run ({steps}). {MEANT}"
-    panels = [[chart_view(chart)] for chart in charts]
-    return {"panels": panels, "axes": (), "note": note}, {chart.key: hover(chart) for chart in charts}
+    return figures_block("tokens", UNCERTAIN, [[chart_view(chart)] for chart in charts], note)
 
 
 def joined(parts: Sequence[Recorded]) -> Recorded:
@@ -354,13 +346,3 @@ def token_name(tokenizer: Tokenizer | None, token: int) -> str:
     text = text or str(tokenizer.id_to_token(token) or "")
     shown = visible(text[:40]).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
     return shown or f"#{token}"
-
-
-def token_view(plot: BarPlot) -> FigureView:
-    """A bar plot of tokens as the page shows it."""
-    note = (
-        "Behind a bar: how often the token was drawn, times its mean entropy."
-        if plot.unit == "percent"
-        else f"Of the tokens that were drawn at least {LEAST_TOKENS} times."
-    )
-    return bars_view(plot, note)

@@ -1,4 +1,7 @@
-"""The page: self-contained, escaped, and there even when half of the run is missing."""
+"""The page: self-contained, escaped, and there even when half of the run is missing.
+
+Where a run comes from, as the page tells it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from xml.etree import ElementTree
 import pytest
 
 from magicrl.reporting.page import MOST_CHARACTERS, shortened
-from magicrl.reporting.run_page import write_report
+from magicrl.reporting.read_folders import read_run
+from magicrl.reporting.run_page import provenance, write_report
 
 VOID = {"meta", "link", "img", "br", "input", "hr"}
 INSIDE_SVG = {"line", "path", "rect", "circle"}
@@ -187,3 +191,40 @@ def test_long_responses_are_cut_on_the_page_and_say_so() -> None:
 def test_reporting_needs_no_torch() -> None:
     code = "import sys, magicrl.reporting.page, magicrl.reporting.scores; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_resumption_on_other_versions_shows_both(run_folder: Path) -> None:
+    run = json.loads((run_folder / "run.json").read_text())
+    run["environments"].append(
+        {"started": "2026-01-03T00:00:00+00:00", "versions": {"numpy": "2.2"}, "git": "abc+changes", "threads": 2}
+    )
+    run["data"] = {
+        "train": {"problems": 4000, "sha256": "f" * 64, "dropped": 3},
+        "validation": {"problems": 0, "sha256": "0"},
+        "test/held_out": {"problems": 200, "sha256": "e" * 64},
+    }
+    run["dropped_overlong"] = 0
+    (run_folder / "run.json").write_text(json.dumps(run))
+    told = provenance(read_run(run_folder))
+    assert ("numpy", "2.1 → 2.2") in told["software"]
+    assert [(s["name"], s["problems"], s["rest"]) for s in told["sets"]] == [
+        ("train", "4,000", "dropped 3"),
+        ("test, held_out", "200", ""),
+    ]
+    assert told["sessions"][1] == {"started": "2026-01-03 00:00 UTC", "git": "abc+changes", "machine": "2 threads"}
+    assert ("dropped overlong", 0) in told["facts"]
+    page = write_report(run_folder).read_text()
+    for word in ("abc+changes", "f" * 64, "2.1 → 2.2", "two cores"):
+        assert word in page
+
+
+def test_what_is_no_table_is_borne_with(run_folder: Path) -> None:
+    (run_folder / "run.json").write_text('{"schema_version": 1, "environments": ["?"], "data": {"train": "abc"}}')
+    told = provenance(read_run(run_folder))
+    assert told["sets"][0]["sha256"] == "abc"
+    assert told["sessions"] == []
+
+
+def test_the_page_states_the_command_that_makes_it(run_folder: Path) -> None:
+    output = run_folder / "page.html"
+    assert f"magicrl report {run_folder} --output {output}" in write_report(run_folder, output).read_text()
