@@ -26,8 +26,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.config.schema import AlgorithmConfig, ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.reporting.charts import Chart, Series
-from magicrl.reporting.charts import draw
+from magicrl.reporting.charts import Chart, Series, draw
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls

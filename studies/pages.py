@@ -20,9 +20,8 @@ from typing import Any, TypeAlias
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.planner import Options, make_plan
 from magicrl.planning.shapes import load_shape
-from magicrl.reporting.charts import Chart, Points, Series, Unit
+from magicrl.reporting.charts import Chart, Points, Series, Unit, draw
 from magicrl.reporting.curves import arm_curve, smoothed
-from magicrl.reporting.svg import draw
 from studies.advice import advice_page, check_advice, fill, load_advice
 from studies.claims import WORDS, Runs, Verdict, decide, numbers_of, seeds_of
 from studies.definition import Ablation, Arm, Claim, LevelClaim, Result, Scale, parse_measure, shipped_ablations

@@ -67,9 +67,9 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "vllm": "magicrl.rollout.engines:make_vllm",
         },
         "tracker": {
-            "tensorboard": "magicrl.reporting.trackers.to_tensorboard:TensorBoardTracker",
-            "trackio": "magicrl.reporting.trackers.to_trackio:TrackioTracker",
-            "wandb": "magicrl.reporting.trackers.to_wandb:WandbTracker",
+            "tensorboard": "magicrl.reporting.builtin_trackers:TensorBoardTracker",
+            "trackio": "magicrl.reporting.builtin_trackers:TrackioTracker",
+            "wandb": "magicrl.reporting.builtin_trackers:WandbTracker",
         },
     }
 )

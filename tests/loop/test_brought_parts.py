@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import inspect
 import json
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from magicrl.algorithms import advantages, entropy, losses
+from magicrl.cli.train import run_training
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import brought_files, config_hash, load_train_recipe
 from magicrl.training.recorder import NullObserver
@@ -195,3 +197,18 @@ def test_something_else_under_the_name_is_told_before_training(
         train(config, tmp_path / "run", NullObserver(), resume=False)
     assert error.value.key == key
     assert not (tmp_path / "run").exists()
+
+
+def test_a_tracker_beside_the_recipe_gets_every_step_of_a_run(
+    toy_recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (toy_recipe.parent / "mine.py").write_text((EXAMPLES / "tracker.py").read_text())
+    toy_recipe.write_text(toy_recipe.read_text() + '\n[logging]\ntrackers = ["mine.py:CsvTracker"]\n')
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    run_training(toy_recipe, SHORT, tmp_path / "run", resume=False)
+    recorded = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    with (tmp_path / "run" / "csv" / "steps.csv").open() as file:
+        told = [(int(step), float(value)) for step, key, value in csv.reader(file) if key == "length/mean"]
+    assert told == [(row["step"], row["values"]["length/mean"]) for row in recorded]

@@ -72,5 +72,5 @@ def test_the_line_of_the_limit_goes_through_no_words(value: float) -> None:
     plot = BarPlot(key="k", title="t", x_name="GiB", bars=(bar,), limit=(127.9, "usable"))
     drawing = bars_view(plot).svg
     line = float(re.findall(r'class="target" x1="([\d.]+)"', drawing)[0])
-    words = float(re.findall(rf'x="([\d.]+)" y="[\d.]+">{value:.2f}', drawing)[0])
+    words = float(re.findall(rf'x="([\d.]+)" y="[\d.]+" text-anchor="start">{value:.2f}', drawing)[0])
     assert not words - 2 < line < words + 6.5 * len(bar.words)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -16,10 +18,11 @@ from typing import Any
 import pytest
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.trackers.base import NOTHING, TrackedRun, flatten
-from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+from magicrl.reporting.builtin_trackers import flatten
+from magicrl.reporting.trackers import NOTHING, TrackedRun, TrackerMirror, make_trackers
 from magicrl.training.recorder import RunObserver
 
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tracker.py"
 KEY = "0123456789abcdef0123456789abcdef01234567"
 NAMES = ("tensorboard", "wandb", "trackio")
 Curves = dict[str, list[tuple[int, Any]]]
@@ -30,7 +33,7 @@ DRIVER = """
 import json, os, signal, sys
 from pathlib import Path
 from magicrl.records import StepMetrics
-from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+from magicrl.reporting.trackers import TrackerMirror, make_trackers
 
 folder, names, checkpoint, last, kill = Path(sys.argv[1]), json.loads(sys.argv[2]), *map(int, sys.argv[3:])
 trackers = make_trackers(names)
@@ -191,6 +194,40 @@ def test_a_killed_and_resumed_run_has_every_point_once(name: str, young_run: Pat
     assert [value for _, value in curves["test_before/test_pass16/low"]] == pytest.approx([0.87])
 
 
+def read_csv(folder: Path) -> Curves:
+    """What examples/tracker.py wrote."""
+    curves: Curves = {}
+    for step, key, value in csv.reader((folder / "csv" / "steps.csv").open()):
+        curves.setdefault(key, []).append((int(step), float(value)))
+    return curves
+
+
+def test_the_example_of_a_tracker_of_one_s_own_has_every_point_once(young_run: Path) -> None:
+    assert len(EXAMPLE.read_text().splitlines()) < 60
+    drive(young_run, (f"{EXAMPLE}:CsvTracker",), checkpoint=0, last=9, kill=7)
+    drive(young_run, (f"{EXAMPLE}:CsvTracker", "tensorboard"), checkpoint=4, last=9)
+    assert [step for step, _ in read_csv(young_run)["train/accuracy/mean"]] == list(range(1, 10))
+    assert [step for step, _ in read_tensorboard(young_run)["train/accuracy/mean"]] == list(range(1, 10))
+    results = {key: float(value) for _, key, value in csv.reader((young_run / "csv" / "results.csv").open())}
+    assert results["test_after/test_t0.6/mean"] == 0.94
+    assert ["4", "resume", "resumed"] in csv.reader((young_run / "csv" / "events.csv").open())
+
+
+@pytest.mark.parametrize(
+    ("reference", "says"),
+    [
+        ("tensorbord", "unknown tracker 'tensorbord'; did you mean 'tensorboard'?"),
+        ("nothing_there:Tracker", "there is no module 'nothing_there'"),
+        ("json:dumps", "which makes no tracker: dumps() missing"),
+        ("builtins:dict", "which makes no tracker: no open, step, event, results, close"),
+        ("builtins:Tracker", "builtins has no 'Tracker'"),
+    ],
+)
+def test_what_is_no_tracker_is_refused_before_anything_is_trained(reference: str, says: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(says)):
+        make_trackers([reference])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tracker_chosen_after_a_kill_gets_the_whole_history(name: str, young_run: Path) -> None:
     drive(young_run, (), checkpoint=0, last=6, kill=5)
@@ -233,8 +270,6 @@ def test_no_key_is_written_anywhere(young_run: Path, tmp_path: Path) -> None:
 class Breaking:
     """A tracker whose disk or network fails at one step, with the key in its complaint."""
 
-    name = "breaking"
-
     def __init__(self, at: int) -> None:
         self.at = at
         self.seen: list[int] = []
@@ -263,7 +298,7 @@ class Breaking:
 def test_a_tracker_that_fails_is_told_of_once_and_harms_nobody(at: int, seen: list[int], young_run: Path) -> None:
     told: list[Mapping[str, object]] = []
     broken, whole = Breaking(at), make_trackers(["tensorboard"])
-    with TrackerMirror(young_run, [broken, *whole], project="tests", report=told.append) as mirror:
+    with TrackerMirror(young_run, {"breaking": broken, **whole}, project="tests", report=told.append) as mirror:
         assert isinstance(mirror, RunObserver)
         for step in range(1, 6):
             row = {"step": step, "stage": 0, "values": {"train/accuracy/mean": 0.5}}
@@ -284,7 +319,7 @@ BREAK = """
 import contextlib, os, resource, sys
 from pathlib import Path
 from magicrl.records import StepMetrics
-from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+from magicrl.reporting.trackers import TrackerMirror, make_trackers
 
 folder, name = Path(sys.argv[1]), sys.argv[2]
 
@@ -338,7 +373,7 @@ def test_a_missing_extra_is_named_before_anything_is_trained(name: str, tmp_path
 
 
 def test_wandb_without_a_key_is_refused_before_anything_is_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    code = "from magicrl.reporting.trackers.mirror import make_trackers; make_trackers(['wandb'])"
+    code = "from magicrl.reporting.trackers import make_trackers; make_trackers(['wandb'])"
     monkeypatch.delenv("WANDB_API_KEY")
     monkeypatch.setenv("WANDB_MODE", "online")
     done = subprocess.run(

@@ -13,7 +13,7 @@ import importlib.util
 import json
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,14 +28,14 @@ from magicrl.config.schema import TrainConfig
 from magicrl.reporting.read_folders import read_run
 from magicrl.reporting.run_page import write_report
 from magicrl.reporting.scores import summary
-from magicrl.reporting.trackers.mirror import TrackerMirror, make_trackers
+from magicrl.reporting.trackers import TrackerMirror, make_trackers
 from magicrl.reporting.wording import duration
 from magicrl.training.diagnosis import NOTHING_LEARNED
 from magicrl.training.recorder import Observers
 
 if TYPE_CHECKING:
     from magicrl.planning.shapes import ModelShape
-    from magicrl.reporting.trackers.base import Tracker
+    from magicrl.reporting.trackers import Tracker
     from magicrl.training.assemble import PartsMaker
     from magicrl.training.preflight import Ready
 
@@ -68,7 +68,7 @@ def _train(
     folder: Path,
     ready: Ready,
     parts: PartsMaker | None,
-    trackers: Sequence[Tracker],
+    trackers: Mapping[str, Tracker],
     console: Console,
     *,
     resume: bool,
@@ -159,7 +159,7 @@ def dry_run(recipe: Path, overrides: Sequence[str]) -> int:
     """
     from magicrl.cli.train import parts_of
     from magicrl.reporting.run_page import write_report
-    from magicrl.reporting.trackers.mirror import make_trackers
+    from magicrl.reporting.trackers import make_trackers
     from magicrl.training.recorder import NullObserver
     from magicrl.training.session import train
 

@@ -31,6 +31,7 @@ CorrectionName = Annotated[Reference, _door("correction")]
 ControllerName = Annotated[Reference, _door("controller")]
 EngineName = Annotated[Reference, _door("engine")]
 RewardName = Annotated[Reference, _door("reward")]
+TrackerName = Annotated[Reference, _door("tracker")]
 
 
 class Section(BaseModel):
@@ -482,8 +483,9 @@ class LoggingConfig(Section):
     """Steps between recorded rollouts (parquet); 0: none."""
     samples: int = Field(default=6, ge=0)
     """Test problems whose responses are shown before and after."""
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ()
-    """Where the metrics are copied to, beside ``metrics.jsonl``; each is an extra of the same name."""
+    trackers: tuple[TrackerName, ...] = ()
+    """Where the metrics are copied to, beside ``metrics.jsonl``: ``tensorboard``, ``wandb``, ``trackio`` (each an extra
+    of the same name), or one of your own (docs/trackers.md)."""
     project: str = Field(default="magicrl", min_length=1)
     """Groups runs in W&B and trackio."""
 

@@ -291,9 +291,7 @@ def _settings(arms: Sequence[Arm]) -> Block | None:
     without = [label for label, run in _labelled(arms) if not run.config]
     if not rows and not without:
         return None
-    return block(
-        "settings", "Settings that differ", {"arms": [a.name for a in arms], "rows": rows, "without": without}
-    )
+    return block("settings", "Settings that differ", {"arms": [a.name for a in arms], "rows": rows, "without": without})
 
 
 def _labelled(arms: Sequence[Arm]) -> list[tuple[str, RecordedRun]]:

@@ -1,0 +1,297 @@
+"""Trackers: places that a run's figures are copied to, and the observer that keeps them level with the run folder.
+
+Those that come with magicrl are in ``builtin_trackers``; one's own is named in the recipe as ``file.py:Class`` and
+does what ``Tracker`` says (examples/tracker.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from magicrl.config.errors import without_secrets
+from magicrl.records import StepMetrics
+from magicrl.registry import is_builtin, resolve
+from magicrl.reporting.read_folders import Evaluation, RecordedRun, read_run
+
+IDENTITY_FILE = "trackers.json"
+Report = Callable[[Mapping[str, object]], None]
+
+NOTHING = -1
+"""The last step of a tracker that holds none; events before the first training step are at step 0."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrackedRun:
+    """What a tracker is told as it begins or goes on.
+
+    Attributes:
+        recorded: the run folder as it stands.
+        project: groups runs, where a tracker knows groups.
+        identity: 16 hex digits that name this run folder in every tracker, the same after a resume.
+    """
+
+    recorded: RecordedRun
+    project: str
+    identity: str
+
+    @property
+    def title(self) -> str:
+        """The recipe's name, with the folder's where that says more."""
+        name, folder = self.recorded.name, self.recorded.path.resolve().name
+        return name if folder == name else f"{name} ({folder})"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The resolved configuration with the run's provenance under ``provenance``."""
+        run = self.recorded.run
+        environments: list[Mapping[str, Any]] = run.get("environments") or [{}]
+        provenance = {
+            "config_hash": run.get("config_hash"),
+            "git": environments[-1].get("git"),
+            "start_model": run.get("start_model"),
+            "data": run.get("data"),
+            "versions": environments[-1].get("versions"),
+        }
+        return {**self.recorded.config, "provenance": {k: v for k, v in provenance.items() if v is not None}}
+
+
+class Tracker(Protocol):
+    """A place that a run's figures are copied to. Any error it raises ends it, never the run.
+
+    ``logging.trackers`` names a class (or a function without arguments) that makes one, before anything is trained.
+    """
+
+    def open(self, run: TrackedRun) -> int:
+        """Begin or go on; returns the last training step that it holds and keeps (``NOTHING`` for none)."""
+        ...
+
+    def step(self, step: int, values: Mapping[str, float]) -> None:
+        """The figures of one training step, keys ``area/name/stat``."""
+        ...
+
+    def event(self, step: int, kind: str, message: str) -> None:
+        """A stage mark, a test, a warning: text at a step."""
+        ...
+
+    def results(self, step: int, values: Mapping[str, float]) -> None:
+        """Test results, each told once a process, keys as ``result_figures`` gives them."""
+        ...
+
+    def close(self, status: str) -> None:
+        """The run is over: ``finished``, ``stopped`` or ``failed``."""
+        ...
+
+
+def scalars(metrics: StepMetrics) -> dict[str, float]:
+    """The figures of a step that a curve can show: finite numbers."""
+    return {
+        key: float(value)
+        for key, value in metrics.values.items()
+        if isinstance(value, (int, float)) and math.isfinite(value)
+    }
+
+
+def result_figures(evaluations: tuple[Evaluation, ...]) -> dict[str, float]:
+    """Accuracies of the tests with their 95 % intervals: ``test_after/held_out_t0.6/mean``, ``/low``, ``/high``."""
+    found: dict[str, float] = {}
+    for evaluation in evaluations:
+        if evaluation.name not in ("before", "after"):
+            continue
+        area = f"test_{evaluation.name}/{evaluation.set_name}"
+        for temperature, score in evaluation.temperatures.items():
+            intervals = {f"{area}_t{temperature:g}": score.accuracy}
+            intervals |= {f"{area}_pass{k}": interval for k, interval in score.pass_at.items()}
+            for key, interval in intervals.items():
+                found |= {f"{key}/mean": interval.mean, f"{key}/low": interval.low, f"{key}/high": interval.high}
+    return found
+
+
+def make_trackers(references: Sequence[str]) -> dict[str, Tracker]:
+    """The trackers that ``logging.trackers`` names, before anything is trained.
+
+    Raises:
+        ValueError: one is not installed or cannot be made, does not do what ``Tracker`` says, or W&B has nobody
+            logged in.
+    """
+    made: dict[str, Tracker] = {}
+    for reference in dict.fromkeys(references):
+        maker = resolve("tracker", reference)
+        try:
+            tracker = maker()
+        except ImportError as error:
+            extra = f"pip install 'magicrl[{reference}]', or " if is_builtin("tracker", reference) else ""
+            raise ValueError(
+                f"logging.trackers names {reference}, which is not installed ({error}): {extra}take it out of the "
+                "recipe"
+            ) from error
+        except TypeError as error:
+            raise ValueError(f"logging.trackers names {reference}, which makes no tracker: {error}") from error
+        missing = [name for name in ("open", "step", "event", "results", "close") if not hasattr(tracker, name)]
+        if missing:
+            raise ValueError(f"logging.trackers names {reference}, which makes no tracker: no {', '.join(missing)}")
+        made[reference] = tracker
+    return made
+
+
+@dataclass(kw_only=True, slots=True)
+class _Copy:
+    """A tracker and what it has been told.
+
+    Attributes:
+        held: the last training step that it held as it opened.
+        last: the last training step that it holds.
+        told: the test results that it was told of; None while it is brought level.
+    """
+
+    name: str
+    tracker: Tracker
+    held: int = NOTHING
+    last: int = NOTHING
+    told: set[str] | None = None
+
+
+class TrackerMirror:
+    """A ``RunObserver`` that copies what the run folder holds to trackers, and keeps them in step with it.
+
+    The trackers open at the first step or event, when a resumed run has rewound its folder to the checkpoint.
+    Then each is brought to where the folder stands, and what it already holds is not written twice. One that
+    raises is let go with one warning event; a later ``--resume`` brings it up to date.
+
+    Args:
+        folder: the run folder.
+        trackers: by their references, as ``make_trackers`` gives them.
+        project: groups runs, where a tracker knows groups.
+        report: told of the warning event, which this class adds to ``events.jsonl``.
+    """
+
+    def __init__(self, folder: Path, trackers: Mapping[str, Tracker], *, project: str, report: Report) -> None:
+        self._folder = folder
+        self._project = project
+        self._report = report
+        self._waiting = [_Copy(name=name, tracker=tracker) for name, tracker in trackers.items()]
+        self._open: list[_Copy] = []
+        self._step = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        status = "finished" if kind is None else "stopped" if issubclass(kind, KeyboardInterrupt) else "failed"
+        for copy in list(self._open):
+            self._guard(copy, lambda c: c.tracker.close(status))
+        self._open.clear()
+
+    def step(self, metrics: StepMetrics) -> None:
+        """A training step is over."""
+        self._step = metrics.step
+        if self._begin():
+            return  # the folder that they were brought level with holds this step already
+        for copy in list(self._open):
+            if metrics.step > copy.last:
+                copy.last = metrics.step
+                self._guard(copy, lambda c: c.tracker.step(metrics.step, scalars(metrics)))
+
+    def event(self, event: Mapping[str, object]) -> None:
+        """A stage mark, a test, a finding."""
+        opened = self._begin()
+        for copy in list(self._open):
+            # one that opened just now has been told of it, unless the event (a resume) is where its history ended
+            if not opened or self._place(event) <= copy.held:
+                self._guard(copy, lambda c: self._tell(c, event))
+
+    def progress(self, phase: str, done: int, total: int) -> None:
+        """Trackers show no progress inside a step."""
+
+    def _begin(self) -> bool:
+        """Open the trackers if they wait for it; True if that happened now."""
+        if not self._waiting:
+            return False
+        waiting, self._waiting = self._waiting, []
+        for copy in waiting:
+            self._open.append(copy)
+            self._guard(copy, self._bring_level)
+        return True
+
+    def _bring_level(self, copy: _Copy) -> None:
+        recorded = read_run(self._folder)
+        run = TrackedRun(recorded=recorded, project=self._project, identity=_identity(self._folder))
+        copy.held = held = copy.tracker.open(run)
+        for step, row in _in_order(recorded):
+            self._step = max(self._step, step)
+            if step <= held and held != NOTHING:
+                continue
+            if isinstance(row, StepMetrics):
+                copy.tracker.step(step, scalars(row))
+            else:
+                self._tell(copy, row)
+        copy.last = max(held, recorded.metrics[-1].step if recorded.metrics else NOTHING)
+        copy.told = set() if held == NOTHING else set(result_figures(recorded.evaluations))
+        self._tell_results(copy, copy.told)
+
+    def _tell_results(self, copy: _Copy, told: set[str]) -> None:
+        """Results that the tracker was not told of: of the start model at step 0, of the trained one at the last."""
+        figures = result_figures(read_run(self._folder).evaluations)
+        for area, step in (("test_before/", 0), ("test_after/", self._step)):
+            new = {key: value for key, value in figures.items() if key.startswith(area) and key not in told}
+            if new:
+                copy.tracker.results(step, new)
+                told |= set(new)
+
+    def _tell(self, copy: _Copy, event: Mapping[str, Any]) -> None:
+        kind = str(event.get("kind", "event"))
+        if kind == "health":
+            kind = str(event.get("rule", kind))
+        place = self._place(event)
+        # a tracker that held later steps than the checkpoint takes no text at earlier ones again
+        if place >= copy.last:
+            copy.tracker.event(place, kind, str(event.get("message", "")))
+        if kind == "evaluation" and copy.told is not None:
+            self._tell_results(copy, copy.told)
+
+    def _place(self, event: Mapping[str, Any]) -> int:
+        step = event.get("step")
+        return step if isinstance(step, int) else self._step
+
+    def _guard(self, copy: _Copy, action: Callable[[_Copy], None]) -> None:
+        try:
+            action(copy)
+        except Exception as error:  # noqa: BLE001 - foreign code with a network and a disk behind it; the run goes on
+            if copy in self._open:
+                self._open.remove(copy)
+            warning: dict[str, object] = {
+                "kind": "warning",
+                "step": self._step,
+                "message": f"tracker {copy.name} ended ({without_secrets(f'{type(error).__name__}: {error}')}); "
+                "training and metrics.jsonl go on, and a resumed run brings the tracker up to date",
+            }
+            with (self._folder / "events.jsonl").open("a", encoding="utf-8") as file:
+                row = {"time": datetime.now(tz=UTC).isoformat(timespec="seconds"), **warning}
+                file.write(json.dumps(row) + "\n")
+            self._report(warning)
+
+
+def _in_order(recorded: RecordedRun) -> list[tuple[int, StepMetrics | Mapping[str, Any]]]:
+    """Steps and events as they happened: an event of a step comes after its figures."""
+    rows: list[tuple[int, StepMetrics | Mapping[str, Any]]] = [(row.step, row) for row in recorded.metrics]
+    rows += [(int(event.get("step", 0)), event) for event in recorded.events]
+    return sorted(rows, key=lambda row: row[0])  # stable
+
+
+def _identity(folder: Path) -> str:
+    """The run's name in trackers, made once for a run folder."""
+    path = folder / IDENTITY_FILE
+    if path.exists():
+        return str(json.loads(path.read_text(encoding="utf-8"))["id"])
+    identity = secrets.token_hex(8)
+    path.write_text(json.dumps({"id": identity}), encoding="utf-8")
+    return identity
