@@ -119,10 +119,10 @@ def test_units_and_nouns(text: str, kind: str | None) -> None:
 
 
 def test_units_convert_exactly() -> None:
-    assert UNITS["km"][1] == 1000 * UNITS["m"][1]
-    assert UNITS["inch"][1] * 12 == UNITS["foot"][1]
-    assert UNITS["hour"][1] == 60 * UNITS["minutes"][1]
-    assert UNITS["cents"][1] * 100 == UNITS["dollars"][1]
+    assert UNITS["km"].factor == 1000 * UNITS["m"].factor
+    assert UNITS["inch"].factor * 12 == UNITS["foot"].factor
+    assert UNITS["hour"].factor == 60 * UNITS["minutes"].factor
+    assert UNITS["cents"].factor * 100 == UNITS["dollars"].factor
 
 
 def test_the_alarm_ends_python_code_that_catches_everything() -> None:

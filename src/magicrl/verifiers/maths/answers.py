@@ -6,6 +6,7 @@ is only compared by `equality` when both sides were read whole.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -228,6 +229,10 @@ class RealSet:
     subject: str = ""
 
 
+PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), Expr("neg", (symbol("inf"),))
+ALL_REALS = RealSet((Span(MINUS_INFINITY, False, PLUS_INFINITY, False),))
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """Rows of formulas."""
@@ -357,3 +362,8 @@ def as_value(value: Quantity) -> Expr | None:
     if value.unit is not None and value.unit.kind == "percent":
         return Expr("div", (value.expr, number(100)))
     return value.expr if value.unit is None else None
+
+
+def all_of(verdicts: Sequence[bool | None]) -> bool | None:
+    """False where one is false, None where one is unknown."""
+    return False if False in verdicts else None if None in verdicts else True

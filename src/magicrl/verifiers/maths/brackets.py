@@ -3,8 +3,8 @@ r"""What stands in brackets: groups, set builders, systems, matrices, vectors, d
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import product
+from math import prod
 from typing import Protocol
 
 from magicrl.verifiers.maths.answers import (
@@ -28,7 +28,7 @@ from magicrl.verifiers.maths.equality import same_value
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import ELLIPSES, Token
 from magicrl.verifiers.maths.literals import word_set
-from magicrl.verifiers.maths.phrases import Declared, declaration, depths, number_domain, split
+from magicrl.verifiers.maths.phrases import declaration, depths, number_domain, split
 from magicrl.verifiers.maths.relations import whole_numbers
 from magicrl.verifiers.maths.sequences import continued, expanded
 
@@ -100,7 +100,6 @@ def _at(tree: Expr, names: dict[str, Expr], ones: dict[str, int]) -> Expr:
 MAX_ITEMS = 100
 _MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix")
 _SYSTEMS = ("cases", "aligned", "gathered", "rcases", "dcases")
-_TRANSPOSED = (["T"], ["top"], ["t"], ["mathsf", "T"], ["mathrm", "T"], ["intercal"], ["prime"])
 _CONDITION_WORDS = word_set("if for when where")
 _ELSE = (["otherwise"], ["else"], ["if", "otherwise"])
 
@@ -119,16 +118,14 @@ class Reader(Protocol):
 
 def bracketed(tokens: Sequence[Token], levels: list[int], reader: Reader, depth: int) -> Answer | None:
     """A group, a set, a system, a matrix or an item in parentheses; None when no bracket holds it all."""
-    first, last = tokens[0], tokens[-1]
-    if len(tokens) < 2 or first.kind not in ("open", "lbrace", "env") or any(level == 0 for level in levels[1:-1]):
+    first, inside = tokens[0], tokens[1:-1]
+    if len(tokens) < 2 or first.kind not in ("open", "env") or any(level == 0 for level in levels[1:-1]):
         return None
-    inside = tokens[1:-1]
     if first.kind == "env" and (first.text.split()[-1] in _SYSTEMS or _lined_up(inside)):
         return _piecewise(inside, reader, depth) or _system(inside, reader, depth)
     if first.kind == "env":
         return _matrix(first.text.split()[-1], inside, reader, depth)
-    opening = "{" if first.kind == "lbrace" else first.text
-    closing = "{" if last.kind == "rbrace" else last.text
+    opening, closing = first.text, tokens[-1].text
     if not inside:
         return Group(opening, closing, ()) if opening == "{" else None
     if opening == "{" and (built := set_builder(inside, reader, depth)) is not None:
@@ -137,25 +134,15 @@ def bracketed(tokens: Sequence[Token], levels: list[int], reader: Reader, depth:
     if inner_levels is None or opening in ("floor", "ceil", "|"):
         return None
     pieces, separators = split(inside, inner_levels, "sep")
-    if not separators and (opening == closing == "(" or first.kind == "lbrace"):
+    if not separators and opening == closing == "(":
         return reader.part(inside, depth)
     if any(separator not in (",", ";") for separator in separators) or len(pieces) > MAX_ITEMS:
         return None
-    return _members(opening, closing, pieces, reader, depth)
-
-
-def _members(opening: str, closing: str, pieces: list[Sequence[Token]], reader: Reader, depth: int) -> Answer | None:
-    declared = Declared()
-    if opening == "{" and len(pieces) > 1 and (declared := declaration(pieces[-1])):
-        pieces = pieces[:-1]  # {2k pi, k in Z}
     dots = next((at for at, piece in enumerate(pieces) if goes_on(piece)), None)
-    if dots is not None:
-        whole = dotted_list(pieces, dots)
-        items = list(whole.items) if isinstance(whole, Several) else [whole]
-    else:
-        items = [reader.part(piece, depth) for piece in pieces]
-    found = _grouped(opening, closing, items)
-    return Family(found, declared.names, declared.domain) if found is not None and declared else found
+    if dots is None:
+        return _grouped(opening, closing, [reader.part(piece, depth) for piece in pieces])
+    whole = dotted_list(pieces, dots)
+    return _grouped(opening, closing, list(whole.items) if isinstance(whole, Several) else [whole])
 
 
 def set_builder(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | None:
@@ -228,8 +215,6 @@ def _piecewise(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | 
     pieces: list[tuple[Answer, Answer | None]] = []
     for row in _rows(inside):
         cells = [list(cell) for cell in row if cell]
-        if len(cells) == 1:
-            cells = _without_column(cells[0])
         if len(cells) != 2:
             return None
         value, condition = (_without_stop(cell) for cell in cells)
@@ -256,13 +241,6 @@ def _without_stop(cell: list[Token]) -> list[Token]:
     return cell[:-1] if ended else cell
 
 
-def _without_column(cell: list[Token]) -> list[list[Token]]:
-    """``x, \\text{if } x > 0`` in one cell: value and condition."""
-    at = next((at for at, token in enumerate(cell)
-               if token.kind == "word" and token.text.casefold() in ("if", "for", "when", "otherwise")), 0)  # fmt: skip
-    return [cell[:at], cell[at:]] if at else [cell]
-
-
 def _rows(inside: Sequence[Token]) -> list[list[list[Token]]]:
     """The cells of a table, row by row; an empty last row is none."""
     levels = depths(inside)
@@ -282,14 +260,13 @@ def _rows(inside: Sequence[Token]) -> list[list[list[Token]]]:
 
 def _system(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | None:
     """The rows of a system of equations, as a list."""
-    inside = [token for at, token in enumerate(inside) if not _alignment(inside, at)]
-    if inside and inside[-1].kind == "cell" and inside[-1].text == "row":
-        inside = inside[:-1]
-    if any(token.kind == "cell" and token.text == "column" for token in inside):
-        return None
     joined: list[Token] = []
-    for token in inside:
-        if token.kind == "cell":
+    for at, token in enumerate(inside):
+        if token.kind == "cell" and token.text == "column":
+            # where it only lines the rows up it stands beside a relation
+            if not any(beside.kind == "rel" for beside in (*inside[max(0, at - 1) : at], *inside[at + 1 : at + 2])):
+                return None
+        elif token.kind == "cell":
             if joined and joined[-1].kind == "sep":
                 joined.pop()  # a comma before the end of the row
             joined.append(Token("sep", ","))
@@ -301,28 +278,21 @@ def _system(inside: Sequence[Token], reader: Reader, depth: int) -> Answer | Non
 def _matrix(name: str, inside: Sequence[Token], reader: Reader, depth: int) -> Answer | None:
     if name not in _MATRICES or depths(inside) is None:
         return None
-    read_rows: list[tuple[Answer, ...]] = []
-    for row in _rows(inside):
-        cells = [reader.part(cell, depth) for cell in row]
-        if any(cell is None for cell in cells):
-            return None
-        read_rows.append(tuple(cell for cell in cells if cell is not None))
-    return Matrix(tuple(read_rows)) if len({len(row) for row in read_rows}) == 1 else None
+    rows = [tuple(cell for part in row if (cell := reader.part(part, depth)) is not None) for row in _rows(inside)]
+    widths = {len(row) for row in rows} | {len(row) for row in _rows(inside)}
+    return Matrix(tuple(rows)) if len(widths) == 1 else None
 
 
 def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answer | None:
     """A group; plus-minus signs in a tuple stand for several tuples."""
-    read_items = [item for item in items if item is not None]
-    if len(read_items) != len(items):
+    known = [item for item in items if item is not None]
+    if len(known) != len(items):
         return None
     if opening == closing == "{":
-        flat = [part for item in read_items for part in (item.items if isinstance(item, Several) else (item,))]
+        flat = [part for item in known for part in (item.items if isinstance(item, Several) else (item,))]
         return Group("{", "{", tuple(flat))
-    choices = [item.items if isinstance(item, Several) and item.signs else (item,) for item in read_items]
-    count = 1
-    for choice in choices:
-        count *= len(choice)
-    if count > MAX_ITEMS:
+    choices = [item.items if isinstance(item, Several) and item.signs else (item,) for item in known]
+    if prod(map(len, choices)) > MAX_ITEMS:
         return None
     groups = tuple(Group(opening, closing, chosen) for chosen in product(*choices))
     return groups[0] if len(groups) == 1 else Several(groups, signs=True)
@@ -330,15 +300,8 @@ def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answ
 
 def _lined_up(inside: Sequence[Token]) -> bool:
     """Whether every row of a table is a relation: then it is a system and no matrix."""
-    rows = [[token for cell in row for token in cell] for row in _rows(inside)]
-    filled = [row for row in rows if row]
+    filled = [tokens for row in _rows(inside) if (tokens := [token for cell in row for token in cell])]
     return len(filled) > 1 and all(any(token.kind == "rel" for token in row) for row in filled)
-
-
-def _alignment(tokens: Sequence[Token], at: int) -> bool:
-    """Whether a column's mark stands beside a relation, where it only lines the rows up."""
-    beside = [*tokens[max(0, at - 1) : at], *tokens[at + 1 : at + 2]]
-    return tokens[at].kind == "cell" and tokens[at].text == "column" and any(one.kind == "rel" for one in beside)
 
 
 def cycles(tokens: Sequence[Token]) -> Cycles | None:
@@ -367,13 +330,8 @@ def cycles(tokens: Sequence[Token]) -> Cycles | None:
 def transposed(tokens: Sequence[Token], levels: list[int], reader: Reader, depth: int) -> Answer | None:
     r"""``(1,2,3)^T`` as a column, and a matrix with rows and columns exchanged."""
     ends = [at for at, level in enumerate(levels) if level == 0 and (tokens[at].kind, tokens[at].text) == ("op", "^")]
-    if len(ends) != 1 or ends[0] < 2:
-        return None
-    mark = [token.text for token in tokens[ends[0] + 1 :] if token.kind not in ("lbrace", "rbrace")]
-    if mark not in (["T"], ["top"], ["t"], ["mathsf", "T"], ["intercal"], ["prime"]) or tokens[0].kind not in (
-        "open",
-        "env",
-    ):
+    mark = [token.text for token in tokens[ends[0] + 1 :] if token.kind not in ("lbrace", "rbrace")] if ends else []
+    if len(ends) != 1 or mark not in (["T"], ["top"], ["t"], ["mathsf", "T"], ["intercal"], ["prime"]):
         return None
     inner = reader.part(tokens[: ends[0]], depth)
     if isinstance(inner, Matrix):
@@ -388,10 +346,8 @@ def scaled_matrix(tokens: Sequence[Token], levels: list[int], reader: Reader, de
     begin = next((at for at, token in enumerate(tokens) if token.kind == "env" and levels[at] == 0), None)
     if not begin or tokens[-1].kind != "env":
         return None
-    head = list(tokens[:begin])
-    if head[-1].kind == "op" and head[-1].text == "*":
-        head.pop()
-    factor = Expr("num", value=Fraction(-1)) if [token.text for token in head] == ["-"] else parse(head)
+    head = tokens[:begin]
+    factor = number(-1) if [token.text for token in head] == ["-"] else parse(head)
     matrix = reader.part(tokens[begin:], depth)
     if factor is None or not isinstance(matrix, Matrix):
         return None

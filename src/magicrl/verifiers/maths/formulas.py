@@ -1,9 +1,11 @@
-"""Reading formulas: recursive descent over tokens, strict and limited in depth."""
+r"""Reading formulas: recursive descent over tokens, strict and limited in depth.
+
+What the grammar does not know raises `NoFormulaError`; `parse` then gives no tree.
+"""
 
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -12,17 +14,49 @@ from magicrl.verifiers.maths.lexer import ELLIPSES, Token
 from magicrl.verifiers.maths.literals import word_set
 from magicrl.verifiers.maths.sequences import indexed, series
 
+_MAX_DEPTH = 40
+_MAX_CHAIN = 40
+_MAX_DIGITS = 400
+_ACCENTS = word_set(
+    "overrightarrow hat vec bar overline tilde dot ddot widehat widetilde mathcal mathbb mathfrak underline"
+)
+_SAME_ACCENT = {"overline": "bar", "overrightarrow": "vec", "widehat": "hat", "widetilde": "tilde"}
+_EXTREMES = frozenset(("max", "min", "gcd", "lcm"))
+_MARKS = word_set("angle triangle odot")
+_FACTORS = _ACCENTS | _MARKS | _EXTREMES | word_set("frac sqrt cbrt binom exp sum prod")
+"""Commands that a factor begins with."""
+_FUNCTIONS = frozenset("fghO")
+"""Letters that brackets apply to something; any other letter is multiplied by them."""
+_INVERSES = {name: "arc" + name for name in ("sin", "cos", "tan", "cot", "sec", "csc")} | {
+    name: "ar" + name for name in ("sinh", "cosh", "tanh")
+}
+
 
 class NoFormulaError(Exception):
     """The tokens are no formula of the grammar."""
 
 
-class Cursor:
-    """Tokens and the place of the next one, ``at``."""
+def parse(tokens: Sequence[Token]) -> Expr | None:
+    """The formula that the tokens spell from the first to the last, or None."""
+    if not tokens:
+        return None
+    reader = _Reader(tokens)
+    try:
+        tree = reader.sum(0)
+    except NoFormulaError:
+        return None
+    if reader.at != len(reader.tokens):
+        return None
+    return indexed(tree) if tree.holds("series") else tree
+
+
+class _Reader:
+    """The tokens, and the place of the next one, ``at``."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens = tokens
         self.at = 0
+        self._bars = 0
 
     def peek(self, kind: str, text: str | None = None) -> bool:
         if self.at >= len(self.tokens):
@@ -31,10 +65,9 @@ class Cursor:
         return token.kind == kind and (text is None or token.text == text)
 
     def take(self, kind: str, text: str | None = None) -> bool:
-        if self.peek(kind, text):
-            self.at += 1
-            return True
-        return False
+        found = self.peek(kind, text)
+        self.at += found
+        return found
 
     def need(self, kind: str, text: str | None = None) -> None:
         if not self.take(kind, text):
@@ -46,132 +79,283 @@ class Cursor:
         self.at += 1
         return self.tokens[self.at - 1]
 
-
-def chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
-    """``C_n^k`` things chosen and ``A_5^2`` arranged, as some write them; None where it is a power."""
-    top = number(int(subscript)) if subscript.isdigit() else symbol(subscript)
-    if top.op == "num" and script.op == "num" and script.value > top.value:
+    def _operator(self, *marks: str) -> str | None:
+        """The operator that is next, taken, if it is one of these."""
+        if self.at < len(self.tokens) and self.tokens[self.at].kind == "op" and self.tokens[self.at].text in marks:
+            return self.next().text
         return None
-    if letter == "A":
-        if top.op != "num" or script.op != "num":
+
+    # --- sums and products
+
+    def sum(self, depth: int) -> Expr:
+        if depth > _MAX_DEPTH:
+            raise NoFormulaError
+        total = self._signed_term(depth)
+        while sign := self._operator("+", "-", "pm", "mp"):
+            if sign == "+" and self._dots_ahead():
+                total = self._going_on("sum", total, depth)
+                continue
+            term = self._signed_term(depth)
+            if sign in ("pm", "mp"):
+                total = Expr(sign, (total, term))
+            else:  # flat, so that a long sum is no deep tree
+                before = total.args if total.op == "add" else (total,)
+                total = Expr("add", (*before, term if sign == "+" else Expr("neg", (term,))))
+        if self.take("cmd", "choose"):
+            return function("binomial", total, self.sum(depth + 1))
+        return total
+
+    def _dots_ahead(self) -> bool:
+        return self.peek("cmd") and self.tokens[self.at].text in ELLIPSES
+
+    def _going_on(self, kind: str, before: Expr, depth: int) -> Expr:
+        r"""``a_1 + a_2 + \\cdots + a_n``, from the dots on; a product may have no signs."""
+        self.next()
+        if kind == "sum":
+            self.need("op", "+")
+        else:
+            self.take("op", "*")
+        last = self.term(depth) if kind == "sum" else self.factor(depth)
+        shown = before.args if before.op == ("add" if kind == "sum" else "mul") else (before,)
+        return series(kind, shown, last, f"#j{self.at}") or self.fail()
+
+    def _signed_term(self, depth: int) -> Expr:
+        if depth > _MAX_DEPTH:
+            raise NoFormulaError
+        sign = self._operator("+", "-", "pm", "mp")
+        if sign is None:
+            return self.term(depth)
+        term = self._signed_term(depth + 1)
+        return term if sign == "+" else Expr("neg" if sign == "-" else sign, (term,))
+
+    def term(self, depth: int) -> Expr:
+        total = self.factor(depth)
+        divisions = 0
+        while True:
+            if op := self._operator("*", "/"):
+                if op == "*" and self._dots_ahead():
+                    total = self._going_on("prod", total, depth)
+                    continue
+                negative = self.take("op", "-")
+                right = self.factor(depth)
+                right = Expr("neg", (right,)) if negative else right
+                divisions += op == "/"
+                if divisions > _MAX_CHAIN:
+                    raise NoFormulaError
+                total = _times(total, right) if op == "*" else Expr("div", (total, right))
+            elif self._dots_ahead() and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].kind != "op":
+                total = self._going_on("prod", total, depth)
+            elif self.take("cmd", "bmod"):
+                total = function("mod", total, self.factor(depth))
+            elif self.starts_factor():
+                if self.peek("num") and self.tokens[self.at - 1].kind == "num":
+                    total = self._mixed(total)
+                    continue
+                mixed = self._mixed_frac(total) if self.peek("cmd", "frac") else None
+                total = mixed or _times(total, self.factor(depth))
+            else:
+                return total
+
+    def _mixed(self, whole: Expr) -> Expr:
+        """``1 1/2``: a space, then a proper fraction."""
+        if not (whole.op == "num" and whole.value.denominator == 1 and self.tokens[self.at].spaced):
+            raise NoFormulaError
+        top = self.number(self.next().text)
+        self.need("op", "/")
+        if not self.peek("num"):
+            raise NoFormulaError
+        return _mixed_value(whole, top, self.number(self.next().text)) or self.fail()
+
+    def _mixed_frac(self, whole: Expr) -> Expr | None:
+        before = self.tokens[self.at - 1]
+        if not (whole.op == "num" and before.kind == "num" and whole.value.denominator == 1 and not whole.decimals):
             return None
-        return Expr("mul", (function("binomial", top, script), function("factorial", script)))
-    return function("binomial", top, script)
+        start = self.at
+        self.next()
+        top, bottom = self.argument(0), self.argument(0)
+        mixed = _mixed_value(whole, top, bottom)
+        if mixed is None and top.op == bottom.op == "num" and whole.value != 0:
+            raise NoFormulaError  # 1 11/2: a slip of the pen, or a product that nobody writes so
+        if mixed is None:
+            self.at = start
+        return mixed
 
+    def starts_factor(self) -> bool:
+        if self.at >= len(self.tokens):
+            return False
+        token = self.tokens[self.at]
+        if token.kind == "bar":
+            return self._bars == 0
+        if token.kind == "word":
+            return not token.roman and len(token.text) <= 3
+        if token.kind == "cmd":
+            return token.text in _FACTORS
+        return token.kind in ("num", "sym", "fn", "open", "lbrace")
 
-def times(left: Expr, right: Expr) -> Expr:
-    """A product, flat, so that a long one is no deep tree."""
-    return Expr("mul", (*left.args, right) if left.op == "mul" else (left, right))
+    # --- factors and what follows them
 
+    def factor(self, depth: int) -> Expr:
+        base = self.base(depth + 1)
+        start = self.at
+        while self.at < len(self.tokens):
+            if self.at - start > _MAX_CHAIN:
+                raise NoFormulaError
+            if self.take("unit", "degree"):
+                base = Expr("div", (Expr("mul", (base, symbol("pi"))), number(180)))
+            elif mark := self._operator("^", "_", "!", "'"):
+                base = self._postfix(mark, base, depth)
+            else:
+                return base
+        return base
 
-def mixed_value(whole: Expr, top: Expr, bottom: Expr) -> Expr | None:
-    if not (top.op == bottom.op == "num" and 0 < top.value < bottom.value):
-        return None
-    if top.decimals or bottom.decimals or whole.decimals:
-        return None
-    return number(whole.value + top.value / bottom.value)
+    def _postfix(self, mark: str, base: Expr, depth: int) -> Expr:
+        if mark == "!":
+            return function("factorial2" if self.take("op", "!") else "factorial", base)
+        if mark == "'":
+            return self._decorate(base, "'")
+        if mark == "_":
+            return self._decorate(base, "_" + self.script_text())
+        ahead = [token.text for token in self.tokens[self.at : self.at + 3]]
+        if ahead[:1] == ["prime"] or ahead == ["{", "prime", "}"]:
+            self.at += 1 if ahead[0] == "prime" else 3
+            return self._decorate(base, "'")
+        script = self.script(depth)
+        counted = re.fullmatch(r"([CA])_(\d{1,4}|[nm])", base.name) if base.op == "sym" else None
+        if counted and script.op in ("num", "sym"):
+            return _chosen(counted[1], counted[2], script) or Expr("pow", (base, script))
+        return Expr("pow", (base, script))
 
-
-def counted(letter: str, first: Expr, second: Expr) -> Expr:
-    """The number of choices (``C``) or of arrangements in order (``P``, ``A``) of so many things."""
-    choices = function("binomial", first, second)
-    return choices if letter == "C" else Expr("mul", (choices, function("factorial", second)))
-
-
-MAX_DEPTH = 40
-_MAX_DIGITS = 400
-
-ACCENTS = word_set(
-    "overrightarrow hat vec bar overline tilde dot ddot widehat widetilde mathcal mathbb mathfrak underline"
-)
-_SAME_ACCENT = {"overline": "bar", "overrightarrow": "vec", "widehat": "hat", "widetilde": "tilde"}
-EXTREMES = frozenset(("max", "min", "gcd", "lcm"))
-_FUNCTIONS = frozenset("fghO")
-_INVERSES = {name: "arc" + name for name in ("sin", "cos", "tan", "cot", "sec", "csc")} | {
-    name: "ar" + name for name in ("sinh", "cosh", "tanh")
-}
-MARKS = word_set("angle triangle odot")
-
-
-def _turned(angle: Expr) -> Expr:
-    """The complex number of size one at an angle."""
-    return Expr("add", (function("cos", angle), Expr("mul", (symbol("i"), function("sin", angle)))))
-
-
-class Applications(Cursor, ABC):
-    """The part of the grammar that stands between names of functions and the formulas that they are applied to."""
-
-    @abstractmethod
-    def sum(self, depth: int) -> Expr: ...
-
-    @abstractmethod
-    def term(self, depth: int) -> Expr: ...
-
-    @abstractmethod
-    def factor(self, depth: int) -> Expr: ...
-
-    @abstractmethod
-    def base(self, depth: int) -> Expr: ...
-
-    @abstractmethod
-    def script(self, depth: int) -> Expr: ...
-
-    @abstractmethod
-    def script_text(self) -> str: ...
-
-    @abstractmethod
-    def starts_factor(self) -> bool: ...
-
-    def fail(self) -> Expr:
+    def _decorate(self, base: Expr, mark: str) -> Expr:
+        """A subscript or a prime belongs to the symbol, also when its power was written first."""
+        if base.op == "sym" or (base.op == "const" and base.name in ("e", "i")):
+            return Expr("sym", name=base.name + mark)
+        if base.op == "pow":
+            return Expr("pow", (self._decorate(base.args[0], mark), base.args[1]))
         raise NoFormulaError
 
-    def counted_before(self, depth: int) -> Expr:
-        """``{}_{10}C_3`` and ``^nC_2``: of how many things stands before the letter."""
-        if not (self.take("op", "_") or self.take("op", "^")):
-            raise NoFormulaError
-        first = self.script(depth + 1)
-        letter = self.next()
-        if letter.text not in ("C", "P") or not (self.take("op", "_") or self.take("op", "^")):
-            raise NoFormulaError
-        return counted(letter.text, first, self.script(depth + 1))
+    def script(self, depth: int) -> Expr:
+        if self.take("op", "-"):
+            return Expr("neg", (self.script(depth + 1) if depth < _MAX_DEPTH else self.fail(),))
+        if self.peek("num"):
+            return self.number(self.next().text)
+        if self.peek("sym"):
+            return symbol(self.next().text)
+        return self.base(depth + 1)
 
-    def applied(self, token: Token, depth: int) -> Expr | None:
-        """``f(2)`` and ``y'(0)``: a function of its arguments, not a product."""
-        at = self.at
-        while self.peek("op", "'"):
+    def script_text(self) -> str:
+        """A subscript is part of a name: its tokens, whatever they would mean as a formula."""
+        if not self.take("lbrace"):
+            return self.next().text
+        words: list[str] = []
+        open_braces = 1
+        while True:
+            token = self.next()
+            open_braces += (token.kind == "lbrace") - (token.kind == "rbrace")
+            if open_braces == 0:
+                return "".join(words)
+            if token.kind not in ("lbrace", "rbrace"):
+                words.append(token.text)
+
+    def base(self, depth: int) -> Expr:
+        if depth > _MAX_DEPTH:
+            raise NoFormulaError
+        if self.peek("op", "_") or self.peek("op", "^"):
+            return self._counted_before(depth)
+        token = self.next()
+        if token.kind == "num":
+            return self.number(token.text)
+        if token.kind == "sym":
+            if token.text == "Delta" and self.peek("sym"):  # a difference is one name, not a product
+                return symbol("Delta:" + self.next().text)
+            return self._applied(token.text, depth) or symbol(token.text)
+        if token.kind == "word" and not token.roman and len(token.text) <= 3:
+            letters = [Token("sym", letter) for letter in token.text]
+            self.tokens = [*self.tokens[: self.at - 1], *letters, *self.tokens[self.at :]]
+            return symbol(letters[0].text)
+        if token.kind == "lbrace" and self.peek("rbrace") and self.at + 1 < len(self.tokens):
             self.at += 1
-        primes = self.at - at
-        if not primes and token.text == "Gamma" and self.peek("open", "("):
-            arg, *rest = self.listed(depth)
-            if rest:
-                raise NoFormulaError
-            return function("factorial", Expr("add", (arg, number(-1))))
-        if not primes and token.text == "zeta" and self.peek("open", "("):
-            return function("zeta", *self.listed(depth))
-        if not primes and token.text in ("C", "P") and self.peek("open", "("):
-            chosen_of = self._arguments(depth)
-            if chosen_of is not None and len(chosen_of) == 2:
-                return counted(token.text, chosen_of[0], chosen_of[1])
-        if not self.peek("open", "(") or not (primes or token.text in _FUNCTIONS):
-            self.at = at
-            return None
-        return Expr("apply", tuple(self.listed(depth)), token.text + "'" * primes)
-
-    def _arguments(self, depth: int) -> list[Expr] | None:
-        """Several formulas in brackets; None, and nothing taken, where there are none."""
-        at, tokens = self.at, self.tokens
-        try:
-            return self.listed(depth)
-        except NoFormulaError:
-            self.at, self.tokens = at, tokens
-            return None
+            return self._counted_before(depth)
+        if token.kind == "lbrace":
+            inner = self.sum(depth + 1)
+            self.need("rbrace")
+            return inner
+        if token.kind == "open" and token.text != "<":
+            inner = self.sum(depth + 1)
+            self.need("close", token.text)
+            return inner if token.text in "([{" else function({"|": "abs"}.get(token.text, token.text), inner)
+        if token.kind == "bar" and token.text == "|" and self._bars < 8:
+            self._bars += 1
+            inner = self.sum(depth + 1)
+            self.need("bar", "|")
+            self._bars -= 1
+            return function("abs", inner)
+        if token.kind == "fn":
+            return self._function(token.text, depth)
+        if token.kind == "cmd":
+            return self._command(token.text, depth)
+        raise NoFormulaError
 
     def number(self, text: str) -> Expr:
         if len(text) > _MAX_DIGITS:
             raise NoFormulaError
-        return number(Fraction("0" + text if text.startswith(".") else text), len(text.partition(".")[2]))
+        return number(Fraction(text), len(text.partition(".")[2]))
 
-    def command(self, name: str, depth: int) -> Expr:
+    def fail(self) -> Expr:
+        raise NoFormulaError
+
+    # --- what is applied to arguments
+
+    def _counted_before(self, depth: int) -> Expr:
+        """``{}_{10}C_3`` and ``^nC_2``: of how many things stands before the letter."""
+        if self._operator("_", "^") is None:
+            raise NoFormulaError
+        first = self.script(depth + 1)
+        letter = self.next().text
+        if letter not in ("C", "P") or self._operator("_", "^") is None:
+            raise NoFormulaError
+        second = self.script(depth + 1)
+        choices = function("binomial", first, second)
+        return choices if letter == "C" else Expr("mul", (choices, function("factorial", second)))
+
+    def _applied(self, name: str, depth: int) -> Expr | None:
+        """``f(2)`` and ``y'(0)``: a function of its arguments, not a product."""
+        at = self.at
+        while self.take("op", "'"):
+            pass
+        primes = self.at - at
+        known = not primes and name in ("Gamma", "zeta")
+        if not self.peek("open", "(") or not (primes or known or name in _FUNCTIONS):
+            self.at = at
+            return None
+        args = self._listed(depth)
+        if not known:
+            return Expr("apply", tuple(args), name + "'" * primes)
+        if len(args) > 1:
+            raise NoFormulaError
+        shifted = Expr("add", (args[0], number(-1)))
+        return function("zeta", args[0]) if name == "zeta" else function("factorial", shifted)
+
+    def _listed(self, depth: int) -> list[Expr]:
+        """The arguments in brackets, with commas between."""
+        opening = self.next()
+        if opening.kind != "open" or opening.text not in "({":
+            raise NoFormulaError
+        found = [self.sum(depth + 1)]
+        while self.take("sep", ","):
+            found.append(self.sum(depth + 1))
+        self.need("close", opening.text)
+        return found
+
+    def argument(self, depth: int) -> Expr:
+        """An argument of a command: a group, or one character."""
+        if self.peek("num") and "." not in self.tokens[self.at].text:
+            digits = self.next().text
+            if len(digits) > 1:
+                self.tokens = [*self.tokens[: self.at], Token("num", digits[1:]), *self.tokens[self.at :]]
+            return self.number(digits[0])
+        return self.base(depth + 1)
+
+    def _command(self, name: str, depth: int) -> Expr:
         if name == "frac":
             return Expr("div", (self.argument(depth), self.argument(depth)))
         if name in ("sum", "prod"):
@@ -183,15 +367,14 @@ class Applications(Cursor, ABC):
             if self.take("open", "["):
                 root = self.sum(depth + 1)
                 self.need("close", "[")
-            arg = self.base(depth + 1) if self.peek("open", "(") else self.argument(depth)
-            return function("root", arg, root)
-        if name in EXTREMES:
-            return function(name, *self.listed(depth))
+            return function("root", self.argument(depth), root)
+        if name in _EXTREMES:
+            return function(name, *self._listed(depth))
         if name == "angle" and self._phasor():
             degrees = Expr("div", (Expr("mul", (self.number(self.next().text), symbol("pi"))), number(180)))
             self.need("unit", "degree")
             return _turned(degrees)
-        if name in ACCENTS or name in MARKS:
+        if name in _ACCENTS or name in _MARKS:
             content = self.script_text() if self.peek("lbrace") else self.next().text
             return symbol(f"{_SAME_ACCENT.get(name, name)}:{content}")
         raise NoFormulaError
@@ -222,330 +405,62 @@ class Applications(Cursor, ABC):
         place = f"#{letter.text}{depth}"
         return Expr("series", (low, high, put(body, symbol(letter.text), Expr("sym", name=place))), f"{name} {place}")
 
-    def listed(self, depth: int) -> list[Expr]:
-        """The arguments in brackets, with commas between."""
-        opening = self.next()
-        if opening.kind != "open" or opening.text not in "({":
-            raise NoFormulaError
-        found = [self.sum(depth + 1)]
-        while self.take("sep", ","):
-            found.append(self.sum(depth + 1))
-        self.need("close", opening.text)
-        return found
-
-    def argument(self, depth: int) -> Expr:
-        """An argument of a command: a group, or one character."""
-        if self.peek("num") and "." not in self.tokens[self.at].text:
-            digits = self.next().text
-            if len(digits) > 1:
-                left = Token("num", digits[1:])
-                self.tokens = [*self.tokens[: self.at], left, *self.tokens[self.at :]]
-            return self.number(digits[0])
-        return self.base(depth + 1)
-
-    def function(self, name: str, depth: int) -> Expr:
+    def _function(self, name: str, depth: int) -> Expr:
         power: Expr | None = None
         base: Expr | None = None
-        while self.peek("op", "^") or self.peek("op", "_"):
-            if self.next().text == "^":
+        while mark := self._operator("^", "_"):
+            if mark == "^":
                 power = self.script(depth)
-            else:
-                base = self._argument_of_log(depth)
+            else:  # of log_10 x all digits count
+                base = self.number(self.next().text) if self.peek("num") else self.argument(depth)
         arg = self._function_argument(depth)
         if name == "cis":
             return _turned(arg) if power is None and base is None else self.fail()
-        if name in ("log", "lg") and base is not None:
-            applied = function("logb", arg, base)
-        elif base is not None:
+        if base is not None and name not in ("log", "lg"):
             raise NoFormulaError
-        else:
-            applied = function(name, arg)
-        if power is None:
-            return applied
+        applied = function(name, arg) if base is None else function("logb", arg, base)
         if power == Expr("neg", (number(1),)):
-            if name not in _INVERSES:
-                raise NoFormulaError
-            return function(_INVERSES[name], arg)
-        return Expr("pow", (applied, power))
-
-    def _ends_argument(self) -> bool:
-        r"""What is no more part of an argument without brackets: ``\sin x \cos y``, ``\sin x e^{-t}``."""
-        return self.peek("fn") or self.peek("open") or self.peek("bar") or self.peek("sym", "e")
-
-    def _argument_of_log(self, depth: int) -> Expr:
-        if self.peek("num"):
-            return self.number(self.next().text)
-        return self.argument(depth)
+            return function(_INVERSES[name], arg) if name in _INVERSES else self.fail()
+        return applied if power is None else Expr("pow", (applied, power))
 
     def _function_argument(self, depth: int) -> Expr:
-        if self.peek("open", "(") or self.peek("open", "["):
+        if self.peek("open", "(") or self.peek("open", "[") or self.peek("fn"):
             return self.base(depth + 1)
         if self.peek("lbrace"):
             return self.factor(depth + 1)
-        if self.peek("fn"):
-            return self.base(depth + 1)
         total = self.factor(depth + 1)
-        while self.starts_factor() and not self._ends_argument():
+        # without brackets the argument ends where another function or factor begins: \sin x \cos y, \sin x e^{-t}
+        while self.starts_factor() and not (
+            self.tokens[self.at].kind in ("fn", "open", "bar") or self.peek("sym", "e")
+        ):
             total = Expr("mul", (total, self.factor(depth + 1)))
         return total
 
 
-_MAX_CHAIN = 40
-_FACTORS = ACCENTS | MARKS | EXTREMES | word_set("frac sqrt cbrt binom exp sum prod")
-_CLOSERS = {"(": "(", "[": "[", "{": "{", "floor": "floor", "ceil": "ceil", "|": "|"}
+def _turned(angle: Expr) -> Expr:
+    """The complex number of size one at an angle."""
+    return Expr("add", (function("cos", angle), Expr("mul", (symbol("i"), function("sin", angle)))))
 
 
-def parse(tokens: Sequence[Token]) -> Expr | None:
-    """The formula that the tokens spell from the first to the last, or None."""
-    if not tokens:
+def _times(left: Expr, right: Expr) -> Expr:
+    """A product, flat, so that a long one is no deep tree."""
+    return Expr("mul", (*left.args, right) if left.op == "mul" else (left, right))
+
+
+def _mixed_value(whole: Expr, top: Expr, bottom: Expr) -> Expr | None:
+    if not (top.op == bottom.op == "num" and 0 < top.value < bottom.value):
         return None
-    reader = _Reader(tokens)
-    try:
-        tree = reader.sum(0)
-    except NoFormulaError:
+    if top.decimals or bottom.decimals or whole.decimals:
         return None
-    if reader.at != len(reader.tokens):
+    return number(whole.value + top.value / bottom.value)
+
+
+def _chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
+    """``C_n^k`` things chosen and ``A_5^2`` arranged, as some write them; None where it is a power."""
+    top = number(int(subscript)) if subscript.isdigit() else symbol(subscript)
+    if top.op == script.op == "num" and script.value > top.value:
         return None
-    return indexed(tree) if tree.holds("series") else tree
-
-
-class _Reader(Applications):
-    """Recursive descent, depth-limited."""
-
-    def __init__(self, tokens: Sequence[Token]) -> None:
-        super().__init__(tokens)
-        self._bars = 0
-
-    def sum(self, depth: int) -> Expr:
-        if depth > MAX_DEPTH:
-            raise NoFormulaError
-        total = self._signed_term(depth)
-        while self.peek("op") and self.tokens[self.at].text in ("+", "-", "pm", "mp"):
-            sign = self.next().text
-            if sign == "+" and self._dots_ahead():
-                total = self._going_on("sum", total, depth)
-                continue
-            term = self.term(depth) if not self._sign_ahead() else self._signed_term(depth)
-            if sign in ("pm", "mp"):
-                total = Expr(sign, (total, term))
-            else:
-                # flat, so that a long sum is no deep tree
-                before = total.args if total.op == "add" else (total,)
-                total = Expr("add", (*before, term if sign == "+" else Expr("neg", (term,))))
-        if self.take("cmd", "choose"):
-            return function("binomial", total, self.sum(depth + 1))
-        return total
-
-    def _dots_ahead(self) -> bool:
-        return self.peek("cmd") and self.tokens[self.at].text in ELLIPSES
-
-    def _going_on(self, kind: str, before: Expr, depth: int) -> Expr:
-        r"""``a_1 + a_2 + \\cdots + a_n``, from the dots on; a product may have no signs."""
-        self.next()
-        if kind == "sum":
-            self.need("op", "+")
-        else:
-            self.take("op", "*")
-        last = self.term(depth) if kind == "sum" else self.factor(depth)
-        shown = before.args if before.op == ("add" if kind == "sum" else "mul") else (before,)
-        return series(kind, shown, last, f"#j{self.at}") or self.fail()
-
-    def _sign_ahead(self) -> bool:
-        return self.peek("op", "-") or self.peek("op", "+")
-
-    def _signed_term(self, depth: int) -> Expr:
-        if self.peek("op") and self.tokens[self.at].text in ("+", "-", "pm", "mp"):
-            if depth > MAX_DEPTH:
-                raise NoFormulaError
-            sign = self.next().text
-            term = self._signed_term(depth + 1)
-            return {"+": term}.get(sign) or Expr("neg" if sign == "-" else sign, (term,))
-        return self.term(depth)
-
-    def term(self, depth: int) -> Expr:
-        total = self.factor(depth)
-        divisions = 0
-        while True:
-            if self.peek("op") and self.tokens[self.at].text in ("*", "/"):
-                op = self.next().text
-                if op == "*" and self._dots_ahead():
-                    total = self._going_on("prod", total, depth)
-                    continue
-                negative = self.take("op", "-")
-                right = self.factor(depth)
-                right = Expr("neg", (right,)) if negative else right
-                divisions += op == "/"
-                if divisions > _MAX_CHAIN:
-                    raise NoFormulaError
-                total = times(total, right) if op == "*" else Expr("div", (total, right))
-            elif self._dots_ahead() and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].kind != "op":
-                total = self._going_on("prod", total, depth)
-            elif depth > 1 and self.peek("cmd", "pmod"):  # inside a formula it is a remainder, else a class of numbers
-                self.next()
-                total = function("mod", total, self.base(depth + 1))
-            elif self.take("cmd", "bmod"):
-                total = function("mod", total, self.factor(depth))
-            elif self.starts_factor():
-                if self.peek("num") and self.tokens[self.at - 1].kind == "num":
-                    total = self._mixed(total)
-                    continue
-                mixed = self._mixed_frac(total) if self.peek("cmd", "frac") else None
-                total = mixed or times(total, self.factor(depth))
-            else:
-                return total
-
-    def _mixed(self, whole: Expr) -> Expr:
-        """``1 1/2``: a space, then a proper fraction."""
-        if not (whole.op == "num" and whole.value.denominator == 1 and self.tokens[self.at].spaced):
-            raise NoFormulaError
-        top = self.number(self.next().text)
-        self.need("op", "/")
-        if not self.peek("num"):
-            raise NoFormulaError
-        bottom = self.number(self.next().text)
-        return mixed_value(whole, top, bottom) or self.fail()
-
-    def _mixed_frac(self, whole: Expr) -> Expr | None:
-        before = self.tokens[self.at - 1]
-        if not (whole.op == "num" and before.kind == "num" and whole.value.denominator == 1 and not whole.decimals):
-            return None
-        start = self.at
-        self.next()
-        top, bottom = self.argument(0), self.argument(0)
-        mixed = mixed_value(whole, top, bottom)
-        if mixed is None and top.op == bottom.op == "num" and whole.value != 0:
-            raise NoFormulaError  # 1 11/2: a slip of the pen, or a product that nobody writes so
-        if mixed is None:
-            self.at = start
-        return mixed
-
-    def starts_factor(self) -> bool:
-        if self.at >= len(self.tokens):
-            return False
-        token = self.tokens[self.at]
-        if token.kind == "bar":
-            return self._bars == 0
-        if token.kind == "word":
-            return not token.roman and len(token.text) <= 3
-        if token.kind == "cmd":
-            return (
-                token.text in ("frac", "sqrt", "cbrt", "binom", "exp", "sum", "prod")
-                or token.text in ACCENTS | MARKS | EXTREMES
-            )
-        return token.kind in ("num", "sym", "fn", "open", "lbrace")
-
-    def factor(self, depth: int) -> Expr:
-        base = self.base(depth + 1)
-        start = self.at
-        while self.at < len(self.tokens):
-            token = self.tokens[self.at]
-            if self.at - start > _MAX_CHAIN:
-                raise NoFormulaError
-            if token.kind == "unit" and token.text == "degree":
-                self.at += 1
-                base = Expr("div", (Expr("mul", (base, symbol("pi"))), number(180)))
-            elif token.kind != "op" or token.text not in ("^", "_", "!", "'"):
-                return base
-            else:
-                self.at += 1
-                base = self._postfix(token.text, base, depth)
-        return base
-
-    def _postfix(self, mark: str, base: Expr, depth: int) -> Expr:
-        if mark == "!":
-            return function("factorial2" if self.take("op", "!") else "factorial", base)
-        if mark == "'":
-            return self._decorate(base, "'")
-        if mark == "_":
-            return self._decorate(base, "_" + self.script_text())
-        if self.peek("sym", "prime") or self._braced_prime():
-            self.at += 1 if self.peek("sym", "prime") else 3
-            return self._decorate(base, "'")
-        script = self.script(depth)
-        counted = re.fullmatch(r"([CA])_(\d{1,4}|[nm])", base.name) if base.op == "sym" else None
-        if counted and script.op in ("num", "sym"):
-            return chosen(counted[1], counted[2], script) or Expr("pow", (base, script))
-        return Expr("pow", (base, script))
-
-    def _braced_prime(self) -> bool:
-        ahead = self.tokens[self.at : self.at + 3]
-        return [t.text for t in ahead] == ["{", "prime", "}"]
-
-    def _decorate(self, base: Expr, mark: str) -> Expr:
-        """A subscript or a prime belongs to the symbol, also when its power was written first."""
-        if base.op == "sym":
-            return symbol(base.name + mark) if base.name + mark else base
-        if base.op == "const" and base.name in ("e", "i"):
-            return Expr("sym", name=base.name + mark)
-        if base.op == "pow":
-            return Expr("pow", (self._decorate(base.args[0], mark), base.args[1]))
-        raise NoFormulaError
-
-    def script(self, depth: int) -> Expr:
-        if self.peek("lbrace") or self.peek("open", "("):
-            return self.base(depth + 1)
-        if self.take("op", "-"):
-            return Expr("neg", (self.script(depth + 1) if depth < MAX_DEPTH else self.fail(),))
-        token = self.next()
-        if token.kind == "num":
-            return self.number(token.text)
-        if token.kind == "sym":
-            return symbol(token.text)
-        self.at -= 1
-        return self.base(depth + 1)
-
-    def script_text(self) -> str:
-        """A subscript is part of a name: its tokens, whatever they would mean as a formula."""
-        if not self.take("lbrace"):
-            return self.next().text
-        words: list[str] = []
-        open_braces = 1
-        while True:
-            token = self.next()
-            open_braces += (token.kind == "lbrace") - (token.kind == "rbrace")
-            if open_braces == 0:
-                return "".join(words)
-            if token.kind not in ("lbrace", "rbrace"):
-                words.append(token.text)
-
-    def base(self, depth: int) -> Expr:
-        if depth > MAX_DEPTH:
-            raise NoFormulaError
-        if self.peek("op", "_") or self.peek("op", "^"):
-            return self.counted_before(depth)
-        token = self.next()
-        if token.kind == "num":
-            return self.number(token.text)
-        if token.kind == "sym":
-            applied = self.applied(token, depth)
-            if applied is not None:
-                return applied
-            if token.text == "Delta" and self.peek("sym"):  # a difference is one name, not a product
-                return symbol("Delta:" + self.next().text)
-            return symbol(token.text)
-        if token.kind == "word" and not token.roman and len(token.text) <= 3:
-            letters = [Token("sym", letter) for letter in token.text]
-            self.tokens = [*self.tokens[: self.at - 1], *letters, *self.tokens[self.at :]]
-            return symbol(letters[0].text)
-        if token.kind == "lbrace" and self.peek("rbrace") and self.at + 1 < len(self.tokens):
-            self.at += 1
-            return self.counted_before(depth)
-        if token.kind == "lbrace":
-            inner = self.sum(depth + 1)
-            self.need("rbrace")
-            return inner
-        if token.kind == "open" and token.text in _CLOSERS:
-            inner = self.sum(depth + 1)
-            self.need("close", _CLOSERS[token.text])
-            return inner if token.text in "([{" else function({"|": "abs"}.get(token.text, token.text), inner)
-        if token.kind == "bar" and token.text == "|" and self._bars < 8:
-            self._bars += 1
-            inner = self.sum(depth + 1)
-            self.need("bar", "|")
-            self._bars -= 1
-            return function("abs", inner)
-        if token.kind == "fn":
-            return self.function(token.text, depth)
-        if token.kind == "cmd":
-            return self.command(token.text, depth)
-        raise NoFormulaError
+    choices = function("binomial", top, script)
+    if letter == "C":
+        return choices
+    return Expr("mul", (choices, function("factorial", script))) if top.op == script.op == "num" else None

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from types import FrameType
 from typing import Any
 
@@ -92,17 +93,13 @@ _EXACT_TOLERANCE = 1e-30
 _FLOAT_TOLERANCE = 1e-5
 
 
-def reset_randomness() -> None:
-    """Sympy probes some identities at random points; the same points for every item."""
-    seed_sympy(0)
-
-
 def parse_formula(latex: str) -> list[Any]:
     """The expressions that Math-Verify reads in ``latex``, which is taken as one answer; empty when it reads none.
 
     The box around it keeps Math-Verify from picking a part or altering it (RECIPE section 8, step 4).
     """
-    return _parse(f"\\boxed{{{latex}}}")
+    found = math_verify.parse(f"\\boxed{{{latex}}}", extraction_config=_WHOLE, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+    return [item for item in found if not isinstance(item, str)]
 
 
 def parse_prose(text: str) -> tuple[list[Any], str | None]:
@@ -110,11 +107,6 @@ def parse_prose(text: str) -> tuple[list[Any], str | None]:
     found = math_verify.parse(_BLANKS.sub(" ", text), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     source = next((item for item in found if isinstance(item, str)), None)
     return [item for item in found if not isinstance(item, str)], source
-
-
-def _parse(text: str) -> list[Any]:
-    found = math_verify.parse(text, extraction_config=_WHOLE, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    return [item for item in found if not isinstance(item, str)]
 
 
 def evaluates(parsed: list[Any]) -> bool:
@@ -180,25 +172,20 @@ _DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
 _DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
 _MOST_WORDS = 3
 """In a sentence Math-Verify reads one formula of several."""
-_BOUNDED = frozenset(("sum", "prod", "int", "lim"))
 _SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
 
 
 def same_structure(gold: str, answer: str) -> bool | None:
     """Whether two answers in canonical notation say the same; None when one was not read or nothing was decided."""
-    if gold == answer:
-        return None
-    verdict: bool | None = None
-    undecided = False
+    verdicts: list[bool | None] = []
     for left in readings(gold, trusted=True):
         for right in readings(answer, trusted=False):
-            verdict = compare(left, right)
-            if verdict is True:
+            verdicts.append(compare(left, right))
+            if verdicts[-1] is True:
                 return True
-            undecided = undecided or verdict is None
-    if verdict is None or undecided:
-        return True if _decimal_comma(gold, answer) else None
-    return _decimal_comma(gold, answer)
+    if _decimal_comma(gold, answer):
+        return True
+    return None if not verdicts or None in verdicts else False
 
 
 def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
@@ -261,15 +248,10 @@ def compare(gold: Answer, answer: Answer) -> bool | None:
         return True
     if names_of(gold) == names_of(answer):
         return verdict
-    gold, answer = _without_constants(gold), _without_constants(answer)
-    return True if same_constants(gold, answer, same) else verdict
-
-
-def _without_constants(answer: Answer) -> Answer:
-    """A function whose letters are declared to be any numbers: ``f(x) = cx for some constant c``."""
-    if not isinstance(answer, Family) or answer.domain not in ("", "R", "C"):
-        return answer
-    return answer.answer if arguments_of(answer.answer) else answer
+    # f(x) = cx for some constant c: the letters of a function may be declared to be any numbers
+    bare = [one.answer if isinstance(one, Family) and one.domain in ("", "R", "C") and arguments_of(one.answer) else one
+            for one in (gold, answer)]  # fmt: skip
+    return True if same_constants(bare[0], bare[1], same) else verdict
 
 
 def same_list(gold: str, boxes: str, count: int) -> bool:
@@ -294,27 +276,19 @@ def engine_may_judge(gold: str, answer: str) -> bool:
     It drops words, bases and ellipses, forgets how often an item stands in a list and in which order: words,
     brackets, separators and relations must be the same on both sides, and the rest must be there at all.
     """
-    if _formula(gold, trusted=True) and _formula(answer, trusted=False):
+    sides = ((gold, True), (answer, False))
+    if all(any(isinstance(one, Quantity) for one in readings(text, trusted=trusted)) for text, trusted in sides):
         return False  # undecided here: Math-Verify would compare roundings
     left, right = tokens_of(gold), tokens_of(answer)
-    if left is None or right is None:
-        return False
-    if any(_unreadable(tokens) for tokens in (left, right)) or len(_words(left)) > _MOST_WORDS:
+    if left is None or right is None or _unreadable(left) or _unreadable(right) or len(_words(left)) > _MOST_WORDS:
         return False
     return _words(left) == _words(right) and _shape(left) == _shape(right)
 
 
-def _formula(text: str, *, trusted: bool) -> bool:
-    return any(isinstance(one, Quantity) for one in readings(text, trusted=trusted))
-
-
 def _unreadable(tokens: list[Token]) -> bool:
-    for position, token in enumerate(tokens):
-        if token.kind == "cmd" and (token.text in ELLIPSES or token.text in "?…"):
-            return True
-        if token.kind == "op" and token.text == "_" and position and tokens[position - 1].kind in ("num", "close"):
-            return True
-    return False
+    dots = any(token.kind == "cmd" and (token.text in ELLIPSES or token.text in "?…") for token in tokens)
+    subscripts = (before for before, token in pairwise(tokens) if (token.kind, token.text) == ("op", "_"))
+    return dots or any(before.kind in ("num", "close") for before in subscripts)  # a base
 
 
 def _words(tokens: list[Token]) -> list[str]:
@@ -328,27 +302,8 @@ def _words(tokens: list[Token]) -> list[str]:
 
 def _shape(tokens: list[Token]) -> list[str]:
     """Brackets, separators and relations in order, where there are any separators or relations."""
-    marks = [f"{token.kind} {token.text}" for token in _without_bounds(tokens) if token.kind in _SHAPE]
+    marks = [f"{token.kind} {token.text}" for token in tokens if token.kind in _SHAPE]
     return marks if any(not mark.startswith(("open", "close")) for mark in marks) else []
-
-
-def _without_bounds(tokens: list[Token]) -> Iterator[Token]:
-    r"""All but the bounds of a sum, a product, an integral or a limit: ``k=1`` there is no relation."""
-    depth = skip_at = 0
-    bounded = False
-    for position, token in enumerate(tokens):
-        bounded = bounded or (token.kind == "cmd" and token.text in _BOUNDED)
-        if token.kind == "lbrace":
-            depth += 1
-            before = tokens[position - 1] if position else token
-            if bounded and not skip_at and before.kind == "op" and before.text in "_^":
-                skip_at = depth
-        if not skip_at:
-            yield token
-        if token.kind == "rbrace":
-            if skip_at == depth:
-                skip_at = 0
-            depth -= 1
 
 
 Step = Callable[[str, str], bool | None]
@@ -552,7 +507,7 @@ class MathsVerifier:
     def _by_engine(self, pairs: list[tuple[str, str]], answer: _Answer) -> Verdict:
         """Step 4: Math-Verify on what the steps before left open."""
         spelled = canonical(answer.text)
-        reset_randomness()
+        seed_sympy(0)  # sympy probes some identities at random points: the same ones for every item
         self._progress("gold")
         parsed = {gold: self._parse_gold(gold) for gold, _ in pairs}
         if not any(parsed[gold] or (gold not in self._exhausting and has_shape(text)) for gold, text in pairs):

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from magicrl.verifiers.maths.answers import (
+    ALL_REALS,
+    MINUS_INFINITY,
+    PLUS_INFINITY,
     Answer,
     Based,
     Clock,
@@ -19,7 +22,6 @@ from magicrl.verifiers.maths.answers import (
     Span,
     Text,
     number,
-    symbol,
 )
 from magicrl.verifiers.maths.lexer import ELLIPSES, Token
 from magicrl.verifiers.maths.literals import counts_one, word_number, word_set
@@ -120,9 +122,7 @@ def _clause(clause: Sequence[Token]) -> Declared:
         return Declared()
     sets = [t.text for t in clause if t.kind == "sym" and t.text in _SETS]
     said = {_DOMAIN_WORDS[word] for word in words if word in _DOMAIN_WORDS} | set(sets)
-    half = {"positive", "negative", "nonnegative", "non-negative", "natural"} & set(words)
-    domain = "N" if said == {"Z"} and half else said.pop() if len(said) == 1 else ""
-    return Declared(frozenset(names), domain)
+    return Declared(frozenset(names), said.pop() if len(said) == 1 else "")
 
 
 def declaration(tokens: Sequence[Token]) -> Declared:
@@ -235,19 +235,6 @@ def out_of(tokens: Sequence[Token]) -> Sequence[Token]:
     return tokens
 
 
-def conditions_apart(tokens: Sequence[Token]) -> Sequence[Token]:
-    r"""``2^n where n \ge 0`` as ``2^n, n \ge 0``."""
-    found: list[Token] = []
-    for at, token in enumerate(tokens):
-        ahead = tokens[at + 1 : at + 3]
-        bounded = [one.kind for one in ahead] == ["sym", "rel"] and ahead[1].text in ("<", "<=", ">", ">=", "!=")
-        if found and bounded and token.kind == "word" and token.text.casefold() in ("where", "with"):
-            found += [] if found[-1].kind == "sep" else [Token("sep", ",")]
-        else:
-            found.append(token)
-    return found
-
-
 _LABELS = ("abcdefgh", "12345678", ("i", "ii", "iii", "iv", "v", "vi"))
 
 
@@ -276,7 +263,6 @@ def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[tuple
     return found if apart else []
 
 
-_MINUS_INFINITY = Expr("neg", (symbol("inf"),))
 _HALVES = {
     "^+": (1, False), "_+": (1, False), "_>0": (1, False), "^+_0": (1, True), "_0^+": (1, True), "_>=0": (1, True),
     "^-": (-1, False), "_-": (-1, False), "_<0": (-1, False), "_<=0": (-1, True), "^*": (0, False),
@@ -285,36 +271,40 @@ _HALVES = {
     "positive": (1, False), "negative": (-1, False), "nonnegative": (1, True), "nonpositive": (-1, True),
 }  # fmt: skip
 """Parts of the reals or the integers: their sign, and whether nought is in them."""
-_LETTERS = {"R": "R", "Z": "Z", "N": "N", "Q": "Q", "C": "C"}
 _KINDS = {
     "real": "R", "reals": "R", "integer": "Z", "integers": "Z", "natural": "N", "naturals": "N", "rational": "Q",
     "rationals": "Q", "irrational": "irrational", "complex": "C", "whole": "N0", "prime": "prime", "primes": "prime",
 }  # fmt: skip
 _QUANTIFIERS = word_set("all any every each the set of a an arbitrary entire line")
 _PLURALS = word_set("numbers number reals integers integer naturals rationals primes values value line")
-_OF_MULTIPLES = word_set("integers integer numbers that are which is")
 _EMPTY = re.compile(
     r"(?:(?:there (?:is|are|exists?|exist) |(?:the |this )?(?:equation |system |problem |inequality )?(?:has |have ))?"
     r"(?:no|zero) (?:real |such |valid |possible )*"
     r"(?:solutions?|roots?|answers?|values?|numbers?|functions?|intersections?)"
     r"(?: (?:exists?|possible))?(?: of [a-z])?|(?:the )?empty set|(?:the )?null set|none exists?)"
 )
-_NO_SUCH = re.compile(r"(?:there (?:is|are|exists?) )?no such [a-z]+(?: [a-z])?(?: exists?)?")
-_MISSING = re.compile(
-    r"(?:(?:the )?[a-z]+ )?(?:does not|do not|doesn't|doesnt|don't) exist|dne|nonexistent|non-existent|"
-    r"(?:(?:it|the [a-z]+) is )?(?:undefined|not defined)"
-)
 _LIMIT = r"(?:(?:the|this) )?(?:(?:series|integral|sequence|limit|sum|it) )?"
-_STATES = (
-    (re.compile(rf"{_LIMIT}(?:diverges|is divergent|divergent)"), "diverges"),
-    (re.compile(rf"{_LIMIT}(?:converges|is convergent|convergent)"), "converges"),
-    (re.compile(r"(?:the |this )?(?:(?:statement|claim|assertion|proposition) is |it is )?(true|false)"), r"\1"),
+_STATES = tuple(
+    (re.compile(pattern), meaning)
+    for pattern, meaning in (
+        (r"(?:there (?:is|are|exists?) )?no such [a-z]+(?: [a-z])?(?: exists?)?", "does not exist"),
+        (
+            r"(?:(?:the )?[a-z]+ )?(?:does not|do not|doesn't|doesnt|don't) exist|dne|nonexistent|non-existent|"
+            r"(?:(?:it|the [a-z]+) is )?(?:undefined|not defined)",
+            "does not exist",
+        ),
+        (
+            r"(?:there (?:are|exist) |(?:it |the (?:equation|system) )?has )?"
+            r"(?:infinitely many|an infinite number(?: of)?|infinite)"
+            r"(?: (?:solutions?|values?|answers?|points|numbers|pairs|triples|roots))?",
+            "infinitely many",
+        ),
+        (rf"{_LIMIT}(?:diverges|is divergent|divergent)", "diverges"),
+        (rf"{_LIMIT}(?:converges|is convergent|convergent)", "converges"),
+        (r"(?:the |this )?(?:(?:statement|claim|assertion|proposition) is |it is )?(true|false)", r"\1"),
+    )
 )
-_ENDLESS = re.compile(
-    r"(?:there (?:are|exist) |(?:it |the (?:equation|system) )?has )?"
-    r"(?:infinitely many|an infinite number(?: of)?|infinite)"
-    r"(?: (?:solutions?|values?|answers?|points|numbers|pairs|triples|roots))?"
-)
+"""Phrases by what they mean."""
 _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",
@@ -325,13 +315,10 @@ _DAY_WORDS = word_set("of the st nd rd th on")
 def number_domain(tokens: Sequence[Token]) -> Answer | None:
     r"""``\mathbb{R}``, ``all real numbers``, ``positive integers``, ``\mathbb{Z}_{>0}``, ``even integers``."""
     texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
-    if len(texts) >= 2 and texts[0] in ("mathbb", "mathbf") and texts[1] in _LETTERS:
-        return _part(_LETTERS[texts[1]], "".join(texts[2:]))
+    if len(texts) >= 2 and texts[0] in ("mathbb", "mathbf") and texts[1] in _SETS:
+        return _part(texts[1], "".join(texts[2:]))
     if texts == ["emptyset"]:
         return RealSet(())
-    roman = len(tokens) == 1 and tokens[0].roman and tokens[0].kind in ("sym", "word")
-    if roman and texts[0] in ("R", "Z", "Q", "N"):
-        return _part(_LETTERS[texts[0]], "")
     if (step := _multiples(tokens)) is not None:
         return _stepped(step, 0)
     if tokens[0].kind == "word" and all(token.kind in ("word", "sym", "op") for token in tokens):
@@ -341,19 +328,14 @@ def number_domain(tokens: Sequence[Token]) -> Answer | None:
 
 def _part(kind: str, half: str) -> Answer | None:
     if not half:
-        return RealSet((Span(_MINUS_INFINITY, False, symbol("inf"), False),)) if kind == "R" else Domain(kind)
+        return ALL_REALS if kind == "R" else Domain(kind)
     if half not in _HALVES:
         return None
     sign, nought = _HALVES[half]
-    if kind == "N" and half in ("^+", "_+", "^*"):
-        return Domain("Z+")
-    if kind == "R" and sign:
-        zero = number(0)
-        span = (zero, nought, symbol("inf"), False) if sign > 0 else (_MINUS_INFINITY, False, zero, nought)
-        return RealSet((Span(*span),))
     if kind == "R":
         zero = number(0)
-        return RealSet((Span(_MINUS_INFINITY, False, zero, False), Span(zero, False, symbol("inf"), False)))
+        below, above = Span(MINUS_INFINITY, False, zero, nought), Span(zero, nought, PLUS_INFINITY, False)
+        return RealSet({1: (above,), -1: (below,), 0: (below, above)}[sign])
     return Domain(kind + {1: "+", -1: "-", 0: "*"}[sign] + ("0" if nought else ""))
 
 
@@ -379,14 +361,11 @@ def _in_words(low: list[str]) -> Answer | None:
 def _multiples(tokens: Sequence[Token]) -> int | None:
     """``all n divisible by 3``, ``multiples of 3``."""
     low = [token.text.casefold() for token in tokens]
-    if len(low) < 3 or tokens[-1].kind != "num" or not low[-1].isdigit() or len(low[-1]) > 9:
-        return None
-    before = [word for token, word in zip(tokens[:-3], low, strict=False) if token.kind != "sym"]
     if low[-3:-1] not in (["divisible", "by"], ["multiples", "of"], ["multiple", "of"]):
         return None
-    return (
-        int(low[-1]) if set(before) <= _QUANTIFIERS | word_set("integers integer numbers that are which is") else None
-    )
+    before = {word for token, word in zip(tokens[:-3], low, strict=False) if token.kind != "sym"}
+    said = before <= _QUANTIFIERS | word_set("integers integer numbers that are which is")
+    return int(low[-1]) if said and low[-1].isdigit() and len(low[-1]) < 10 else None
 
 
 def _stepped(step: int, start: int) -> Family:
@@ -397,21 +376,15 @@ def _stepped(step: int, start: int) -> Family:
 
 def closed_phrase(tokens: Sequence[Token]) -> Answer | None:
     """A phrase of a fixed meaning, written in one of several ways."""
-    if tokens[0].kind not in ("word", "sym") or len(tokens) > 12:
-        return None
-    if any(token.kind not in ("word", "sym") for token in tokens):
+    if len(tokens) > 12 or any(token.kind not in ("word", "sym") for token in tokens):
         return None
     said = " ".join(token.text.casefold().strip(".,") for token in tokens).strip()
     if _EMPTY.fullmatch(said):
         return RealSet(())
-    if _ENDLESS.fullmatch(said):
-        return Text(("infinitely", "many"))
-    if _NO_SUCH.fullmatch(said) or _MISSING.fullmatch(said):
-        return Text(("does", "not", "exist"))
     for pattern, meaning in _STATES:
         match = pattern.fullmatch(said)
         if match is not None:
-            return Text((match.expand(meaning),))
+            return Text(tuple(match.expand(meaning).split()))
     return None
 
 
@@ -420,19 +393,13 @@ def date_of(tokens: Sequence[Token]) -> Text | None:
     words = [token.text.casefold().strip(".,") for token in tokens if token.kind == "word"]
     months = [month for word in words if len(word) > 2 for month in _MONTHS if _month(word, month)]
     days = [token.text.lstrip("0") for token in tokens if token.kind == "num"]
-    kinds = {token.kind for token in tokens} - {"word", "num", "lbrace", "rbrace"}
     if len(months) != 1 or not 1 <= len(days) <= 2 or not all(day.isdigit() for day in days):
         return None
-    if any(token.text not in ("^", ",", ".") for token in tokens if token.kind in kinds):
+    if any(token.kind not in ("word", "num", "lbrace", "rbrace") and token.text not in "^,." for token in tokens):
         return None
     others = [word for word in words if word not in _DAY_WORDS and not _month(word, months[0])]
     days = sorted(days, key=int)
     return None if others or int(days[0]) > 31 else Text((months[0], *days))
-
-
-def is_month(word: str) -> bool:
-    """Whether a word is a month's name, or short for one."""
-    return any(_month(word.casefold(), month) for month in _MONTHS)
 
 
 def _month(word: str, month: str) -> bool:
@@ -491,9 +458,6 @@ def in_symbols(tokens: Sequence[Token]) -> list[Token]:
         elif low[:1] in (("negative",), ("minus",)) and at + 1 < len(tokens) and _signed(tokens[at + 1]):
             found.append(Token("op", "-", True))
             at += 1
-        elif low[0] == "infinity" and found and found[-1].text == "-":
-            found.append(Token("sym", "inf", True))
-            at += 1
         else:
             found.append(tokens[at])
             at += 1
@@ -528,14 +492,7 @@ _THINGS = word_set(
 
 
 def counted(tokens: Sequence[Token]) -> Sequence[Token]:
-    """What "there are 5 solutions" counts, without the words before it."""
-    low = [token.text.casefold() for token in tokens]
-    if len(tokens) > 1 and low[0] in ("the", "a", "an") and tokens[1].kind == "num":
-        return tokens[1:]  # the 12th, a 30% chance
-    if (
-        len(tokens) > 2
-        and low[:2] in (["there", "is"], ["there", "are"], ["there", "exist"])
-        and tokens[2].kind == "num"
-    ):
-        return tokens[2:]
-    return tokens
+    """``5 solutions`` of "there are 5 solutions", ``12th`` of "the 12th"."""
+    low = [token.text.casefold() for token in tokens[:2]]
+    start = 1 if low[:1] in (["the"], ["a"], ["an"]) else 2 if low in (["there", "is"], ["there", "are"]) else 0
+    return tokens[start:] if start and len(tokens) > start and tokens[start].kind == "num" else tokens

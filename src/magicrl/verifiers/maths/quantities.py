@@ -7,9 +7,12 @@ agree in their last word. The units are data, in `units.toml`.
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
+from importlib.resources import files
 from itertools import pairwise
 from types import MappingProxyType
 
@@ -31,98 +34,27 @@ from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.literals import SCALES, leading_number, word_number, word_set
 from magicrl.verifiers.maths.phrases import depths
 
-_PREFIXES = {
-    "k": 3, "c": -2, "m": -3, "d": -1, "M": 6, "G": 9, "T": 12, "h": 2, "mu": -6, "n": -9, "p": -12, "f": -15
-}  # fmt: skip
-_PREFIX_WORDS = {
-    "kilo": 3, "centi": -2, "milli": -3, "deci": -1, "deca": 1, "hecto": 2, "mega": 6, "giga": 9, "tera": 12,
-    "micro": -6, "nano": -9, "pico": -12, "femto": -15,
-}  # fmt: skip
 
-
-def _table() -> dict[str, tuple[dict[str, int], Fraction]]:
-    """Every unit's name: its dimension and its factor."""
-    one = Fraction(1)
-    table: dict[str, tuple[dict[str, int], Fraction]] = {}
-
-    def add(names: str, dimension: dict[str, int], factor: Fraction | int | str) -> None:
-        for name in names.split():
-            table[name] = (dimension, Fraction(factor))
-
-    def metric(letters: str, names: str, dimension: dict[str, int], factor: Fraction | int | str) -> None:
-        add(f"{letters} {names}", dimension, factor)
-        for prefix, power in _PREFIXES.items():
-            for letter in letters.split():
-                table.setdefault(prefix + letter, (dimension, Fraction(factor) * Fraction(10) ** power))
-        for prefix, power in _PREFIX_WORDS.items():
-            for name in names.split():
-                table[prefix + name] = (dimension, Fraction(factor) * Fraction(10) ** power)
-
-    length, mass, time = {"L": 1}, {"M": 1}, {"T": 1}
-    add("min minute minutes mins", time, 60)
-    add("hr hrs hour hours", time, 3600)
-    add("day days", time, 86400)
-    add("week weeks wk wks", time, 7 * 86400)
-    add("year years yr yrs", {"Y": 1}, 1)  # months and years have no fixed number of days
-    add("month months", {"Y": 1}, Fraction(1, 12))
-    metric("m", "meter meters metre metres", length, 1)
-    metric("g", "gram grams gm gms", mass, Fraction(1, 1000))
-    add("kilo kilos kgs", mass, 1)
-    add("angstrom angstroms AA", length, Fraction(1, 10**10))
-    metric("s", "second seconds sec secs", time, 1)
-    add("h", time, 3600)
-    add("inch inches in", length, "0.0254")
-    add("foot feet ft", length, "0.3048")
-    add("yard yards yd yds", length, "0.9144")
-    add("mile miles mi", length, "1609.344")
-    add("pound pounds lb lbs", mass, "0.45359237")
-    add("ounce ounces oz", mass, "0.028349523125")
-    add("ton tons tonne tonnes", {"ton": 1}, 1)  # several tons exist
-    metric("L l", "liter liters litre litres", {"L": 3}, Fraction(1, 1000))
-    add("gallon gallons gal quart quarts pint pints cup cups", {"gallon": 1}, 1)
-    table.update({"quart": ({"gallon": 1}, Fraction(1, 4)), "quarts": ({"gallon": 1}, Fraction(1, 4))})
-    table.update({"pint": ({"gallon": 1}, Fraction(1, 8)), "pints": ({"gallon": 1}, Fraction(1, 8))})
-    table.update({"cup": ({"cup": 1}, one), "cups": ({"cup": 1}, one)})
-    add("acre acres", {"acre": 1}, 1)
-    add("hectare hectares ha", {"L": 2}, 10000)
-    add("mph", {"L": 1, "T": -1}, Fraction("1609.344") / 3600)
-    add("kmh kph kmph", {"L": 1, "T": -1}, Fraction(1000, 3600))
-    metric("N", "newton newtons", {"M": 1, "L": 1, "T": -2}, 1)
-    metric("J", "joule joules", {"M": 1, "L": 2, "T": -2}, 1)
-    metric("W", "watt watts", {"M": 1, "L": 2, "T": -3}, 1)
-    metric("Pa", "pascal pascals", {"M": 1, "L": -1, "T": -2}, 1)
-    metric("Hz", "hertz", {"T": -1}, 1)
-    metric("A", "ampere amperes amp amps", {"I": 1}, 1)
-    metric("C", "coulomb coulombs", {"I": 1, "T": 1}, 1)
-    metric("V", "volt volts", {"M": 1, "L": 2, "T": -3, "I": -1}, 1)
-    metric("F", "farad farads", {"M": -1, "L": -2, "T": 4, "I": 2}, 1)
-    metric("eV", "electronvolt electronvolts", {"eV": 1}, 1)
-    metric("Omega", "ohm ohms", {"M": 1, "L": 2, "T": -3, "I": -2}, 1)
-    add("Nm", {"M": 1, "L": 2, "T": -2}, 1)
-    for prefix, watts in (("", 1), ("k", 10**3), ("M", 10**6)):
-        add(f"{prefix}Wh", {"M": 1, "L": 2, "T": -2}, 3600 * watts)
-    add("K kelvin kelvins", {"K": 1}, 1)
-    metric("mol", "mole moles", {"mol": 1}, 1)
-    add("M molar", {"mol": 1, "L": -3}, 1000)
-    add("mM", {"mol": 1, "L": -3}, 1)
-    add("cc ccs", {"L": 3}, Fraction(1, 10**6))
-    add("atm atms", {"atm": 1}, 1)
-    add("cal cals calorie calories", {"cal": 1}, 1)
-    add("kcal kcals", {"cal": 1}, 1000)
-    add("$ dollar dollars usd bucks", {"dollar": 1}, 1)
-    add("¢ cent cents", {"dollar": 1}, Fraction(1, 100))
-    add("€ euro euros eur", {"euro": 1}, 1)
-    add("£ gbp", {"pound": 1}, 1)
-    add("¥ yuan yen rmb", {"yuan": 1}, 1)
-    add("₹ rupee rupees rs", {"rupee": 1}, 1)
-    add("rad rads radian radians", {}, 1)
-    for prefix in ("k", "h"):
-        table.pop(prefix + "h", None)
-    table.pop("cup's", None)
+def _load() -> dict[str, Unit]:
+    """Every unit by its name."""
+    data = tomllib.loads(files("magicrl.verifiers.maths").joinpath("units.toml").read_text(encoding="utf-8"))
+    table: dict[str, Unit] = {}
+    for row in data["unit"]:
+        powers = (re.fullmatch(r"([A-Za-z]+)(-?\d*)", part) for part in row["dimension"].split())
+        dimension = tuple(sorted((part[1], int(part[2] or 1)) for part in powers if part is not None))
+        size, letters, names = Fraction(row["size"]), row.get("letters", "").split(), row["names"].split()
+        table |= dict.fromkeys((*letters, *names), Unit("unit", dimension, size))
+        if row.get("metric"):
+            for prefix, power in data["prefixes"]["letters"].items():
+                for letter in letters:
+                    table.setdefault(prefix + letter, Unit("unit", dimension, size * Fraction(10) ** power))
+            for prefix, power in data["prefixes"]["names"].items():
+                unit = Unit("unit", dimension, size * Fraction(10) ** power)
+                table |= dict.fromkeys((prefix + name for name in names), unit)
     return table
 
 
-UNITS = MappingProxyType(_table())
+UNITS = MappingProxyType(_load())
 _PERCENT = frozenset(("percent", "percentage", "pct", "%"))
 _DEGREES = frozenset(("degree", "degrees", "deg"))
 _ORDINALS = frozenset(("st", "nd", "rd", "th"))
@@ -207,9 +139,9 @@ def _known(words: list[str]) -> Unit | None:
             return None
         after, at = _exponent(words, at)
         exponent = sign * power * after
-        for name, count in entry[0].items():
+        for name, count in entry.dimension:
             dimension[name] = dimension.get(name, 0) + count * exponent
-        factor *= entry[1] ** exponent
+        factor *= entry.factor**exponent
         if len(words) == 1 and len(word) <= 3:
             letter = word
         power, found = 1, True
@@ -268,9 +200,7 @@ def in_base_units(tree: Expr, unit: Unit | None) -> Expr | None:
     if not tree.symbols or any((len(name) > 1 and name != "Omega") or name not in UNITS for name in tree.symbols):
         return None
     for name in sorted(tree.symbols):
-        dimension, factor = UNITS[name]
-        base = Expr("mul", (number(factor), *_dimensions(tuple(dimension.items()))))
-        tree = substitute(tree, name, base)
+        tree = substitute(tree, name, Expr("mul", (number(UNITS[name].factor), *_dimensions(UNITS[name].dimension))))
     return tree
 
 
@@ -294,8 +224,7 @@ def quantity(tokens: Sequence[Token], levels: list[int], *, trusted: bool) -> An
     tokens, levels = _annotated(tokens, levels)
     head = [position for position, token in enumerate(tokens[:2]) if token.kind == "unit" and token.text in UNITS]
     if head:
-        entry = UNITS[tokens[head[0]].text]
-        unit = Unit("unit", tuple(sorted(entry[0].items())), entry[1])
+        unit = UNITS[tokens[head[0]].text]
         levels = [level for position, level in enumerate(levels) if position != head[0]]
         tokens = [token for position, token in enumerate(tokens) if position != head[0]]
     compound = _compound(tokens, levels, trusted)
@@ -388,7 +317,7 @@ def _abbreviated(tokens: Sequence[Token]) -> Quantity | None:
     marks = [token.text for token in tokens]
     if marks[1] == "'" and (marks[3:] in (["'", "'"], ['"'])):
         inches = Expr("add", (Expr("mul", (number(12), _single(marks[0]))), _single(marks[2])))
-        return Quantity(Expr("mul", (inches, number(UNITS["inch"][1]))), Unit("unit", (("L", 1),)))
+        return Quantity(Expr("mul", (inches, number(UNITS["inch"].factor))), Unit("unit", (("L", 1),)))
     if len(tokens) not in (4, 6) or any(
         kinds[at] != "num" or kinds[at + 1] == "num" for at in range(0, len(tokens), 2)
     ):
@@ -428,8 +357,7 @@ def _unit(tokens: Sequence[Token], trusted: bool) -> Unit | None:
         if tokens[0].text == "degree" and (not rest or rest in (["C"], ["F"])):
             return DEGREE if not rest else Unit("noun", noun="degree" + rest[0])
         if tokens[0].text in UNITS and not rest:
-            entry = UNITS[tokens[0].text]
-            return Unit("unit", tuple(sorted(entry[0].items())), entry[1])
+            return UNITS[tokens[0].text]
         return None
     if tokens[0].text == "^":
         tokens = [token for token in tokens[1:] if token.kind not in ("lbrace", "rbrace")]

@@ -11,6 +11,7 @@ from functools import lru_cache
 from itertools import groupby
 
 from magicrl.verifiers.maths.answers import (
+    ALL_REALS,
     Answer,
     Domain,
     Family,
@@ -21,10 +22,8 @@ from magicrl.verifiers.maths.answers import (
     RealSet,
     Sentence,
     Several,
-    Span,
     Text,
     Within,
-    substitute,
 )
 from magicrl.verifiers.maths.brackets import (
     MAX_ITEMS,
@@ -45,7 +44,6 @@ from magicrl.verifiers.maths.phrases import (
     based,
     clock_time,
     closed_phrase,
-    conditions_apart,
     counted,
     date_of,
     declaration,
@@ -63,8 +61,6 @@ from magicrl.verifiers.maths.phrases import (
 )
 from magicrl.verifiers.maths.quantities import counted_in_words, free_signs, quantity, singular
 from magicrl.verifiers.maths.relations import (
-    MINUS_INFINITY,
-    PLUS_INFINITY,
     congruent,
     joined,
     name_of,
@@ -166,7 +162,7 @@ class _Reader:
         whole = date_of(tokens) or self._labelled(tokens, levels, depth) or self._congruent(tokens, levels, depth)
         if whole is not None:
             return whole
-        tokens = conditions_apart(out_of(counted(described(tokens))))
+        tokens = out_of(counted(described(tokens)))
         levels = depths(tokens) or levels
         without = self._except(tokens, depth)
         if without is not None:
@@ -181,8 +177,6 @@ class _Reader:
         pieces, separators = split(tokens, levels, "sep")
         if len(pieces) > MAX_ITEMS:
             return None
-        if len(pieces) == 2 and pieces[1] and pieces[1][0].text.casefold() in ("where", "with"):
-            return self._defined(pieces[0], pieces[1][1:], depth)
         if not separators:
             found = self.item(tokens, levels, depth)
         elif "," in separators and (";" in separators or _named_blocks(pieces, separators)):
@@ -229,8 +223,6 @@ class _Reader:
             if not piece:
                 # ", and": two separators are one
                 if separators[position - 1 : position] == [","] and separators[position : position + 1] == ["and"]:
-                    continue
-                if separators[position - 1 : position] == [","] and separators[position : position + 1] == ["or"]:
                     continue
                 return None, Declared()
             if goes_on(piece):
@@ -295,17 +287,6 @@ class _Reader:
                 return Within(domain.name, bound)  # all integers n > 2
         return None
 
-    def _defined(self, formula: Sequence[Token], clause: Sequence[Token], depth: int) -> Answer | None:
-        r"""``\\lfloor an\\rfloor, where a = 2``, with the letter put in."""
-        value, meaning = self.part(formula, depth), self.part(clause, depth)
-        if not isinstance(value, Quantity) or not isinstance(meaning, Named) or meaning.symbol is None:
-            return None
-        if not isinstance(meaning.value, Quantity) or meaning.value.unit is not None:
-            return None
-        if meaning.symbol.op != "sym" or meaning.name in meaning.value.expr.symbols:
-            return None
-        return Quantity(substitute(value.expr, meaning.name, meaning.value.expr), value.unit)
-
     def _except(self, tokens: Sequence[Token], depth: int) -> Answer | None:
         """``all real numbers except 1 and 2``."""
         words = [token.text.casefold() for token in tokens]
@@ -314,7 +295,7 @@ class _Reader:
             whole = number_domain(tokens[:at]) if at is not None else None
             subject = tokens[at - 1].text if at and tokens[at - 1].kind == "sym" else ""
             if at == 2 and subject and words[0] in ("all", "any", "every"):
-                whole = RealSet((Span(MINUS_INFINITY, False, PLUS_INFINITY, False),))  # all n except 2
+                whole = ALL_REALS  # all n except 2
             if at is not None and whole is not None:
                 points = self.answer(tokens[at + len(mark) :], depth + 1)
                 listed = points.items if isinstance(points, Several) else (points,)

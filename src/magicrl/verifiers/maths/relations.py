@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial, reduce
 from itertools import combinations, pairwise
 from math import floor
 
 from magicrl.verifiers.maths.answers import (
+    ALL_REALS,
+    MINUS_INFINITY,
+    PLUS_INFINITY,
     Answer,
     Equation,
     Expr,
@@ -20,10 +24,10 @@ from magicrl.verifiers.maths.answers import (
     RealSet,
     Several,
     Span,
+    all_of,
     as_value,
     number,
     substitute,
-    symbol,
 )
 from magicrl.verifiers.maths.equality import number_value, same_value
 from magicrl.verifiers.maths.formulas import parse
@@ -33,16 +37,12 @@ from magicrl.verifiers.maths.phrases import depths, split
 from magicrl.verifiers.maths.quantities import added
 
 _MOST_SPANS = 100
-PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), Expr("neg", (symbol("inf"),))
 
 
 def as_spans(answer: Answer) -> RealSet | None:
-    """The set of numbers that an interval, a finite set or a number stands for."""
+    """The set of numbers that an interval or a finite set stands for."""
     if isinstance(answer, RealSet):
         return answer
-    if isinstance(answer, Named):
-        inner = as_spans(answer.value) if not isinstance(answer.value, Named) else None
-        return None if inner is None else RealSet(inner.spans, answer.name)
     if isinstance(answer, Group) and answer.opening == "{":
         points = [item.expr for item in answer.items if isinstance(item, Quantity) and item.unit is None]
         return _points(points) if len(points) == len(answer.items) else None
@@ -58,7 +58,7 @@ def _points(points: Sequence[Expr]) -> RealSet:
 
 
 def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer | None:
-    r"""``A \cup B``, and ``A \setminus \{points\}``."""
+    r"""``A \cup B``, ``A \cap B`` and ``A \setminus B``, of sets of numbers or of sets that only have names."""
     if (named := _of_names(items, operations)) is not None:
         return named
     sets = [as_spans(item) if item is not None else None for item in items]
@@ -69,9 +69,7 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
         return RealSet(tuple(span for group in spans for span in group))
     if set(operations) == {"cap"}:
         return _common(spans)
-    if list(operations) == ["setminus"]:
-        return _without_points(spans[0], spans[1]) or _without_spans(spans[0], spans[1])
-    return None
+    return _without(spans[0], spans[1]) if list(operations) == ["setminus"] else None
 
 
 def _of_names(items: Sequence[Answer | None], operations: Sequence[str]) -> Quantity | None:
@@ -89,29 +87,16 @@ def _common(groups: Sequence[Sequence[Span]]) -> RealSet | None:
     """What sets have in common; None where a bound has no value, or where that is nothing."""
     if any(bound.symbols for group in groups for span in group for bound in (span.low, span.high)):
         return None
-    left = list(groups[0])
-    for group in groups[1:]:
-        both = [_both(one, other, points=True) for one in left for other in group]
-        left = [span for span in both if span is not None]
-    return RealSet(tuple(left)) if left else None
+    common = reduce(partial(_intersection, points=True), groups)
+    return RealSet(tuple(common)) if common else None
 
 
-def _without_points(spans: Sequence[Span], points: Sequence[Span]) -> RealSet | None:
-    """One span without points inside it."""
-    if len(spans) != 1 or any(point.low != point.high for point in points):
-        return None
-    if not points or any(point.low.symbols for point in points):
-        return None
-    ordered = sorted(points, key=lambda point: _position(point.low))
-    pieces: list[Span] = []
-    rest = spans[0]
-    for point in ordered:
-        pieces.append(Span(rest.low, rest.low_closed, point.low, False))
-        rest = Span(point.low, False, rest.high, rest.high_closed)
-    return RealSet((*pieces, rest))
+def _intersection(spans: Sequence[Span], others: Sequence[Span], *, points: bool = False) -> list[Span]:
+    pairs = [_both(one, other, points=points) for one in spans for other in others]
+    return [span for span in pairs if span is not None]
 
 
-def _without_spans(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
+def _without(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
     """What is left of some spans without others; None where a bound has no value."""
     bounds = [bound for span in (*spans, *taken) for bound in (span.low, span.high)]
     if any(bound.symbols for bound in bounds) or len(spans) * len(taken) > _MOST_SPANS:
@@ -122,17 +107,19 @@ def _without_spans(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | No
             return None
         below = Span(MINUS_INFINITY, False, hole.low, not hole.low_closed)
         above = Span(hole.high, not hole.high_closed, PLUS_INFINITY, False)
-        pieces = [_both(span, side, points=True) for span in left for side in (below, above)]
-        left = [piece for piece in pieces if piece is not None]
+        left = _intersection(left, (below, above), points=True)
     return RealSet(tuple(left))
 
 
+def _place(bound: Expr) -> Fraction | float | None:
+    """The value of a bound; None where it has none."""
+    if bound in (PLUS_INFINITY, MINUS_INFINITY):
+        return float("inf") if bound == PLUS_INFINITY else float("-inf")
+    return number_value(bound)
+
+
 def _position(bound: Expr) -> Fraction | float:
-    if bound == PLUS_INFINITY:
-        return float("inf")
-    if bound == MINUS_INFINITY:
-        return float("-inf")
-    value = number_value(bound)
+    value = _place(bound)
     return 0 if value is None else value
 
 
@@ -163,8 +150,7 @@ def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
     others = [point.expr for point in points if isinstance(point, Quantity) and point.unit is None]
     if len(others) != len(points) or not others:
         return None
-    line = Span(MINUS_INFINITY, False, PLUS_INFINITY, False)
-    found = _without_points((line,), _points([item.spans[0].high, *others]).spans)
+    found = _without(ALL_REALS.spans, _points([item.spans[0].high, *others]).spans)
     return None if found is None else RealSet(found.spans, item.subject)
 
 
@@ -186,20 +172,12 @@ def joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer:
     if all(separator == "or" for separator in separators):
         # of two conditions one of which holds the other, one is too many: a guess at either
         return Several(tuple(sets)) if _overlap(sets) else _union(sets, subject)
-    common = list(sets[0].spans)
-    for other in sets[1:]:
-        pairs = [_both(one, span) for one in common for span in other.spans]
-        common = [span for span in pairs if span is not None]
+    common = reduce(_intersection, [one.spans for one in sets])
     return RealSet(tuple(common), subject) if common else _union(sets, subject)
 
 
 def _overlap(sets: Sequence[RealSet]) -> bool:
-    return any(
-        _both(span, other) is not None
-        for one, two in combinations(sets, 2)
-        for span in one.spans
-        for other in two.spans
-    )
+    return any(_intersection(one.spans, two.spans) for one, two in combinations(sets, 2))
 
 
 def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
@@ -229,15 +207,13 @@ def same_set(gold: RealSet, answer: RealSet) -> bool | None:
         left, right = list(gold.spans), list(answer.spans)
     if len(left) != len(right):
         return False
-    verdicts = [_same_span(one, other) for one, other in zip(left, right, strict=True)]
-    return False if False in verdicts else None if None in verdicts else True
+    return all_of([_same_span(one, other) for one, other in zip(left, right, strict=True)])
 
 
 def _same_span(gold: Span, answer: Span) -> bool | None:
     if (gold.low_closed, gold.high_closed) != (answer.low_closed, answer.high_closed):
         return False
-    low, high = same_value(gold.low, answer.low), same_value(gold.high, answer.high)
-    return False if low is False or high is False else None if low is None or high is None else True
+    return all_of([same_value(gold.low, answer.low), same_value(gold.high, answer.high)])
 
 
 def merged(spans: Sequence[Span]) -> list[Span] | None:
@@ -290,21 +266,15 @@ def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
     return sorted(found)
 
 
-def _place(bound: Expr) -> Fraction | float | None:
-    if bound.op == "const" and bound.name == "inf":
-        return float("inf")
-    if bound.op == "neg" and bound.args[0].op == "const" and bound.args[0].name == "inf":
-        return float("-inf")
-    return number_value(bound)
-
-
+Name = tuple[str, tuple[str, ...], Expr | None]
+"""The spelling, the arguments of a function, and the name as a formula where it is one."""
 _NAMING = word_set("abs sin cos tan cot sec csc")
 _APPLIED = word_set("f g h P E D S V")
 _MEASURED = frozenset("EPDV")
 _MEASURES = word_set("Var Cov Pr Corr")
 
 
-def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
+def name_of(tokens: Sequence[Token]) -> Name | None:
     """The name that the tokens spell, its arguments, and its symbol; None when they are no name."""
     if not tokens:
         return None
@@ -319,8 +289,8 @@ def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]
         sides = [name_of(tokens[: colons[0]]), name_of(tokens[colons[0] + 1 :])]
         known = [side[0] for side in sides if side is not None]
         return (":".join(known), (), None) if len(known) == 2 else None
-    if _measured(tokens):
-        return _measure(tokens)
+    if (measure := _measure(tokens)) is not None:
+        return measure, (), None
     tree = parse(tokens)
     if tree is not None and tree.op == "sym":
         return tree.name, (), tree
@@ -334,27 +304,26 @@ def name_of(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]
         return "".join(part.name for part in tree.args[0].args), (), None  # |AB|
     if tree is not None and tree.op == "fn" and tree.name in _NAMING and tree.symbols:
         return spelled, (), None  # |AB|, cos A
-    return _function_name(tokens) or _tuple_name(tokens) or _column_name(tokens)
+    return _function_name(tokens) or _tuple_name(tokens)
 
 
-def _measured(tokens: Sequence[Token]) -> bool:
-    r"""Whether the tokens are ``\operatorname{Var}(X)`` or ``\mathbb{E}[X]``: an upright name, then brackets."""
-    opening = next((at for at, token in enumerate(tokens) if token.kind == "open"), None)
-    if not opening or tokens[-1].kind != "close":
-        return False
-    levels = depths(tokens)
-    if levels is None or 0 in levels[opening + 1 : -1]:
-        return False
+def _measure(tokens: Sequence[Token]) -> str | None:
+    r"""``\operatorname{Var}(X)``, and ``\mathbb{E}[X]`` by the name of ``E(X)``: an upright name, then brackets."""
+    opening = _one_bracket(tokens)
     head = [token.text for token in tokens[:opening] if token.kind not in ("lbrace", "rbrace")]
-    return head in (["mathbb", "E"], ["mathbb", "P"], ["E"]) or (len(head) == 1 and head[0] in _MEASURES)
+    upright = head in (["mathbb", "E"], ["mathbb", "P"], ["E"]) or (len(head) == 1 and head[0] in _MEASURES)
+    return head[-1] + "(" + _spelled(tokens[opening + 1 : -1]) + "(" if opening and upright else None
 
 
-def _measure(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None]:
-    r"""``\mathbb{E}[X]`` by the name of ``E(X)``."""
-    opening = next(at for at, token in enumerate(tokens) if token.kind == "open")
-    letter = [token.text for token in tokens[:opening] if token.kind not in ("lbrace", "rbrace")][-1]
-    inner = tokens[opening + 1 : -1]
-    return letter + "(" + "".join(token.text for token in inner) + "(", (), None
+def _one_bracket(tokens: Sequence[Token], kind: str = "") -> int:
+    """Where the bracket opens that closes at the end, of ``f(x)`` but not of ``f(x) + g(y)``; 0 where there is none."""
+    at = next((at for at, one in enumerate(tokens) if one.kind == "open" and kind in ("", one.text)), 0)
+    levels = depths(tokens)
+    return at if tokens[-1].kind == "close" and levels is not None and 0 not in levels[at + 1 : -1] else 0
+
+
+def _spelled(tokens: Sequence[Token]) -> str:
+    return "".join(token.text for token in tokens)
 
 
 def _derivative(tree: Expr) -> bool:
@@ -368,54 +337,35 @@ def _point_pair(tree: Expr) -> bool:
     return tree.op == "mul" and all(part.op == "sym" and part.name[0].isupper() for part in tree.args)
 
 
-def _function_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
-    opening = next((at for at, token in enumerate(tokens) if token.kind == "open" and token.text == "("), None)
-    if not opening or tokens[-1].kind != "close":
-        return None
-    levels = depths(tokens)
-    if levels is None or 0 in levels[opening + 1 : -1]:
-        return None  # f(x) + g(y): the first bracket is not the last one's partner
-    head = parse(tokens[:opening])
-    inner = tokens[opening + 1 : -1]
+def _function_name(tokens: Sequence[Token]) -> Name | None:
+    opening = _one_bracket(tokens, "(")
+    head, inner = parse(tokens[:opening]), tokens[opening + 1 : -1]
     names = [token.text for token in inner[::2]]
     if head is not None and head.op == "pow" and head.args[0].op == "sym" and head.args[0].name in _APPLIED:
-        return "".join(token.text for token in tokens[:opening]), tuple(names), None  # the inverse of f
+        return _spelled(tokens[:opening]), tuple(names), None  # the inverse of f
     if head is None or head.op != "sym" or not inner:
         return None
     plain = all(token.kind == "sym" for token in inner[::2]) and all(token.text == "," for token in inner[1::2])
     if plain and head.name in _MEASURED and all(name.isupper() for name in names):
-        return head.name + "(" + "".join(token.text for token in inner) + "(", (), None  # of a random variable
+        return head.name + "(" + _spelled(inner) + "(", (), None  # of a random variable
     if plain:
         return head.name, tuple(names), None
     # P(X > 1): what is in the brackets is part of the name
-    return ("".join(token.text for token in tokens), (), None) if head.name in _APPLIED else None
+    return (_spelled(tokens), (), None) if head.name in _APPLIED else None
 
 
-def _tuple_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
-    if len(tokens) < 5 or (tokens[0].kind, tokens[0].text) != ("open", "(") or tokens[-1].text != "(":
-        return None
-    inner = list(tokens[1:-1])
-    parts: list[list[Token]] = [[]]
-    for token in inner:
-        if token.kind == "sep":
-            parts.append([])
-        else:
-            parts[-1].append(token)
-    trees = [parse(part) for part in parts]
-    if all(tree is not None and tree.op == "sym" for tree in trees):
-        return "(" + ",".join(tree.name for tree in trees if tree is not None) + ")", (), None
-    return None
-
-
-def _column_name(tokens: Sequence[Token]) -> tuple[str, tuple[str, ...], Expr | None] | None:
-    r"""``\begin{pmatrix} x \\\\ y \end{pmatrix}``, a column of letters, as the name ``(x,y)``."""
+def _tuple_name(tokens: Sequence[Token]) -> Name | None:
+    r"""``(x, y)``, and ``\begin{pmatrix} x \\ y \end{pmatrix}``, a column of letters, by the same name."""
     inner = tokens[1:-1]
-    if len(inner) < 3 or tokens[0].kind != "env" or tokens[-1].kind != "env":
+    if tokens[0].kind == "env" and tokens[-1].kind == "env" and len(inner) > 2:
+        column = all((token.kind, token.text) == ("cell", "row") for token in inner[1::2])
+        names = [token.text for token in inner[::2] if token.kind == "sym"] if column else []
+        return ("(" + ",".join(names) + ")", (), None) if len(names) == len(inner[::2]) else None
+    if len(inner) < 3 or (tokens[0].kind, tokens[0].text) != ("open", "(") or tokens[-1].text != "(":
         return None
-    rows = all((token.kind, token.text) == ("cell", "row") for token in inner[1::2])
-    if not rows or any(token.kind != "sym" for token in inner[::2]):
-        return None
-    return "(" + ",".join(token.text for token in inner[::2]) + ")", (), None
+    parts, _ = split(inner, [0] * len(inner), "sep")
+    names = [tree.name for tree in map(parse, parts) if tree is not None and tree.op == "sym"]
+    return ("(" + ",".join(names) + ")", (), None) if len(names) == len(parts) else None
 
 
 def point_label(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[str, int] | None:
@@ -482,7 +432,7 @@ def _equality(
     if name is not None:
         last = values[-1]
         if last is None or not _agree(values):
-            return _contradiction(values)
+            return None
         if isinstance(last, Matrix) and name[0].startswith("(") and {len(row) for row in last.rows} == {1}:
             last = Group("(", "(", tuple(row[0] for row in last.rows))  # a column of letters
         if isinstance(last, Several) and last.signs:
@@ -504,17 +454,8 @@ def _equality(
         last = values[-1]
     if all(isinstance(value, Quantity) and not value.expr.symbols for value in every):
         return every[-1] if _agree(every) else Several(())  # 5 = 6 is no answer, and equal to none
-    if len(every) == 2 and isinstance(first, Several) and first.signs and isinstance(last, Quantity):
-        equations = [Equation(one.expr, last.expr) for one in first.items if isinstance(one, Quantity)]
-        return Several(tuple(equations), signs=True)  # 3x +- 4y = 0
     sides = [value.expr for value in every if isinstance(value, Quantity) and value.unit is None]
     return Equation(sides[0], sides[1]) if len(sides) == len(every) == 2 else None
-
-
-def _contradiction(values: Sequence[Answer | None]) -> Answer | None:
-    """``x = 5 = 6`` gives no value; what is not numbers is only not understood."""
-    numbers = all(isinstance(value, Quantity) and not value.expr.symbols for value in values)
-    return Several(()) if numbers else None
 
 
 def _unread_formula(tokens: Sequence[Token]) -> bool:
@@ -561,23 +502,18 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
         parts, relations = parts[::-1], [_FLIPPED[relation] for relation in reversed(relations)]
     closed = [relation == "<=" for relation in relations]
     subject = [at for at, part in enumerate(parts) if _is_subject(part, parts)]
-    if len(parts) == 2 and len(subject) >= 1:
-        at = _one_subject(subject, parts)
-        if at == 0:
-            return RealSet((Span(MINUS_INFINITY, False, parts[1], closed[0]),), _spelling(parts[0]))
-        if at == 1:
-            return RealSet((Span(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
+    # of two names it is not to be told which one is bounded; of a name and a number the name
+    bounded = [at for at in subject if not parts[1 - at].symbols] if len(parts) == 2 else []
+    if bounded[:1] == [0]:
+        return RealSet((Span(MINUS_INFINITY, False, parts[1], closed[0]),), _spelling(parts[0]))
+    if bounded:
+        return RealSet((Span(parts[0], closed[0], PLUS_INFINITY, False),), _spelling(parts[1]))
     if len(parts) == 2 and (solved := _solved(parts[0], parts[1], closed[0])) is not None:
         return solved
     if len(parts) == 2 and (around := _absolute(parts, closed[0])) is not None:
         return around
     if len(parts) == 3 and _is_subject(parts[1], parts):
         return RealSet((Span(parts[0], closed[0], parts[2], closed[1]),), _spelling(parts[1]))
-    if len(parts) == 3:
-        halves = [_solved(parts[0], parts[1], closed[0]), _solved(parts[1], parts[2], closed[1])]
-        known = [half for half in halves if half is not None]
-        if len(known) == 2:
-            return joined_sets(known, ["and"])
     return Order(tuple(parts), tuple(relations))
 
 
@@ -619,12 +555,6 @@ def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
     return None
 
 
-def _one_subject(subject: list[int], parts: Sequence[Expr]) -> int | None:
-    """Of two names the one that is bounded: not to be told; of a name and a number the name."""
-    numbers = [at for at in subject if not parts[1 - at].symbols]
-    return numbers[0] if numbers else None
-
-
 def _is_subject(part: Expr, parts: Sequence[Expr]) -> bool:
     """A name, or a function of names, that the other parts do not hold."""
     named = part.op == "sym" or (part.op == "apply" and all(arg.op == "sym" for arg in part.args))
@@ -638,9 +568,8 @@ def _spelling(part: Expr) -> str:
 def _unequal(parts: Sequence[Expr]) -> RealSet | None:
     for one, other in ((parts[0], parts[1]), (parts[1], parts[0])):
         if one.op == "sym" and not other.symbols:
-            return RealSet(
-                (Span(MINUS_INFINITY, False, other, False), Span(other, False, PLUS_INFINITY, False)), one.name
-            )
+            below, above = Span(MINUS_INFINITY, False, other, False), Span(other, False, PLUS_INFINITY, False)
+            return RealSet((below, above), one.name)
     return None
 
 
@@ -665,15 +594,8 @@ def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
     first = items[0]
     others = flat[1:] if not (isinstance(first, Several) and first.signs) else flat
     if isinstance(first, Named) and len(items) > 1 and not any(isinstance(item, Named) for item in others):
-        head = first.value.items if isinstance(first.value, Several) else (first.value,)
-        return Named(first.name, first.arguments, Several((*head, *others)), first.symbol)
-    named_flat: list[Answer] = []
-    for item in flat:
-        if isinstance(item, Named) and isinstance(item.value, Several) and item.value.signs:
-            named_flat.extend(Named(item.name, item.arguments, one, item.symbol) for one in item.value.items)
-        else:
-            named_flat.append(item)
-    return Several(tuple(named_flat), either="or" in separators) if len(named_flat) > 1 else named_flat[0]
+        return Named(first.name, first.arguments, Several((first.value, *others)), first.symbol)
+    return Several(tuple(flat), either="or" in separators) if len(flat) > 1 else flat[0]
 
 
 def chained(items: Sequence[Answer]) -> Answer | None:

@@ -16,17 +16,15 @@ from math import gcd, lcm
 
 from magicrl.verifiers.maths.answers import (
     Answer,
-    Domain,
     Dotted,
-    Equation,
     Expr,
     Family,
     Group,
-    Matrix,
     Named,
     Quantity,
     RealSet,
     Several,
+    all_of,
     difference,
     number,
     put,
@@ -43,16 +41,10 @@ _LETTER_INDEX = re.compile(r"(?P<letter>[a-z])(?P<shift>[+-]\d{1,3})?")
 
 
 def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
-    """The rule behind the items before the dots and those after them; None when they show none.
-
-    ``last`` is empty for a list without an end; of one item before the dots the step is one.
-    """
+    """The rule behind two or more items before the dots and those after them (none: no end); None if there is none."""
     before = [indexed(item) for item in first]
     after = [indexed(item) for item in last]
-    if not before or (len(before) < 2 and len(after) != 1) or (len(before) < 2 and not before[0].symbols):
-        return None
-    # with one item before the dots, the last item says what changes
-    item = _rule(before[0], before[1]) if len(before) > 1 else _rule_to(before[0], after[0])
+    item = _rule(before[0], before[1]) if len(before) > 1 else None
     if item is None or any(same_value(_at(item, number(at)), shown) is not True for at, shown in enumerate(before)):
         return None
     if not after:
@@ -120,19 +112,6 @@ def _rule(first: Expr, second: Expr) -> Expr | None:
     return None
 
 
-def _rule_to(first: Expr, last: Expr) -> Expr | None:
-    """The formula that is ``first`` at place 0 and comes to ``last`` in steps of one."""
-    if first == last:
-        return first
-    if _index_like(first) and _index_like(last):
-        return _linear(first, number(1))
-    if first.op == last.op and first.name == last.name and len(first.args) == len(last.args) and first.args:
-        parts = [_rule_to(one, other) for one, other in zip(first.args, last.args, strict=True)]
-        known = [part for part in parts if part is not None]
-        return Expr(first.op, tuple(known), first.name) if len(known) == len(parts) else None
-    return None
-
-
 def _linear(first: Expr, step: Expr) -> Expr:
     return Expr("add", (first, Expr("mul", (step, Expr("sym", name=PLACE)))))
 
@@ -142,10 +121,6 @@ def _whole(tree: Expr) -> bool:
     if tree.op == "num":
         return True
     return tree.op in ("sym", "add", "neg") and all(_whole(part) for part in tree.args)
-
-
-def _index_like(tree: Expr) -> bool:
-    return _whole(tree)
 
 
 def _place(item: Expr, last: Expr) -> Expr | None:
@@ -163,8 +138,10 @@ def _place(item: Expr, last: Expr) -> Expr | None:
 
 def counting(answer: Answer) -> tuple[str, ...]:
     r"""The names of the whole numbers that ``1, 2, 3, \\ldots`` or ``n \\ge 1`` are; none for anything else."""
-    if isinstance(answer, Named) or (isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1):
-        answer = answer.value if isinstance(answer, Named) else answer.items[0]
+    if isinstance(answer, Named):
+        answer = answer.value
+    if isinstance(answer, Group) and answer.opening == "{" and len(answer.items) == 1:
+        (answer,) = answer.items
     if isinstance(answer, Dotted) and answer.last is None:
         for first, names in _COUNTED.items():
             if same_value(answer.item, _linear(number(first), number(1))) is True:
@@ -181,11 +158,12 @@ _COUNTED = {0: ("N0", "Z+0"), 1: ("N", "Z+")}
 
 def same_dotted(gold: Dotted, answer: Dotted) -> bool | None:
     """Whether two lists go on by the same rule and end at the same place."""
-    rule = same_value(gold.item, answer.item)
-    if gold.last is None or answer.last is None:
-        return rule if gold.last is answer.last else False
-    end = same_value(gold.last, answer.last)
-    return False if rule is False or end is False else True if rule is True and end is True else None
+    if (gold.last is None) != (answer.last is None):
+        return False
+    verdicts = [same_value(gold.item, answer.item)]
+    if gold.last is not None and answer.last is not None:
+        verdicts.append(same_value(gold.last, answer.last))
+    return all_of(verdicts)
 
 
 _MOST_CLASSES = 60
@@ -199,19 +177,16 @@ def same_progressions(gold: Answer, answer: Answer, ours: str, theirs: str) -> b
     if not left or not right:
         return False
     unit = left[0][1]
-    steps = [_ratio(step, unit) for _, step in (*left, *right)]
-    known = [step for step in steps if step]
-    if len(known) != len(steps):
+    steps = [step for _, line_step in (*left, *right) if (step := _ratio(line_step, unit))]
+    if len(steps) != len(left) + len(right):
         return False
-    common = Fraction(lcm(*(step.numerator for step in known)), gcd(*(step.denominator for step in known)))
-    period = Expr("mul", (number(abs(common)), unit))
-    sides = [_classes(lines, known[start : start + len(lines)], abs(common))
-             for lines, start in ((left, 0), (right, len(left)))]  # fmt: skip
-    one, other = sides
+    common = Fraction(lcm(*(step.numerator for step in steps)), gcd(*(step.denominator for step in steps)))
+    period = Expr("mul", (number(common), unit))
+    one, other = _classes(left, steps[: len(left)], common), _classes(right, steps[len(left) :], common)
     if one is None or other is None or len(one) != len(other):
         return False
-    return all(any(_congruent(a, b, period) for b in other) for a in one) and all(
-        any(_congruent(a, b, period) for b in one) for a in other
+    return all(
+        any(_congruent(a, b, period) for b in mine) for mine, yours in ((other, one), (one, other)) for a in yours
     )
 
 
@@ -219,13 +194,8 @@ def _lines(answer: Answer, name: str) -> list[Line] | None:
     if isinstance(answer, Named):
         return _lines(answer.value, name)
     if isinstance(answer, Several) or (isinstance(answer, Group) and answer.opening == "{"):
-        found: list[Line] = []
-        for item in answer.items:
-            lines = _lines(item, name)
-            if lines is None:
-                return None
-            found += lines
-        return found
+        found = [_lines(item, name) for item in answer.items]
+        return None if None in found else [line for lines in found for line in lines or ()]
     if not isinstance(answer, Quantity) or answer.unit is not None or answer.expr.symbols != frozenset((name,)):
         return None
     at = [substitute(answer.expr, name, number(value)) for value in (0, 1, 2, -3)]
@@ -270,6 +240,7 @@ Same = Callable[[Answer, Answer], "bool | None"]
 
 _CONSTANT = re.compile(r"C(?:_\d)?|c_\d")
 _PARAMETERS = frozenset("knmljtzpq")
+_SHARES_OF_PI = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 3), (2, 3), (1, 4), (1, 6), (3, 1), (6, 1), (1, 5), (2, 5))
 
 
 def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
@@ -280,10 +251,6 @@ def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
     """
     gold, answer = _outermost(gold), _outermost(answer)
     plain_gold, plain_answer = _value(gold), _value(answer)
-    if isinstance(plain_gold, Domain) and isinstance(answer, Family):
-        return _everything(plain_gold, answer)
-    if isinstance(plain_answer, Domain) and isinstance(gold, Family):
-        return _everything(plain_answer, gold)
     domains = {one.domain for one in (gold, answer) if isinstance(one, Family) and one.domain}
     if len(domains) > 1 and domains != {"R", "C"}:
         return False  # whole numbers are not all numbers
@@ -320,14 +287,6 @@ def _outermost(answer: Answer) -> Answer:
 
 def _value(answer: Answer) -> Answer:
     return answer.answer if isinstance(answer, Family) else answer
-
-
-def _everything(domain: Domain, family: Family) -> bool:
-    """``n, n \\in \\mathbb{Z}`` are the integers."""
-    value = family.answer.value if isinstance(family.answer, Named) else family.answer
-    if not isinstance(value, Quantity) or value.unit is not None or value.expr.op != "sym":
-        return False
-    return value.expr.name in family.parameters and family.domain == domain.name
 
 
 def arguments_of(answer: Answer) -> frozenset[str]:
@@ -382,23 +341,8 @@ def _steps_by_pi(part: Expr, name: str) -> bool:
     first, second = difference(steps[1], steps[0]), difference(steps[2], steps[1])
     if same_value(first, second) is not True or first.symbols - part.symbols:
         return False
-    return part.holds("const", "pi") and any(
-        same_value(first, Expr("div", (Expr("mul", (number(top), Expr("const", name="pi"))), number(bottom)))) is True
-        for top, bottom in (
-            (1, 1),
-            (2, 1),
-            (1, 2),
-            (4, 1),
-            (1, 3),
-            (2, 3),
-            (1, 4),
-            (1, 6),
-            (3, 1),
-            (6, 1),
-            (1, 5),
-            (2, 5),
-        )
-    )
+    steps_of_pi = (Expr("mul", (number(Fraction(*share)), symbol("pi"))) for share in _SHARES_OF_PI)
+    return part.holds("const", "pi") and any(same_value(first, step) is True for step in steps_of_pi)
 
 
 def _parameters(answer: Answer) -> frozenset[str]:
@@ -419,10 +363,6 @@ def _formulas(answer: Answer) -> list[Expr]:
         return _formulas(answer.value)
     if isinstance(answer, Family):
         return _formulas(answer.answer)
-    if isinstance(answer, Matrix):
-        return [part for row in answer.rows for item in row for part in _formulas(item)]
-    if isinstance(answer, Equation):
-        return [answer.left, answer.right]
     return []
 
 
@@ -436,8 +376,4 @@ def renamed(answer: Answer, names: dict[str, str]) -> Answer:
         return Group(answer.opening, answer.closing, tuple(renamed(item, names) for item in answer.items))
     if isinstance(answer, Named):
         return Named(answer.name, answer.arguments, renamed(answer.value, names), answer.symbol)
-    if isinstance(answer, Matrix):
-        return Matrix(tuple(tuple(renamed(item, names) for item in row) for row in answer.rows))
-    if isinstance(answer, Equation):
-        return Equation(rename(answer.left, names), rename(answer.right, names))
     return answer
