@@ -42,7 +42,6 @@ from magicrl.verifiers.maths.answers import (
 from magicrl.verifiers.maths.equality import approximates, constant_ratio, number_value, same_value
 from magicrl.verifiers.maths.literals import DENIALS, endless, same_words, word_number
 from magicrl.verifiers.maths.quantities import in_base_units, singular
-from magicrl.verifiers.maths.reading import same_sentence
 from magicrl.verifiers.maths.relations import (
     MINUS_INFINITY,
     PLUS_INFINITY,
@@ -374,12 +373,11 @@ def _closed(gold: Answer, answer: Answer) -> bool | None:
         return same(gold, answer.value)
     if isinstance(gold, Domain) and isinstance(answer, Quantity):
         return answer == Quantity(symbol(gold.name)) if len(gold.name) == 1 else False
-    for one, other in ((gold, answer), (answer, gold)):
-        if isinstance(one, Domain) and (listed := counting(other)):
-            return one.name in listed
     if isinstance(gold, Domain) and isinstance(answer, Domain):
         return {gold.name, answer.name} <= {"N", "Z+"} or {gold.name, answer.name} <= {"N0", "Z+0"}
     for one, other in ((gold, answer), (answer, gold)):
+        if isinstance(one, Domain) and (listed := counting(other)):
+            return one.name in listed
         if isinstance(one, Within) and isinstance(other, RealSet) and one.domain == "Z":
             counts = other.subject in ("n", "m", "k")  # letters of whole numbers: n > 2 says all
             return counts and same(one.condition, other) is True
@@ -388,8 +386,18 @@ def _closed(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(gold, Dotted) and isinstance(answer, Dotted):
         return same_dotted(gold, answer)
     if isinstance(gold, Sentence) and isinstance(answer, Sentence):
-        return same_sentence(gold, answer, same)
+        return _same_sentence(gold, answer)
     return False
+
+
+def _same_sentence(gold: Sentence, answer: Sentence) -> bool:
+    """Word for word, formula for formula."""
+    if len(gold.parts) != len(answer.parts):
+        return False
+    return all(
+        left == right if isinstance(left, str) or isinstance(right, str) else same(left, right) is True
+        for left, right in zip(gold.parts, answer.parts, strict=True)
+    )
 
 
 def _single(gold: Answer, answer: Answer) -> bool | None:
@@ -417,27 +425,19 @@ def _single(gold: Answer, answer: Answer) -> bool | None:
 
 
 def _both_named(gold: Named, answer: Named) -> bool | None:
-    if gold.name == answer.name and not (gold.arguments and answer.arguments):
-        return same(gold.value, answer.value)
-    if gold.name == answer.name and len(gold.arguments) == len(answer.arguments):
-        if gold.arguments == answer.arguments:
-            return same(gold.value, answer.value)
+    if gold.name == answer.name and gold.arguments != answer.arguments and len(gold.arguments) == len(answer.arguments):
         if names_of(answer.value) & (set(gold.arguments) - set(answer.arguments)):
             return False  # f(t) = x^2 is a constant
         return same(gold.value, _renamed(answer.value, dict(zip(answer.arguments, gold.arguments, strict=True))))
     one, other = _member(gold), _member(answer)
     if one is not None and other is not None and one[0] == other[0] and one[1] != other[1]:
         return same(gold.value, _renamed(answer.value, {other[1]: one[1]}))  # a_n = 2n is a_k = 2k
-    if one is not None and one == other:
-        return same(gold.value, answer.value)
-    if bool(gold.arguments) != bool(answer.arguments) and {"y", "y'"} & {gold.name, answer.name}:
+    functions = bool(gold.arguments), bool(answer.arguments)
+    alike = gold.name == answer.name and (gold.arguments == answer.arguments or not all(functions))
+    alike = alike or (one is not None and one == other) or _squeezed(gold.name) == _squeezed(answer.name)
+    if alike or (functions[0] != functions[1] and {"y", "y'"} & {gold.name, answer.name}):
         return same(gold.value, answer.value)  # y = 2x and f(x) = 2x
-    if gold.symbol is None and answer.symbol is None:
-        words = _squeezed(gold.name) == _squeezed(answer.name)
-        return same(gold.value, answer.value) if words else False
-    if _squeezed(gold.name) == _squeezed(answer.name):
-        return same(gold.value, answer.value)
-    return _relations(gold, answer)
+    return False if gold.symbol is None and answer.symbol is None else _relations(gold, answer)
 
 
 def as_count(named: Named) -> Quantity | None:

@@ -6,17 +6,22 @@ sentence with formulas in it (``circle with center (1,2) and radius 3``), compar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import lru_cache
-from itertools import groupby
+from collections.abc import Sequence
+from functools import lru_cache, reduce
+from itertools import groupby, product
+from math import prod
 
 from magicrl.verifiers.maths.answers import (
     ALL_REALS,
     Answer,
+    Cycles,
     Domain,
+    Expr,
     Family,
     Group,
+    Matrix,
     Named,
+    Piecewise,
     Quantity,
     Ratio,
     RealSet,
@@ -24,20 +29,12 @@ from magicrl.verifiers.maths.answers import (
     Several,
     Text,
     Within,
+    number,
+    substitute,
 )
-from magicrl.verifiers.maths.brackets import (
-    MAX_ITEMS,
-    bracketed,
-    cycles,
-    dotted_list,
-    goes_on,
-    scaled_matrix,
-    set_builder,
-    transposed,
-    vector,
-)
+from magicrl.verifiers.maths.equality import same_value
 from magicrl.verifiers.maths.formulas import parse
-from magicrl.verifiers.maths.lexer import Token, tokens_of
+from magicrl.verifiers.maths.lexer import ELLIPSES, Token, tokens_of
 from magicrl.verifiers.maths.literals import plain_word, word_set
 from magicrl.verifiers.maths.phrases import (
     Declared,
@@ -67,15 +64,322 @@ from magicrl.verifiers.maths.relations import (
     point_label,
     related,
     united,
+    whole_numbers,
 )
+from magicrl.verifiers.maths.sequences import continued, expanded
 
-Read = Callable[[Sequence[Token]], "Answer | None"]
+
+def goes_on(piece: Sequence[Token]) -> bool:
+    """Whether an item is only dots."""
+    return len(piece) == 1 and piece[0].kind == "cmd" and piece[0].text in ELLIPSES
+
+
+def dotted_list(pieces: Sequence[Sequence[Token]], at: int) -> Answer | None:
+    """The list whose item ``at`` is dots; None when the items show no rule."""
+    shown = [parse(piece) for piece in (*pieces[:at], *pieces[at + 1 :]) if piece]
+    known = [item for item in shown if item is not None]
+    if len(known) != len(shown):
+        return None
+    found = continued(known[:at], known[at:])
+    if found is None:
+        return None
+    items = expanded(found)
+    return found if items is None else Several(tuple(items))
+
+
+_AXES = "ijk"
+
+
+def vector(tokens: Sequence[Token]) -> Group | None:
+    r"""``3\\mathbf{i} - 4\\mathbf{j}``: a sum over at least the second or third unit vector, bold or with an accent."""
+    accented = parse(tokens)
+    if accented is not None and (found := _components(accented, ("hat", "vec", "bar"))) is not None:
+        return found
+    if not any(token.kind == "sym" and token.roman and token.text in ("j", "k") for token in tokens):
+        return None
+    bold = [
+        Token("sym", "unit:" + token.text) if token.kind == "sym" and token.roman and token.text in _AXES else token
+        for token in tokens
+    ]
+    tree = parse(bold)
+    return None if tree is None else _components(tree, ("unit",))
+
+
+def _components(tree: Expr, marks: Sequence[str]) -> Group | None:
+    """The components of a formula that is linear in unit vectors."""
+    found = [(axis, f"{mark}:{axis}") for mark in marks for axis in _AXES if tree.holds("sym", f"{mark}:{axis}")]
+    names = dict(found)
+    if len(names) < len(found) or not set(names) & {"j", "k"}:
+        return None
+
+    def at(ones: dict[str, int]) -> Expr:
+        return reduce(lambda part, axis: substitute(part, names[axis], number(ones.get(axis, 0))), names, tree)
+
+    values = {axis: at({axis: 1}) for axis in _AXES}
+    scales = {"i": 2, "j": 3, "k": 5}
+    total = Expr("add", tuple(Expr("mul", (number(scale), values[axis])) for axis, scale in scales.items()))
+    if same_value(at(scales), total) is not True or same_value(at({}), number(0)) is not True:
+        return None
+    return Group("<", "<", tuple(Quantity(values[axis]) for axis in (_AXES if "k" in names else "ij")))
+
+
+MAX_ITEMS = 100
+_MATRICES = ("matrix", "pmatrix", "bmatrix", "Bmatrix", "array", "smallmatrix")
+_SYSTEMS = ("cases", "aligned", "gathered", "rcases", "dcases")
+_CONDITION_WORDS = word_set("if for when where")
+_ELSE = (["otherwise"], ["else"], ["if", "otherwise"])
+
+
+def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Answer | None:
+    """A group, a set, a system, a matrix or an item in parentheses; None when no bracket holds it all."""
+    first, inside = tokens[0], tokens[1:-1]
+    if len(tokens) < 2 or first.kind not in ("open", "env") or any(level == 0 for level in levels[1:-1]):
+        return None
+    if first.kind == "env" and (first.text.split()[-1] in _SYSTEMS or _lined_up(inside)):
+        return _piecewise(inside, reader, depth) or _system(inside, reader, depth)
+    if first.kind == "env":
+        return _matrix(first.text.split()[-1], inside, reader, depth)
+    opening, closing = first.text, tokens[-1].text
+    if not inside:
+        return Group(opening, closing, ()) if opening == "{" else None
+    if opening == "{" and (built := set_builder(inside, reader, depth)) is not None:
+        return built
+    inner_levels = depths(inside)
+    if inner_levels is None or opening in ("floor", "ceil", "|"):
+        return None
+    pieces, separators = split(inside, inner_levels, "sep")
+    if not separators and opening == closing == "(":
+        return reader.part(inside, depth)
+    if any(separator not in (",", ";") for separator in separators) or len(pieces) > MAX_ITEMS:
+        return None
+    dots = next((at for at, piece in enumerate(pieces) if goes_on(piece)), None)
+    if dots is None:
+        return _grouped(opening, closing, [reader.part(piece, depth) for piece in pieces])
+    whole = dotted_list(pieces, dots)
+    return _grouped(opening, closing, list(whole.items) if isinstance(whole, Several) else [whole])
+
+
+def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
+    r"""``\{x | -2 < x < 3\}``: the condition says it all when it is about one name; ``\{2k : k \in Z\}``."""
+    levels = depths(inside)
+    if levels is None:
+        return None
+    bar = next(
+        (at for at, (token, level) in enumerate(zip(inside, levels, strict=True))
+         if at and level == 0 and token.kind in ("bar", "colon")),
+        None,
+    )  # fmt: skip
+    bar = _after_domain(inside, levels) if bar is None else bar
+    if bar is None:
+        return None
+    head, condition = inside[:bar], inside[bar + 1 :]
+    declared = declaration(condition)
+    if declared:
+        member = reader.part(head, depth)
+        if isinstance(member, Quantity) and member.expr.op == "sym" and member.expr.name in declared.names:
+            return _domain(condition)
+        return None if member is None else Family(member, declared.names, declared.domain)
+    name = [token for token in head if token.kind == "sym"]
+    found = reader.answer(condition, depth + 1)
+    if not name or found is None:
+        return None
+    domain = _domain(head)
+    if domain is None:
+        return None
+    return _within(domain, name[0].text, found)
+
+
+def _after_domain(inside: Sequence[Token], levels: Sequence[int]) -> int | None:
+    r"""The separator in ``\{x \in R; x > 2\}``: it follows a name and the set that it is taken from."""
+    at = next((at for at, token in enumerate(inside) if token.kind == "sep" and levels[at] == 0), None)
+    if at is None or len(inside) < 4 or inside[0].kind != "sym" or inside[1].text != "in":
+        return None
+    return at if number_domain(inside[2:at]) is not None else None
+
+
+def _domain(head: Sequence[Token]) -> Answer | None:
+    """The set that the members of a set builder are taken from; the reals when none is named."""
+    relations = [at for at, token in enumerate(head) if token.kind == "rel"]
+    if not relations:
+        return number_domain([Token("cmd", "mathbb"), Token("sym", "R")])
+    if head[relations[0]].text != "in":
+        return None
+    return number_domain(head[relations[0] + 1 :])
+
+
+def _within(domain: Answer, name: str, found: Answer) -> Answer | None:
+    plain: Answer | None = None
+    if isinstance(found, RealSet) and found.subject == name:
+        plain = RealSet(found.spans)
+    inner = found.answer if isinstance(found, Family) else found
+    if isinstance(inner, Named) and inner.name == name:
+        plain = Family(inner.value, found.parameters, found.domain) if isinstance(found, Family) else inner.value
+    if plain is None or (isinstance(domain, RealSet) and len(domain.spans) == 1 and domain.spans[0].low.op == "neg"):
+        return plain
+    if isinstance(domain, Domain) and isinstance(plain, RealSet):
+        members = whole_numbers(plain, domain.name)
+        if members is not None:
+            return Group("{", "{", tuple(Quantity(number(member)) for member in members))
+        return Within(domain.name, plain)
+    return None
+
+
+def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
+    """A definition by cases: in every row a value, then its condition."""
+    pieces: list[tuple[Answer, Answer | None]] = []
+    for row in _rows(inside):
+        cells = [list(cell) for cell in row if cell]
+        if len(cells) != 2:
+            return None
+        value, condition = (_without_stop(cell) for cell in cells)
+        words = [token.text.casefold() for token in condition]
+        while condition and condition[0].kind == "word" and condition[0].text.casefold() in _CONDITION_WORDS:
+            condition = condition[1:]
+        read = reader.part(value, depth) if value else None
+        if read is None:
+            return None
+        if words in _ELSE:
+            pieces.append((read, None))
+            continue
+        asked = reader.answer(condition, depth + 1) if condition else None
+        if asked is None or isinstance(asked, Quantity):
+            return None
+        pieces.append((read, asked))
+    conditions = [condition for _, condition in pieces]
+    return Piecewise(tuple(pieces)) if len(pieces) > 1 and None not in conditions[:-1] else None
+
+
+def _without_stop(cell: list[Token]) -> list[Token]:
+    """A cell without the comma or full stop that ends it."""
+    ended = bool(cell) and (cell[-1].kind == "sep" or (cell[-1].kind, cell[-1].text) == ("cmd", "."))
+    return cell[:-1] if ended else cell
+
+
+def _rows(inside: Sequence[Token]) -> list[list[list[Token]]]:
+    """The cells of a table, row by row; an empty last row is none."""
+    levels = depths(inside)
+    rows: list[list[list[Token]]] = [[[]]]
+    for token, level in zip(inside, levels or [0] * len(inside), strict=True):
+        if token.kind == "cell" and level == 0:
+            if token.text == "row":
+                rows.append([[]])
+            else:
+                rows[-1].append([])
+        else:
+            rows[-1][-1].append(token)
+    if rows[-1] == [[]]:
+        rows.pop()
+    return rows
+
+
+def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
+    """The rows of a system of equations, as a list."""
+    joined: list[Token] = []
+    for at, token in enumerate(inside):
+        if token.kind == "cell" and token.text == "column":
+            # where it only lines the rows up it stands beside a relation
+            if not any(beside.kind == "rel" for beside in (*inside[max(0, at - 1) : at], *inside[at + 1 : at + 2])):
+                return None
+        elif token.kind == "cell":
+            if joined and joined[-1].kind == "sep":
+                joined.pop()  # a comma before the end of the row
+            joined.append(Token("sep", ","))
+        else:
+            joined.append(token)
+    return reader.answer(joined, depth + 1)
+
+
+def _matrix(name: str, inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
+    if name not in _MATRICES or depths(inside) is None:
+        return None
+    rows = [tuple(cell for part in row if (cell := reader.part(part, depth)) is not None) for row in _rows(inside)]
+    widths = {len(row) for row in rows} | {len(row) for row in _rows(inside)}
+    return Matrix(tuple(rows)) if len(widths) == 1 else None
+
+
+def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answer | None:
+    """A group; plus-minus signs in a tuple stand for several tuples."""
+    known = [item for item in items if item is not None]
+    if len(known) != len(items):
+        return None
+    if opening == closing == "{":
+        flat = [part for item in known for part in (item.items if isinstance(item, Several) else (item,))]
+        return Group("{", "{", tuple(flat))
+    choices = [item.items if isinstance(item, Several) and item.signs else (item,) for item in known]
+    if prod(map(len, choices)) > MAX_ITEMS:
+        return None
+    groups = tuple(Group(opening, closing, chosen) for chosen in product(*choices))
+    return groups[0] if len(groups) == 1 else Several(groups, signs=True)
+
+
+def _lined_up(inside: Sequence[Token]) -> bool:
+    """Whether every row of a table is a relation: then it is a system and no matrix."""
+    filled = [tokens for row in _rows(inside) if (tokens := [token for cell in row for token in cell])]
+    return len(filled) > 1 and all(any(token.kind == "rel" for token in row) for row in filled)
+
+
+def cycles(tokens: Sequence[Token]) -> Cycles | None:
+    """``(1 2 3)(4 5)``: a permutation in cycles."""
+    found: list[tuple[str, ...]] = []
+    current: list[str] | None = None
+    for token in tokens:
+        if current is None:
+            if (token.kind, token.text) != ("open", "("):
+                return None
+            current = []
+        elif token.kind == "close" and token.text == "(":
+            found.append(tuple(current))
+            current = None
+        elif token.kind == "num" and token.text.isdigit() and (token.spaced or not current):
+            current.append(token.text)
+        else:
+            return None
+    members = [member for cycle in found for member in cycle]
+    if current is not None or len(set(members)) != len(members) or any(len(cycle) < 2 for cycle in found):
+        return None
+    turned = [cycle[at:] + cycle[:at] for cycle in found for at in [cycle.index(min(cycle, key=int))]]
+    return Cycles(tuple(sorted(turned))) if turned else None
+
+
+def transposed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Answer | None:
+    r"""``(1,2,3)^T`` as a column, and a matrix with rows and columns exchanged."""
+    ends = [at for at, level in enumerate(levels) if level == 0 and (tokens[at].kind, tokens[at].text) == ("op", "^")]
+    mark = [token.text for token in tokens[ends[0] + 1 :] if token.kind not in ("lbrace", "rbrace")] if ends else []
+    if len(ends) != 1 or mark not in (["T"], ["top"], ["t"], ["mathsf", "T"], ["intercal"], ["prime"]):
+        return None
+    inner = reader.part(tokens[: ends[0]], depth)
+    if isinstance(inner, Matrix):
+        return Matrix(tuple(zip(*inner.rows, strict=True)))
+    if isinstance(inner, Group) and {inner.opening, inner.closing} <= {"(", "[", "<"} and mark != ["prime"]:
+        return Matrix(tuple((item,) for item in inner.items))
+    return None
+
+
+def scaled_matrix(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Answer | None:
+    r"""``\frac12 \begin{pmatrix} .. \end{pmatrix}``: the factor goes into every entry."""
+    begin = next((at for at, token in enumerate(tokens) if token.kind == "env" and levels[at] == 0), None)
+    if not begin or tokens[-1].kind != "env":
+        return None
+    head = tokens[:begin]
+    factor = number(-1) if [token.text for token in head] == ["-"] else parse(head)
+    matrix = reader.part(tokens[begin:], depth)
+    if factor is None or not isinstance(matrix, Matrix):
+        return None
+    rows: list[tuple[Answer, ...]] = []
+    for row in matrix.rows:
+        cells = [cell for cell in row if isinstance(cell, Quantity) and cell.unit is None]
+        if len(cells) != len(row):
+            return None
+        rows.append(tuple(Quantity(Expr("mul", (factor, cell.expr))) for cell in cells))
+    return Matrix(tuple(rows))
+
+
 _UNSAID = word_set("a an the all any every of that is are it its this which at interval point")
 _SPELLINGS = {"centre": "center", "centred": "centered", "colour": "color", "metre": "meter", "litre": "liter"}
 _MOST_PARTS = 40
 
 
-def sentence(tokens: Sequence[Token], read: Read) -> Sentence | None:
+def _sentence(tokens: Sequence[Token], trusted: bool) -> Sentence | None:
     """The words and formulas of a text that holds both; None where a formula in it cannot be read."""
     parts: list[str | Answer] = []
     levels = depths(tokens)
@@ -87,25 +391,12 @@ def sentence(tokens: Sequence[Token], read: Read) -> Sentence | None:
             parts += [word for token in piece if (word := _plain(token.text)) not in _UNSAID]
         elif kind == "sep":
             parts += [token.text for token in piece if token.text not in ",;"]
-        elif (read_part := read(piece)) is not None:
+        elif (read_part := _shape_of(piece, trusted)) is not None:
             parts.append(read_part)
         else:
             return None
     words = sum(isinstance(part, str) for part in parts)
     return Sentence(tuple(parts)) if 0 < words < len(parts) <= _MOST_PARTS else None
-
-
-def same_sentence(gold: Sentence, answer: Sentence, same: Callable[[Answer, Answer], bool | None]) -> bool:
-    """Word for word, formula for formula."""
-    if len(gold.parts) != len(answer.parts):
-        return False
-    for left, right in zip(gold.parts, answer.parts, strict=True):
-        if isinstance(left, str) or isinstance(right, str):
-            if left != right:
-                return False
-        elif same(left, right) is not True:
-            return False
-    return True
 
 
 def _kind(placed: tuple[Token, int]) -> str:
@@ -137,7 +428,7 @@ def read(text: str, trusted: bool) -> Answer | None:
     tokens = in_symbols(tokens)
     found = _shape_of(tokens, trusted)
     if found is None and any(token.kind == "word" for token in tokens):
-        return sentence(tokens, lambda part: _shape_of(part, trusted))
+        return _sentence(tokens, trusted)
     return found
 
 
@@ -159,7 +450,9 @@ class _Reader:
             return None
         if tokens[0].text.casefold() in _ABOUT and len(tokens) > 1:
             tokens, levels = tokens[1:], levels[1:]
-        whole = date_of(tokens) or self._labelled(tokens, levels, depth) or self._congruent(tokens, levels, depth)
+        whole = date_of(tokens) or self._labelled(tokens, levels, depth)
+        if whole is None and any((token.kind, token.text) == ("cmd", "pmod") for token in tokens):
+            whole = congruent(tokens, levels, lambda part: self.part(part, depth))
         if whole is not None:
             return whole
         tokens = out_of(counted(described(tokens)))
@@ -194,11 +487,6 @@ class _Reader:
         items = [(label, self.answer(part, depth + 1)) for label, part in parts]
         named = [Named(f"part{label}", (), value) for label, value in items if value is not None]
         return Several(tuple(named)) if len(named) == len(items) > 1 else None
-
-    def _congruent(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
-        if not any(token.kind == "cmd" and token.text == "pmod" for token in tokens):
-            return None
-        return congruent(tokens, levels, lambda part: self.part(part, depth))
 
     def _blocks(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         """``p = 5, q = 2; p = 7, q = 2``: semicolons part what commas join."""
@@ -249,8 +537,7 @@ class _Reader:
         """One item: a relation, a set, a group, a ratio, words, or a quantity."""
         if depth > _MAX_DEPTH:
             return None
-        phrase = closed_phrase(tokens) or number_domain(tokens)
-        phrase = phrase or self._phrase(tokens, levels, depth)
+        phrase = closed_phrase(tokens) or number_domain(tokens) or self._phrase(tokens, levels, depth)
         if phrase is not None:
             return phrase
         parts, operations = split(tokens, levels, "cup")
@@ -321,14 +608,15 @@ class _Reader:
         if (clock := midday(tokens)) is not None:
             return clock
         if all(token.kind == "word" or (token.kind == "op" and token.text == "-") for token in tokens):
-            named = self._expression(tokens) if not plain_word(words_of(tokens)) else None
+            tree = parse(tokens) if not plain_word(words_of(tokens)) else None
+            named = None if tree is None else free_signs(tree, None)
             return named or counted_in_words(tokens, trusted=self._trusted) or Text(words_of(tokens))
         if len(tokens) > 1 and tokens[0].text in ("a", "A") and all(token.kind == "word" for token in tokens[1:]):
             return Text(words_of(tokens))  # a circle: no product
-        if _starts_in_words(tokens) and all(token.kind in ("word", "sym") for token in tokens):
-            return Text(words_of(tokens))  # student B
-        if _starts_in_words(tokens) and all(token.kind in ("word", "num") for token in tokens):
-            return Text(words_of(tokens))  # June 20
+        if tokens[0].kind == "word" and (tokens[0].roman or len(tokens[0].text) > 2):
+            rest = {token.kind for token in tokens} - {"word"}
+            if rest in ({"sym"}, {"num"}):
+                return Text(words_of(tokens))  # student B, room 20
         return based(tokens) or clock_time(tokens) or quantity(tokens, levels, trusted=self._trusted)
 
     def _mapping(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
@@ -356,10 +644,6 @@ class _Reader:
             return None if value is None else Named(" ".join(words_of(parts[0])), (), value)
         return None
 
-    def _expression(self, tokens: Sequence[Token]) -> Answer | None:
-        tree = parse(tokens)
-        return None if tree is None else free_signs(tree, None)
-
 
 def _given_names(items: list[Answer]) -> list[Answer]:
     """``a: 3, b: 5``: ratios of different letters to numbers are letters and their values."""
@@ -385,7 +669,3 @@ def _named_blocks(pieces: Sequence[Sequence[Token]], separators: Sequence[str]) 
     """``x = 2, y = 1 or x = 1, y = 2``: every piece gives a value to a name, ``or`` parts the solutions."""
     named = all(any(token.kind == "rel" and token.text == "=" for token in piece) for piece in pieces)
     return named and "or" in separators and separators.count(",") > separators.count("or")
-
-
-def _starts_in_words(tokens: Sequence[Token]) -> bool:
-    return tokens[0].kind == "word" and (tokens[0].roman or len(tokens[0].text) > 2)
