@@ -7,6 +7,7 @@ Words inside ``\text{}`` and plain words become one kind of token, so that every
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -40,28 +41,30 @@ _GREEK = word_set(
 )
 _SPELLED = {"infty": "inf", "imath": "i", "jmath": "j"}
 _GREEK_WORDS = word_set("alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau")
-_RELATIONS = {
-    "=": "=", "<": "<", ">": ">", "<=": "<=", "=<": "<=", ">=": ">=", "!=": "!=", "lt": "<", "gt": ">",
-    "le": "<=", "ge": ">=",
-    "ne": "!=", "neq": "!=", "approx": "~", "simeq": "~", "in": "in", "equiv": "==",
+_GRAMMAR: dict[str, tuple[Kind, str]] = {
+    name: (kind, text)
+    for kind, table in (
+        ("rel", "= = < < > > <= <= =< <= >= >= != != lt < gt > le <= ge >= ne != neq != in in equiv =="),
+        ("rel", "approx ~ simeq ~"),
+        ("op", "cdot * times * ast * bullet * div / pm pm mp mp + + - - * * / / ^ ^ _ _ ! ! ' '"),
+        ("cup", "cup cup cap cap setminus setminus bigcup cup backslash setminus"),
+        ("open", r"( ( [ [ \{ { lbrace { lbrack [ lfloor floor lceil ceil langle < lvert |"),
+        ("close", r") ( ] [ \} { rbrace { rbrack [ rfloor floor rceil ceil rangle < rvert |"),
+        ("sep", ", , ; ; lor or vee or land and wedge and"),
+        ("bar", r"| | \| \| mid | vert |"),
+        ("lbrace", "{ {"), ("rbrace", "} }"), ("cell", "& column"), ("colon", ": : colon :"),
+        ("word", "forall for AA angstrom"),
+        ("fn", " ".join(f"{name} {name}" for name in FUNCTIONS - {"sqrt"})),
+        ("fn", " ".join(f"{name} {alias}" for name, alias in _ALIASES.items())),
+        ("sym", " ".join(f"{name} {_SPELLED.get(name, name)}" for name in _GREEK)),
+    )
+    for name, text in zip(table.split()[::2], table.split()[1::2], strict=True)
 }  # fmt: skip
-_OPENING = {"(": "(", "[": "[", r"\{": "{", "lbrace": "{", "lbrack": "[", "lfloor": "floor", "lceil": "ceil",
-            "langle": "<", "lvert": "|"}  # fmt: skip
-_CLOSING = {")": "(", "]": "[", r"\}": "{", "rbrace": "{", "rbrack": "[", "rfloor": "floor", "rceil": "ceil",
-            "rangle": "<", "rvert": "|"}  # fmt: skip
-_OPERATORS = {"cdot": "*", "times": "*", "ast": "*", "div": "/", "pm": "pm", "mp": "mp", "bullet": "*"}
+"""Commands (without their stroke), brackets and marks: the kind of token that each is, and its canonical spelling."""
 _MONEY = {
     "euro": "€", "EUR": "€", "cent": "¢", "cents": "¢", "pounds": "£", "GBP": "£", "yen": "¥", "JPY": "¥", "RMB": "¥",
     "CNY": "¥", "USD": "$", "INR": "₹", "Rs": "₹",
 }  # fmt: skip
-_SETS = {"cup": "cup", "cap": "cap", "setminus": "setminus", "bigcup": "cup", "backslash": "setminus"}
-_COMMANDS: tuple[tuple[Kind, dict[str, str]], ...] = (
-    ("rel", _RELATIONS),
-    ("op", _OPERATORS),
-    ("cup", _SETS),
-    ("open", _OPENING),
-    ("close", _CLOSING),
-)
 _TEXT = r"text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname"
 
 _PATTERN = re.compile(
@@ -117,8 +120,7 @@ def tokens_of(text: str) -> list[Token] | None:
         if kind == "space":
             spaced = True
             continue
-        if not _append(found, kind, match, spaced):
-            return None
+        _append(found, kind, match, spaced)
         spaced = False
         if len(found) > MAX_TOKENS:
             return None
@@ -143,119 +145,58 @@ def _join_numbers(found: list[Token]) -> None:
                 break
 
 
-def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) -> bool:
+_SIMPLE: dict[str, tuple[Kind, str]] = {
+    "degree": ("unit", "degree"), "percent": ("unit", "percent"), "row": ("cell", "row"), "dots": ("cmd", "ldots"),
+    "power": ("op", "^"),
+}  # fmt: skip
+
+
+def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) -> None:
     value = match[group]
-    if group == "command":
-        token = _command(value, spaced)
-    elif group == "letters":
-        return _letters(found, value, spaced)
-    elif group == "short":
-        token = Token("word", value[:-1], spaced, roman=True)
-    elif group == "money":
-        token = Token("unit", _MONEY[value.strip("\\.")], spaced)
-    elif group == "text":
+    roman = False
+    if group == "text":
         _words(found, value, match["texttype"], spaced)
-        return True
+        return
+    if group == "letters":
+        kind, text, roman = _letters(found, value)
+    elif group in _SIMPLE:
+        kind, text = _SIMPLE[group]
+    elif group == "short":
+        kind, text, roman = "word", value[:-1], True
+    elif group in ("money", "currency"):
+        kind, text = "unit", _MONEY.get(value.strip("\\."), value.lstrip("\\"))
     elif group == "number":
-        token = Token("num", value, spaced)
-    elif group == "relation":
-        token = Token("rel", _RELATIONS[value], spaced)
-    elif group == "bracket":
-        token = _bracket(value, spaced)
-    elif group in ("degree", "percent"):
-        token = Token("unit", group, spaced)
-    elif group == "currency":
-        token = Token("unit", value.lstrip("\\"), spaced)
+        kind, text = "num", value
     elif group in ("begin", "end"):
-        token = Token("env", f"{group} {value}", spaced)
-    elif group == "row":
-        token = Token("cell", "row", spaced)
-    elif group == "dots":
-        token = Token("cmd", "ldots", spaced)
-    elif group == "power":
-        token = Token("op", "^", spaced)
+        kind, text = "env", f"{group} {value}"
     else:
-        token = _character(value, spaced)
-    found.append(token)
-    return True
+        kind, text = _GRAMMAR.get(value, ("cmd", value))
+        roman = kind == "word"
+    found.append(Token(kind, text, spaced, roman))
 
 
-def _bracket(value: str, spaced: bool) -> Token:
-    if value in _OPENING:
-        return Token("open", _OPENING[value], spaced)
-    return Token("close", _CLOSING[value], spaced)
-
-
-def _character(value: str, spaced: bool) -> Token:
-    if value in "{}":
-        return Token("lbrace" if value == "{" else "rbrace", value, spaced)
-    if value in ",;":
-        return Token("sep", value, spaced)
-    if value in "+-*/^_!'":
-        return Token("op", value, spaced)
-    if value == "&":
-        return Token("cell", "column", spaced)
-    if value == ":":
-        return Token("colon", value, spaced)
-    if value in ("|", r"\|"):
-        return Token("bar", value, spaced)
-    return Token("cmd", value, spaced)
-
-
-def _command(name: str, spaced: bool) -> Token:
-    for kind, table in _COMMANDS:
-        if name in table:
-            return Token(kind, table[name], spaced)
-    if name in _ALIASES:
-        return Token("fn", _ALIASES[name], spaced)
-    if name in FUNCTIONS and name != "sqrt":
-        return Token("fn", name, spaced)
-    if name in _GREEK:
-        return Token("sym", _SPELLED.get(name, name), spaced)
-    if name in ("mid", "vert"):
-        return Token("bar", "|", spaced)
-    if name in ("lor", "vee"):
-        return Token("sep", "or", spaced)
-    if name in ("land", "wedge"):
-        return Token("sep", "and", spaced)
-    if name == "colon":
-        return Token("colon", ":", spaced)
-    if name == "forall":
-        return Token("word", "for", spaced, roman=True)
-    if name == "AA":
-        return Token("word", "angstrom", spaced, roman=True)
-    return Token("cmd", name, spaced)
-
-
-def _letters(found: list[Token], run: str, spaced: bool) -> bool:
+def _letters(found: Sequence[Token], run: str) -> tuple[Kind, str, bool]:
+    """The kind and text of a run of letters outside all commands, and whether it is surely a word."""
     low = run.casefold()
+    before = found[-1].text.casefold() if found else ""
     if len(run) == 1:
-        found.append(Token("sym", run, spaced))
-    elif low == "and" and found and found[-1].text.casefold() in ("hundred", "thousand"):
-        found.append(Token("word", run, spaced))  # two hundred and five
-    elif low in ("and", "or"):
-        found.append(Token("sep", low, spaced))
-    elif run == "sec" and found and found[-1].text == "/" and len(found) > 1 and found[-2].kind in ("sym", "word"):
-        found.append(Token("word", run, spaced, roman=True))  # m/sec
-    elif run in FUNCTIONS:
-        found.append(Token("cmd" if run == "sqrt" else "fn", run, spaced))
-    elif run in _WRITTEN_ALIASES:
-        found.append(Token("fn", _ALIASES[run], spaced))
-    elif run in _COMMANDS_IN_WORDS:
-        found.append(Token("cmd", run, spaced))
-    elif low == "pi" or run in _GREEK_WORDS:
-        found.append(Token("sym", "pi" if low == "pi" else run, spaced))
-    elif low in FUNCTIONS and run.istitle():
-        found.append(Token("fn", low, spaced) if low != "sqrt" else Token("cmd", low, spaced))
-    elif _NAME.fullmatch(run):
-        found.append(Token("word", run, spaced, roman=True))  # Bob
-    elif low == "to":
-        found.append(Token("colon", ":", spaced))
-    elif low in ("infinity", "inf", "oo"):
-        found.append(Token("sym", "inf", spaced))
-    else:
-        found.append(Token("word", run, spaced))
-    return True
+        return "sym", run, False
+    if low in ("and", "or"):
+        counting = low == "and" and before in ("hundred", "thousand")  # two hundred and five
+        return ("word", run, False) if counting else ("sep", low, False)
+    if run == "sec" and before == "/" and len(found) > 1 and found[-2].kind in ("sym", "word"):
+        return "word", run, True  # m/sec
+    if run == "sqrt" or run in _COMMANDS_IN_WORDS:
+        return "cmd", run, False
+    if run in FUNCTIONS or run in _WRITTEN_ALIASES:
+        return "fn", _ALIASES.get(run, run), False
+    if low == "pi" or run in _GREEK_WORDS:
+        return "sym", "pi" if low == "pi" else run, False
+    if _NAME.fullmatch(run):
+        return "word", run, True  # Bob
+    if low == "to":
+        return "colon", ":", False
+    return ("sym", "inf", False) if low in ("infinity", "inf", "oo") else ("word", run, False)
 
 
 def _words(found: list[Token], content: str, command: str, spaced: bool) -> None:

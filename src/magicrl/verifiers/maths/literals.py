@@ -185,8 +185,6 @@ def _cardinal(parts: list[str]) -> int | None:
             group, before = group + value, value
         elif group == 0:
             return None
-        elif part == "dozen":
-            group, before = group * 12, 12
         elif scale == 100:
             group, before = group * 100, 100
         else:

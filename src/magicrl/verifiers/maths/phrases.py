@@ -238,29 +238,26 @@ def out_of(tokens: Sequence[Token]) -> Sequence[Token]:
 _LABELS = ("abcdefgh", "12345678", ("i", "ii", "iii", "iv", "v", "vi"))
 
 
-def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[tuple[str, Sequence[Token]]]:
-    """The parts of ``(a) 5, (b) 7`` with their numbers; empty where there are no such labels in order."""
-    marks = [
-        at
-        for at in range(len(tokens) - 2)
-        if levels[at] == 0 and tokens[at].text == tokens[at + 2].text == "("
-        and (tokens[at].kind, tokens[at + 2].kind) == ("open", "close")
-        and tokens[at + 1].kind in ("sym", "word", "num") and (not at or tokens[at - 1].kind != "op")
-    ]  # fmt: skip
+def labelled_parts(tokens: Sequence[Token], levels: Sequence[int]) -> list[Sequence[Token]]:
+    """The parts of ``(a) 5, (b) 7``; empty where there are no such labels in order."""
+    marks: list[int] = []
+    for at, (before, label, after) in enumerate(zip(tokens, tokens[1:], tokens[2:], strict=False)):
+        bracketed = (before.kind, before.text, after.kind, after.text) == ("open", "(", "close", "(")
+        plain = levels[at] == 0 and label.kind in ("sym", "word", "num")
+        if bracketed and plain and (not at or tokens[at - 1].kind != "op"):
+            marks.append(at)
     labels = [tokens[at + 1].text for at in marks]
     if len(marks) < 2 or marks[0] or not any(labels == list(order[: len(labels)]) for order in _LABELS):
         return []
-    found: list[tuple[str, Sequence[Token]]] = []
-    for start, end in zip(marks, [*marks[1:], len(tokens)], strict=True):
+    found: list[Sequence[Token]] = []
+    for label, start, end in zip(labels, marks, [*marks[1:], len(tokens)], strict=True):
         part = tokens[start + 3 : end]
         while part and part[-1].kind == "sep":
             part = part[:-1]
-        found.append((str(len(found)), part))
-    apart = all(
-        part and (label not in "12345678" or part[0].kind != "op")
-        for label, (_, part) in zip(labels, found, strict=True)
-    )
-    return found if apart else []
+        if not part or (label in "12345678" and part[0].kind == "op"):
+            return []
+        found.append(part)
+    return found
 
 
 _HALVES = {
@@ -365,7 +362,7 @@ def _multiples(tokens: Sequence[Token]) -> int | None:
         return None
     before = {word for token, word in zip(tokens[:-3], low, strict=False) if token.kind != "sym"}
     said = before <= _QUANTIFIERS | word_set("integers integer numbers that are which is")
-    return int(low[-1]) if said and low[-1].isdigit() and len(low[-1]) < 10 else None
+    return int(low[-1]) if said and low[-1].isdecimal() and len(low[-1]) < 10 else None
 
 
 def _stepped(step: int, start: int) -> Family:
@@ -415,22 +412,15 @@ _DOUBTING = word_set(
 
 def stated(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[Sequence[Token], Sequence[Token]] | None:
     """What "the maximum value is 5" names and what it says of it; None when it is no such statement."""
-    at = next(
-        (
-            at
-            for at, (token, level) in enumerate(zip(tokens, levels, strict=True))
-            if level == 0 and token.kind == "word" and token.text.casefold() in _STATING
-        ),
-        None,
-    )
-    if not at or at + 1 >= len(tokens) or tokens[0].kind != "word":
-        return None
+    low = [token.text.casefold() if token.kind == "word" else "" for token in tokens]
+    at = next((at for at, level in enumerate(levels) if level == 0 and low[at] in _STATING), 0)
     name, value = tokens[:at], tokens[at + 1 :]
+    if not name or not value or tokens[0].kind != "word" or all(token.kind == "word" for token in value):
+        return None
     if any(token.kind == "sep" or token.text.casefold() in _DOUBTING for token in tokens):
         return None
-    if any(token.kind not in ("word", "sym", "lbrace", "rbrace", "op", "num") for token in name):
-        return None
-    return None if all(token.kind == "word" for token in value) else (name, value)
+    plain = all(token.kind in ("word", "sym", "lbrace", "rbrace", "op", "num") for token in name)
+    return (name, value) if plain else None
 
 
 _COMPARED = (
@@ -470,15 +460,16 @@ def _signed(token: Token) -> bool:
 
 def described(tokens: Sequence[Token]) -> Sequence[Token]:
     """``the line x = 3``, ``the point (3, -4)``: without the words that only say what kind of thing it is."""
-    at = 0
-    if len(tokens) > 2 and [token.text.casefold() for token in tokens[:2]] in (["for", "all"], ["for", "every"]):
+    low = [token.text.casefold() if token.kind in ("word", "sym") else "" for token in tokens]
+    if len(tokens) > 2 and low[:2] in (["for", "all"], ["for", "every"]):
         return tokens[1:]  # for all real x
-    while at < len(tokens) and tokens[at].kind == "word" and tokens[at].text.casefold() in ("the", "a", "an"):
+    at = 0
+    while at < len(tokens) and tokens[at].kind == "word" and low[at] in _ARTICLES:
         at += 1
-    if at + 1 >= len(tokens) or tokens[at].kind != "word" or tokens[at].text.casefold() not in _THINGS:
+    if at + 1 >= len(tokens) or tokens[at].kind != "word" or low[at] not in _THINGS:
         return tokens
     at += 1
-    while at < len(tokens) and tokens[at].kind == "word" and tokens[at].text.casefold() in ("with", "equation", "at"):
+    while at < len(tokens) and low[at] in ("with", "equation", "at"):
         at += 1
     rest = tokens[at:]
     single = len(rest) == 1 and rest[0].kind == "num"  # line 3

@@ -89,10 +89,9 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
     while len(words) > 1 and words[-1].casefold() in _AFTER_NOUNS:
         words.pop()  # 12 years old
     low = [word.casefold() for word in words]
-    if low[0] in _ORDINALS and len(low) > 1:
-        return unit_phrase([t for t in tokens if t.kind == "word"][1:], trusted=trusted)
     if low[0] in _ORDINALS:
-        return Unit("none")
+        rest = [token for token in tokens if token.kind == "word"][1:]
+        return unit_phrase(rest, trusted=trusted) if len(low) > 1 else Unit("none")
     if any(word in _ANY for word in low) and all(word in _ANY | _POWERS for word in low):
         power = 2 if "2" in low or low[0] in ("square", "sq") else 3 if "3" in low or low[0] in ("cubic", "cu") else 1
         return Unit("unit", (("any", power),))
@@ -108,13 +107,10 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
 def _last_quotient(tokens: Sequence[Token]) -> bool:
     """``J/(mol K)``: one pair of brackets, at the end, right after the stroke, so that they part nothing else."""
     marks = [at for at, token in enumerate(tokens) if token.kind in ("open", "close")]
-    return (
-        len(marks) == 2
-        and marks[1] == len(tokens) - 1
-        and tokens[marks[0]].text == "("
-        and (tokens[marks[0] - 1].kind, tokens[marks[0] - 1].text) == ("op", "/")
-        and not any(token.text in ("/", "per") for token in tokens[marks[0] :])
-    )
+    if len(marks) != 2 or marks[1] != len(tokens) - 1 or tokens[marks[0]].text != "(":
+        return False
+    stroke = tokens[marks[0] - 1]
+    return (stroke.kind, stroke.text) == ("op", "/") and not {"/", "per"} & {one.text for one in tokens[marks[0] :]}
 
 
 def _known(words: list[str]) -> Unit | None:
@@ -220,20 +216,17 @@ def singular(word: str) -> str:
 def quantity(tokens: Sequence[Token], levels: list[int], *, trusted: bool) -> Answer | None:
     """A formula and its unit, if any; plus-minus signs make several."""
     unit: Unit | None = None
-    tokens, levels = without_fraction(tokens, levels)
+    tokens, levels = _without_fraction(tokens, levels)
     tokens, levels = _annotated(tokens, levels)
     head = [position for position, token in enumerate(tokens[:2]) if token.kind == "unit" and token.text in UNITS]
     if head:
         unit = UNITS[tokens[head[0]].text]
         levels = [level for position, level in enumerate(levels) if position != head[0]]
         tokens = [token for position, token in enumerate(tokens) if position != head[0]]
-    compound = _compound(tokens, levels, trusted)
-    if compound is not None:
-        return compound
-    scaled = _scaled(tokens, levels, trusted)
-    if scaled is not None:
-        return scaled
-    at = unit_start(tokens, levels)
+    whole = _compound(tokens, levels, trusted) or _scaled(tokens, levels, trusted)
+    if whole is not None:
+        return whole
+    at = _unit_start(tokens, levels)
     if at is not None:
         at = _first_letter(tokens, at)
         tree = parse(tokens[:at])
@@ -292,10 +285,8 @@ def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answ
     abbreviated = _abbreviated(tokens)
     if abbreviated is not None:
         return abbreviated
-    starts = [0]
-    for position in range(1, len(tokens)):
-        if tokens[position].kind == "num" and tokens[position - 1].kind == "word" and levels[position] == 0:
-            starts.append(position)
+    ends = [at for at, (one, other) in enumerate(pairwise(tokens), 1) if (one.kind, other.kind) == ("word", "num")]
+    starts = [0, *(at for at in ends if levels[at] == 0)]
     if len(starts) < 2:
         return None
     pieces = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
@@ -318,9 +309,7 @@ def _abbreviated(tokens: Sequence[Token]) -> Quantity | None:
     if marks[1] == "'" and (marks[3:] in (["'", "'"], ['"'])):
         inches = Expr("add", (Expr("mul", (number(12), _single(marks[0]))), _single(marks[2])))
         return Quantity(Expr("mul", (inches, number(UNITS["inch"].factor))), Unit("unit", (("L", 1),)))
-    if len(tokens) not in (4, 6) or any(
-        kinds[at] != "num" or kinds[at + 1] == "num" for at in range(0, len(tokens), 2)
-    ):
+    if len(tokens) not in (4, 6) or any(kind != "num" for kind in kinds[::2]):
         return None
     found = [next((size for names, size in _SHORT_COMPOUNDS if mark in names), 0) for mark in marks[1::2]]
     if 0 in found or any(small >= large for large, small in pairwise(found)) or found[0] == 1:
@@ -373,30 +362,25 @@ def free_signs(tree: Expr, unit: Unit | None) -> Answer | None:
     return items[0] if len(items) == 1 else Several(items, signs=True)
 
 
+_ARC = ([((("T", 1),), 60)], [((("T", 1),), 60), ((("T", 1),), 1)])
+
+
 def added(items: Sequence[Answer]) -> Answer | None:
     """``12 minutes and 30 seconds`` as one quantity: units of one kind, each smaller than the one before."""
-    quantities = [item for item in items if isinstance(item, Quantity)]
-    arc = _arc(quantities) if len(quantities) == len(items) else None
-    if arc is not None:
-        return arc
-    units = [item.unit for item in quantities if item.unit is not None and item.unit.kind == "unit"]
-    if len(units) != len(items) or len(units) < 2 or len({unit.dimension for unit in units}) != 1:
+    found = [(item.expr, item.unit) for item in items if isinstance(item, Quantity) and item.unit is not None]
+    if len(found) != len(items) or len(found) < 2:
+        return None
+    units = [unit for _, unit in found]
+    size = Fraction(1)
+    if units[0] == DEGREE and [(one.dimension, one.factor) for one in units[1:]] in _ARC:
+        units = [Unit("unit", (), Fraction(3600)), *units[1:]]  # minutes and seconds of arc
+        size = Fraction(1, 3600)
+    elif any(one.kind != "unit" or one.dimension != units[0].dimension for one in units):
         return None
     if any(small.factor >= large.factor for large, small in pairwise(units)):
         return None
-    parts = [Expr("mul", (number(unit.factor), item.expr)) for unit, item in zip(units, quantities, strict=True)]
-    return Quantity(Expr("add", tuple(parts)), Unit("unit", units[0].dimension))
-
-
-def _arc(items: Sequence[Quantity]) -> Quantity | None:
-    """Degrees, minutes and seconds of arc."""
-    if len(items) < 2 or items[0].unit != DEGREE:
-        return None
-    factors = [item.unit.factor for item in items[1:] if item.unit is not None and item.unit.dimension == (("T", 1),)]
-    if len(factors) != len(items) - 1 or factors not in ([60], [60, 1]):
-        return None
-    parts = [Expr("mul", (number(factor / 3600), item.expr)) for factor, item in zip(factors, items[1:], strict=True)]
-    return Quantity(Expr("add", (items[0].expr, *parts)), DEGREE)
+    parts = tuple(Expr("mul", (number(size * unit.factor), tree)) for (tree, _), unit in zip(found, units, strict=True))
+    return Quantity(Expr("add", parts), Unit("unit", units[0].dimension) if size == 1 else DEGREE)
 
 
 _SHORT_UNITS = word_set(
@@ -405,43 +389,32 @@ _SHORT_UNITS = word_set(
 )
 
 
-def unit_start(tokens: Sequence[Token], levels: list[int]) -> int | None:
+def _unit_start(tokens: Sequence[Token], levels: list[int]) -> int | None:
     """Where the words after the number begin."""
-    for position, (token, level) in enumerate(zip(tokens, levels, strict=True)):
-        if position == 0 or level:
-            continue
-        if token.kind == "unit" and (token.text != "degree" or not degree_inside(tokens, levels, position)):
-            return position
-        if token.kind == "word" and (token.roman or len(token.text) > 3 or token.text in _SHORT_UNITS):
-            return position
-        if token.kind == "word" and token.text in ("st", "nd", "rd", "th"):
-            return position
-        if token.kind == "op" and token.text == "^" and ordinal(tokens[position + 1 :]):
-            return position
-        if token.kind == "sym" and token.text in ("Omega", "mu") and _greek_unit(tokens, position):
-            return position
-        letters = any(before.kind == "sym" and before.text != "pi" for before in tokens[:position])
-        if token.kind == "sym" and token.roman and token.text in UNITS and not letters:
-            return position
-    return None
+    return next((at for at in range(1, len(tokens)) if levels[at] == 0 and _begins_unit(tokens, levels, at)), None)
 
 
-def _greek_unit(tokens: Sequence[Token], position: int) -> bool:
-    r"""``10\Omega`` and ``5\,\mu\mathrm{m}``, after a mere number."""
-    if any(before.kind in ("sym", "word") and before.text != "pi" for before in tokens[:position]):
+def _begins_unit(tokens: Sequence[Token], levels: list[int], at: int) -> bool:
+    token = tokens[at]
+    if token.kind == "unit":
+        return token.text != "degree" or not _degree_inside(tokens, levels, at)
+    if token.kind == "word":
+        return token.roman or len(token.text) > 3 or token.text in _SHORT_UNITS or token.text in _ORDINALS
+    if token.kind == "op":  # 12^{th}
+        after = [one.text for one in tokens[at + 1 :] if one.kind not in ("lbrace", "rbrace")]
+        return token.text == "^" and after[:1] in (["st"], ["nd"], ["rd"], ["th"])
+    letters = [before for before in tokens[:at] if before.kind == "sym" and before.text != "pi"]
+    if token.kind != "sym" or letters:
         return False
-    rest = tokens[position + 1 :]
-    if tokens[position].text == "Omega":
-        return not rest
-    return bool(rest) and (rest[0].roman or rest[0].kind == "word") and "mu" + rest[0].text in UNITS
+    rest = tokens[at + 1 :]
+    if token.text == "Omega" and not rest:  # 10\Omega
+        return True
+    if token.text == "mu" and rest and rest[0].roman and "mu" + rest[0].text in UNITS:  # 5\,\mu\mathrm{m}
+        return True
+    return token.roman and token.text in UNITS
 
 
-def ordinal(tokens: Sequence[Token]) -> bool:
-    texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
-    return texts[:1] in (["st"], ["nd"], ["rd"], ["th"])
-
-
-def degree_inside(tokens: Sequence[Token], levels: list[int], position: int) -> bool:
+def _degree_inside(tokens: Sequence[Token], levels: list[int], position: int) -> bool:
     """Whether more of a formula follows: then the degree sign is a factor, not the unit of the whole."""
     rest = tokens[position + 1 :]
     if position > 2 and (tokens[position - 2].kind, tokens[position - 2].text) == ("cmd", "angle"):
@@ -451,7 +424,7 @@ def degree_inside(tokens: Sequence[Token], levels: list[int], position: int) -> 
     return bool(degrees or functions) or any(token.kind in ("op", "num", "fn") for token in rest)
 
 
-def without_fraction(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int]]:
+def _without_fraction(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int]]:
     r"""A fraction of units after a number, ``9.8 \frac{\text{m}}{\text{s}^2}``, on one line."""
     for at, (token, level) in enumerate(zip(tokens, levels, strict=True)):
         if not at or level or (token.kind, token.text) != ("cmd", "frac") or tokens[-1].kind != "rbrace":

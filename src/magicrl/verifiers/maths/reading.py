@@ -483,10 +483,9 @@ class _Reader:
 
     def _labelled(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         """``(a) 5 (b) 7``: answers to the parts of a question, in their order."""
-        parts = labelled_parts(tokens, levels)
-        items = [(label, self.answer(part, depth + 1)) for label, part in parts]
-        named = [Named(f"part{label}", (), value) for label, value in items if value is not None]
-        return Several(tuple(named)) if len(named) == len(items) > 1 else None
+        values = [self.answer(part, depth + 1) for part in labelled_parts(tokens, levels)]
+        named = [Named(f"part{at}", (), value) for at, value in enumerate(values) if value is not None]
+        return Several(tuple(named)) if len(named) == len(values) > 1 else None
 
     def _blocks(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         """``p = 5, q = 2; p = 7, q = 2``: semicolons part what commas join."""

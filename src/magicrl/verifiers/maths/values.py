@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from operator import add, mul
 
 from flint import acb, arb, ctx, fmpq, fmpz
 
@@ -86,11 +87,11 @@ class Enclosure:
             return self._cases(tree, point)
         args = [self._value(part, point) for part in tree.args]
         if tree.op == "add":
-            return self._checked(reduce(_plus, args))
+            return self._checked(reduce(add, args))
         if tree.op == "neg":
             return -args[0]
         if tree.op == "mul":
-            return self._checked(reduce(_times, args))
+            return self._checked(reduce(mul, args))
         if tree.op == "div":
             return self._checked(_over(args[0], args[1]))
         if tree.op == "pow":
@@ -148,7 +149,7 @@ class Enclosure:
         for place in range(low, high + 1):
             self.spread = before  # of many terms the one that hides most counts
             term = self._value(tree.args[2], {**point, name: fmpq(place)})
-            total = self._checked(_plus(total, term) if kind == "sum" else _times(total, term))
+            total = self._checked(total + term if kind == "sum" else total * term)
             most = max(most, self.spread)
         self.spread = most
         return total
@@ -221,7 +222,7 @@ class Enclosure:
             whole = [fmpz(_whole(arg)) for arg in args]
             return fmpq(reduce(fmpz.gcd if name == "gcd" else fmpz.lcm, whole))
         if name == "mod":
-            return first - _times(args[1], _rounded("floor", _over(first, args[1])))
+            return first - args[1] * _rounded("floor", _over(first, args[1]))
         if name in ("floor", "ceil"):
             return _rounded(name, first)
         if name in ("factorial", "factorial2", "binomial"):
@@ -377,14 +378,6 @@ def _number(value: Value, real: bool) -> arb | acb:
     if isinstance(value, acb):
         return value
     return arb(value) if real else acb(value)
-
-
-def _plus(one: Value, other: Value) -> Value:
-    return one + other
-
-
-def _times(one: Value, other: Value) -> Value:
-    return one * other
 
 
 def _over(one: Value, other: Value) -> Value:
