@@ -36,34 +36,13 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
 
 
 _JOINT = re.compile(r"(?:[\s$,;.&]|\\[()\[\],;:! ]|\\q?quad|\\text\s*\{[^{}]{0,12}\}|and|or){0,40}", re.DOTALL)
-
-
-def joint_boxes(text: str) -> tuple[str, ...] | None:
-    r"""The last boxes of a text when nothing but ``and``, ``or`` or commas stands between them; None if it is one.
-
-    Example:
-        >>> joint_boxes(r"$\boxed{1}$ and $\boxed{2}$")
-        ('1', '2')
-    """
-    spans = _boxes(text[-_MAX_JOINT_CHARS:])
-    run: list[str] = []
-    text = text[-_MAX_JOINT_CHARS:]
-    before: int | None = None
-    for command, start, end in reversed(spans):
-        if before is not None and (before - end > _MAX_BETWEEN or not _JOINT.fullmatch(text, end + 1, before)):
-            break
-        run.append(text[start:end].strip())
-        before = command
-    return tuple(reversed(run)) if 1 < len(run) <= _MAX_JOINT else None
-
-
 _MAX_JOINT_CHARS = 4000
 _MAX_BETWEEN = 60
 _MAX_JOINT = 20
 
 
 def _boxes(text: str) -> list[tuple[int, int, int]]:
-    """Outermost boxes in order: where the command, the content and the closing brace begin."""
+    """Closed boxes in the order of their ends: where the command, the content and the closing brace begin."""
     stack: list[tuple[int, int] | None] = []
     found: list[tuple[int, int, int]] = []
     for token in _TOKEN.finditer(text):
@@ -88,15 +67,23 @@ def last_box(text: str) -> str | None:
         >>> last_box(r"first \boxed{1}, no: \boxed{\frac{1}{2}}.")
         '\\frac{1}{2}'
     """
-    stack: list[int] = []  # where each open brace's content starts; negative: a plain brace
-    best: tuple[int, int] | None = None
-    for token in _TOKEN.finditer(text):
-        if token["box"]:
-            stack.append(token.end())
-        elif token["open"]:
-            stack.append(-1)
-        elif token["close"] and stack:
-            start = stack.pop()
-            if start > 0 and (best is None or start > best[0]):
-                best = (start, token.start())
-    return None if best is None else text[best[0] : best[1]]
+    _, start, end = max(_boxes(text), default=(0, -1, 0))
+    return None if start < 0 else text[start:end]
+
+
+def joint_boxes(text: str) -> tuple[str, ...] | None:
+    r"""The last boxes of a text when nothing but ``and``, ``or`` or commas stands between them; None if it is one.
+
+    Example:
+        >>> joint_boxes(r"$\boxed{1}$ and $\boxed{2}$")
+        ('1', '2')
+    """
+    text = text[-_MAX_JOINT_CHARS:]
+    run: list[str] = []
+    before: int | None = None
+    for command, start, end in reversed(_boxes(text)):
+        if before is not None and (before - end > _MAX_BETWEEN or not _JOINT.fullmatch(text, end + 1, before)):
+            break
+        run.append(text[start:end].strip())
+        before = command
+    return tuple(reversed(run)) if 1 < len(run) <= _MAX_JOINT else None

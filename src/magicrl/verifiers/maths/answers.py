@@ -6,11 +6,13 @@ is only compared by `equality` when both sides were read whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
+from typing import TypeVar
 
+T = TypeVar("T")
 MAX_SIGNS = 4
 
 
@@ -355,6 +357,21 @@ Answer = (
     | Dotted
     | Sentence
 )
+
+
+def complete(items: Iterable[T | None]) -> list[T] | None:
+    """The items; None where one of them is none."""
+    found: list[T] = []
+    for item in items:
+        if item is None:
+            return None
+        found.append(item)
+    return found
+
+
+def plain(answer: Answer | None) -> Expr | None:
+    """The formula of a quantity without a unit."""
+    return answer.expr if isinstance(answer, Quantity) and answer.unit is None else None
 
 
 def as_value(value: Quantity) -> Expr | None:

@@ -31,9 +31,11 @@ from magicrl.verifiers.maths.answers import (
     Within,
     all_of,
     as_value,
+    complete,
     difference,
     function,
     number,
+    plain,
     rename,
     substitute,
     symbol,
@@ -171,10 +173,8 @@ def by_letter(items: Sequence[Answer]) -> Sequence[Answer]:
 
 def one_value(items: Sequence[Answer]) -> bool:
     """Whether values joined by "or" are all one, as in ``\\frac{3}{10} or 30\\%``: that is no hedging."""
-    values = [as_value(item) if isinstance(item, Quantity) else None for item in items]
-    return all(
-        one is not None and other is not None and same_value(one, other) is True for one, other in pairwise(values)
-    )
+    values = complete(as_value(item) if isinstance(item, Quantity) else None for item in items)
+    return values is not None and all(same_value(one, other) is True for one, other in pairwise(values))
 
 
 def numbered_names(plain: Sequence[Answer], items: Sequence[Answer]) -> bool:
@@ -241,16 +241,17 @@ def floored(group: Group) -> Quantity | None:
     """``[n/2]`` in square brackets, which some write for the floor."""
     if group.opening != "[" or group.closing != "[" or len(group.items) != 1:
         return None
-    item = group.items[0]
-    return Quantity(function("floor", item.expr)) if isinstance(item, Quantity) and item.unit is None else None
+    inner = plain(group.items[0])
+    return None if inner is None else Quantity(function("floor", inner))
 
 
 def rows(group: Group) -> tuple[tuple[Answer, ...], ...] | None:
     """The rows of a matrix written as a list of lists."""
-    found = tuple(
-        item.items for item in group.items if isinstance(item, Group) and item.opening == group.opening == "["
+    listed = (
+        item.items if isinstance(item, Group) and item.opening == group.opening == "[" else None for item in group.items
     )
-    return found if found and len(found) == len(group.items) and len({len(row) for row in found}) == 1 else None
+    found = complete(listed)
+    return tuple(found) if found is not None and len(set(map(len, found))) == 1 else None
 
 
 def same_equation(gold: Equation, answer: Equation) -> bool | None:
@@ -445,8 +446,8 @@ def as_count(named: Named) -> Quantity | None:
     group = named.value
     if named.name not in ("C", "P") or not isinstance(group, Group) or len(group.items) != 2 or group.opening != "(":
         return None
-    parts = [item.expr for item in group.items if isinstance(item, Quantity) and item.unit is None]
-    if len(parts) != 2:
+    parts = complete(map(plain, group.items))
+    if parts is None:
         return None
     chosen = function("binomial", *parts)
     return Quantity(chosen if named.name == "C" else Expr("mul", (chosen, function("factorial", parts[1]))))

@@ -41,25 +41,26 @@ _GREEK = word_set(
 )
 _SPELLED = {"infty": "inf", "imath": "i", "jmath": "j"}
 _GREEK_WORDS = word_set("alpha beta gamma delta epsilon theta lambda sigma omega phi psi rho tau")
-_GRAMMAR: dict[str, tuple[Kind, str]] = {
+_TABLES: tuple[tuple[Kind, str], ...] = (
+    ("rel", "= = < < > > <= <= =< <= >= >= != != lt < gt > le <= ge >= ne != neq != in in equiv =="),
+    ("rel", "approx ~ simeq ~"),
+    ("op", "cdot * times * ast * bullet * div / pm pm mp mp + + - - * * / / ^ ^ _ _ ! ! ' '"),
+    ("cup", "cup cup cap cap setminus setminus bigcup cup backslash setminus"),
+    ("open", r"( ( [ [ \{ { lbrace { lbrack [ lfloor floor lceil ceil langle < lvert |"),
+    ("close", r") ( ] [ \} { rbrace { rbrack [ rfloor floor rceil ceil rangle < rvert |"),
+    ("sep", ", , ; ; lor or vee or land and wedge and"),
+    ("bar", r"| | \| \| mid | vert |"),
+    ("lbrace", "{ {"), ("rbrace", "} }"), ("cell", "& column"), ("colon", ": : colon :"),
+    ("word", "forall for AA angstrom"),
+    ("fn", " ".join(f"{name} {name}" for name in FUNCTIONS - {"sqrt"})),
+    ("fn", " ".join(f"{name} {alias}" for name, alias in _ALIASES.items())),
+    ("sym", " ".join(f"{name} {_SPELLED.get(name, name)}" for name in _GREEK)),
+)  # fmt: skip
+_GRAMMAR = {
     name: (kind, text)
-    for kind, table in (
-        ("rel", "= = < < > > <= <= =< <= >= >= != != lt < gt > le <= ge >= ne != neq != in in equiv =="),
-        ("rel", "approx ~ simeq ~"),
-        ("op", "cdot * times * ast * bullet * div / pm pm mp mp + + - - * * / / ^ ^ _ _ ! ! ' '"),
-        ("cup", "cup cup cap cap setminus setminus bigcup cup backslash setminus"),
-        ("open", r"( ( [ [ \{ { lbrace { lbrack [ lfloor floor lceil ceil langle < lvert |"),
-        ("close", r") ( ] [ \} { rbrace { rbrack [ rfloor floor rceil ceil rangle < rvert |"),
-        ("sep", ", , ; ; lor or vee or land and wedge and"),
-        ("bar", r"| | \| \| mid | vert |"),
-        ("lbrace", "{ {"), ("rbrace", "} }"), ("cell", "& column"), ("colon", ": : colon :"),
-        ("word", "forall for AA angstrom"),
-        ("fn", " ".join(f"{name} {name}" for name in FUNCTIONS - {"sqrt"})),
-        ("fn", " ".join(f"{name} {alias}" for name, alias in _ALIASES.items())),
-        ("sym", " ".join(f"{name} {_SPELLED.get(name, name)}" for name in _GREEK)),
-    )
+    for kind, table in _TABLES
     for name, text in zip(table.split()[::2], table.split()[1::2], strict=True)
-}  # fmt: skip
+}
 """Commands (without their stroke), brackets and marks: the kind of token that each is, and its canonical spelling."""
 _MONEY = {
     "euro": "€", "EUR": "€", "cent": "¢", "cents": "¢", "pounds": "£", "GBP": "£", "yen": "¥", "JPY": "¥", "RMB": "¥",
@@ -152,7 +153,8 @@ _SIMPLE: dict[str, tuple[Kind, str]] = {
 
 
 def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) -> None:
-    value = match[group]
+    value = text = match[group]
+    kind: Kind = "cmd"
     roman = False
     if group == "text":
         _words(found, value, match["texttype"], spaced)
@@ -170,7 +172,7 @@ def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) 
     elif group in ("begin", "end"):
         kind, text = "env", f"{group} {value}"
     else:
-        kind, text = _GRAMMAR.get(value, ("cmd", value))
+        kind, text = _GRAMMAR.get(value, (kind, value))
         roman = kind == "word"
     found.append(Token(kind, text, spaced, roman))
 

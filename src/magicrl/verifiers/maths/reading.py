@@ -29,7 +29,9 @@ from magicrl.verifiers.maths.answers import (
     Several,
     Text,
     Within,
+    complete,
     number,
+    plain,
     substitute,
 )
 from magicrl.verifiers.maths.equality import same_value
@@ -76,14 +78,9 @@ def goes_on(piece: Sequence[Token]) -> bool:
 
 def dotted_list(pieces: Sequence[Sequence[Token]], at: int) -> Answer | None:
     """The list whose item ``at`` is dots; None when the items show no rule."""
-    shown = [parse(piece) for piece in (*pieces[:at], *pieces[at + 1 :]) if piece]
-    known = [item for item in shown if item is not None]
-    if len(known) != len(shown):
-        return None
-    found = continued(known[:at], known[at:])
-    if found is None:
-        return None
-    items = expanded(found)
+    shown = complete(parse(piece) for piece in (*pieces[:at], *pieces[at + 1 :]) if piece)
+    found = None if shown is None else continued(shown[:at], shown[at:])
+    items = None if found is None else expanded(found)
     return found if items is None else Several(tuple(items))
 
 
@@ -149,12 +146,12 @@ def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth
         return None
     pieces, separators = split(inside, inner_levels, "sep")
     if not separators and opening == closing == "(":
-        return reader.part(inside, depth)
+        return reader.item(inside, depth + 1)
     if any(separator not in (",", ";") for separator in separators) or len(pieces) > MAX_ITEMS:
         return None
     dots = next((at for at, piece in enumerate(pieces) if goes_on(piece)), None)
     if dots is None:
-        return _grouped(opening, closing, [reader.part(piece, depth) for piece in pieces])
+        return _grouped(opening, closing, [reader.item(piece, depth + 1) for piece in pieces])
     whole = dotted_list(pieces, dots)
     return _grouped(opening, closing, list(whole.items) if isinstance(whole, Several) else [whole])
 
@@ -175,7 +172,7 @@ def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer 
     head, condition = inside[:bar], inside[bar + 1 :]
     declared = declaration(condition)
     if declared:
-        member = reader.part(head, depth)
+        member = reader.item(head, depth + 1)
         if isinstance(member, Quantity) and member.expr.op == "sym" and member.expr.name in declared.names:
             return _domain(condition)
         return None if member is None else Family(member, declared.names, declared.domain)
@@ -235,7 +232,7 @@ def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer |
         words = [token.text.casefold() for token in condition]
         while condition and condition[0].kind == "word" and condition[0].text.casefold() in _CONDITION_WORDS:
             condition = condition[1:]
-        read = reader.part(value, depth) if value else None
+        read = reader.item(value, depth + 1) if value else None
         if read is None:
             return None
         if words in _ELSE:
@@ -292,15 +289,15 @@ def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | No
 def _matrix(name: str, inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
     if name not in _MATRICES or depths(inside) is None:
         return None
-    rows = [tuple(cell for part in row if (cell := reader.part(part, depth)) is not None) for row in _rows(inside)]
+    rows = [tuple(cell for part in row if (cell := reader.item(part, depth + 1)) is not None) for row in _rows(inside)]
     widths = {len(row) for row in rows} | {len(row) for row in _rows(inside)}
     return Matrix(tuple(rows)) if len(widths) == 1 else None
 
 
 def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answer | None:
     """A group; plus-minus signs in a tuple stand for several tuples."""
-    known = [item for item in items if item is not None]
-    if len(known) != len(items):
+    known = complete(items)
+    if known is None:
         return None
     if opening == closing == "{":
         flat = [part for item in known for part in (item.items if isinstance(item, Several) else (item,))]
@@ -347,7 +344,7 @@ def transposed(tokens: Sequence[Token], levels: list[int], reader: _Reader, dept
     mark = [token.text for token in tokens[ends[0] + 1 :] if token.kind not in ("lbrace", "rbrace")] if ends else []
     if len(ends) != 1 or mark not in (["T"], ["top"], ["t"], ["mathsf", "T"], ["intercal"], ["prime"]):
         return None
-    inner = reader.part(tokens[: ends[0]], depth)
+    inner = reader.item(tokens[: ends[0]], depth + 1)
     if isinstance(inner, Matrix):
         return Matrix(tuple(zip(*inner.rows, strict=True)))
     if isinstance(inner, Group) and {inner.opening, inner.closing} <= {"(", "[", "<"} and mark != ["prime"]:
@@ -362,15 +359,15 @@ def scaled_matrix(tokens: Sequence[Token], levels: list[int], reader: _Reader, d
         return None
     head = tokens[:begin]
     factor = number(-1) if [token.text for token in head] == ["-"] else parse(head)
-    matrix = reader.part(tokens[begin:], depth)
+    matrix = reader.item(tokens[begin:], depth + 1)
     if factor is None or not isinstance(matrix, Matrix):
         return None
     rows: list[tuple[Answer, ...]] = []
     for row in matrix.rows:
-        cells = [cell for cell in row if isinstance(cell, Quantity) and cell.unit is None]
-        if len(cells) != len(row):
+        cells = complete(map(plain, row))
+        if cells is None:
             return None
-        rows.append(tuple(Quantity(Expr("mul", (factor, cell.expr))) for cell in cells))
+        rows.append(tuple(Quantity(Expr("mul", (factor, cell))) for cell in cells))
     return Matrix(tuple(rows))
 
 
@@ -452,7 +449,7 @@ class _Reader:
             tokens, levels = tokens[1:], levels[1:]
         whole = date_of(tokens) or self._labelled(tokens, levels, depth)
         if whole is None and any((token.kind, token.text) == ("cmd", "pmod") for token in tokens):
-            whole = congruent(tokens, levels, lambda part: self.part(part, depth))
+            whole = congruent(tokens, levels, lambda part: self.item(part, depth + 1))
         if whole is not None:
             return whole
         tokens = out_of(counted(described(tokens)))
@@ -471,7 +468,7 @@ class _Reader:
         if len(pieces) > MAX_ITEMS:
             return None
         if not separators:
-            found = self.item(tokens, levels, depth)
+            found = self.item(tokens, depth)
         elif "," in separators and (";" in separators or _named_blocks(pieces, separators)):
             found = self._blocks(tokens, levels, depth)
         else:
@@ -483,9 +480,8 @@ class _Reader:
 
     def _labelled(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         """``(a) 5 (b) 7``: answers to the parts of a question, in their order."""
-        values = [self.answer(part, depth + 1) for part in labelled_parts(tokens, levels)]
-        named = [Named(f"part{at}", (), value) for at, value in enumerate(values) if value is not None]
-        return Several(tuple(named)) if len(named) == len(values) > 1 else None
+        values = complete(self.answer(part, depth + 1) for part in labelled_parts(tokens, levels))
+        return Several(tuple(Named(f"part{at}", (), value) for at, value in enumerate(values))) if values else None
 
     def _blocks(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         """``p = 5, q = 2; p = 7, q = 2``: semicolons part what commas join."""
@@ -495,9 +491,8 @@ class _Reader:
                 blocks.append([])
             else:
                 blocks[-1].append(token)
-        items = [self.answer(block, depth + 1) for block in blocks if block]
-        known = [item for item in items if item is not None]
-        return Several(tuple(known)) if len(known) == len(items) > 1 else None
+        items = complete(self.answer(block, depth + 1) for block in blocks if block)
+        return Several(tuple(items)) if items is not None and len(items) > 1 else None
 
     def _list(self, pieces: list[Sequence[Token]], separators: list[str], depth: int) -> tuple[Answer | None, Declared]:
         names: frozenset[str] = frozenset()
@@ -518,8 +513,7 @@ class _Reader:
             if declared and items:
                 names, domain = names | declared.names, domain or declared.domain
                 continue
-            levels = depths(piece)
-            item = self.item(piece, levels, depth + 1) if levels is not None else None
+            item = self.item(piece, depth + 1)
             if item is None:
                 return None, Declared()
             items.append(item)
@@ -527,28 +521,24 @@ class _Reader:
         items = _given_names(items)
         return (joined(items, kept[:-1]) if items else None), Declared(names, domain)
 
-    def part(self, tokens: Sequence[Token], depth: int) -> Answer | None:
-        """One item, one level further down."""
-        levels = depths(tokens)
-        return self.item(tokens, levels, depth + 1) if levels is not None and tokens else None
-
-    def item(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
+    def item(self, tokens: Sequence[Token], depth: int) -> Answer | None:
         """One item: a relation, a set, a group, a ratio, words, or a quantity."""
-        if depth > _MAX_DEPTH:
+        levels = depths(tokens)
+        if levels is None or depth > _MAX_DEPTH or not tokens:
             return None
         phrase = closed_phrase(tokens) or number_domain(tokens) or self._phrase(tokens, levels, depth)
         if phrase is not None:
             return phrase
         parts, operations = split(tokens, levels, "cup")
         if operations and all(any(token.kind == "rel" for token in part) for part in parts):
-            return united([self.part(part, depth) for part in parts], operations)  # x < 1 or x > 2, with a cup
+            return united([self.item(part, depth + 1) for part in parts], operations)  # x < 1 or x > 2, with a cup
         parts, relations = split(tokens, levels, "rel")
         if relations:
-            return related(parts, relations, lambda piece: self.part(piece, depth), self._trusted)
+            return related(parts, relations, lambda piece: self.item(piece, depth + 1))
         tokens = _taken_away(tokens, levels)
         parts, operations = split(tokens, levels, "cup")
         if operations:
-            return united([self.part(part, depth) for part in parts], operations)
+            return united([self.item(part, depth + 1) for part in parts], operations)
         if any(token.kind == "cmd" and token.text == "mapsto" for token in tokens):
             return self._mapping(tokens, levels, depth)
         if any(token.kind == "colon" and level == 0 for token, level in zip(tokens, levels, strict=True)):
@@ -561,14 +551,14 @@ class _Reader:
             return None
         said = stated(tokens, levels)
         if said is not None:
-            value = self.part(said[1], depth)
+            value = self.item(said[1], depth + 1)
             return None if value is None else Named(" ".join(words_of(said[0])), (), value)
         words = [token.text.casefold() for token in tokens]
         if words[0] in ("all", "any", "every") and any(token.kind == "rel" for token in tokens):
             at = next(at for at, token in enumerate(tokens) if token.kind == "sym" or at == len(tokens) - 1)
             if set(words[1:at]) <= {"real", "reals", "number", "numbers", "values", "value", "of"}:
-                return self.part(tokens[at:], depth)  # all real x > 2
-            domain, bound = number_domain(tokens[:at]), self.part(tokens[at:], depth)
+                return self.item(tokens[at:], depth + 1)  # all real x > 2
+            domain, bound = number_domain(tokens[:at]), self.item(tokens[at:], depth + 1)
             if isinstance(domain, Domain) and isinstance(bound, RealSet):
                 return Within(domain.name, bound)  # all integers n > 2
         return None
@@ -584,10 +574,10 @@ class _Reader:
                 whole = ALL_REALS  # all n except 2
             if at is not None and whole is not None:
                 points = self.answer(tokens[at + len(mark) :], depth + 1)
-                listed = points.items if isinstance(points, Several) else (points,)
-                plain = tuple(point for point in listed if isinstance(point, Quantity))
-                left = united([whole, Group("{", "{", plain)], ["setminus"])
-                if len(plain) == len(listed):
+                listed = complete(map(plain, points.items if isinstance(points, Several) else (points,)))
+                taken = Group("{", "{", tuple(map(Quantity, listed or ())))
+                left = united([whole, taken], ["setminus"])
+                if listed is not None:
                     return RealSet(left.spans, subject) if isinstance(left, RealSet) else left
         return None
 
@@ -598,7 +588,7 @@ class _Reader:
             return found
         label = point_label(tokens, levels)
         if label:
-            point = self.part(tokens[label[1] :], depth)
+            point = self.item(tokens[label[1] :], depth + 1)
             return None if point is None else Named(label[0], (), point)
         found = transposed(tokens, levels, self, depth) or scaled_matrix(tokens, levels, self, depth)
         return found or vector(tokens)
@@ -622,7 +612,7 @@ class _Reader:
         r"""``f: x \mapsto x^2``."""
         at = next(at for at, token in enumerate(tokens) if token.kind == "cmd" and token.text == "mapsto")
         head = [token for token in tokens[:at] if token.kind != "colon"]
-        value = self.part(tokens[at + 1 :], depth)
+        value = self.item(tokens[at + 1 :], depth + 1)
         if value is None or len(head) != 2 or any(token.kind != "sym" for token in head):
             return None
         name = name_of(head[:1])
@@ -634,12 +624,11 @@ class _Reader:
         if clock is not None:
             return clock
         parts, _ = split(tokens, levels, "colon")
-        exprs = [parse(part) for part in parts]
-        formulas = [expr for expr in exprs if expr is not None]
-        if len(formulas) == len(exprs):
+        formulas = complete(map(parse, parts))
+        if formulas is not None:
             return Ratio(tuple(formulas))
         if len(parts) == 2 and parts[0] and all(token.kind == "word" for token in parts[0]):
-            value = self.part(parts[1], depth)
+            value = self.item(parts[1], depth + 1)
             return None if value is None else Named(" ".join(words_of(parts[0])), (), value)
         return None
 

@@ -26,7 +26,9 @@ from magicrl.verifiers.maths.answers import (
     Span,
     all_of,
     as_value,
+    complete,
     number,
+    plain,
     substitute,
 )
 from magicrl.verifiers.maths.equality import number_value, same_value
@@ -36,20 +38,20 @@ from magicrl.verifiers.maths.literals import word_set
 from magicrl.verifiers.maths.phrases import depths, split
 from magicrl.verifiers.maths.quantities import added
 
+Read = Callable[[Sequence[Token]], "Answer | None"]
 _MOST_SPANS = 100
 
 
-def as_spans(answer: Answer) -> RealSet | None:
+def as_spans(answer: Answer | None) -> RealSet | None:
     """The set of numbers that an interval or a finite set stands for."""
     if isinstance(answer, RealSet):
         return answer
-    if isinstance(answer, Group) and answer.opening == "{":
-        points = [item.expr for item in answer.items if isinstance(item, Quantity) and item.unit is None]
-        return _points(points) if len(points) == len(answer.items) else None
-    if isinstance(answer, Group) and len(answer.items) == 2 and {answer.opening, answer.closing} <= {"(", "["}:
-        low, high = answer.items
-        if isinstance(low, Quantity) and isinstance(high, Quantity) and low.unit is None and high.unit is None:
-            return RealSet((Span(low.expr, answer.opening == "[", high.expr, answer.closing == "["),))
+    if not isinstance(answer, Group) or (bounds := complete(map(plain, answer.items))) is None:
+        return None
+    if answer.opening == "{":
+        return _points(bounds)
+    if len(bounds) == 2 and {answer.opening, answer.closing} <= {"(", "["}:
+        return RealSet((Span(bounds[0], answer.opening == "[", bounds[1], answer.closing == "["),))
     return None
 
 
@@ -61,10 +63,10 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
     r"""``A \cup B``, ``A \cap B`` and ``A \setminus B``, of sets of numbers or of sets that only have names."""
     if (named := _of_names(items, operations)) is not None:
         return named
-    sets = [as_spans(item) if item is not None else None for item in items]
-    spans = [found.spans for found in sets if found is not None]
-    if len(spans) != len(items):
+    sets = complete(map(as_spans, items))
+    if sets is None:
         return None
+    spans = [found.spans for found in sets]
     if set(operations) == {"cup"}:
         return RealSet(tuple(span for group in spans for span in group))
     if set(operations) == {"cap"}:
@@ -74,13 +76,11 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
 
 def _of_names(items: Sequence[Answer | None], operations: Sequence[str]) -> Quantity | None:
     r"""``A \cap B`` of sets that only have names."""
-    formulas = [item.expr for item in items if isinstance(item, Quantity) and item.unit is None]
-    kinds = set(operations)
-    if len(formulas) != len(items) or len(kinds) != 1 or (kinds == {"setminus"} and len(items) > 2):
+    formulas, kinds = complete(map(plain, items)), set(operations)
+    if formulas is None or len(kinds) != 1 or (kinds == {"setminus"} and len(items) > 2):
         return None
-    if not all((one.op == "sym" and one.name.isupper()) or one.op == "set" for one in formulas):
-        return None
-    return Quantity(Expr("set", tuple(formulas), kinds.pop()))
+    named = all((one.op == "sym" and one.name.isupper()) or one.op == "set" for one in formulas)
+    return Quantity(Expr("set", tuple(formulas), kinds.pop())) if named else None
 
 
 def _common(groups: Sequence[Sequence[Span]]) -> RealSet | None:
@@ -145,10 +145,8 @@ def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
     r"""``x \\ne 1, 2``: the points after the first are left out too."""
     if not isinstance(item, RealSet) or len(item.spans) != 2 or item.spans[0].high != item.spans[1].low:
         return None
-    if (item.spans[0].low, item.spans[1].high) != (MINUS_INFINITY, PLUS_INFINITY):
-        return None
-    others = [point.expr for point in points if isinstance(point, Quantity) and point.unit is None]
-    if len(others) != len(points) or not others:
+    others = complete(map(plain, points))
+    if not others or (item.spans[0].low, item.spans[1].high) != (MINUS_INFINITY, PLUS_INFINITY):
         return None
     found = _without(ALL_REALS.spans, _points([item.spans[0].high, *others]).spans)
     return None if found is None else RealSet(found.spans, item.subject)
@@ -156,9 +154,8 @@ def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
 
 def alternatives(items: Sequence[Answer]) -> RealSet | None:
     """Intervals joined by "or" as their union, where they do not overlap."""
-    sets = [as_spans(item) for item in items if isinstance(item, Group)]
-    known = [one for one in sets if one is not None]
-    return None if len(known) != len(items) or _overlap(known) else _union(known, "")
+    sets = complete(as_spans(item) if isinstance(item, Group) else None for item in items)
+    return None if sets is None or _overlap(sets) else _union(sets, "")
 
 
 def joined_sets(sets: Sequence[RealSet], separators: Sequence[str]) -> Answer:
@@ -218,16 +215,14 @@ def _same_span(gold: Span, answer: Span) -> bool | None:
 
 def merged(spans: Sequence[Span]) -> list[Span] | None:
     """The spans in order, those that touch made one; None when bounds cannot be compared or are the wrong way."""
-    keyed = [(_place(span.low), _place(span.high), span) for span in spans]
-    known = [(low, high, span) for low, high, span in keyed if low is not None and high is not None]
-    if len(known) != len(keyed):
-        return None
-    if any(low > high or (low == high and not (span.low_closed and span.high_closed)) for low, high, span in known):
-        return None  # (5, 2) is no interval
-    solid = sorted(known, key=lambda entry: (entry[0], not entry[2].low_closed))
     result: list[Span] = []
+    places = complete(
+        (low, _place(span.high), span) if (low := _place(span.low)) is not None else None for span in spans
+    )
     end: Fraction | float = 0
-    for low, high, span in solid:
+    for low, high, span in sorted(places or (), key=lambda entry: (entry[0], not entry[2].low_closed)):
+        if high is None or low > high or (low == high and not (span.low_closed and span.high_closed)):
+            return None  # (5, 2) is no interval
         if result and (low < end or (low == end and (span.low_closed or result[-1].high_closed))):
             last = result[-1]
             if high > end or (high == end and span.high_closed):
@@ -236,7 +231,7 @@ def merged(spans: Sequence[Span]) -> list[Span] | None:
         else:
             result.append(span)
             end = high
-    return result
+    return None if places is None else result
 
 
 _MOST_MEMBERS = 60
@@ -286,9 +281,8 @@ def name_of(tokens: Sequence[Token]) -> Name | None:
         tokens = tokens[1:]  # the measure of an angle
     colons = [at for at, token in enumerate(tokens) if token.kind == "colon"]
     if colons:
-        sides = [name_of(tokens[: colons[0]]), name_of(tokens[colons[0] + 1 :])]
-        known = [side[0] for side in sides if side is not None]
-        return (":".join(known), (), None) if len(known) == 2 else None
+        sides = complete((name_of(tokens[: colons[0]]), name_of(tokens[colons[0] + 1 :])))
+        return None if sides is None else (":".join(name for name, _, _ in sides), (), None)
     if (measure := _measure(tokens)) is not None:
         return measure, (), None
     tree = parse(tokens)
@@ -384,35 +378,24 @@ def point_label(tokens: Sequence[Token], levels: Sequence[int]) -> tuple[str, in
 _FLIPPED = {"<": ">", "<=": ">=", ">": "<", ">=": "<="}
 
 
-def related(
-    parts: list[Sequence[Token]],
-    relations: list[str],
-    read: Callable[[Sequence[Token]], Answer | None],
-    trusted: bool,
-) -> Answer | None:
+def related(parts: list[Sequence[Token]], relations: list[str], read: Read) -> Answer | None:
     """What a chain of relations says."""
     if not all(parts):
         return None
     kinds = set(relations)
     if kinds == {"in"} and len(parts) == 2:
-        value = read(parts[1])
-        name = name_of(parts[0])
-        if value is None or name is None:
-            return None
-        return Named(name[0], name[1], value, name[2])
+        value, name = read(parts[1]), name_of(parts[0])
+        return None if value is None or name is None else _named(name, value)
     if kinds <= {"=", "~", "=="}:
         relations = ["=" if relation == "==" else relation for relation in relations]
         return _equality(parts, relations, read)
     if kinds <= {"<", "<=", ">", ">="} or relations == ["!="]:
-        formulas = [parse(part) for part in parts]
-        trees = [tree for tree in formulas if tree is not None]
-        return inequality(trees, relations) if len(trees) == len(parts) else None
+        trees = complete(map(parse, parts))
+        return None if trees is None else inequality(trees, relations)
     return None
 
 
-def _equality(
-    parts: list[Sequence[Token]], relations: list[str], read: Callable[[Sequence[Token]], Answer | None]
-) -> Answer | None:
+def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) -> Answer | None:
     name = name_of(parts[0])
     if "~" in relations:
         about = relations.index("~")
@@ -423,12 +406,12 @@ def _equality(
         if len(exact) > 1 or name is None:
             return _equality(exact, relations[:about], read) if len(exact) > 1 else read(exact[0])
         value = read(parts[-1]) if len(parts) == 2 else None
-        return None if value is None else Named(name[0], name[1], value, name[2])
+        return None if value is None else _named(name, value)
     values = [read(part) for part in parts[1:]]
     names = [name_of(part) for part in parts[:-1]]
     if len(names) > 1 and all(names) and values[-1] is not None and set(relations) == {"="}:
         # a = b = c = 0
-        return Several(tuple(Named(one[0], one[1], values[-1], one[2]) for one in names if one is not None))
+        return Several(tuple(_named(one, values[-1]) for one in names if one is not None))
     if name is not None:
         last = values[-1]
         if last is None or not _agree(values):
@@ -436,12 +419,12 @@ def _equality(
         if isinstance(last, Matrix) and name[0].startswith("(") and {len(row) for row in last.rows} == {1}:
             last = Group("(", "(", tuple(row[0] for row in last.rows))  # a column of letters
         if isinstance(last, Several) and last.signs:
-            return Several(tuple(Named(name[0], name[1], one, name[2]) for one in last.items), signs=True)
-        return Named(name[0], name[1], last, name[2])
+            return Several(tuple(_named(name, one) for one in last.items), signs=True)
+        return _named(name, last)
     first = read(parts[0])
     last_name = name_of(parts[-1])
     if last_name is not None and first is not None and _agree([first, *values[:-1]]):
-        return Named(last_name[0], last_name[1], first, last_name[2])
+        return _named(last_name, first)
     last = values[-1]
     of_sets = isinstance(first, Quantity) and first.expr.op == "set"
     if (first is None or of_sets) and last is not None and _agree(values) and _unread_formula(parts[0]):
@@ -454,8 +437,8 @@ def _equality(
         last = values[-1]
     if all(isinstance(value, Quantity) and not value.expr.symbols for value in every):
         return every[-1] if _agree(every) else Several(())  # 5 = 6 is no answer, and equal to none
-    sides = [value.expr for value in every if isinstance(value, Quantity) and value.unit is None]
-    return Equation(sides[0], sides[1]) if len(sides) == len(every) == 2 else None
+    sides = complete(map(plain, every))
+    return Equation(sides[0], sides[1]) if sides is not None and len(sides) == 2 else None
 
 
 def _unread_formula(tokens: Sequence[Token]) -> bool:
@@ -467,15 +450,14 @@ def _unread_formula(tokens: Sequence[Token]) -> bool:
 
 def _agree(values: Sequence[Answer | None]) -> bool:
     """Whether a chain of equal formulas is one: ``5 = 6`` gives no answer."""
-    if len(values) < 2:
-        return True
-    formulas = [as_value(value) for value in values if isinstance(value, Quantity)]
-    if len(formulas) != len(values):
-        return False
-    return all(
-        first is not None and other is not None and same_value(first, other) is True
-        for first, other in pairwise(formulas)
-    )
+    formulas = complete(as_value(value) if isinstance(value, Quantity) else None for value in values)
+    if len(values) < 2 or formulas is None:
+        return len(values) < 2
+    return all(same_value(one, other) is True for one, other in pairwise(formulas))
+
+
+def _named(name: Name, value: Answer) -> Named:
+    return Named(name[0], name[1], value, name[2])
 
 
 def _near(exact: Answer | None, about: Answer | None) -> bool:
@@ -484,12 +466,9 @@ def _near(exact: Answer | None, about: Answer | None) -> bool:
         return True
     if not (isinstance(exact, Quantity) and isinstance(about, Quantity)):
         return False
-    values = [number_value(one.expr) for one in (exact, about)]
-    numbers = [value for value in values if value is not None]
-    if len(numbers) != 2:
-        return True
+    values = complete(number_value(one.expr) for one in (exact, about))
     decimals = about.expr.args[0].decimals if about.expr.op == "neg" else about.expr.decimals
-    return abs(numbers[0] - numbers[1]) < Fraction(1, 10**decimals)
+    return values is None or abs(values[0] - values[1]) < Fraction(1, 10**decimals)
 
 
 def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None:
@@ -546,12 +525,10 @@ def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
         if not (part.op == "fn" and part.name == "abs" and size is not None and size > 0):
             continue
         inner, minus = part.args[0], Expr("neg", (bound,))
-        if at == 0:  # |x| < c
-            halves, word = [_solved(inner, bound, closed), _solved(minus, inner, closed)], "and"
-        else:  # c < |x|
-            halves, word = [_solved(bound, inner, closed), _solved(inner, minus, closed)], "or"
-        known = [half for half in halves if half is not None]
-        return joined_sets(known, [word]) if len(known) == 2 else None
+        # |x| < c has both halves, c < |x| one of them
+        sides = ((inner, bound), (minus, inner)) if at == 0 else ((bound, inner), (inner, minus))
+        halves = complete(_solved(low, high, closed) for low, high in sides)
+        return None if halves is None else joined_sets(halves, ["or" if at else "and"])
     return None
 
 
@@ -578,11 +555,8 @@ def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
     if len(items) > 1 and (apart := unequal(items[0], items[1:])) is not None:
         return apart
     if any(isinstance(item, RealSet) for item in items) and len(items) > 1:
-        sets = [subject_set(item) for item in items]
-        known = [one for one in sets if one is not None]
-        if len(known) == len(items):
-            return joined_sets(known, separators)
-        return Several(tuple(items))
+        sets = complete(map(subject_set, items))
+        return Several(tuple(items)) if sets is None else joined_sets(sets, separators)
     flat: list[Answer] = []
     for item in items:
         chain_of_names = isinstance(item, Several) and item.items and all(isinstance(one, Named) for one in item.items)
@@ -601,15 +575,10 @@ def joined(items: Sequence[Answer], separators: Sequence[str]) -> Answer | None:
 def chained(items: Sequence[Answer]) -> Answer | None:
     """``a < b`` and ``b < c`` as one chain."""
     orders = [item for item in items if isinstance(item, Order) and "!=" not in item.relations]
-    if len(orders) != len(items) or len(orders) < 2:
-        return None
-    if any(one.parts[-1] != other.parts[0] for one, other in pairwise(orders)):
+    if not 1 < len(orders) == len(items) or any(one.parts[-1] != two.parts[0] for one, two in pairwise(orders)):
         return None
     parts = orders[0].parts + tuple(part for order in orders[1:] for part in order.parts[1:])
     return inequality(parts, [relation for order in orders for relation in order.relations])
-
-
-Read = Callable[[Sequence[Token]], "Answer | None"]
 
 
 def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Answer | None:
@@ -617,33 +586,27 @@ def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Answer 
     pieces, _ = split(tokens, levels, "sep")
     residues: list[Expr] = []
     names: set[str] = set()
-    moduli: list[Expr] = []
-    for piece in pieces:
-        if not piece:
-            continue
-        at = next((at for at, token in enumerate(piece) if token.kind == "cmd" and token.text == "pmod"), None)
-        if at is not None:
-            modulus = parse(piece[at + 1 :])
-            if modulus is None:
-                return None
-            moduli.append(modulus)
-            piece = piece[:at]
-        relations = [place for place, token in enumerate(piece) if token.kind == "rel"]
+    moduli: set[Expr] = set()
+    for piece in filter(None, pieces):
+        at = next((at for at, token in enumerate(piece) if token.kind == "cmd" and token.text == "pmod"), len(piece))
+        modulus = parse(piece[at + 1 :])
+        if at < len(piece) and modulus is None:
+            return None
+        moduli |= {modulus} if modulus is not None else set()
+        sides, relations = split(piece[:at], [0] * at, "rel")
         if relations:
-            name = name_of(piece[: relations[0]])
-            if len(relations) > 1 or piece[relations[0]].text not in ("==", "=") or name is None or name[2] is None:
+            name = name_of(sides[0])
+            if len(relations) > 1 or relations[0] not in ("==", "=") or name is None or name[2] is None:
                 return None
             names.add(name[0])
-            piece = piece[relations[0] + 1 :]
-        value = read(piece)
-        values = value.items if isinstance(value, Several) and value.signs else (value,)
-        plain = [one.expr for one in values if isinstance(one, Quantity) and one.unit is None]
-        if len(plain) != len(values):
+        value = read(sides[-1])
+        found = complete(map(plain, value.items if isinstance(value, Several) and value.signs else (value,)))
+        if found is None:
             return None
-        residues += plain
-    if len(names) > 1 or not residues or not moduli or any(modulus != moduli[0] for modulus in moduli):
+        residues += found
+    if len(names) > 1 or not residues or len(moduli) != 1:
         return None
-    steps = Expr("mul", (moduli[0], Expr("sym", name="#k")))
+    steps = Expr("mul", (moduli.pop(), Expr("sym", name="#k")))
     items = tuple(Quantity(Expr("add", (residue, steps))) for residue in residues)
     family = Family(items[0] if len(items) == 1 else Several(items), frozenset(("#k",)), "Z")
     return Named(names.pop(), (), family) if names else family

@@ -25,6 +25,7 @@ from magicrl.verifiers.maths.answers import (
     RealSet,
     Several,
     all_of,
+    complete,
     difference,
     number,
     put,
@@ -106,9 +107,8 @@ def _rule(first: Expr, second: Expr) -> Expr | None:
     if _whole(first) and _whole(second):
         return _linear(first, difference(second, first))
     if first.op == second.op and first.name == second.name and len(first.args) == len(second.args) and first.args:
-        parts = [_rule(one, other) for one, other in zip(first.args, second.args, strict=True)]
-        known = [part for part in parts if part is not None]
-        return Expr(first.op, tuple(known), first.name) if len(known) == len(parts) else None
+        parts = complete(_rule(one, other) for one, other in zip(first.args, second.args, strict=True))
+        return None if parts is None else Expr(first.op, tuple(parts), first.name)
     return None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from operator import add, mul
 
 from flint import acb, arb, ctx, fmpq, fmpz
 
@@ -87,11 +86,11 @@ class Enclosure:
             return self._cases(tree, point)
         args = [self._value(part, point) for part in tree.args]
         if tree.op == "add":
-            return self._checked(reduce(add, args))
+            return self._checked(reduce(lambda one, other: one + other, args))
         if tree.op == "neg":
             return -args[0]
         if tree.op == "mul":
-            return self._checked(reduce(mul, args))
+            return self._checked(reduce(lambda one, other: one * other, args))
         if tree.op == "div":
             return self._checked(_over(args[0], args[1]))
         if tree.op == "pow":

@@ -7,6 +7,13 @@ import pytest
 from magicrl.verifiers.base import JudgeOptions
 from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
+VERIFIER = MathsVerifier(JudgeOptions())
+
+
+def accepts(gold: str, answer: str) -> bool:
+    return VERIFIER.judge([gold], f"\\boxed{{{answer}}}").correct
+
+
 SAME = [
     (r"0.\overline{3}", r"\frac13"),
     (r"0.1\overline{6}", r"\frac16"),
@@ -518,19 +525,14 @@ DIFFERENT = [
 ]
 
 
-@pytest.fixture(scope="module")
-def verifier() -> MathsVerifier:
-    return MathsVerifier(JudgeOptions(extract="box"))
-
-
 @pytest.mark.parametrize(("gold", "answer"), SAME)
-def test_the_same_answer_in_another_way(verifier: MathsVerifier, gold: str, answer: str) -> None:
-    assert verifier.judge([gold], f"\\boxed{{{answer}}}").correct
+def test_the_same_answer_in_another_way(gold: str, answer: str) -> None:
+    assert accepts(gold, answer)
 
 
 @pytest.mark.parametrize(("gold", "answer"), DIFFERENT)
-def test_a_neighbour_that_says_something_else(verifier: MathsVerifier, gold: str, answer: str) -> None:
-    assert not verifier.judge([gold], f"\\boxed{{{answer}}}").correct
+def test_a_neighbour_that_says_something_else(gold: str, answer: str) -> None:
+    assert not accepts(gold, answer)
 
 
 HEDGES = (
@@ -555,26 +557,196 @@ HEDGES = (
 
 @pytest.mark.parametrize("hedge", HEDGES)
 @pytest.mark.parametrize(("gold", "other"), [("5", "6"), (r"\frac{1}{2}", "2"), (r"\sqrt{3}", "7"), ("(1,2)", "(2,1)")])
-def test_both_answers_are_none(verifier: MathsVerifier, gold: str, other: str, hedge: str) -> None:
+def test_both_answers_are_none(gold: str, other: str, hedge: str) -> None:
     for text in (hedge.format(gold, other), hedge.format(other, gold)):
-        assert not verifier.judge([gold], f"\\boxed{{{text}}}").correct, text
+        assert not accepts(gold, text), text
 
 
-def test_all_numbers_are_no_answer(verifier: MathsVerifier) -> None:
+def test_all_numbers_are_no_answer() -> None:
     for text in (", ".join(map(str, range(100))), r"\{" + ",".join(map(str, range(100))) + r"\}", r"\mathbb{Z}", "x"):
-        assert not verifier.judge(["42"], f"\\boxed{{{text}}}").correct
+        assert not accepts("42", text)
 
 
-def test_several_boxes_are_one_list_only_for_a_gold_that_is_one(verifier: MathsVerifier) -> None:
+def test_several_boxes_are_one_list_only_for_a_gold_that_is_one() -> None:
     row = r"$\boxed{3}$ and $\boxed{7}$"
-    assert verifier.judge(["3, 7"], row).decided_by == "boxes"
-    assert not verifier.judge(["3"], row).correct
-    assert verifier.judge(["7"], row).correct  # the last box counts
-    assert not verifier.judge(["3, 7"], r"\boxed{3}. No, it is \boxed{7}").correct
-    assert not verifier.judge(["3, 7"], r"\boxed{3}, \boxed{5}, \boxed{7}").correct
+    assert VERIFIER.judge(["3, 7"], row).decided_by == "boxes"
+    assert not VERIFIER.judge(["3"], row).correct
+    assert VERIFIER.judge(["7"], row).correct  # the last box counts
+    assert not VERIFIER.judge(["3, 7"], r"\boxed{3}. No, it is \boxed{7}").correct
+    assert not VERIFIER.judge(["3, 7"], r"\boxed{3}, \boxed{5}, \boxed{7}").correct
 
 
-def test_any_gold_will_do_and_words_say_who_decided(verifier: MathsVerifier) -> None:
-    verdict = verifier.judge(["7", r"\sqrt{2}"], r"\boxed{2^{1/2}}")
+def test_any_gold_will_do_and_words_say_who_decided() -> None:
+    verdict = VERIFIER.judge(["7", r"\sqrt{2}"], r"\boxed{2^{1/2}}")
     assert (verdict.status, verdict.decided_by) == ("matched", "structure")
-    assert verifier.judge(["B"], r"\boxed{\text{(B) } 15}").decided_by == "choice"
+    assert VERIFIER.judge(["B"], r"\boxed{\text{(B) } 15}").decided_by == "choice"
+
+
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        (r"5\sqrt{6}", "5√6", "5√7"),
+        (r"\frac{\sqrt{11}}{4}", "√11/4", "√(11/4)"),
+        (r"\sqrt{y+9}", "√(y+9)", "√y+9"),
+        (r"\sqrt[3]{7}", "∛7", "√7"),
+        ("y^{12}", "y¹²", "y¹⁵"),
+        (r"\frac{1}{100}", "10⁻²", "10²"),
+        ("a_{1}+a_{2}", "a₁+a₂", "a₁+a₃"),
+        (r"\frac{11}{4}", "2¾", "2¼"),
+        (r"\frac{m}{n}", "m⁄n", "n⁄m"),
+        (r"72^\circ", "72º", "71º"),
+        (r"37^\circ\text{C}", "37℃", "37℉"),
+        (r"\mathbb{R}", "x ∈ ℝ", "x ∈ ℕ"),
+        (r"\alpha+2\beta", "α+2β", "2α+β"),
+        ("8", "𝟖", "𝟗"),
+        (r"\phi", r"\varphi", r"\psi"),
+        ("9:45", "9{:}45", "9{:}54"),
+        ("|t|", "abs(t)", "t"),
+        (r"\lfloor t \rfloor", "floor(t)", "ceil(t)"),
+        (r"\sqrt[3]{5}", "cbrt(5)", "sqrt(5)"),
+        (r"\alpha-\theta", "alpha - theta", "theta - alpha"),
+        (r"\tan y", r"\operatorname{tg} y", r"\operatorname{ctg} y"),
+        (r"\arctan 3", r"\operatorname{arctg} 3", r"\operatorname{arcctg} 3"),
+        (r"\ln(2+\sqrt{5})", r"\operatorname{arcsinh} 2", r"\operatorname{arcsinh} 3"),
+        (r"\sinh^{-1} 2", r"\ln(2+\sqrt{5})", r"\frac{1}{\sinh 2}"),
+        (r"-1+\sqrt{3}i", r"2\operatorname{cis} 120^\circ", r"2\operatorname{cis} 60^\circ"),
+        (r"\log_2 9", "log2(9)", "log10(9)"),
+        ("36", r"\operatorname{lcm}(12, 18)", r"\operatorname{gcd}(12, 18)"),
+        ("70000", "7 x 10^4", "7 x 10^5"),
+        (r"(-\infty, 2) \cup (6, \infty)", "(-oo, 2) U (6, oo)", "(-oo, 2) U (7, oo)"),
+        (r"(-\infty, 8]", r"]-\infty, 8]", r"]-\infty, 8["),
+        ("[4,9)", "[4,9[", "[4,9]"),
+        (r"(1,2) \cup [5,7)", r"x \in ]1,2[ \cup [5,7[", r"x \in ]1,2[ \cup ]5,7["),
+        (r"(-\infty,9)\cup(9,\infty)", r"\mathbb{R}-\{9\}", r"\mathbb{R}-\{8\}"),
+        (r"(0,\infty)", r"\mathbb{R}^+", r"\mathbb{R}^-"),
+        ("y > 0", r"\mathbb{R}_{>0}", r"\mathbb{R}_{\ge 0}"),
+        ("y < 0", r"\text{all negative real numbers}", r"\text{all positive real numbers}"),
+        (r"[0,\infty)", r"\text{nonnegative real numbers}", r"\text{positive real numbers}"),
+        (r"\emptyset", r"\text{There are no real solutions.}", r"\text{There are two real solutions.}"),
+        (r"\mathrm{Var}(Y)=6", "6", "5"),
+        (r"\mathbb{E}[Y]=2.5", r"\frac{5}{2}", r"\frac{2}{5}"),
+        (r"\frac{dy}{dx}=6x", "6x", "5x"),
+        (r"\{4,6\}", r"A \cup B = \{4,6\}", r"A \cup B = \{4,7\}"),
+        (r"\int_0^2 t\,dt = 2", "2", "4"),
+        (r"\text{thirty-four}", "34", "43"),
+        ("205", r"\text{two hundred and five}", r"\text{two hundred and fifty}"),
+        (r"\text{infinitely many}", r"\infty", "8"),
+        (r"\text{all even integers}", r"\text{even integers}", r"\text{odd integers}"),
+        (r"11\text{ years}", r"11\text{ years old}", r"11\text{ days old}"),
+        (r"8\text{ hours}", "8h", "8m"),
+        (r"6\ \mathrm{m}/\mathrm{s}", "6 m/s", "6 m s"),
+        (r"6\ \mathrm{m\,s^{-1}}", r"6\text{ m/s}", r"6\text{ m/s}^2"),
+        (r"35\%", r"35\text{ per cent}", r"36\text{ per cent}"),
+        ("1101_2", "(1101)_2", "(1101)_3"),
+        (r"\frac{5}{33}", r"0.151515\ldots", r"0.1515"),
+        (r"12.75^\circ", r"12^\circ 45'", r"12^\circ 75'"),
+        (r"\begin{pmatrix}7\\8\\9\end{pmatrix}", "[7,8,9]", "[7,9,8]"),
+        ("(7,8,9)", "[7,8,9]", "[7,8,9)"),
+        (r"\begin{pmatrix}5&6\\7&8\end{pmatrix}", "[[5,6],[7,8]]", "[[5,7],[6,8]]"),
+        (r"\begin{array}{l}p=4\\q=9\end{array}", "p=4, q=9", "p=9, q=4"),
+        (r"n \equiv 2 \pmod{9}", r"n\equiv 2 \bmod 9", r"n\equiv 2 \bmod 8"),
+    ],
+)
+def test_notation_and_classes_in_both_directions(gold: str, right: str, wrong: str) -> None:
+    assert accepts(gold, right)
+    assert accepts(right, gold)
+    assert not accepts(gold, wrong)
+    assert not accepts(wrong, gold)
+
+
+@pytest.mark.parametrize(
+    ("gold", "hedge"),
+    [
+        ("y > 4", r"y > 4 \text{ or } y > 9"),
+        (r"(1,5) \cup (5,8)", r"(1,5) \cup (5,8) \text{ or } (2,5) \cup (5,8)"),
+        ("c_1 = 0", r"c_1 = 0 \text{ or } c_4 = 0"),
+        ("f(1) = 0", r"f(1) = 0, f(6) = 0"),
+    ],
+)
+def test_hedges_that_come_to_the_same(gold: str, hedge: str) -> None:
+    assert not accepts(gold, hedge)
+
+
+def test_a_wrapped_choice_as_gold() -> None:
+    assert accepts(r"(\text{F})", "F")
+    assert not accepts(r"(\text{F})", "E")
+
+
+def test_two_numbers_keep_their_brackets() -> None:
+    assert not accepts("(7,8)", "[7,8]")
+    assert not accepts("(7,8,9)", r"\{7,8,9\}")
+
+
+def test_numbers_in_words_that_are_two_are_none() -> None:
+    assert not accepts("34", r"\text{thirty four five}")
+    assert not accepts("7", r"\text{three four}")
+
+
+def test_a_gold_choice_with_what_it_stands_for() -> None:
+    assert accepts(r"\textbf{(D)}\ 18", "D")
+    assert not accepts(r"\textbf{(D)}\ 18", "C")
+    assert not accepts("(D)(x+1)", "D")
+
+
+@pytest.mark.parametrize(
+    ("gold", "right", "wrong"),
+    [
+        ("-14", "The answer is −14.", "The answer is 14."),
+        (r"\frac{\pi}{9}", "Answer: π/9", "Answer: 9/π"),
+        ("7x-2", "We add both.\n\\[\n7x - 2\n\\]", "We add both.\n\\[\n7x + 2\n\\]"),
+        ("5x+6y+7=0", "The answer is 5x + 6y + 7 = 0.", "The answer is 5x + 6y - 7 = 0."),
+        ("2312_5", "The answer is 2312_5.", "The answer is 2312_6."),
+        (r"3+\sqrt{2}, 3-\sqrt{2}", r"The answer is 3+\sqrt{2}, 3-\sqrt{2}.", r"The answer is 3+\sqrt{2}."),
+        ("13522", r"The answer is $13,\! 522$.", r"The answer is $13,\! 523$."),
+        ("2:07 PM", "The answer is 2:07 pm.", "The answer is 2:07 am."),
+        (r"\$44", r"The answer is \$44.", r"The answer is \$44 or \$45."),
+        (r"6\sqrt{5}\text{ cm}", r"The answer is 6\sqrt{5}\text{ cm}.", r"The answer is 6\sqrt{5}\text{ cm}^2."),
+        ("x^3-5", "The answer is x³ − 5.", "The answer is x³ + 5."),
+        ("C", "The answer is option $C$.", "The answer is option $D$."),
+        (r"15\%", "The answer is 15 percent.", "The answer is 16 percent."),
+        ("9", "The answer is 9.", "The answer is 9 or 8x."),
+    ],
+)
+def test_running_text(gold: str, right: str, wrong: str) -> None:
+    assert VERIFIER.judge([gold], right).correct
+    assert not VERIFIER.judge([gold], wrong).correct
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        r"**{}**",
+        r"`{}`",
+        r"\bf {}",
+        r"{{\bf {}}}",
+        r"\rm{{{}}}",
+        r"\underline{{{}}}",
+        r"\color{{red}}{{{}}}",
+        r"\textcolor{{blue}}{{{}}}",
+        r"\Large {}",
+        r"\therefore {}",
+        r"{} \checkmark",
+        r"{}\text{{.}}",
+        r"\text{{The final answer is: }} {}",
+        r"\begin{{equation*}} {} \end{{equation*}}",
+        r"\begin{{align}} n &= {} \end{{align}}",
+    ],
+)
+def test_layout(layout: str) -> None:
+    assert accepts("23", layout.format("23"))
+    assert not accepts("23", layout.format("32"))
+    assert not accepts("23", layout.format(r"23 \text{ or } 32"))
+
+
+def test_nested_braces_in_a_font() -> None:
+    assert accepts(r"\frac{2}{9}", r"\mathbf{\frac{2}{9}}")
+    assert not accepts(r"\frac{2}{9}", r"\mathbf{\frac{2}{7}}")
+
+
+@pytest.mark.parametrize("name", ["align", "aligned", "gather*", "eqnarray"])
+def test_a_system_in_a_display(name: str) -> None:
+    system = rf"\begin{{{name}}} x &= 8 \\ y &= 5 \end{{{name}}}"
+    assert accepts("x=8, y=5", system)
+    assert accepts(system, "(8, 5)")
+    assert not accepts("x=5, y=8", system)
+    assert not accepts(system, "(5, 8)")
