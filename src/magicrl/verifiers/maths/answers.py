@@ -6,7 +6,7 @@ is only compared by `equality` when both sides were read whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import product
@@ -37,6 +37,21 @@ class Expr:
     value: Fraction = Fraction(0)
     decimals: int = 0
 
+    def __add__(self, other: Expr) -> Expr:
+        return Expr("add", (self, other))
+
+    def __sub__(self, other: Expr) -> Expr:
+        return Expr("add", (self, Expr("neg", (other,))))
+
+    def __mul__(self, other: Expr) -> Expr:
+        return Expr("mul", (self, other))
+
+    def __truediv__(self, other: Expr) -> Expr:
+        return Expr("div", (self, other))
+
+    def __neg__(self) -> Expr:
+        return Expr("neg", (self,))
+
     @property
     def symbols(self) -> frozenset[str]:
         """Names of the free symbols."""
@@ -50,6 +65,11 @@ class Expr:
     def holds(self, op: str, name: str = "") -> bool:
         """Whether a part has this ``op`` (and ``name``, if given)."""
         return (self.op == op and name in ("", self.name)) or any(part.holds(op, name) for part in self.args)
+
+
+def mapped(tree: Expr, change: Callable[[Expr], Expr]) -> Expr:
+    """``tree`` with its parts changed."""
+    return Expr(tree.op, tuple(map(change, tree.args)), tree.name, tree.value, tree.decimals)
 
 
 def number(value: Fraction | int, decimals: int = 0) -> Expr:
@@ -67,16 +87,11 @@ def function(name: str, *args: Expr) -> Expr:
     return Expr("fn", args, name)
 
 
-def difference(left: Expr, right: Expr) -> Expr:
-    """``left - right``."""
-    return Expr("add", (left, Expr("neg", (right,))))
-
-
 def rename(tree: Expr, names: dict[str, str]) -> Expr:
     """``tree`` with symbols renamed."""
     if tree.op == "sym":
         return Expr("sym", name=names.get(tree.name, tree.name))
-    return Expr(tree.op, tuple(rename(part, names) for part in tree.args), tree.name, tree.value, tree.decimals)
+    return mapped(tree, lambda part: rename(part, names))
 
 
 def substitute(tree: Expr, name: str, by: Expr) -> Expr:
@@ -88,7 +103,7 @@ def put(tree: Expr, leaf: Expr, by: Expr) -> Expr:
     """``tree`` with ``by`` in place of a symbol or a constant."""
     if (tree.op, tree.name) == (leaf.op, leaf.name) and not tree.args:
         return by
-    return Expr(tree.op, tuple(put(part, leaf, by) for part in tree.args), tree.name, tree.value, tree.decimals)
+    return mapped(tree, lambda part: put(part, leaf, by))
 
 
 def without_degrees(tree: Expr) -> Expr:
@@ -97,7 +112,7 @@ def without_degrees(tree: Expr) -> Expr:
         base, half_turn = tree.args[0].args
         if half_turn == symbol("pi"):
             return without_degrees(base)
-    return Expr(tree.op, tuple(without_degrees(part) for part in tree.args), tree.name, tree.value, tree.decimals)
+    return mapped(tree, without_degrees)
 
 
 def signs(tree: Expr) -> tuple[Expr, ...] | None:
@@ -123,9 +138,9 @@ def _signed(tree: Expr, choice: object, main: int) -> Expr:
     if tree.op in ("pm", "mp"):
         sign = next(choice) if tree.op == "pm" else -main  # type: ignore[call-overload]
         parts = [_signed(part, choice, main) for part in tree.args]
-        last = parts[-1] if sign > 0 else Expr("neg", (parts[-1],))
-        return last if len(parts) == 1 else Expr("add", (parts[0], last))
-    return Expr(tree.op, tuple(_signed(part, choice, main) for part in tree.args), tree.name, tree.value, tree.decimals)
+        last = parts[-1] if sign > 0 else -parts[-1]
+        return last if len(parts) == 1 else parts[0] + last
+    return mapped(tree, lambda part: _signed(part, choice, main))
 
 
 Dimension = tuple[tuple[str, int], ...]
@@ -231,7 +246,7 @@ class RealSet:
     subject: str = ""
 
 
-PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), Expr("neg", (symbol("inf"),))
+PLUS_INFINITY, MINUS_INFINITY = symbol("inf"), -symbol("inf")
 ALL_REALS = RealSet((Span(MINUS_INFINITY, False, PLUS_INFINITY, False),))
 
 
@@ -377,7 +392,7 @@ def plain(answer: Answer | None) -> Expr | None:
 def as_value(value: Quantity) -> Expr | None:
     """The value of a quantity without a unit, or of a percentage."""
     if value.unit is not None and value.unit.kind == "percent":
-        return Expr("div", (value.expr, number(100)))
+        return value.expr / number(100)
     return value.expr if value.unit is None else None
 
 

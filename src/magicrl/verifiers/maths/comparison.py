@@ -32,7 +32,6 @@ from magicrl.verifiers.maths.answers import (
     all_of,
     as_value,
     complete,
-    difference,
     function,
     number,
     plain,
@@ -55,7 +54,7 @@ from magicrl.verifiers.maths.relations import (
 )
 from magicrl.verifiers.maths.sequences import counting, names_of, same_dotted, same_family
 
-_HALF_TURN = Expr("div", (symbol("pi"), number(180)))
+_HALF_TURN = symbol("pi") / number(180)
 
 
 def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
@@ -69,7 +68,7 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
     assert unit is not None
     if unit.kind == "percent":
         with_sign, without = (gold, answer) if left else (answer, gold)
-        hundredth = Expr("div", (with_sign.expr, number(100)))
+        hundredth = with_sign.expr / number(100)
         share = number_value(gold.expr) if with_sign is answer else None
         if share is not None and abs(share) < 1:
             return same_number(gold.expr, hundredth)  # 0.25 is no 0.25%
@@ -78,10 +77,10 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
     if unit.kind == "degree":
         with_sign, without = (gold, answer) if left else (answer, gold)
         if with_sign.expr.holds("const", "pi"):
-            return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
+            return same_number(with_sign.expr * _HALF_TURN, without.expr)
         plain = same_number(with_sign.expr, without_degrees(without.expr))
         if plain is not True and without.expr.holds("const", "pi"):
-            return same_number(Expr("mul", (with_sign.expr, _HALF_TURN)), without.expr)
+            return same_number(with_sign.expr * _HALF_TURN, without.expr)
         return plain
     if unit.kind == "unit":  # 10 \\mathrm{m}/\\mathrm{s} against 10m/s
         with_unit, without = (gold, answer) if left else (answer, gold)
@@ -102,12 +101,12 @@ def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | Non
             return False
         if left.factor == right.factor:
             return same_number(gold, answer)
-        return same_value(Expr("mul", (number(left.factor), gold)), Expr("mul", (number(right.factor), answer)))
+        return same_value(number(left.factor) * gold, number(right.factor) * answer)
     if left.kind != right.kind:
         angle = {left.kind, right.kind} == {"degree", "unit"} and () in (left.dimension, right.dimension)
         if not angle:
             return False
-        as_radians = [Expr("mul", (tree, _HALF_TURN)) if unit.kind == "degree" else tree
+        as_radians = [tree * _HALF_TURN if unit.kind == "degree" else tree
                       for tree, unit in ((gold, left), (answer, right))]  # fmt: skip
         return same_value(as_radians[0], as_radians[1])
     if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
@@ -147,7 +146,7 @@ def same_ratio(gold: Answer, answer: Answer) -> bool | None:
         if len(left.parts) != len(right.parts):
             return False
         pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
-        return all_of([same_value(Expr("mul", (a, d)), Expr("mul", (c, b))) for (a, b), (c, d) in pairs])
+        return all_of([same_value(a * d, c * b) for (a, b), (c, d) in pairs])
     ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
     if isinstance(ratio, Ratio) and len(ratio.parts) == 2 and isinstance(other, Quantity) and other.unit is None:
         return same_value(Expr("div", ratio.parts), other.expr)
@@ -256,7 +255,7 @@ def rows(group: Group) -> tuple[tuple[Answer, ...], ...] | None:
 
 def same_equation(gold: Equation, answer: Equation) -> bool | None:
     """Whether two equations differ by a constant factor only: ``x = y/2`` is ``2x - y = 0``."""
-    one, other = difference(gold.left, gold.right), difference(answer.left, answer.right)
+    one, other = gold.left - gold.right, answer.left - answer.right
     ratio = constant_ratio(one, other)
     return None if ratio is None else ratio != 0
 
@@ -271,7 +270,7 @@ def same_order(gold: Order, answer: Order) -> bool | None:
         return False if len(gold.parts) != len(answer.parts) or gold.relations == answer.relations else None
     if gold.relations != answer.relations:
         return False
-    ratio = constant_ratio(difference(*gold.parts), difference(*answer.parts))
+    ratio = constant_ratio(gold.parts[0] - gold.parts[1], answer.parts[0] - answer.parts[1])
     if ratio is None:
         return None
     return ratio != 0 if gold.relations == ("!=",) else ratio > 0
@@ -287,13 +286,13 @@ def solves(gold: Equation, answer: Expr) -> bool | None:
     if len(missing) != 1 or not answer.symbols <= names:
         return False
     (name,) = missing
-    whole = difference(gold.left, gold.right)
+    whole = gold.left - gold.right
     put_in = substitute(whole, name, answer)
     if same_value(put_in, number(0)) is not True:
         return False
     # linear in the name: equal steps make equal differences, so that there is no second solution
     steps = [substitute(whole, name, number(value)) for value in (-2, 1, 4)]
-    linear = same_value(difference(steps[1], steps[0]), difference(steps[2], steps[1]))
+    linear = same_value(steps[1] - steps[0], steps[2] - steps[1])
     return linear is True
 
 
@@ -323,7 +322,7 @@ def _formula(answer: Answer) -> Expr | None:
 
 
 def _bound(above: Expr, below: Expr, closed: bool) -> Expr:
-    return Expr("bound", (difference(above, below),), "closed" if closed else "open")
+    return Expr("bound", (above - below,), "closed" if closed else "open")
 
 
 _CLOSED = (Cycles, Domain, Within, Piecewise, Dotted, Sentence)
@@ -450,7 +449,7 @@ def as_count(named: Named) -> Quantity | None:
     if parts is None:
         return None
     chosen = function("binomial", *parts)
-    return Quantity(chosen if named.name == "C" else Expr("mul", (chosen, function("factorial", parts[1]))))
+    return Quantity(chosen if named.name == "C" else chosen * function("factorial", parts[1]))
 
 
 def _member(named: Named) -> tuple[str, str] | None:

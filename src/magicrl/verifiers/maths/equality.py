@@ -23,7 +23,7 @@ from itertools import combinations, pairwise, product
 
 from flint import acb, arb, fmpq, fmpz, fmpz_poly
 
-from magicrl.verifiers.maths.answers import Expr, difference, function, number
+from magicrl.verifiers.maths.answers import Expr, function, number
 from magicrl.verifiers.maths.literals import rounds
 from magicrl.verifiers.maths.values import MOST_BITS, Enclosure, Point, Residues, UnclearError, UndefinedError, Value
 
@@ -133,12 +133,12 @@ def _switches(tree: Expr) -> Iterator[Expr]:
         if tree.name in ("abs", "root", "ln", "log", "lg", "logb"):
             yield first
         elif tree.name in ("max", "min"):
-            yield from (difference(one, other) for one, other in combinations(tree.args[:4], 2))
+            yield from (one - other for one, other in combinations(tree.args[:4], 2))
         elif tree.name in ("floor", "ceil", "mod"):
             inner = first if tree.name != "mod" else Expr("div", tree.args)
-            yield from (inner, difference(inner, one), difference(inner, minus), difference(inner, number(2)))
+            yield from (inner, inner - one, inner - minus, inner - number(2))
         elif tree.name in ("arcsin", "arccos", "artanh", "arcsec", "arccsc", "arcosh"):
-            yield from (difference(first, one), difference(first, minus))
+            yield from (first - one, first - minus)
         elif tree.name in ("tan", "sec"):
             yield function("cos", first)
         elif tree.name in ("cot", "csc"):

@@ -100,7 +100,7 @@ class _Reader:
                 total = Expr(sign, (total, term))
             else:  # flat, so that a long sum is no deep tree
                 before = total.args if total.op == "add" else (total,)
-                total = Expr("add", (*before, term if sign == "+" else Expr("neg", (term,))))
+                total = Expr("add", (*before, term if sign == "+" else -term))
         if self.take("cmd", "choose"):
             return function("binomial", total, self.sum(depth + 1))
         return total
@@ -138,11 +138,11 @@ class _Reader:
                     continue
                 negative = self.take("op", "-")
                 right = self.factor(depth)
-                right = Expr("neg", (right,)) if negative else right
+                right = -right if negative else right
                 divisions += op == "/"
                 if divisions > _MAX_CHAIN:
                     raise NoFormulaError
-                total = _times(total, right) if op == "*" else Expr("div", (total, right))
+                total = _times(total, right) if op == "*" else total / right
             elif self._dots_ahead() and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].kind != "op":
                 total = self._going_on("prod", total, depth)
             elif self.take("cmd", "bmod"):
@@ -201,7 +201,7 @@ class _Reader:
             if self.at - start > _MAX_CHAIN:
                 raise NoFormulaError
             if self.take("unit", "degree"):
-                base = Expr("div", (Expr("mul", (base, symbol("pi"))), number(180)))
+                base = base * symbol("pi") / number(180)
             elif mark := self._operator("^", "_", "!", "'"):
                 base = self._postfix(mark, base, depth)
             else:
@@ -235,7 +235,7 @@ class _Reader:
 
     def script(self, depth: int) -> Expr:
         if self.take("op", "-"):
-            return Expr("neg", (self.script(depth + 1) if depth < _MAX_DEPTH else self.fail(),))
+            return -(self.script(depth + 1) if depth < _MAX_DEPTH else self.fail())
         if self.peek("num"):
             return self.number(self.next().text)
         if self.peek("sym"):
@@ -315,7 +315,7 @@ class _Reader:
             raise NoFormulaError
         second = self.script(depth + 1)
         choices = function("binomial", first, second)
-        return choices if letter == "C" else Expr("mul", (choices, function("factorial", second)))
+        return choices if letter == "C" else choices * function("factorial", second)
 
     def _applied(self, name: str, depth: int) -> Expr | None:
         """``f(2)`` and ``y'(0)``: a function of its arguments, not a product."""
@@ -332,7 +332,7 @@ class _Reader:
             return Expr("apply", tuple(args), name + "'" * primes)
         if len(args) > 1:
             raise NoFormulaError
-        shifted = Expr("add", (args[0], number(-1)))
+        shifted = args[0] + number(-1)
         return function("zeta", args[0]) if name == "zeta" else function("factorial", shifted)
 
     def _listed(self, depth: int) -> list[Expr]:
@@ -357,7 +357,7 @@ class _Reader:
 
     def _command(self, name: str, depth: int) -> Expr:
         if name == "frac":
-            return Expr("div", (self.argument(depth), self.argument(depth)))
+            return self.argument(depth) / self.argument(depth)
         if name in ("sum", "prod"):
             return self._series(name, depth)
         if name == "binom":
@@ -371,7 +371,7 @@ class _Reader:
         if name in _EXTREMES:
             return function(name, *self._listed(depth))
         if name == "angle" and self._phasor():
-            degrees = Expr("div", (Expr("mul", (self.number(self.next().text), symbol("pi"))), number(180)))
+            degrees = self.number(self.next().text) * symbol("pi") / number(180)
             self.need("unit", "degree")
             return _turned(degrees)
         if name in _ACCENTS or name in _MARKS:
@@ -419,7 +419,7 @@ class _Reader:
         if base is not None and name not in ("log", "lg"):
             raise NoFormulaError
         applied = function(name, arg) if base is None else function("logb", arg, base)
-        if power == Expr("neg", (number(1),)):
+        if power == -number(1):
             return function(_INVERSES[name], arg) if name in _INVERSES else self.fail()
         return applied if power is None else Expr("pow", (applied, power))
 
@@ -433,13 +433,13 @@ class _Reader:
         while self.starts_factor() and not (
             self.tokens[self.at].kind in ("fn", "open", "bar") or self.peek("sym", "e")
         ):
-            total = Expr("mul", (total, self.factor(depth + 1)))
+            total = total * self.factor(depth + 1)
         return total
 
 
 def _turned(angle: Expr) -> Expr:
     """The complex number of size one at an angle."""
-    return Expr("add", (function("cos", angle), Expr("mul", (symbol("i"), function("sin", angle)))))
+    return function("cos", angle) + symbol("i") * function("sin", angle)
 
 
 def _times(left: Expr, right: Expr) -> Expr:
@@ -463,4 +463,4 @@ def _chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
     choices = function("binomial", top, script)
     if letter == "C":
         return choices
-    return Expr("mul", (choices, function("factorial", script))) if top.op == script.op == "num" else None
+    return choices * function("factorial", script) if top.op == script.op == "num" else None

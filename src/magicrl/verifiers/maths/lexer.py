@@ -171,8 +171,8 @@ def _append(found: list[Token], group: str, match: re.Match[str], spaced: bool) 
         kind, text = "num", value
     elif group in ("begin", "end"):
         kind, text = "env", f"{group} {value}"
-    else:
-        kind, text = _GRAMMAR.get(value, (kind, value))
+    elif value in _GRAMMAR:
+        kind, text = _GRAMMAR[value]
         roman = kind == "word"
     found.append(Token(kind, text, spaced, roman))
 

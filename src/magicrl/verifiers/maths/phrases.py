@@ -367,8 +367,8 @@ def _multiples(tokens: Sequence[Token]) -> int | None:
 
 def _stepped(step: int, start: int) -> Family:
     """The whole numbers that leave a remainder."""
-    steps = Expr("mul", (number(step), Expr("sym", name="#k")))
-    return Family(Quantity(Expr("add", (steps, number(start)))), frozenset(("#k",)), "Z")
+    steps = number(step) * Expr("sym", name="#k")
+    return Family(Quantity(steps + number(start)), frozenset(("#k",)), "Z")
 
 
 def closed_phrase(tokens: Sequence[Token]) -> Answer | None:

@@ -307,14 +307,14 @@ def _abbreviated(tokens: Sequence[Token]) -> Quantity | None:
         return None
     marks = [token.text for token in tokens]
     if marks[1] == "'" and (marks[3:] in (["'", "'"], ['"'])):
-        inches = Expr("add", (Expr("mul", (number(12), _single(marks[0]))), _single(marks[2])))
-        return Quantity(Expr("mul", (inches, number(UNITS["inch"].factor))), Unit("unit", (("L", 1),)))
+        inches = number(12) * _single(marks[0]) + _single(marks[2])
+        return Quantity(inches * number(UNITS["inch"].factor), Unit("unit", (("L", 1),)))
     if len(tokens) not in (4, 6) or any(kind != "num" for kind in kinds[::2]):
         return None
     found = [next((size for names, size in _SHORT_COMPOUNDS if mark in names), 0) for mark in marks[1::2]]
     if 0 in found or any(small >= large for large, small in pairwise(found)) or found[0] == 1:
         return None
-    parts = [Expr("mul", (number(size), tree)) for size, tree in zip(found, map(_single, marks[::2]), strict=True)]
+    parts = [number(size) * tree for size, tree in zip(found, map(_single, marks[::2]), strict=True)]
     return Quantity(Expr("add", tuple(parts)), Unit("unit", (("T", 1),)))
 
 
@@ -331,7 +331,7 @@ def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer
             unit = _unit(tokens[at + 1 :], trusted) if tokens[at + 1 :] else None
             if tree is None or (tokens[at + 1 :] and unit is None):
                 return None
-            return free_signs(Expr("mul", (tree, number(scale))), unit)
+            return free_signs(tree * number(scale), unit)
     return None
 
 
@@ -379,7 +379,7 @@ def added(items: Sequence[Answer]) -> Answer | None:
         return None
     if any(small.factor >= large.factor for large, small in pairwise(units)):
         return None
-    parts = tuple(Expr("mul", (number(size * unit.factor), tree)) for (tree, _), unit in zip(found, units, strict=True))
+    parts = tuple(number(size * unit.factor) * tree for (tree, _), unit in zip(found, units, strict=True))
     return Quantity(Expr("add", parts), Unit("unit", units[0].dimension) if size == 1 else DEGREE)
 
 

@@ -114,7 +114,7 @@ def _components(tree: Expr, marks: Sequence[str]) -> Group | None:
 
     values = {axis: at({axis: 1}) for axis in _AXES}
     scales = {"i": 2, "j": 3, "k": 5}
-    total = Expr("add", tuple(Expr("mul", (number(scale), values[axis])) for axis, scale in scales.items()))
+    total = Expr("add", tuple(number(scale) * values[axis] for axis, scale in scales.items()))
     if same_value(at(scales), total) is not True or same_value(at({}), number(0)) is not True:
         return None
     return Group("<", "<", tuple(Quantity(values[axis]) for axis in (_AXES if "k" in names else "ij")))
@@ -367,7 +367,7 @@ def scaled_matrix(tokens: Sequence[Token], levels: list[int], reader: _Reader, d
         cells = complete(map(plain, row))
         if cells is None:
             return None
-        rows.append(tuple(Quantity(Expr("mul", (factor, cell))) for cell in cells))
+        rows.append(tuple(Quantity(factor * cell) for cell in cells))
     return Matrix(tuple(rows))
 
 

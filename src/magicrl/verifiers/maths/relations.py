@@ -502,16 +502,16 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     if len(names) != 1:
         return None
     (name,) = names
-    whole = Expr("add", (left, Expr("neg", (right,))))
+    whole = left - right
     values = [substitute(whole, name, number(at)) for at in (-2, 0, 1, 3)]
-    steps = [Expr("add", (after, Expr("neg", (before,)))) for before, after in pairwise(values)]
-    slope, twice = steps[1], Expr("mul", (number(2), steps[1]))
+    steps = [after - before for before, after in pairwise(values)]
+    slope, twice = steps[1], number(2) * steps[1]
     rise = number_value(slope)
     if not all(same_value(step, twice) is True for step in (steps[0], steps[2])):
         return None
     if not rise:
         return None
-    bound = Expr("neg", (Expr("div", (values[1], slope)),))
+    bound = -(values[1] / slope)
     if rise > 0:
         return RealSet((Span(MINUS_INFINITY, False, bound, closed),), name)
     return RealSet((Span(bound, closed, PLUS_INFINITY, False),), name)
@@ -524,7 +524,7 @@ def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:
         size = number_value(bound)
         if not (part.op == "fn" and part.name == "abs" and size is not None and size > 0):
             continue
-        inner, minus = part.args[0], Expr("neg", (bound,))
+        inner, minus = part.args[0], -bound
         # |x| < c has both halves, c < |x| one of them
         sides = ((inner, bound), (minus, inner)) if at == 0 else ((bound, inner), (inner, minus))
         halves = complete(_solved(low, high, closed) for low, high in sides)
@@ -606,7 +606,7 @@ def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Answer 
         residues += found
     if len(names) > 1 or not residues or len(moduli) != 1:
         return None
-    steps = Expr("mul", (moduli.pop(), Expr("sym", name="#k")))
-    items = tuple(Quantity(Expr("add", (residue, steps))) for residue in residues)
+    steps = moduli.pop() * Expr("sym", name="#k")
+    items = tuple(Quantity(residue + steps) for residue in residues)
     family = Family(items[0] if len(items) == 1 else Several(items), frozenset(("#k",)), "Z")
     return Named(names.pop(), (), family) if names else family

@@ -26,7 +26,7 @@ from magicrl.verifiers.maths.answers import (
     Several,
     all_of,
     complete,
-    difference,
+    mapped,
     number,
     put,
     rename,
@@ -54,7 +54,7 @@ def continued(first: Sequence[Expr], last: Sequence[Expr]) -> Dotted | None:
     if end is None or same_value(_at(item, end), after[-1]) is not True:
         return None
     for back, shown in enumerate(reversed(after)):
-        if same_value(_at(item, difference(end, number(back))), shown) is not True:
+        if same_value(_at(item, end - number(back)), shown) is not True:
             return None
     return Dotted(item, end)
 
@@ -84,7 +84,7 @@ def indexed(tree: Expr) -> Expr:
     match = _INDEX.fullmatch(tree.name) if tree.op == "sym" else None
     if match is not None:
         return Expr("apply", (_index(match["index"]),), match["stem"] + "_")
-    return Expr(tree.op, tuple(indexed(part) for part in tree.args), tree.name, tree.value, tree.decimals)
+    return mapped(tree, indexed)
 
 
 def _index(text: str) -> Expr:
@@ -93,7 +93,7 @@ def _index(text: str) -> Expr:
     match = _LETTER_INDEX.fullmatch(text)
     assert match is not None, text
     letter = Expr("sym", name=match["letter"])
-    return Expr("add", (letter, number(int(match["shift"])))) if match["shift"] else letter
+    return letter + number(int(match["shift"])) if match["shift"] else letter
 
 
 def _at(item: Expr, place: Expr) -> Expr:
@@ -105,7 +105,7 @@ def _rule(first: Expr, second: Expr) -> Expr | None:
     if first == second:
         return first
     if _whole(first) and _whole(second):
-        return _linear(first, difference(second, first))
+        return _linear(first, second - first)
     if first.op == second.op and first.name == second.name and len(first.args) == len(second.args) and first.args:
         parts = complete(_rule(one, other) for one, other in zip(first.args, second.args, strict=True))
         return None if parts is None else Expr(first.op, tuple(parts), first.name)
@@ -113,7 +113,7 @@ def _rule(first: Expr, second: Expr) -> Expr | None:
 
 
 def _linear(first: Expr, step: Expr) -> Expr:
-    return Expr("add", (first, Expr("mul", (step, Expr("sym", name=PLACE)))))
+    return first + step * Expr("sym", name=PLACE)
 
 
 def _whole(tree: Expr) -> bool:
@@ -127,7 +127,7 @@ def _place(item: Expr, last: Expr) -> Expr | None:
     """The place of the last item, found where the rule has a number that grows."""
     if item.op == "add" and len(item.args) == 2 and item.args[1].op == "mul" and item.args[1].args[-1].name == PLACE:
         start, step = item.args[0], item.args[1].args[0]
-        return Expr("div", (difference(last, start), step))
+        return (last - start) / step
     if PLACE not in item.symbols or len(item.args) != len(last.args) or (item.op, item.name) != (last.op, last.name):
         return None
     for part, shown in zip(item.args, last.args, strict=True):
@@ -181,7 +181,7 @@ def same_progressions(gold: Answer, answer: Answer, ours: str, theirs: str) -> b
     if len(steps) != len(left) + len(right):
         return False
     common = Fraction(lcm(*(step.numerator for step in steps)), gcd(*(step.denominator for step in steps)))
-    period = Expr("mul", (number(common), unit))
+    period = number(common) * unit
     one, other = _classes(left, steps[: len(left)], common), _classes(right, steps[len(left) :], common)
     if one is None or other is None or len(one) != len(other):
         return False
@@ -199,22 +199,22 @@ def _lines(answer: Answer, name: str) -> list[Line] | None:
     if not isinstance(answer, Quantity) or answer.unit is not None or answer.expr.symbols != frozenset((name,)):
         return None
     at = [substitute(answer.expr, name, number(value)) for value in (0, 1, 2, -3)]
-    step = difference(at[1], at[0])
-    if number_value(step) in (None, 0) or same_value(step, difference(at[2], at[1])) is not True:
+    step = at[1] - at[0]
+    if number_value(step) in (None, 0) or same_value(step, at[2] - at[1]) is not True:
         return None
-    return [(at[0], step)] if same_value(Expr("mul", (number(3), step)), difference(at[0], at[3])) is True else None
+    return [(at[0], step)] if same_value(number(3) * step, at[0] - at[3]) is True else None
 
 
 def _ratio(step: Expr, unit: Expr) -> Fraction | None:
     """The exact ratio of two steps, if it is a small fraction."""
-    ratio = Expr("div", (step, unit))
+    ratio = step / unit
     if (exact := rational_value(ratio)) is not None:
         return exact
     value = number_value(ratio)
     if value is None or abs(value) > 10**6:
         return None
     guess = value.limit_denominator(1000)
-    return guess if same_value(Expr("mul", (number(guess), unit)), step) is True else None
+    return guess if same_value(number(guess) * unit, step) is True else None
 
 
 def _classes(lines: Sequence[Line], steps: Sequence[Fraction], common: Fraction) -> list[Expr] | None:
@@ -224,16 +224,16 @@ def _classes(lines: Sequence[Line], steps: Sequence[Fraction], common: Fraction)
         count = abs(common / size)
         if count.denominator != 1 or len(found) + count > _MOST_CLASSES:
             return None
-        found += [Expr("add", (start, Expr("mul", (number(turn), step)))) for turn in range(int(count))]
+        found += [start + number(turn) * step for turn in range(int(count))]
     return found
 
 
 def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
-    apart = difference(one, other)
-    turns = number_value(Expr("div", (apart, period)))
+    apart = one - other
+    turns = number_value(apart / period)
     if turns is None or abs(turns) > 10**6:
         return False
-    return same_value(apart, Expr("mul", (number(round(turns)), period))) is True
+    return same_value(apart, number(round(turns)) * period) is True
 
 
 Same = Callable[[Answer, Answer], "bool | None"]
@@ -338,10 +338,10 @@ def periodic_parameters(answer: Answer) -> frozenset[str]:
 def _steps_by_pi(part: Expr, name: str) -> bool:
     """Whether raising the letter by one adds a rational multiple of pi, whatever the letter is."""
     steps = [substitute(part, name, number(value)) for value in (0, 1, 2)]
-    first, second = difference(steps[1], steps[0]), difference(steps[2], steps[1])
+    first, second = steps[1] - steps[0], steps[2] - steps[1]
     if same_value(first, second) is not True or first.symbols - part.symbols:
         return False
-    steps_of_pi = (Expr("mul", (number(Fraction(*share)), symbol("pi"))) for share in _SHARES_OF_PI)
+    steps_of_pi = (number(Fraction(*share)) * symbol("pi") for share in _SHARES_OF_PI)
     return part.holds("const", "pi") and any(same_value(first, step) is True for step in steps_of_pi)
 
 
