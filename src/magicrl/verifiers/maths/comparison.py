@@ -253,13 +253,6 @@ def rows(group: Group) -> tuple[tuple[Answer, ...], ...] | None:
     return tuple(found) if found is not None and len(set(map(len, found))) == 1 else None
 
 
-def same_equation(gold: Equation, answer: Equation) -> bool | None:
-    """Whether two equations differ by a constant factor only: ``x = y/2`` is ``2x - y = 0``."""
-    one, other = gold.left - gold.right, answer.left - answer.right
-    ratio = constant_ratio(one, other)
-    return None if ratio is None else ratio != 0
-
-
 def same_order(gold: Order, answer: Order) -> bool | None:
     """The same chain part by part, or one inequality times a constant of the right sign."""
     if gold.relations == answer.relations and len(gold.parts) == len(answer.parts):
@@ -294,12 +287,6 @@ def solves(gold: Equation, answer: Expr) -> bool | None:
     steps = [substitute(whole, name, number(value)) for value in (-2, 1, 4)]
     linear = same_value(steps[1] - steps[0], steps[2] - steps[1])
     return linear is True
-
-
-def same_cases(gold: Answer, answer: Answer) -> bool | None:
-    """The same function; a definition by cases whose conditions are not about a letter's size is not compared."""
-    left, right = _formula(gold), _formula(answer)
-    return same_value(left, right) if left is not None and right is not None else False
 
 
 def _formula(answer: Answer) -> Expr | None:
@@ -382,7 +369,9 @@ def _closed(gold: Answer, answer: Answer) -> bool | None:
             counts = other.subject in ("n", "m", "k")  # letters of whole numbers: n > 2 says all
             return counts and same(one.condition, other) is True
     if isinstance(gold, Piecewise) or isinstance(answer, Piecewise):
-        return same_cases(gold, answer)
+        # the same function; one whose conditions are not about a letter's size is not compared
+        left, right = _formula(gold), _formula(answer)
+        return same_value(left, right) if left is not None and right is not None else False
     if isinstance(gold, Dotted) and isinstance(answer, Dotted):
         return same_dotted(gold, answer)
     if isinstance(gold, Sentence) and isinstance(answer, Sentence):
@@ -496,7 +485,8 @@ def _relations(gold: Answer, answer: Answer) -> bool | None:
 
 def _same_relation(gold: Answer, left: Equation, answer: Answer, right: Equation) -> bool | None:
     """The same equation up to a factor, or one that gives a name the value that the other has for it."""
-    verdict = same_equation(left, right)
+    ratio = constant_ratio(left.left - left.right, right.left - right.right)
+    verdict = None if ratio is None else ratio != 0  # x = y/2 is 2x - y = 0
     if verdict is not True:
         for one, equation in ((gold, right), (answer, left)):
             if isinstance(one, Named) and isinstance(one.value, Quantity) and one.symbol is not None:

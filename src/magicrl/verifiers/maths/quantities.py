@@ -226,7 +226,8 @@ def quantity(tokens: Sequence[Token], levels: list[int], *, trusted: bool) -> An
     whole = _compound(tokens, levels, trusted) or _scaled(tokens, levels, trusted)
     if whole is not None:
         return whole
-    at = _unit_start(tokens, levels)
+    # where the words after the number begin
+    at = next((at for at in range(1, len(tokens)) if levels[at] == 0 and _begins_unit(tokens, levels, at)), None)
     if at is not None:
         at = _first_letter(tokens, at)
         tree = parse(tokens[:at])
@@ -387,11 +388,6 @@ _SHORT_UNITS = word_set(
     "cm mm km kg ft lb lbs oz min sec hr hrs mph mol per day mL ml yd gal deg pct mi mg kW kJ kN Hz kPa nm dm in sq cu "
     "cc kgs eV keV MeV GeV atm cal kph kmh kHz MHz GHz MPa GPa"
 )
-
-
-def _unit_start(tokens: Sequence[Token], levels: list[int]) -> int | None:
-    """Where the words after the number begin."""
-    return next((at for at in range(1, len(tokens)) if levels[at] == 0 and _begins_unit(tokens, levels, at)), None)
 
 
 def _begins_unit(tokens: Sequence[Token], levels: list[int], at: int) -> bool:

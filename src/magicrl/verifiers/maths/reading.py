@@ -228,7 +228,8 @@ def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer |
         cells = [list(cell) for cell in row if cell]
         if len(cells) != 2:
             return None
-        value, condition = (_without_stop(cell) for cell in cells)
+        # a comma or full stop may end a cell
+        value, condition = (cell[:-1] if cell[-1].kind == "sep" or cell[-1].text == "." else cell for cell in cells)
         words = [token.text.casefold() for token in condition]
         while condition and condition[0].kind == "word" and condition[0].text.casefold() in _CONDITION_WORDS:
             condition = condition[1:]
@@ -244,12 +245,6 @@ def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer |
         pieces.append((read, asked))
     conditions = [condition for _, condition in pieces]
     return Piecewise(tuple(pieces)) if len(pieces) > 1 and None not in conditions[:-1] else None
-
-
-def _without_stop(cell: list[Token]) -> list[Token]:
-    """A cell without the comma or full stop that ends it."""
-    ended = bool(cell) and (cell[-1].kind == "sep" or (cell[-1].kind, cell[-1].text) == ("cmd", "."))
-    return cell[:-1] if ended else cell
 
 
 def _rows(inside: Sequence[Token]) -> list[list[list[Token]]]:
