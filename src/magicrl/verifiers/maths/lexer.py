@@ -56,7 +56,7 @@ _TABLES: tuple[tuple[Kind, str], ...] = (
     ("fn", " ".join(f"{name} {alias}" for name, alias in _ALIASES.items())),
     ("sym", " ".join(f"{name} {_SPELLED.get(name, name)}" for name in _GREEK)),
 )  # fmt: skip
-_GRAMMAR = {
+_GRAMMAR: dict[str, tuple[Kind, str]] = {
     name: (kind, text)
     for kind, table in _TABLES
     for name, text in zip(table.split()[::2], table.split()[1::2], strict=True)
