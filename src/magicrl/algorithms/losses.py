@@ -11,7 +11,7 @@ pass over the samples that nobody needs is not made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -633,16 +633,7 @@ def _loss_tokens_only(inputs: LossInputs) -> _LossTokens:
 
 def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, correction: Correction) -> None:
     tokens = inputs.logprobs.shape
-    for name in (
-        "advantages",
-        "loss_mask",
-        "sample_index",
-        "old_logprobs",
-        "sampler_logprobs",
-        "ref_logprobs",
-        "entropy",
-        "policy_mask",
-    ):
+    for name in (each.name for each in fields(inputs)):
         value = getattr(inputs, name)
         assert value is None or value.shape == tokens, f"{name} has shape {tuple(value.shape)}, not {tuple(tokens)}"
     assert inputs.logprobs.dtype in (torch.float32, torch.float64), f"log-probs must not be {inputs.logprobs.dtype}"
@@ -720,8 +711,7 @@ def _measure(
 class LossMetrics:
     """Sums and extremes over the loss tokens of one or more micro-batches.
 
-    Everything is a 0-d float64 tensor without gradient, left on its device so that reading it costs one
-    synchronisation a mini-batch and not one a micro-batch.
+    0-d float64 tensors without gradient, left on their device: reading costs one synchronisation a mini-batch.
 
     Attributes:
         sums: add over micro-batches: ``loss``, ``policy_loss`` (already weighted shares), and plain sums over
