@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("ray")
+
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
 from magicrl.distributed import cluster_parts
@@ -17,8 +19,6 @@ from magicrl.distributed.cluster_parts import ClusterParts, rank_options
 from magicrl.distributed.runtime import ClusterError, Node, nodes
 from magicrl.models.loading import load_policy
 from magicrl.planning.memory import NodeRoom, beside_ranks
-
-pytest.importorskip("ray")
 
 
 @pytest.fixture
