@@ -7,12 +7,14 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
 from magicrl.rollout.engines import EngineSettings, make_engine
+from magicrl.training.assemble import make_engine as make_training_engine
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "engine.py"
 
@@ -52,3 +54,18 @@ def test_a_wrong_name_says_the_nearest_before_anything_is_loaded(toy_recipe: Pat
     (tmp_path / "mine.py").write_text("def make(settings):\n    return settings.model\n")
     with pytest.raises(RecipeError, match="gave a str; give a subclass of"):
         make_engine(f"{tmp_path}/mine.py:make", EngineSettings(model="nowhere"))
+
+
+def test_a_run_refuses_an_engine_that_cannot_do_what_it_needs(toy_recipe: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from magicrl.rollout.protocol import Capabilities, RolloutEngine\n"
+        "class Silent(RolloutEngine):\n    capabilities = Capabilities(logprobs=False)\n"
+        "class Plain(RolloutEngine):\n    pass\n"
+        "def silent(settings):\n    return Silent()\n"
+        "def plain(settings):\n    return Plain()\n"
+    )
+    encoder: Any = None
+    for name, message in (("silent", "declares that it has no logprobs"), ("plain", "needs an engine that reports")):
+        config = load_train_recipe(toy_recipe, (f'rollout.engine="{tmp_path}/mine.py:{name}"',))
+        with pytest.raises(RecipeError, match=message):
+            make_training_engine(config, "nowhere", encoder)

@@ -471,7 +471,7 @@ class DirectPool(EnginePool):
     """A pool whose vLLM workers take the weights from the learner's ranks.
 
     Args:
-        make, replicas, timeouts, restarts, check: as ``EnginePool``'s.
+        make, replicas, options: as ``EnginePool``'s.
         learner: whose weights are taken.
         workers: vLLM's in each replica (its tensor-parallel degree).
     """
@@ -483,11 +483,9 @@ class DirectPool(EnginePool):
         *,
         learner: SendingLearner,
         workers: int,
-        timeouts: ClusterTimeouts,
-        restarts: int = 8,
-        check: WeightCheck | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(make, replicas, timeouts=timeouts, restarts=restarts, check=check)
+        super().__init__(make, replicas, **options)
         self._learner = learner
         self._workers = workers
         self._members: list[Any] = []  # actors that have joined, in the order of their places

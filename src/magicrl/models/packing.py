@@ -185,21 +185,35 @@ class PackedBatch:
         starts = np.cumsum(lengths) - lengths
         pieces = [piece for s in samples for piece in (s.prompt_tokens, s.tokens[:-1])]
         first_predicted = starts + lengths - responses
-        arrays = (
-            np.concatenate(pieces)[None],
-            (np.arange(lengths.sum()) - np.repeat(starts, lengths))[None],
+        return _packed(
+            np.concatenate(pieces),
+            np.arange(lengths.sum()) - np.repeat(starts, lengths),
             ranges(first_predicted, responses),
-            np.concatenate([s.tokens for s in samples]),
+            samples,
+            PackedContext(lengths.tolist(), device),
+            device,
         )
-        tensors = [torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays]
-        return PackedBatch(
-            input_ids=tensors[0],
-            position_ids=tensors[1],
-            attention=PackedContext(lengths.tolist(), device),
-            predict_index=tensors[2],
-            targets=tensors[3],
-            response_lengths=tuple(responses.tolist()),
-        )
+
+
+def _packed(
+    tokens: NDArray[Any],
+    positions: NDArray[Any],
+    predict: NDArray[Any],
+    samples: Sequence[TrainSample],
+    attention: AttentionContext,
+    device: torch.device | str,
+) -> PackedBatch:
+    targets = np.concatenate([sample.tokens for sample in samples])
+    arrays = (tokens[None], positions[None], predict, targets)
+    input_ids, position_ids, predict_index, wanted = (torch.from_numpy(a.astype(np.int64)).to(device) for a in arrays)
+    return PackedBatch(
+        input_ids=input_ids,
+        position_ids=position_ids,
+        attention=attention,
+        predict_index=predict_index,
+        targets=wanted,
+        response_lengths=tuple(len(sample.tokens) for sample in samples),
+    )
 
 
 def check_samples(samples: Sequence[TrainSample]) -> None:
@@ -242,14 +256,6 @@ def padded_layout(
     return torch.from_numpy(source).to(device), torch.from_numpy(place).to(device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bucket:
-    """Sequences attended to together: ``rows`` of them, right-padded to ``width`` tokens."""
-
-    rows: int
-    width: int
-
-
 def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     """Sequences by falling length, cut where padding would exceed its limit."""
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
@@ -286,11 +292,12 @@ class PackedContext:
         self.longest = max(lengths)
         """Tokens of the longest sequence: what a sliding window has to be compared with."""
         parts = similar_lengths(lengths)
-        self._buckets = [_Bucket(len(part), lengths[part[0]]) for part in parts]
+        self._buckets = [(len(part), lengths[part[0]]) for part in parts]
+        """Rows attended to together, and the tokens to which each is padded on the right."""
         sizes = np.array(lengths)
         starts = np.cumsum(sizes) - sizes
         members = np.array([index for part in parts for index in part])
-        widths = np.repeat([b.width for b in self._buckets], [b.rows for b in self._buckets])
+        widths = np.repeat([width for _, width in self._buckets], [rows for rows, _ in self._buckets])
         slots = np.cumsum(widths) - widths
         self._in_place = bool((widths == sizes[members]).all() and (slots == starts[members]).all())
         self._source, self._place = padded_layout(sizes, members, widths, device)
@@ -302,10 +309,10 @@ class PackedContext:
         grouped = query.shape[1] != key.shape[1]
         widen = query.dtype == torch.bfloat16 and query.device.type == "cpu"
         outputs: list[Tensor] = []
-        sizes = [b.rows * b.width for b in self._buckets]
-        for bucket, *parts in zip(self._buckets, *(x.split(sizes) for x in padded), strict=True):
-            q, k, v = (x.unflatten(0, (bucket.rows, bucket.width)) for x in parts)
-            if widen and bucket.width <= WIDENED_UP_TO:
+        sizes = [rows * width for rows, width in self._buckets]
+        for (rows, width), *parts in zip(self._buckets, *(x.split(sizes) for x in padded), strict=True):
+            q, k, v = (x.unflatten(0, (rows, width)) for x in parts)
+            if widen and width <= WIDENED_UP_TO:
                 out = widened_attention(q, k, v, scaling, causal=True)
             else:
                 q, k, v = (x.transpose(1, 2) for x in (q, k, v))
@@ -411,7 +418,7 @@ def families(samples: Sequence[TrainSample], token_budget: int) -> list[list[int
     return found
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _SharedBucket:
     """Responses of similar length whose prompts are equally long."""
 
@@ -437,20 +444,13 @@ def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.dev
     positions += [prompts[owner] + np.arange(n) for owner, n in zip(owners, inputs, strict=True)]
     # a response's first token is predicted by its prompt's last, the others by the response itself
     predict = [np.r_[ends[o] - 1, s : s + n] for o, s, n in zip(owners, starts, inputs, strict=True)]
-    arrays = (
-        np.concatenate([h.prompt_tokens for h in holders] + [s.tokens[:-1] for s in samples])[None],
-        np.concatenate(positions)[None],
+    return _packed(
+        np.concatenate([h.prompt_tokens for h in holders] + [s.tokens[:-1] for s in samples]),
+        np.concatenate(positions),
         np.concatenate(predict),
-        np.concatenate([s.tokens for s in samples]),
-    )
-    tensors = [torch.from_numpy(array.astype(np.int64)).to(device) for array in arrays]
-    return PackedBatch(
-        input_ids=tensors[0],
-        position_ids=tensors[1],
-        attention=SharedPromptContext(layout, device),
-        predict_index=tensors[2],
-        targets=tensors[3],
-        response_lengths=tuple(len(s.tokens) for s in samples),
+        samples,
+        SharedPromptContext(layout, device),
+        device,
     )
 
 
@@ -469,11 +469,18 @@ class SharedPromptContext:
         self._own = PackedContext(layout.prompts, device)
         self._prompt_tokens = int(prompts.sum())
         prompt_starts = np.cumsum(prompts) - prompts
-        buckets, members = [], list[int]()
+        buckets, members = list[_SharedBucket](), list[int]()
         for part in _parts(prompts[owners], sizes):
-            buckets.append(_bucket(part, prompts, prompt_starts, owners, sizes, device))
+            distinct, among = np.unique(owners[part], return_inverse=True)
+            prompt, width = int(prompts[distinct[0]]), int(sizes[part].max())
+            arrays = (
+                ranges(prompt_starts[distinct], prompts[distinct]),
+                among.astype(np.int64),
+                np.arange(prompt + width)[None] <= prompt + np.arange(width)[:, None],
+            )
+            buckets.append(_SharedBucket(width, prompt, *(torch.from_numpy(a).to(device) for a in arrays)))
             members += part
-        self._buckets: list[_SharedBucket] = buckets
+        self._buckets = buckets
         kept = np.array(members, dtype=np.int64)
         widths = np.repeat([b.width for b in buckets], [len(b.owners) for b in buckets]).astype(np.int64)
         self._source, self._place = padded_layout(sizes, kept, widths, device)
@@ -487,10 +494,10 @@ class SharedPromptContext:
             cast(Tensor, Reorder.apply(x[0, :, cut:].transpose(0, 1), self._source, self._place, False))
             for x in (query, key, value)
         ]
-        prompt_key, prompt_value = (x[0, :, :cut].transpose(0, 1) for x in (key, value))
+        prompts = [x[0, :, :cut].transpose(0, 1) for x in (key, value)]
         sizes = [len(bucket.owners) * bucket.width for bucket in self._buckets]
         outputs = [
-            _attend(bucket, q, k, v, prompt_key, prompt_value, scaling)
+            _attend(bucket, q, k, v, prompts, scaling)
             for bucket, q, k, v in zip(self._buckets, *(x.split(sizes) for x in padded), strict=True)
         ]
         joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
@@ -507,53 +514,22 @@ def _parts(prompts: NDArray[Any], sizes: NDArray[Any]) -> list[list[int]]:
     return found
 
 
-def _bucket(
-    part: Sequence[int],
-    prompts: NDArray[Any],
-    prompt_starts: NDArray[Any],
-    owners: NDArray[Any],
-    sizes: NDArray[Any],
-    device: torch.device | str,
-) -> _SharedBucket:
-    distinct, among = np.unique(owners[list(part)], return_inverse=True)
-    prompt, width = int(prompts[distinct[0]]), int(sizes[list(part)].max())
-    tokens = ranges(prompt_starts[distinct], prompts[distinct])
-    seen = np.arange(prompt + width)[None] <= prompt + np.arange(width)[:, None]
-    return _SharedBucket(
-        width=width,
-        prompt=prompt,
-        prompt_tokens=torch.from_numpy(tokens).to(device),
-        owners=torch.from_numpy(among.astype(np.int64)).to(device),
-        mask=torch.from_numpy(seen).to(device),
-    )
-
-
 def _attend(
-    bucket: _SharedBucket,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    prompt_key: Tensor,
-    prompt_value: Tensor,
-    scaling: float,
+    bucket: _SharedBucket, query: Tensor, key: Tensor, value: Tensor, prompts: Sequence[Tensor], scaling: float
 ) -> Tensor:
     """``[rows * width, heads, head_dim]``, as ``query`` is."""
     rows = len(bucket.owners)
     keys, values = (
         torch.cat((_prompt_rows(whole, bucket), part.unflatten(0, (rows, bucket.width))), dim=1)
-        for whole, part in ((prompt_key, key), (prompt_value, value))
+        for whole, part in zip(prompts, (key, value), strict=True)
     )
     queries = query.unflatten(0, (rows, bucket.width))
     if query.dtype == torch.bfloat16 and query.device.type == "cpu" and bucket.width <= WIDENED_UP_TO:
         return widened_attention(queries, keys, values, scaling, mask=bucket.mask).flatten(0, 1)
     queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
+    grouped = queries.shape[1] != keys.shape[1]
     out = F.scaled_dot_product_attention(
-        queries,
-        keys,
-        values,
-        attn_mask=bucket.mask,
-        scale=scaling,
-        enable_gqa=queries.shape[1] != keys.shape[1],
+        queries, keys, values, attn_mask=bucket.mask, scale=scaling, enable_gqa=grouped
     )
     return out.transpose(1, 2).flatten(0, 1)
 

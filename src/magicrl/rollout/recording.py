@@ -26,7 +26,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.protocol import RolloutEngine
+from magicrl.rollout.protocol import Capabilities, RolloutEngine
 
 SCHEMA = pa.schema(
     [
@@ -209,6 +209,8 @@ class ReplayEngine(RolloutEngine):
                 raise ValueError(f"draw {group.request.draw} was recorded twice")
         if not self._recorded:
             raise ValueError("there are no recorded rollouts to replay")
+        told = all(c.sampler_entropies is not None for group in self._recorded.values() for c in group.completions)
+        self.capabilities = Capabilities(entropies=told)
         # what the recording engine has shown to serve
         requests = [group.request for group in self._recorded.values()]
         self._max_context = max(len(r.prompt_tokens) + r.sampling.max_tokens for r in requests)

@@ -236,6 +236,13 @@ def make_engine(
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")
+    if config.entropy.estimator == "exact" and not (engine.capabilities.entropies or rollout.max_staleness):
+        engine.close()
+        raise RecipeError(
+            f'"exact" needs an engine that reports entropies, and {rollout.engine!r} declares that it does not; set it '
+            'to "sampled"',
+            key="entropy.estimator",
+        )
     return LaggedEngine(engine, lag=rollout.weight_lag) if rollout.weight_lag else engine
 
 
