@@ -72,12 +72,7 @@ def find_model(name: str) -> Path:
 
 
 def check_model(folder: Path, name: str) -> None:
-    """Raise ``ValueError`` for a folder that lacks a file, or holds one that is cut off or no JSON object.
-
-    Args:
-        folder: where the files are.
-        name: what the user called it.
-    """
+    """Raise ``ValueError`` for a folder that lacks a file, or holds one that is cut off or no JSON object."""
     if not (folder / "config.json").is_file():
         if (folder / "adapter_config.json").is_file():
             raise ValueError(

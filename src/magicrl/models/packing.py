@@ -455,12 +455,7 @@ def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.dev
 
 
 class SharedPromptContext:
-    """Attention of a row of prompts followed by responses; an ``AttentionContext``.
-
-    Args:
-        layout: who belongs to whom.
-        device: where the row lives.
-    """
+    """Attention of a row of prompts followed by responses; an ``AttentionContext``."""
 
     def __init__(self, layout: SharedLayout, device: torch.device | str = "cpu") -> None:
         prompts, owners, sizes = (np.array(x) for x in (layout.prompts, layout.owners, layout.responses))

@@ -128,10 +128,6 @@ class ServerError(ValueError):
 class Transport:
     """Sends JSON and reads JSON. Everything but the constructor belongs to one event loop.
 
-    Args:
-        settings: where to and how long.
-        usage: counts the retries.
-
     Raises:
         ValueError: the key's variable is named and unset, or its value cannot be sent.
     """
