@@ -35,7 +35,7 @@ from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, RolloutEngine, WeightCheck
 from magicrl.rollout.requests import GroupProgress, OpenGroups, check_request, group_of, pack_begun, with_begun
-from magicrl.rollout.vllm_weights import Meeting, Told
+from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
 from magicrl.training.protocols import WorkSpan
 
 
@@ -460,9 +460,9 @@ def _tokens(request: RolloutRequest, samples: int) -> int:
 class SendingLearner(Learner, Protocol):
     """A learner whose ranks send; see ``DistributedLearner``."""
 
-    def meeting(self, size: int, seconds: float) -> Meeting: ...
+    def rendezvous(self, size: int, seconds: float) -> Rendezvous: ...
 
-    def join(self, meeting: Meeting) -> tuple[Told, ...] | None: ...
+    def join(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None: ...
 
     def send(self) -> bool: ...
 
@@ -489,7 +489,7 @@ class DirectPool(EnginePool):
         self._learner = learner
         self._workers = workers
         self._members: list[Any] = []  # actors that have joined, in the order of their places
-        self._told: tuple[Told, ...] = ()
+        self._told: tuple[WeightInfo, ...] = ()
         self._stored = -1  # version of what lies in the object store
         self.detours = 0
         """Times that a replica was given its weights through the object store since the direct way failed."""
@@ -545,11 +545,11 @@ class DirectPool(EnginePool):
             return True
         self._members = []
         try:
-            meeting = self._learner.meeting(1 + len(live) * self._workers, self._timeouts.load_weights)
-            calls = [slot.actor.join.remote(meeting, 1 + k * self._workers) for k, slot in enumerate(live)]
-            told = self._learner.join(meeting)
+            rendezvous = self._learner.rendezvous(1 + len(live) * self._workers, self._timeouts.load_weights)
+            calls = [slot.actor.join.remote(rendezvous, 1 + k * self._workers) for k, slot in enumerate(live)]
+            told = self._learner.join(rendezvous)
         except LearnerLost:
-            return False  # its ranks start anew with the next call; the replicas give up after ``meeting.seconds``
+            return False  # its ranks start anew with the next call; the replicas give up after ``rendezvous.seconds``
         for slot, call in zip(live, calls, strict=True):
             try:
                 waited_for(call, self._timeouts.load_weights, f"{slot.name} to meet the learner")

@@ -29,7 +29,7 @@ from magicrl.distributed.runtime import see_only
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
-from magicrl.rollout.vllm_weights import Meeting, Told
+from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
 from magicrl.training.protocols import OnDevices
 
 Payload = dict[str, tuple[str, NDArray[Any]]]
@@ -161,12 +161,12 @@ class Replica:
             self._engine.load_weights(unpack(payload), version)
             return self._engine.answers(probes)
 
-    def join(self, meeting: Meeting, place: int) -> None:
+    def join(self, rendezvous: Rendezvous, place: int) -> None:
         """Meet the learner's rank that sends weights; its place in the group."""
         with self._visit():
-            self._direct().join(meeting, place)
+            self._direct().join(rendezvous, place)
 
-    def take(self, told: Sequence[Told], version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
+    def take(self, told: Sequence[WeightInfo], version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
         """As `load`, with what the rank that was met sends at the same time."""
         with self._visit():
             self._direct().take(told, version)

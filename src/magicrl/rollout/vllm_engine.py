@@ -48,7 +48,7 @@ from magicrl.rollout.requests import (
     sample_seed,
     with_begun,
 )
-from magicrl.rollout.vllm_weights import Meeting, Told, VllmWeights, worker_backend
+from magicrl.rollout.vllm_weights import Rendezvous, VllmWeights, WeightInfo, worker_backend
 
 _KNOWN: tuple[tuple[re.Pattern[str], str], ...] = (
     (
@@ -495,11 +495,11 @@ class VllmEngine(RolloutEngine):
         """
         self._replace(lambda: self._weights.load(weights), version)
 
-    def join(self, meeting: Meeting, place: int) -> None:
+    def join(self, rendezvous: Rendezvous, place: int) -> None:
         """Meet the learner's rank that sends weights; see `take`. Needs ``direct_weights``."""
-        self._weights.join(meeting, place)
+        self._weights.join(rendezvous, place)
 
-    def take(self, told: Sequence[Told], version: int) -> None:
+    def take(self, told: Sequence[WeightInfo], version: int) -> None:
         """As `load_weights` with what that rank sends now, which is ``told``."""
         self._replace(lambda: self._weights.take(told), version)
 

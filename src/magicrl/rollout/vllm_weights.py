@@ -40,7 +40,7 @@ _RECEIVER_SECONDS = 600.0  # vLLM hands a receiver no limit of ours
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Meeting:
+class Rendezvous:
     """Where sender and receivers meet."""
 
     host: str  # the sender's
@@ -50,7 +50,7 @@ class Meeting:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WeightInfo:
     """What a receiver has to know beforehand of one weight."""
 
     name: str  # as in a checkpoint
@@ -58,9 +58,9 @@ class Told:
     shape: tuple[int, ...]  # of the whole weight
 
     @staticmethod
-    def of(name: str, weight: Tensor) -> Told:
+    def of(name: str, weight: Tensor) -> WeightInfo:
         """Of a whole weight."""
-        return Told(name, str(weight.dtype).removeprefix("torch."), tuple(weight.shape))
+        return WeightInfo(name, str(weight.dtype).removeprefix("torch."), tuple(weight.shape))
 
 
 def backend_here() -> Backend:
@@ -81,19 +81,19 @@ def worker_backend() -> str:
     return GLOO
 
 
-def worker_meeting(meeting: Meeting, place: int) -> dict[str, Any]:
+def worker_rendezvous(rendezvous: Rendezvous, place: int) -> dict[str, Any]:
     """For the workers' ``init_weight_transfer_engine``; ``place`` is the first worker's rank in the group."""
     info: dict[str, Any] = {
-        "master_address": meeting.host,
-        "master_port": meeting.port,
+        "master_address": rendezvous.host,
+        "master_port": rendezvous.port,
         "rank_offset": place,
-        "world_size": meeting.size,
+        "world_size": rendezvous.size,
         "packed": backend_here() == "nccl",
     }
     return info
 
 
-def worker_update(told: Sequence[Told]) -> dict[str, Any]:
+def worker_update(told: Sequence[WeightInfo]) -> dict[str, Any]:
     """For the workers' ``update_weights``."""
     return {
         "names": [weight.name for weight in told],
@@ -106,7 +106,7 @@ class WeightSender:
     """The learner's side, on every one of its ranks; only rank 0 has the group.
 
     Args:
-        meeting: see there.
+        rendezvous: see there.
         rank: of the learner.
         told: all weights in the order in which ``stream`` yields them.
         stream: a fresh pass over (name, whole weight); yielding may be a collective of the learner's ranks.
@@ -117,9 +117,9 @@ class WeightSender:
 
     def __init__(
         self,
-        meeting: Meeting,
+        rendezvous: Rendezvous,
         rank: int,
-        told: Sequence[Told],
+        told: Sequence[WeightInfo],
         stream: Callable[[], Iterator[tuple[str, Tensor]]],
     ) -> None:
         self._rank, self._stream = rank, stream
@@ -128,9 +128,9 @@ class WeightSender:
         self.ready = True
         try:
             if backend_here() == "nccl":
-                self._engine = _nccl_sender(meeting, rank, told, stream)
+                self._engine = _nccl_sender(rendezvous, rank, told, stream)
             elif rank == 0:
-                self._group = gloo_group(meeting, 0)
+                self._group = gloo_group(rendezvous, 0)
         except RuntimeError as error:
             self._give_up("the workers of the rollout engines did not come", error)
 
@@ -158,11 +158,11 @@ class WeightSender:
         self._engine = self._group = None
 
 
-def gloo_group(meeting: Meeting, rank: int) -> Any:
+def gloo_group(rendezvous: Rendezvous, rank: int) -> Any:
     """A gloo group beside torch's default one."""
-    limit = timedelta(seconds=meeting.seconds)
-    store = TCPStore(meeting.host, meeting.port, meeting.size, is_master=rank == 0, timeout=limit)
-    return dist.ProcessGroupGloo(PrefixStore("weights", store), rank, meeting.size, limit)
+    limit = timedelta(seconds=rendezvous.seconds)
+    store = TCPStore(rendezvous.host, rendezvous.port, rendezvous.size, is_master=rank == 0, timeout=limit)
+    return dist.ProcessGroupGloo(PrefixStore("weights", store), rank, rendezvous.size, limit)
 
 
 def gloo_broadcast(group: Any, tensor: Tensor) -> None:
@@ -171,7 +171,7 @@ def gloo_broadcast(group: Any, tensor: Tensor) -> None:
 
 
 def _nccl_sender(
-    meeting: Meeting, rank: int, told: Sequence[Told], stream: Callable[[], Iterator[tuple[str, Tensor]]]
+    rendezvous: Rendezvous, rank: int, told: Sequence[WeightInfo], stream: Callable[[], Iterator[tuple[str, Tensor]]]
 ) -> Any:
     from vllm.distributed.weight_transfer.base import (  # pyright: ignore[reportMissingImports]
         ParamMeta,
@@ -191,7 +191,7 @@ def _nccl_sender(
             return ((name, weight.detach().clone()) for name, weight in stream())
 
     info = NCCLTrainerInitInfo(
-        master_address=meeting.host, master_port=meeting.port, world_size=meeting.size, rank=rank
+        master_address=rendezvous.host, master_port=rendezvous.port, world_size=rendezvous.size, rank=rank
     )
     return NCCLTrainerWeightTransferEngine.trainer_init(info, client=_AskedElsewhere(), source=Source())
 
@@ -217,13 +217,13 @@ def _gloo_receiver() -> Any:
         """vLLM's receiver with gloo in NCCL's place: the same information, the same reload of layers."""
 
         def init_transfer_engine(self, init_info: Any) -> None:
-            meeting = Meeting(
+            rendezvous = Rendezvous(
                 host=init_info.master_address,
                 port=init_info.master_port,
                 size=init_info.world_size,
                 seconds=_RECEIVER_SECONDS,
             )
-            self._gloo: Any = gloo_group(meeting, init_info.rank_offset + self.parallel_config.rank)
+            self._gloo: Any = gloo_group(rendezvous, init_info.rank_offset + self.parallel_config.rank)
 
         def update_weights(self, update_info: dict[str, Any]) -> None:
             self.receive_weights(self.parse_update_info(update_info))  # nothing runs beside it on a CPU
@@ -278,11 +278,11 @@ class VllmWeights:
                 self._reload_from_shared_memory(weights)
         self._forget()
 
-    def join(self, meeting: Meeting, place: int) -> None:
+    def join(self, rendezvous: Rendezvous, place: int) -> None:
         """Have the workers meet the rank that sends, the first of them as number ``place`` of the group."""
-        self._rpc("init_weight_transfer_engine", init_info=worker_meeting(meeting, place))
+        self._rpc("init_weight_transfer_engine", init_info=worker_rendezvous(rendezvous, place))
 
-    def take(self, told: Sequence[Told]) -> None:
+    def take(self, told: Sequence[WeightInfo]) -> None:
         """As `load`, with what the rank that was met sends at the same time."""
         self._rpc("start_weight_update")
         self._rpc("update_weights", update_info=worker_update(told))

@@ -26,7 +26,7 @@ from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
 from magicrl.records import FloatArray, TrainBatch, TrainSample
-from magicrl.rollout.vllm_weights import Meeting, Told
+from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
 from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
 
@@ -245,13 +245,13 @@ class DistributedLearner:
         """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once."""
         return self._repeated(lambda: _packed(self._call("weights", self._nothing(), "weights"))).tensors()
 
-    def meeting(self, size: int, seconds: float) -> Meeting:
+    def rendezvous(self, size: int, seconds: float) -> Rendezvous:
         """Where the workers of rollout engines can meet rank 0, ``size`` processes with it; they wait ``seconds``."""
         address: str = self._repeated(lambda: self._call("address", self._nothing(), "a port for the weight copy"))[0]
         host, _, port = address.removeprefix("tcp://").rpartition(":")
-        return Meeting(host=host.strip("[]"), port=int(port), size=size, seconds=seconds)
+        return Rendezvous(host=host.strip("[]"), port=int(port), size=size, seconds=seconds)
 
-    def join(self, meeting: Meeting) -> tuple[Told, ...] | None:
+    def join(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None:
         """Wait there for the workers, which have to be asked to come at the same time.
 
         Returns what they will be sent; None: they did not come.
@@ -259,7 +259,7 @@ class DistributedLearner:
         Raises:
             LearnerLost: a rank was lost; the next call of anything starts new ranks.
         """
-        return self._unrepeated("join_receivers", self._same(meeting), "rollout engines to come for weights")[0]
+        return self._unrepeated("join_receivers", self._same(rendezvous), "rollout engines to come for weights")[0]
 
     def send(self) -> bool:
         """Send the present weights to the workers that came, which have to be asked to take them at the same time.

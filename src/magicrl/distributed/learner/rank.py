@@ -36,7 +36,7 @@ from magicrl.distributed.learner.sharding import (
 )
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
-from magicrl.rollout.vllm_weights import Meeting, Told, WeightSender
+from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo, WeightSender
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls
 
@@ -232,15 +232,15 @@ class LearnerRank:
             torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
         return PackedTensors.of(found) if self._rank == 0 else None
 
-    def join_receivers(self, meeting: Meeting) -> tuple[Told, ...] | None:
+    def join_receivers(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None:
         """Open the direct way to rollout engines; rank 0 waits for all of their workers.
 
         Returns what will be sent; None: they did not come.
         """
-        told = tuple(Told.of(name, weight) for name, weight in self._sharded.stream())
+        told = tuple(WeightInfo.of(name, weight) for name, weight in self._sharded.stream())
         if self._sender is not None:
             self._sender.close()
-        self._sender = WeightSender(meeting, self._rank, told, self._sharded.stream)
+        self._sender = WeightSender(rendezvous, self._rank, told, self._sharded.stream)
         return told if self._sender.ready else None
 
     def send_weights(self) -> bool:
