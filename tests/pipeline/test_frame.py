@@ -1,4 +1,7 @@
-"""The frame: every row accounted for, only what changed made anew, a run killed anywhere goes on to the same files."""
+"""The frame: every row accounted for, only what changed made anew, a run killed anywhere goes on to the same files.
+
+How far labelled problems came in a run, step by step.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from magicrl.files import only_writer
 from magicrl.pipeline import import_source
 from magicrl.pipeline import parts as part_files
 from magicrl.pipeline.import_source import EntryReader
-from magicrl.pipeline.stats import counts_of, way_of
+from magicrl.pipeline.stats import counts_of, passages_of, way_of
 
 RULES = {"maths": {"agreement": False, "unreadable_golds": "keep"}}
 
@@ -262,3 +265,18 @@ def test_a_run_killed_again_and_again_ends_with_the_same_files(
     subprocess.run([sys.executable, "-c", program, *words, "0"], check=True)
     files = {str(path.relative_to(output)): path.read_bytes() for path in output.rglob("*.parquet")}
     assert files == whole
+
+
+def test_how_far_flawed_problems_came(write_rows: Callable[..., Path], run: Any) -> None:
+    texts = ["Prove that 3 is odd.", "What is 1 + 1?", "What is 1 + 1?", "What is 2 + ____?"]
+    rows = [{"problem": text, "answer": "2", "id": f"p{place}"} for place, text in enumerate(texts)]
+    source = {"path": str(write_rows("r.jsonl", rows)), "fields": {"id": "id"}}
+    steps = [{"use": "clean", "maths": {"agreement": False}}, {"use": "dedup", "settings": {"stages": ["exact"]}}]
+    run({"sources": [source], "steps": steps})
+    flawed = ["r/p0", "r/p2", "r/p3", "r/not-read"]
+    told = [(one.step, one.reached, one.dropped, one.passed) for one in passages_of(run.output, flawed)]
+    assert told == [
+        ("import", 3, {}, 3),
+        ("01-clean", 3, {"proof": 1}, 2),
+        ("02-dedup", 2, {"duplicate (exact)": 1}, 1),
+    ]

@@ -49,24 +49,13 @@ class BadRow:
     text: str
 
 
-def read_file(path: Path) -> Iterator[Row]:
+def read_rows(path: Path) -> Iterator[Row | BadRow]:
     """The records of a ``.jsonl``, ``.json`` (a list of objects), ``.csv`` or ``.parquet`` file, in order.
+
+    A broken record is handed out as such, and those after it are read.
 
     Raises:
         RecipeError: there is no such file, it is none, or of an unknown kind (key ``path``).
-        ValueError: empty, unreadable or broken (naming the line or row).
-    """
-    for row in read_rows(path):
-        if isinstance(row, BadRow):
-            raise ValueError(row.reason)
-        yield row
-
-
-def read_rows(path: Path) -> Iterator[Row | BadRow]:
-    """As ``read_file``, but a broken record is handed out as such and those after it are read.
-
-    Raises:
-        RecipeError: as ``read_file``.
         ValueError: the file as a whole cannot be read.
     """
     _check_path(path)

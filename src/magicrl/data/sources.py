@@ -481,7 +481,8 @@ def _place(source: SourceConfig) -> Place:
     if unknown:
         raise RecipeError(f"{name}: unknown option {unknown[0]!r}; known: subset, revision", key="options")
     chosen = {key: str(value) for key, value in source.options.items()}
-    return Place(path=path, hub=source.hub, splits=(source.split,), **chosen)
+    subset, revision = chosen.get("subset"), chosen.get("revision")
+    return Place(path=path, hub=source.hub, splits=(source.split,), subset=subset, revision=revision)
 
 
 def _reader(source: SourceConfig, place: Place, key: str) -> RecordReader:

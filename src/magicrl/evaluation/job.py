@@ -115,6 +115,7 @@ class Settling:
 
 
 Encode = Callable[[Problem], TokenArray]
+Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,6 +154,14 @@ class SamplingPlan:
     def wanted(self, problems: Sequence[Problem]) -> int:
         """Samples of this shard in all."""
         return self.samples * sum(self.owns(place) for place in range(len(problems)))
+
+
+def samples_by_problem(rows: Iterable[SampleRow]) -> dict[str, set[int]]:
+    """Which samples of each problem exist."""
+    known: dict[str, set[int]] = {}
+    for row in rows:
+        known.setdefault(row.problem, set()).add(row.sample)
+    return known
 
 
 def requests_for(
@@ -199,7 +208,7 @@ def run_job(
     *,
     write: Callable[[SampleRow], None],
     done: Iterable[SampleRow] = (),
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
     most: int | None = None,
 ) -> None:
     """Generate and judge every sample that is missing; ``write`` gets each row as soon as it is judged.
@@ -224,26 +233,15 @@ def run_job(
     """
     if len({problem.id for problem in problems}) < len(problems):
         raise ValueError("problem ids stand twice; give every problem an id of its own")
-    known: dict[str, set[int]] = {}
-    for row in done:
-        known.setdefault(row.problem, set()).add(row.sample)
-    requests = requests_for(problems, plan, encode, known)
+    requests = requests_for(problems, plan, encode, samples_by_problem(done))
     total = plan.wanted(problems)
     finished = total - sum(len(request.indices) for request in requests)
 
     def judged(sample: FinishedSample, verdict: Verdict) -> None:
         nonlocal finished
-        request = sample.request
-        asked = len(request.prompt_tokens) or None
-        row = row_of(
-            request.problem.id,
-            sample.index,
-            sample.completion,
-            verdict,
-            prompt_tokens=asked,
-            keep_tokens=plan.keep_tokens,
-        )
-        write(row)
+        name, asked = sample.request.problem.id, len(sample.request.prompt_tokens) or None
+        keep = plan.keep_tokens
+        write(row_of(name, sample.index, sample.completion, verdict, prompt_tokens=asked, keep_tokens=keep))
         finished += 1
         if progress is not None:
             progress(finished, total)
@@ -254,9 +252,6 @@ def run_job(
     with Settling(judge, judged, look_every=LOOK_EVERY) as settling:
         for sample in engine.finished_samples():
             settling.add(sample)
-
-
-Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

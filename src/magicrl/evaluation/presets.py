@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from magicrl.config.loader import shipped_table
@@ -44,46 +44,33 @@ class Preset:
         return asdict(self)
 
 
-_REPORT_SAMPLES = {"aime24": 32, "aime25": 32, "livecodebench": 4}
-PRESETS: dict[str, Preset] = {
-    preset.name: preset
-    for preset in (
-        Preset(
-            name="report",
-            temperature=1.0,
-            top_p=1.0,
-            max_tokens=32768,
-            samples=_REPORT_SAMPLES,
-            other_samples=4,
-            extract="box",
-            mean_of=(),
-            source="Table 13 of the report; 4 samples for sets it does not have are a decision of magicrl",
-        ),
-        Preset(
-            name="released-code",
-            temperature=0.6,
-            top_p=1.0,
-            max_tokens=32768,
-            samples=_REPORT_SAMPLES,
-            other_samples=4,
-            extract="box",
-            mean_of=(),
-            source="temperature of the released evaluation scripts (RECIPE section 11); the rest as in `report`",
-        ),
-        Preset(
-            name="study",
-            temperature=1.0,
-            top_p=1.0,
-            max_tokens=32768,
-            samples={"aime24": 8, "aime25": 8, "livecodebench": 1},
-            other_samples=8,
-            extract="box",
-            mean_of=TABLE13_SETS,
-            source="the ablations' test metric (RECIPE section 6): mean of AIME24 avg@8, AIME25 avg@8, LiveCodeBench "
-            "pass@1; the limit is Table 13's, since the study's is not stated",
-        ),
-    )
-}
+_REPORT = Preset(
+    name="report",
+    temperature=1.0,
+    top_p=1.0,
+    max_tokens=32768,
+    samples={"aime24": 32, "aime25": 32, "livecodebench": 4},
+    other_samples=4,
+    extract="box",
+    mean_of=(),
+    source="Table 13 of the report; 4 samples for sets it does not have are a decision of magicrl",
+)
+_RELEASED = replace(
+    _REPORT,
+    name="released-code",
+    temperature=0.6,
+    source="temperature of the released evaluation scripts (RECIPE section 11); the rest as in `report`",
+)
+_STUDY = replace(
+    _REPORT,
+    name="study",
+    samples={"aime24": 8, "aime25": 8, "livecodebench": 1},
+    other_samples=8,
+    mean_of=TABLE13_SETS,
+    source="the ablations' test metric (RECIPE section 6): mean of AIME24 avg@8, AIME25 avg@8, LiveCodeBench "
+    "pass@1; the limit is Table 13's, since the study's is not stated",
+)
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in (_REPORT, _RELEASED, _STUDY)}
 
 
 class Table13Row(Section):

@@ -12,7 +12,7 @@ from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.sources import fingerprint
 from magicrl.evaluation.benchmarks import LoadedBenchmark
 from magicrl.evaluation.engines import OpenedEngine, open_engine
-from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
+from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job, samples_by_problem
 from magicrl.evaluation.presets import Preset
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Ask, Incomplete, Meter, Price, write_results
@@ -99,7 +99,7 @@ class Task:
 
     def cost(self, opened: OpenedEngine) -> Cost:
         """What is missing, and what that costs at most."""
-        known = self._done()
+        known = samples_by_problem(self._own())
         asked = requests_for(self.loaded.problems, self.plan, opened.encode, known)
         prompts = [(len(request.prompt_tokens), len(request.indices)) for request in asked]
         return Cost(
@@ -168,12 +168,6 @@ class Task:
         places = {problem.id: place for place, problem in enumerate(self.loaded.problems)}
         rows = self.folder.rows(self.plan.samples)
         return [row for row in rows if row.problem in places and self.plan.owns(places[row.problem])]
-
-    def _done(self) -> dict[str, set[int]]:
-        known: dict[str, set[int]] = {}
-        for row in self._own():
-            known.setdefault(row.problem, set()).add(row.sample)
-        return known
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

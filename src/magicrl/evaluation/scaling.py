@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -30,22 +30,6 @@ MARKS = {"+": (True, False, True), "-": (False, False, True), "~": (False, True,
 """One character a sample in ``results.json``: right, wrong, cut at the limit, not judged."""
 
 
-class Spent(Protocol):
-    """What a curve over limits needs to know of a sample; a ``SampleRow`` is one."""
-
-    @property
-    def tokens(self) -> int: ...
-
-    @property
-    def correct(self) -> bool: ...
-
-    @property
-    def truncated(self) -> bool: ...
-
-    @property
-    def counted(self) -> bool: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Marked:
     """A sample as ``results.json`` keeps it."""
@@ -54,6 +38,10 @@ class Marked:
     correct: bool
     truncated: bool
     counted: bool
+
+
+Spent: TypeAlias = SampleRow | Marked
+"""What a curve over limits reads of a sample."""
 
 
 def mark(row: SampleRow) -> str:

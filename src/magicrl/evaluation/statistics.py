@@ -30,7 +30,7 @@ MOST_ENUMERATED = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Estimate:
-    """A share in [0, 1] with its 95 % interval.
+    """A share in [0, 1], or another mean over problems, with its 95 % interval.
 
     Attributes:
         mean: the mean over problems of the per-problem values.
@@ -157,25 +157,10 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
     return float(np.mean(won / ties))
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mean:
-    """A mean of per-problem values with its standard error and 95 % interval (Student's t, clustered)."""
-
-    mean: float
-    low: float
-    high: float
-    standard_error: float
-    problems: int
-    clusters: int
-
-    def as_dict(self) -> dict[str, float | int]:
-        return asdict(self)
-
-
 def mean_of(
     per_problem: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, confidence: float = 0.95
-) -> Mean:
-    """The mean of one value a problem, e.g. its mean response length.
+) -> Estimate:
+    """The mean of one value a problem, e.g. its mean response length, with Student's interval.
 
     Raises:
         ValueError: no problems.
@@ -188,7 +173,7 @@ def mean_of(
     sums = _sums(values - mean, clusters)
     groups, error = len(sums), _error(sums, n)
     half = student(groups - 1, confidence) * error if groups > 1 else 0.0
-    return Mean(mean=mean, low=mean - half, high=mean + half, standard_error=error, problems=n, clusters=groups)
+    return Estimate(mean=mean, low=mean - half, high=mean + half, standard_error=error, problems=n, clusters=groups)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -315,7 +300,7 @@ class Score:
     per_problem: tuple[float, ...]
     pass_at: dict[int, Estimate]
     majority_at: dict[int, Estimate] = field(default_factory=dict[int, Estimate])
-    length: Mean
+    length: Estimate
     truncation: Estimate
     entropy: float | None
     boxed_and_stopped: float

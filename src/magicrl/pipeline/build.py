@@ -9,11 +9,12 @@ OUTPUT/pipeline.toml, run.json        the resolved settings; versions and machin
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -25,24 +26,20 @@ from magicrl.config.loader import to_toml
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import only_writer, write_atomically
 from magicrl.models.model_files import find_model
-from magicrl.pipeline.frame import Context, Step, Watcher, run_step
+from magicrl.pipeline.frame import Context, Step, Watcher, run_step, start_worker
 from magicrl.pipeline.import_source import import_source, source_files
 from magicrl.pipeline.parts import Part
 from magicrl.pipeline.pipeline_schema import (
     AnyStep,
-    CleanStep,
     DecontaminateStep,
     DedupStep,
     DifficultyStep,
     EmbeddingSettings,
     JudgeStep,
-    MixStep,
     PipelineConfig,
     PipelineSource,
     SamplerConfig,
 )
-from magicrl.rollout.vllm_engine import vllm_missing
-from magicrl.verifiers.code import kernel
 
 
 def check_needs(config: PipelineConfig, output: Path) -> None:
@@ -88,6 +85,8 @@ def _check_sampler(sampler: SamplerConfig) -> None:
         with under("sampler.model"):
             find_model(sampler.model)
     if sampler.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        from magicrl.rollout.vllm_engine import vllm_missing  # torch
+
         raise vllm_missing(ImportError(name="vllm"))
 
 
@@ -115,55 +114,20 @@ def _check_gguf(package: str, key: str) -> None:
         raise RecipeError(str(error), key=key) from error
 
 
-def make_step(settings: AnyStep, config: PipelineConfig) -> Step:
-    """The step of these settings. Heavy rooms are imported here, with the step that needs them."""
-    return _STEPS[type(settings)](settings, config)
-
-
-def _clean(settings: Any, config: PipelineConfig) -> Step:
-    from magicrl.pipeline.clean_step import Clean
-
-    return Clean(settings)
-
-
-def _dedup(settings: Any, config: PipelineConfig) -> Step:
-    from magicrl.pipeline.dedup_step import Dedup
-
-    return Dedup(settings)
-
-
-def _decontaminate(settings: Any, config: PipelineConfig) -> Step:
-    from magicrl.pipeline.decontaminate_step import Decontaminate
-
-    return Decontaminate(settings)
-
-
-def _difficulty(settings: Any, config: PipelineConfig) -> Step:
-    from magicrl.pipeline.difficulty_step import Difficulty
-
-    return Difficulty(settings)
-
-
-def _judge(settings: Any, config: PipelineConfig) -> Step:
-    from magicrl.pipeline.judge_step import Judge
-
-    return Judge(settings)
-
-
-def _mix(settings: Any, config: PipelineConfig) -> Step:
-    from magicrl.pipeline.mix_step import Mix
-
-    return Mix(settings, config)
-
-
-_STEPS: dict[type[Any], Callable[[Any, PipelineConfig], Step]] = {
-    CleanStep: _clean,
-    DedupStep: _dedup,
-    DecontaminateStep: _decontaminate,
-    DifficultyStep: _difficulty,
-    JudgeStep: _judge,
-    MixStep: _mix,
+_STEPS = {
+    "clean": "clean_step:Clean",
+    "dedup": "dedup_step:Dedup",
+    "decontaminate": "decontaminate_step:Decontaminate",
+    "difficulty": "difficulty_step:Difficulty",
+    "judge": "judge_step:Judge",
+    "mix": "mix_step:Mix",
 }
+
+
+def make_step(settings: AnyStep, config: PipelineConfig) -> Step[Any]:
+    """The step of these settings; its module (torch, the verifiers) is imported with the step that needs it."""
+    module, _, name = _STEPS[settings.use].partition(":")
+    return getattr(importlib.import_module(f"magicrl.pipeline.{module}"), name)(settings, config)
 
 
 SOURCES = "sources"
@@ -241,7 +205,7 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
             context.watcher.progress(SOURCES, number + 1, len(jobs), "sources")
         return [part for parts in found for part in parts]
     method = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(context.workers, len(jobs)), mp_context=method, initializer=_start) as pool:
+    with ProcessPoolExecutor(min(context.workers, len(jobs)), mp_context=method, initializer=start_worker) as pool:
         waiting = [pool.submit(_import, *job) for job in jobs]
         try:
             for number, future in enumerate(waiting):
@@ -256,13 +220,6 @@ def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[
         finally:
             pool.shutdown(wait=True, cancel_futures=True)
     return [part for parts in found for part in parts]
-
-
-def _start() -> None:
-    import signal
-
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _import(source: PipelineSource, folder: Path, most_characters: int) -> list[Part] | tuple[str, str | None]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,36 +55,26 @@ def bars(title: str, labels: Sequence[str], values: Sequence[int], *, faint: Col
     return _svg(title, bottom + 60, body)
 
 
-@dataclass(frozen=True, slots=True)
-class Fall:
-    """A level of a waterfall: what stood before it, what is left, and why the rest went."""
-
-    label: str
-    before: int
-    after: int
-    reasons: Sequence[tuple[str, int]]
-
-
-def waterfall(title: str, falls: Sequence[Fall]) -> str:
+def waterfall(title: str, steps: Sequence[StepCounts]) -> str:
     """What is left after each step, from top to bottom, and beside it how many went for which reason."""
     left, width = 150.0, 400.0
-    most = max([1, *(fall.before for fall in falls)])
+    most = max([1, *(step.entered for step in steps)])
     y = 48.0
     body: list[str] = []
-    for fall in falls:
-        reasons = list(fall.reasons)
+    for step in steps:
+        reasons = list(step.reasons.items())
         shown = reasons[:6]
         if len(reasons) > 6:
             shown.append((f"{len(reasons) - 6} other reasons", sum(count for _, count in reasons[6:])))
         height = max(30.0, 17.0 * len(shown) + 8)
-        kept, gone = width * fall.after / most, width * (fall.before - fall.after) / most
-        body.append(f'<text x="{left - 10}" y="{y + 19:.1f}" text-anchor="end">{escape(fall.label)}</text>')
+        kept, gone = width * step.kept / most, width * (step.entered - step.kept) / most
+        body.append(f'<text x="{left - 10}" y="{y + 19:.1f}" text-anchor="end">{escape(step.step)}</text>')
         body.append(f'<rect x="{left}" y="{y:.1f}" width="{kept:.1f}" height="26" fill="{_KEPT}"/>')
         body.append(f'<rect x="{left + kept:.1f}" y="{y:.1f}" width="{gone:.1f}" height="26" fill="{_GONE}"/>')
         inside = kept > 70
         x, colour = (left + kept - 6, "white") if inside else (left + kept + gone + 6, _INK)
         anchor = "end" if inside else "start"
-        body.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="{anchor}" fill="{colour}">{fall.after:,}</text>')
+        body.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="{anchor}" fill="{colour}">{step.kept:,}</text>')
         for place, (reason, count) in enumerate(shown):
             body.append(
                 f'<text x="{left + width + 14}" y="{y + 14 + 17 * place:.1f}" font-size="12" fill="{_GONE}">'
@@ -133,7 +122,7 @@ def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Map
         "sources": {name: {"licence": licences[name], "from": origin[name]} for name in licences},
         "steps": [{"step": one.step, "in": one.entered, "kept": one.kept, "sources": one.sources} for one in counts],
     }
-    picture = waterfall(f"{config.name}: what every step left", [_fall(one) for one in counts])
+    picture = waterfall(f"{config.name}: what every step left", counts)
     write_atomically(folder / "card.json", json.dumps(document, indent=1))
     write_atomically(folder / "waterfall.svg", picture)
     write_atomically(folder / "card.md", _markdown(config, document, counts))
@@ -146,10 +135,6 @@ def _origin(source: Any) -> str:
     place = ", ".join(Path(path).name for path in source.paths) or source.hub or (row.hub if row is not None else "")
     title = row.title if row is not None else source.label
     return without_secrets(f"{title} ({place}{', ' + source.revision if source.revision else ''})")
-
-
-def _fall(counts: StepCounts) -> Fall:
-    return Fall(counts.step, counts.entered, counts.kept, list(counts.reasons.items()))
 
 
 def _source_rows(document: Mapping[str, Any], counts: Sequence[StepCounts]) -> list[list[str]]:

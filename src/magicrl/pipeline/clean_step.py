@@ -23,9 +23,9 @@ from typing import Any
 import pyarrow as pa
 
 from magicrl.pipeline.entry import Entry, entries_of
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step
 from magicrl.pipeline.maths_rules import maths_fault, note_of
-from magicrl.pipeline.parts import Part, StepFolder
+from magicrl.pipeline.parts import StepFolder
 from magicrl.pipeline.pipeline_schema import CleanStep, CodeCleaning, MathsCleaning
 from magicrl.records import Outcome, Problem, Verdict
 from magicrl.verifiers.base import JudgeOptions
@@ -281,7 +281,7 @@ def _says(wanted: Any) -> bool:
     return wanted is not None and wanted != []
 
 
-class Clean:
+class Clean(Step[CleanStep]):
     """Row by row, in several processes, each with verifiers of its own."""
 
     use = "clean"
@@ -289,17 +289,8 @@ class Clean:
     whole = False
     parallel = True
 
-    def __init__(self, settings: CleanStep) -> None:
-        self._settings = settings
-
     def identity(self, context: Context) -> Any:
-        return {
-            "maths": self._settings.maths.model_dump(mode="json"),
-            "code": self._settings.code.model_dump(mode="json"),
-        }
-
-    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
-        return None
+        return self._settings.model_dump(mode="json", include={"maths", "code"})
 
     @contextmanager
     def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
@@ -311,13 +302,9 @@ class Clean:
             code = stack.enter_context(CodeCleaner(self._settings.code, workers=context.workers))
 
             def decide(table: pa.Table) -> list[Decision]:
-                entries = entries_of(table)
-                return _merged(entries, maths, code)
+                return _merged(entries_of(table), maths, code)
 
             yield decide
-
-    def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        return None
 
 
 def _merged(entries: Sequence[Entry], maths: MathsCleaner, code: CodeCleaner) -> list[Decision]:

@@ -10,15 +10,13 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from magicrl.config.errors import under
@@ -28,7 +26,7 @@ from magicrl.pipeline.dedup_step import documents
 from magicrl.pipeline.disguise import keys_of
 from magicrl.pipeline.embedders import Embedder, make_embedder
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_id
 from magicrl.pipeline.guard import are_different, numbers_of
 from magicrl.pipeline.import_source import import_source
 from magicrl.pipeline.parts import Part, StepFolder, hash_of
@@ -343,22 +341,14 @@ def _corpus(references: Sequence[str], texts: Texts, settings: DecontaminationSe
         yield [_hidden(text, settings) for text in chunk]
 
 
-class Decontaminate:
+class Decontaminate(Step[DecontaminateStep]):
     """Looks for every test problem in all statements first; then rows are dropped by id."""
 
     use = "decontaminate"
-    version = 1
-    whole = True
-    parallel = False
-
-    def __init__(self, settings: DecontaminateStep) -> None:
-        self._settings = settings
 
     def identity(self, context: Context) -> Any:
-        return {
-            "against": dict(self._reference_keys(context)),
-            **self._settings.settings.model_dump(mode="json"),
-        }
+        against = {name: hash_of([part.key for part in parts]) for name, parts in self._references(context)}
+        return {"against": against, **self._settings.settings.model_dump(mode="json")}
 
     def _references(self, context: Context) -> Iterator[tuple[str, list[Part]]]:
         """The test sets, imported like any source into a folder of their own."""
@@ -368,19 +358,11 @@ class Decontaminate:
             with under(f"against.{name}"):
                 yield name, import_source(named, folder, context.max_field_characters)
 
-    def _reference_keys(self, context: Context) -> Iterator[tuple[str, str]]:
-        for name, parts in self._references(context):
-            yield name, hash_of([part.key for part in parts])
-
     def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
         marker = folder.work / "hits.key"
         if marker.exists() and marker.read_text() == key:
             return
-        from magicrl.pipeline.decontaminate_step import find_contamination, write_report
-
-        references: dict[str, list[Document]] = {
-            name: list(documents(found)) for name, found in self._references(context)
-        }
+        references = {name: list(documents(found)) for name, found in self._references(context)}
         for name, texts in references.items():
             if not texts:
                 raise ValueError(f"against.{name}: the test set holds no problem that can be read; see references/")
@@ -389,8 +371,7 @@ class Decontaminate:
         write_report(find_contamination(documents(parts), references, self._settings.settings, folder=own), folder.work)
         write_atomically(marker, key)
 
-    @contextmanager
-    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+    def decide(self, folder: StepFolder) -> Decide:
         hits: dict[str, dict[str, Any]] = {}
         with (folder.work / "hits.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
@@ -408,10 +389,4 @@ class Decontaminate:
             detail = f"{hit['kind']}, score {hit['score']:.3f}: {hit['reference']}: {hit['reference_text'][:300]!r}"
             return Drop(f"in test set {hit['reference_set']}", detail)
 
-        def decide(table: pa.Table) -> list[Decision]:
-            return [one(name) for name in table.column("id").to_pylist()]
-
-        yield decide
-
-    def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        return None
+        return by_id(one)

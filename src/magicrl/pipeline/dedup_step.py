@@ -9,8 +9,7 @@ import hashlib
 import json
 import shutil
 from array import array
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
@@ -18,7 +17,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 
 from magicrl.files import whole_file, write_atomically
@@ -26,7 +24,7 @@ from magicrl.pipeline.canonical import canonical
 from magicrl.pipeline.disguise import keys_of
 from magicrl.pipeline.embedders import make_embedder
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_id
 from magicrl.pipeline.guard import number_key
 from magicrl.pipeline.near_duplicates import (
     CHUNK,
@@ -80,18 +78,6 @@ class DuplicateClusters:
     def by_id(self) -> Mapping[str, Duplicate]:
         """The dropped documents by id; whoever is not in it is kept."""
         return {duplicate.id: duplicate for duplicate in self.dropped}
-
-    def is_kept(self, document: str) -> bool:
-        """Whether the document stays."""
-        return document not in self.by_id
-
-    def clusters(self) -> Iterator[tuple[str, tuple[Duplicate, ...]]]:
-        """Each kept document that has copies, with them, in the order of the first copy dropped."""
-        members: dict[str, list[Duplicate]] = {}
-        for duplicate in self.dropped:
-            members.setdefault(duplicate.kept, []).append(duplicate)
-        for kept, copies in members.items():
-            yield kept, tuple(copies)
 
 
 _VERSION = 1  # raised whenever equal documents and settings would give other files
@@ -347,16 +333,10 @@ def _clusters(
 _COLUMNS = ("id", "problem", "solutions", "reward_model", "notes")
 
 
-class Dedup:
+class Dedup(Step[DedupStep]):
     """Looks at all statements first; then rows are dropped by id."""
 
     use = "dedup"
-    version = 1
-    whole = True
-    parallel = False
-
-    def __init__(self, settings: DedupStep) -> None:
-        self._settings = settings
 
     def identity(self, context: Context) -> Any:
         return {"scope": self._settings.scope, **self._settings.settings.model_dump(mode="json")}
@@ -365,14 +345,12 @@ class Dedup:
         path = folder.work / "duplicates.json"
         if path.exists() and json.loads(path.read_text(encoding="utf-8"))["key"] == key:
             return
-        from magicrl.pipeline.dedup_step import find_duplicates
-
         drops: dict[str, tuple[str, str, float, str]] = {}
         guarded = 0
         for name, group in self._groups(parts):
             own = folder.work / key[:12] / name
             own.mkdir(parents=True, exist_ok=True)
-            found: DuplicateClusters = find_duplicates(documents(group), self._settings.settings, folder=own)
+            found = find_duplicates(documents(group), self._settings.settings, folder=own)
             guarded += sum(found.pairs_guarded.values())
             drops |= {one.id: (one.kept, one.stage, round(one.similarity, 4), one.twin) for one in found.dropped}
             context.watcher.progress(self.use, len(drops), len(drops), f"duplicates ({name})")
@@ -386,8 +364,7 @@ class Dedup:
         for source, group in groupby(parts, key=lambda part: part.name.rpartition(".")[0]):
             yield source, list(group)
 
-    @contextmanager
-    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+    def decide(self, folder: StepFolder) -> Decide:
         drops: dict[str, Any] = json.loads((folder.work / "duplicates.json").read_text(encoding="utf-8"))["drops"]
 
         def one(name: str) -> Decision:
@@ -397,10 +374,7 @@ class Dedup:
             through = "" if twin == kept else f", found beside {twin}"
             return Drop(f"duplicate ({stage})", f"of {kept}, similarity {similarity}{through}")
 
-        def decide(table: pa.Table) -> list[Decision]:
-            return [one(name) for name in table.column("id").to_pylist()]
-
-        yield decide
+        return by_id(one)
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """``work/clusters.json``: each kept problem with its copies, the largest clusters first."""

@@ -12,13 +12,10 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-
-import pyarrow as pa
 
 from magicrl.evaluation.engines import OpenedEngine, model_checksums, open_engine
 from magicrl.evaluation.job import SamplingPlan, run_job
@@ -28,7 +25,7 @@ from magicrl.models.model_files import find_model
 from magicrl.models.small_models import find_gguf, prepare_gguf_package
 from magicrl.pipeline.card import bars
 from magicrl.pipeline.entry import Entry, entries_of
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
 from magicrl.pipeline.maths_rules import note_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
 from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
@@ -195,16 +192,10 @@ class Count:
             self.correct += row.counted and row.correct
 
 
-class Difficulty:
+class Difficulty(Step[DifficultyStep]):
     """Measures first, with one engine; then rows are dropped or get their ``model_difficulty``."""
 
     use = "difficulty"
-    version = 1
-    whole = True
-    parallel = False
-
-    def __init__(self, settings: DifficultyStep) -> None:
-        self._settings = settings
 
     @property
     def label(self) -> str:
@@ -357,8 +348,7 @@ class Difficulty:
             f"{missing * self._settings.max_tokens} tokens at most"
         )
 
-    @contextmanager
-    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+    def decide(self, folder: StepFolder) -> Decide:
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
         counts, overlong = document["counts"], document["overlong"]
 
@@ -376,10 +366,7 @@ class Difficulty:
             rates = {**entry.notes.get("pass_rate", {}), self.label: [correct, counted]}
             return replace(entry, difficulty=difficulty, notes=note_of(entry, pass_rate=rates))
 
-        def decide(table: pa.Table) -> list[Decision]:
-            return [one(entry) for entry in entries_of(table)]
-
-        yield decide
+        return by_entry(one)
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """``work/difficulty.{txt,json,svg}``: the report's table for this model."""

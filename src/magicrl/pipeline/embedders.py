@@ -54,11 +54,6 @@ class Requests(Generic[K]):
         self._tasks: set[asyncio.Task[None]] = set()
         self._stopped = False
 
-    @property
-    def transport(self) -> Transport:
-        """For what else is asked of the server; it belongs to the event loop of ``call``."""
-        return self._transport
-
     def one(self, body: Body) -> dict[str, Any]:
         """The answer to one request.
 

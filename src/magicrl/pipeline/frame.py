@@ -6,23 +6,25 @@ import json
 import multiprocessing
 import signal
 import time
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
 from magicrl.evaluation.provenance import now
 from magicrl.files import write_atomically
-from magicrl.pipeline.entry import DROPPED_SCHEMA, SCHEMA, Entry, table_of
+from magicrl.pipeline.entry import DROPPED_SCHEMA, SCHEMA, Entry, entries_of, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part, told_when_full
+from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.verifiers.code import kernel
 
 
@@ -86,7 +88,10 @@ class Context:
     watcher: Watcher
 
 
-class Step(Protocol):
+S = TypeVar("S")
+
+
+class Step(ABC, Generic[S]):
     """A step: decides row by row, after a look at all rows where it is ``whole``.
 
     Attributes:
@@ -97,31 +102,56 @@ class Step(Protocol):
     """
 
     use: str
-    version: int
-    whole: bool
-    parallel: bool
+    version = 1
+    whole = True
+    parallel = False
 
+    def __init__(self, settings: S, config: PipelineConfig) -> None:
+        self._settings = settings
+        self._config = config
+
+    @abstractmethod
     def identity(self, context: Context) -> Any:
         """All settings and files that its decisions depend on, for the key of its parts."""
-        ...
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
         """Look at all rows and leave what was found in ``folder.work``; goes on where a kill stopped it.
 
         ``key`` says what it is made from: work with another key does not count.
         """
-        ...
 
-    def open(self, folder: StepFolder, context: Context) -> AbstractContextManager[Decide]:
+    @contextmanager
+    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
         """What decides on parts, after ``prepare``."""
-        ...
+        yield self.decide(folder)
+
+    def decide(self, folder: StepFolder) -> Decide:
+        """For steps that hold nothing open while they decide."""
+        raise NotImplementedError
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """Write what the step tells beside its rows (reports, tables), from its finished parts."""
-        ...
 
 
-def run_step(step: Step, name: str, parts: Sequence[Part], context: Context) -> list[Part]:
+def by_id(one: Callable[[str], Decision]) -> Decide:
+    """Decisions that follow from a row's id."""
+
+    def decide(table: pa.Table) -> list[Decision]:
+        return [one(name) for name in table.column("id").to_pylist()]
+
+    return decide
+
+
+def by_entry(one: Callable[[Entry], Decision]) -> Decide:
+    """Decisions on whole entries."""
+
+    def decide(table: pa.Table) -> list[Decision]:
+        return [one(entry) for entry in entries_of(table)]
+
+    return decide
+
+
+def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context) -> list[Part]:
     """The step's kept parts, made where they are missing.
 
     Args:
@@ -144,7 +174,7 @@ def run_step(step: Step, name: str, parts: Sequence[Part], context: Context) -> 
 
 
 def _run(
-    step: Step,
+    step: Step[Any],
     name: str,
     parts: Sequence[Part],
     made: Sequence[Part],
@@ -168,7 +198,7 @@ def _run(
 
 
 def _make(
-    step: Step, name: str, missing: Sequence[tuple[Part, Part]], folder: StepFolder, context: Context
+    step: Step[Any], name: str, missing: Sequence[tuple[Part, Part]], folder: StepFolder, context: Context
 ) -> Iterator[None]:
     """Make the missing parts; yields after each."""
     workers = min(context.workers, len(missing))
@@ -200,13 +230,18 @@ def _make(
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def start_worker() -> None:
+    """In a worker process: die with the main process, however that dies, and leave Ctrl-C to it."""
+    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 _decide: list[Decide] = []
 
 
-def _start(step: Step, folder: StepFolder, context: Context) -> None:
-    """In a worker process: open the step once; die with the main process, however that dies."""
-    kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the main process stops the workers
+def _start(step: Step[Any], folder: StepFolder, context: Context) -> None:
+    """In a worker process: open the step once."""
+    start_worker()
     stack = ExitStack()
     _decide.append(stack.enter_context(step.open(folder, context)))
     Finalize(None, stack.close, exitpriority=10)  # a worker process runs no atexit handlers
@@ -264,7 +299,7 @@ def _recorded(folder: StepFolder) -> dict[str, Any]:
 
 
 def _summarise(
-    step: Step,
+    step: Step[Any],
     name: str,
     key: str,
     folder: StepFolder,

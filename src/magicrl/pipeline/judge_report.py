@@ -6,15 +6,16 @@ import csv
 import html
 import json
 import random
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from magicrl.pipeline.judge_votes import CRITERIA, Judgement, Vote
+from magicrl.pipeline.judge_votes import CRITERIA, Judgement
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
 
 
@@ -284,39 +285,14 @@ def _majorities(held: Sequence[Judgement], labels: Mapping[str, bool]) -> dict[s
     return found
 
 
-@dataclass(slots=True)
-class _Tally:
-    """Of one judge."""
-
-    votes: int = 0
-    valid: int = 0
-    unreadable: int = 0
-    failed: int = 0
-    keeps: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    counts: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
-
-    def add(self, votes: list[Vote]) -> None:
-        """The votes on one problem."""
-        keeps = sum(vote.keep is True for vote in votes)
-        valid = sum(vote.status == "valid" for vote in votes)
-        self.votes += len(votes)
-        self.valid += valid
-        self.keeps += keeps
-        self.unreadable += sum(vote.status == "unreadable" for vote in votes)
-        self.failed += sum(vote.status == "failed" for vote in votes)
-        self.prompt_tokens += sum(vote.prompt_tokens for vote in votes)
-        self.completion_tokens += sum(vote.completion_tokens for vote in votes)
-        self.counts.append((keeps, valid - keeps))
-
-
 class JudgingReport:
     """Collects judgements, one at a time; memory holds a few numbers a problem."""
 
     def __init__(self, settings: JudgingSettings) -> None:
         self._settings = settings
-        self._tallies = {judge.shown_name: _Tally() for judge in settings.judges}
+        names = [judge.shown_name for judge in settings.judges]
+        self._sums = {name: Counter[str]() for name in names}
+        self._by_judge: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
         self._counts: list[tuple[int, int]] = []
         self._histogram: dict[int, int] = {}
         self._kept = 0
@@ -324,8 +300,16 @@ class JudgingReport:
 
     def add(self, judgement: Judgement) -> None:
         """Count a judgement."""
-        for name, tally in self._tallies.items():
-            tally.add([vote for vote in judgement.votes if vote.judge == name])
+        for name, sums in self._sums.items():
+            votes = [vote for vote in judgement.votes if vote.judge == name]
+            said = Counter(vote.status for vote in votes)
+            keeps = sum(vote.keep is True for vote in votes)
+            sums.update(
+                {"votes": len(votes), "keeps": keeps, **said},
+                prompt_tokens=sum(vote.prompt_tokens for vote in votes),
+                completion_tokens=sum(vote.completion_tokens for vote in votes),
+            )
+            self._by_judge[name].append((keeps, said["valid"] - keeps))
         self._counts.append((judgement.keeps, judgement.valid - judgement.keeps))
         self._histogram[judgement.keeps] = self._histogram.get(judgement.keeps, 0) + 1
         self._kept += judgement.keep
@@ -343,33 +327,29 @@ class JudgingReport:
             "fleiss_kappa": fleiss_kappa(self._counts),
             "agreement": strength(fleiss_kappa(self._counts)),
             "keep_votes": {str(keeps): number for keeps, number in sorted(self._histogram.items())},
-            "judges": {
-                judge.shown_name: self._of(judge, self._tallies[judge.shown_name]) for judge in self._settings.judges
-            },
+            "judges": {judge.shown_name: self._of(judge) for judge in self._settings.judges},
             "between_judges": self._between(),
         }
 
-    def _of(self, judge: JudgeSettings, tally: _Tally) -> dict[str, Any]:
-        kappa = fleiss_kappa(tally.counts)
+    def _of(self, judge: JudgeSettings) -> dict[str, Any]:
+        sums = self._sums[judge.shown_name]
+        kappa = fleiss_kappa(self._by_judge[judge.shown_name])
         return {
-            "votes": tally.votes,
-            "valid": tally.valid,
-            "unreadable": tally.unreadable,
-            "failed": tally.failed,
-            "says_keep": tally.keeps / tally.valid if tally.valid else None,
+            **{name: sums[name] for name in ("votes", "valid", "unreadable", "failed")},
+            "says_keep": sums["keeps"] / sums["valid"] if sums["valid"] else None,
             "fleiss_kappa": kappa,
             "agreement_with_itself": strength(kappa),
-            "prompt_tokens": tally.prompt_tokens,
-            "completion_tokens": tally.completion_tokens,
-            "dollars": cost(judge, tally.prompt_tokens, tally.completion_tokens),
+            "prompt_tokens": sums["prompt_tokens"],
+            "completion_tokens": sums["completion_tokens"],
+            "dollars": cost(judge, sums["prompt_tokens"], sums["completion_tokens"]),
         }
 
     def _between(self) -> dict[str, float | None]:
         """Cohen's kappa of the majorities of each pair of judges; ties do not count."""
-        names, found = list(self._tallies), dict[str, float | None]()
+        names, found = list(self._by_judge), dict[str, float | None]()
         for place, first in enumerate(names):
             for second in names[place + 1 :]:
-                pairs = zip(self._tallies[first].counts, self._tallies[second].counts, strict=True)
+                pairs = zip(self._by_judge[first], self._by_judge[second], strict=True)
                 majorities = [(a[0] > a[1], b[0] > b[1]) for a, b in pairs if a[0] != a[1] and b[0] != b[1]]
                 found[f"{first} / {second}"] = cohen_kappa(majorities)
         return found

@@ -15,20 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
-import pyarrow as pa
 
 from magicrl.files import write_atomically
 from magicrl.models.small_models import prepare_gguf_package
-from magicrl.pipeline.entry import Entry, entries_of
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop
-from magicrl.pipeline.judge_votes import JudgedProblem, Judgement
+from magicrl.pipeline.entry import Document, Entry
+from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
+from magicrl.pipeline.judge_report import JudgingReport, as_text, estimated_cost, flawed_figures
+from magicrl.pipeline.judge_votes import Judgement, judge_problems, votes_missing
 from magicrl.pipeline.maths_rules import note_of
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import JudgeStep
 from magicrl.verifiers.code import kernel
 
-FLAWED: tuple[JudgedProblem, ...] = tuple(
-    JudgedProblem(id=name, text=text)
+FLAWED: tuple[Document, ...] = tuple(
+    Document(id=name, text=text)
     for name, text in (
         ("flawed/blank", "Five spheres can divide space into ____ parts"),
         ("flawed/missing-options", "Which of the following numbers equals 33 million?"),
@@ -123,16 +123,10 @@ _FREE = ("concurrency", "requests_per_minute", "attempts", "attempt_seconds", "k
 """Settings of a judge that decide no vote."""
 
 
-class Judge:
+class Judge(Step[JudgeStep]):
     """Asks first; votes are kept one by one, so that nothing is asked for twice. Then rows are dropped by id."""
 
     use = "judge"
-    version = 1
-    whole = True
-    parallel = False
-
-    def __init__(self, settings: JudgeStep) -> None:
-        self._settings = settings
 
     def identity(self, context: Context) -> Any:
         known = self._settings.settings.model_dump(mode="json")
@@ -147,9 +141,6 @@ class Judge:
         marker = folder.work / "judgements.key"
         if marker.exists() and marker.read_text() == key:
             return
-        from magicrl.pipeline.judge_report import JudgingReport, as_text, estimated_cost, flawed_figures
-        from magicrl.pipeline.judge_votes import judge_problems, votes_missing
-
         settings = self._settings.settings
         total = sum(read_part(part.path, ["id"]).num_rows for part in parts)
         missing = votes_missing(_problems(parts), settings, folder=folder.work)
@@ -181,8 +172,7 @@ class Judge:
         write_atomically(folder.work / "judgements.jsonl", "".join(lines))
         write_atomically(marker, key)
 
-    @contextmanager
-    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
+    def decide(self, folder: StepFolder) -> Decide:
         with (folder.work / "judgements.jsonl").open(encoding="utf-8") as file:
             judgements: dict[str, dict[str, Any]] = {row["problem"]: row for row in map(json.loads, file)}
 
@@ -194,19 +184,16 @@ class Judge:
                 )
             return replace(entry, notes=note_of(entry, judge=[row["keeps"], row["valid"]]))
 
-        def decide(table: pa.Table) -> list[Decision]:
-            return [one(entry) for entry in entries_of(table)]
-
-        yield decide
+        return by_entry(one)
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         context.watcher.note((folder.work / "judging.txt").read_text(encoding="utf-8").rstrip())
 
 
-def _problems(parts: Sequence[Part]) -> Iterator[JudgedProblem]:
+def _problems(parts: Sequence[Part]) -> Iterator[Document]:
     for part in parts:
         for row in read_part(part.path, ["id", "problem"]).to_pylist():
-            yield JudgedProblem(id=row["id"], text=row["problem"])
+            yield Document(id=row["id"], text=row["problem"])
 
 
 def _line(judgement: Judgement) -> dict[str, Any]:

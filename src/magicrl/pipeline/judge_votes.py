@@ -9,7 +9,7 @@ import re
 from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
 from threading import Event, Lock
@@ -17,24 +17,12 @@ from typing import Any, Literal, cast
 
 from magicrl.files import only_writer
 from magicrl.pipeline.embedders import Requests
+from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
 from magicrl.rollout.openai_engine import usage_of
 from magicrl.rollout.openai_http import ServerError, ServerSettings
 
 VoteStatus = Literal["valid", "unreadable", "failed"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedProblem:
-    """A problem to be judged.
-
-    Attributes:
-        id: unique among the problems of one folder.
-        text: the statement, as a model would get it.
-    """
-
-    id: str
-    text: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,14 +187,14 @@ def _objects(text: str) -> list[dict[str, Any]]:
 _WEAKER: dict[Structure, Structure] = {"json_schema": "json_object", "json_object": "none"}
 _ABOUT_FORM = re.compile(r"response.?format|json.?(schema|object)|structured|guided|grammar|extra.*(field|input)", re.I)
 _REFUSED = frozenset({400, 413, 422})  # what a server says of this request, rather than of all
-_PROBE = JudgedProblem(id="probe", text="What is 1 + 1?")
+_PROBE = Document(id="probe", text="What is 1 + 1?")
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """A vote to be asked for."""
 
-    problem: JudgedProblem
+    problem: Document
     index: int
     key: bytes
 
@@ -385,7 +373,7 @@ def _content(answer: dict[str, Any]) -> str:
 _VERSION = 1  # raised when the questions' wording changes: older votes answered another question
 
 
-def vote_key(problem: JudgedProblem, judge: JudgeSettings, index: int, *, instructions: str, seed: int) -> bytes:
+def vote_key(problem: Document, judge: JudgeSettings, index: int, judging: JudgingSettings) -> bytes:
     """What decides a vote, as 12 bytes. The judge's address, its retries and its prices do not."""
     decides = [
         _VERSION,
@@ -396,8 +384,8 @@ def vote_key(problem: JudgedProblem, judge: JudgeSettings, index: int, *, instru
         judge.structured,
         judge.extra,
         index,
-        instructions,
-        seed,
+        judging.instructions,
+        judging.seed,
     ]
     if judge.reasons_characters is not None:
         decides.append({"reasons_characters": judge.reasons_characters})
@@ -484,9 +472,7 @@ CHUNK = 64
 """Problems that are judged at once; their votes are in memory, and so are no others."""
 
 
-def judge_problems(
-    problems: Iterable[JudgedProblem], settings: JudgingSettings, *, folder: Path
-) -> Iterator[Judgement]:
+def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, folder: Path) -> Iterator[Judgement]:
     """A judgement for each problem, in order.
 
     Every vote is written to ``folder/votes.jsonl`` as it arrives, under a key of everything that decides it: after a
@@ -508,7 +494,7 @@ def judge_problems(
             yield from _judged(chunk, settings, cache, opened)
 
 
-def votes_missing(problems: Iterable[JudgedProblem], settings: JudgingSettings, *, folder: Path) -> dict[str, int]:
+def votes_missing(problems: Iterable[Document], settings: JudgingSettings, *, folder: Path) -> dict[str, int]:
     """Votes that ``judge_problems`` would ask for, by judge: what a cost estimate starts from."""
     missing = {judge.shown_name: 0 for judge in settings.judges}
     with open_cache(folder) as cache:
@@ -518,16 +504,19 @@ def votes_missing(problems: Iterable[JudgedProblem], settings: JudgingSettings, 
     return missing
 
 
-def decide(problem: str, votes: Sequence[Vote], settings: JudgingSettings) -> Judgement:
-    """What votes decide: at least the threshold of them, in number, say keep."""
+def decide(problem: str, votes: Sequence[Vote], threshold: int, undecided: bool | None = None) -> Judgement:
+    """What votes decide: at least the threshold of them, in number, say keep.
+
+    ``undecided``: what becomes of a problem of whose votes fewer than half could be read; None: as of any other.
+    """
     valid = sum(vote.status == "valid" for vote in votes)
     keeps = sum(vote.keep is True for vote in votes)
-    keep = keeps >= settings.threshold if 2 * valid >= len(votes) else settings.undecided == "keep"
-    return Judgement(problem=problem, votes=tuple(votes), valid=valid, keeps=keeps, keep=keep)
+    found = Judgement(problem=problem, votes=tuple(votes), valid=valid, keeps=keeps, keep=keeps >= threshold)
+    return found if found.decided or undecided is None else replace(found, keep=undecided)
 
 
 def _judged(
-    chunk: Sequence[JudgedProblem], settings: JudgingSettings, cache: VoteCache, judges: Sequence[JudgeClient]
+    chunk: Sequence[Document], settings: JudgingSettings, cache: VoteCache, judges: Sequence[JudgeClient]
 ) -> Iterator[Judgement]:
     ids = [problem.id for problem in chunk]
     if len(set(ids)) < len(ids):
@@ -536,16 +525,14 @@ def _judged(
     _ask(chunk, settings, cache, judges)
     for problem in chunk:
         votes = [
-            cache.get(_key(problem, judge, index, settings), problem.id, judge.shown_name)
+            cache.get(vote_key(problem, judge, index, settings), problem.id, judge.shown_name)
             for judge in settings.judges
             for index in range(judge.votes)
         ]
-        yield decide(problem.id, votes, settings)
+        yield decide(problem.id, votes, settings.threshold, settings.undecided == "keep")
 
 
-def _ask(
-    chunk: Sequence[JudgedProblem], settings: JudgingSettings, cache: VoteCache, judges: Sequence[JudgeClient]
-) -> None:
+def _ask(chunk: Sequence[Document], settings: JudgingSettings, cache: VoteCache, judges: Sequence[JudgeClient]) -> None:
     """Ask all judges at once for what is missing, and write it."""
     lock, stop = Lock(), Event()
 
@@ -565,19 +552,15 @@ def _ask(
 
 
 def _wanted(
-    problems: Sequence[JudgedProblem], judge: JudgeSettings, settings: JudgingSettings, cache: VoteCache
+    problems: Sequence[Document], judge: JudgeSettings, settings: JudgingSettings, cache: VoteCache
 ) -> list[Wanted]:
     wanted: dict[bytes, Wanted] = {}
     for problem in problems:
         for index in range(judge.votes):
-            key = _key(problem, judge, index, settings)
+            key = vote_key(problem, judge, index, settings)
             if key not in cache:
                 wanted[key] = Wanted(problem, index, key)
     return list(wanted.values())
-
-
-def _key(problem: JudgedProblem, judge: JudgeSettings, index: int, settings: JudgingSettings) -> bytes:
-    return vote_key(problem, judge, index, instructions=settings.instructions, seed=settings.seed)
 
 
 def stored_judgements(folder: Path, problems: Collection[str], threshold: int) -> list[Judgement]:
@@ -607,10 +590,4 @@ def stored_judgements(folder: Path, problems: Collection[str], threshold: int) -
             vote = Vote(**fields)
             if vote.problem in problems:
                 votes.setdefault(vote.problem, {})[vote.judge, vote.index] = vote
-    return [_judgement(name, tuple(found.values()), threshold) for name, found in votes.items()]
-
-
-def _judgement(name: str, votes: tuple[Vote, ...], threshold: int) -> Judgement:
-    keeps = sum(vote.keep is True for vote in votes)
-    valid = sum(vote.status == "valid" for vote in votes)
-    return Judgement(problem=name, votes=votes, valid=valid, keeps=keeps, keep=keeps >= threshold)
+    return [decide(name, tuple(found.values()), threshold) for name, found in votes.items()]

@@ -6,8 +6,8 @@ import hashlib
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from magicrl.config.errors import RecipeError
 from magicrl.data.sources import RECORDED_ROLLOUTS
 from magicrl.files import whole_file, write_atomically
 from magicrl.pipeline.entry import RELEASED_FIELDS
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop
+from magicrl.pipeline.frame import Context, Decide, Drop, Step, by_id
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import MixStep, PipelineConfig
 
@@ -107,17 +107,13 @@ def _released(table: pa.Table, models: Sequence[str], schema: pa.Schema) -> pa.T
     )
 
 
-class Mix:
+class Mix(Step[MixStep]):
     """Draws rows by a hash of seed and id, so that the choice depends neither on order nor on other sources' rows."""
 
     use = "mix"
-    version = 1
-    whole = True
-    parallel = False
 
     def __init__(self, settings: MixStep, config: PipelineConfig) -> None:
-        self._settings = settings
-        self._config = config
+        super().__init__(settings, config)
         self._drops: dict[str, str] = {}
 
     def identity(self, context: Context) -> Any:
@@ -170,13 +166,8 @@ class Mix:
             if unknown:
                 raise RecipeError(f"no source is called {unknown[0]!r}; known: {', '.join(sorted(known))}", key=key)
 
-    @contextmanager
-    def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
-        def decide(table: pa.Table) -> list[Decision]:
-            names = table.column("id").to_pylist()
-            return [Drop(self._drops[name]) if name in self._drops else None for name in names]
-
-        yield decide
+    def decide(self, folder: StepFolder) -> Decide:
+        return by_id(lambda name: Drop(self._drops[name]) if name in self._drops else None)
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """The training files and the data card."""

