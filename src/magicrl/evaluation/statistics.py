@@ -307,7 +307,7 @@ class Score:
     samples: int
     not_judged: int
     clusters: tuple[int, ...]
-    reward: Mean | None = None
+    reward: Estimate | None = None
 
 
 def score_rows(
