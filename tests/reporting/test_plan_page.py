@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import csv
+import io
 import json
 import re
 from pathlib import Path
@@ -10,8 +13,8 @@ from typing import Any
 import pytest
 
 from magicrl.cli.main import app
-from magicrl.reporting.charts import Bar, BarPlot, bars_view
-from magicrl.reporting.plan_page import gpu_chart, memory_plot, plan_blocks
+from magicrl.reporting.plan_page import gpu_chart, memory_views, plan_blocks
+from magicrl.reporting.row_charts import bars_view
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "studies/bases/paper-7b.toml")
@@ -45,11 +48,11 @@ def test_the_page_says_what_the_json_says(planned: tuple[dict[str, Any], str]) -
 
 def test_memory_is_drawn_against_the_budget(planned: tuple[dict[str, Any], str]) -> None:
     memory = planned[0]["memory_gib"]
-    plot = memory_plot("learner", "t", memory["learner"], memory["budget"], 1)
-    assert plot.bars[-1].name == "together"
-    assert plot.bars[-1].value == pytest.approx(memory["learner_total"], abs=0.02)
-    assert plot.limit is not None
-    assert plot.limit[0] == memory["budget"]
+    learner = memory_views(planned[0])[0]
+    rows = list(csv.reader(io.StringIO(base64.b64decode(learner.csv.partition(",")[2]).decode())))
+    assert rows[-1][0] == "together"
+    assert float(rows[-1][1]) == pytest.approx(memory["learner_total"], abs=0.02)
+    assert [words for _, words in learner.legend] == [f"usable, {memory['budget']:.1f} GiB"]
 
 
 def test_the_plain_curve_goes_through_both_ends_of_the_sweep(planned: tuple[dict[str, Any], str]) -> None:
@@ -68,9 +71,7 @@ def test_one_machine_has_no_curve_over_accelerators(planned: tuple[dict[str, Any
 
 @pytest.mark.parametrize("value", [0.5, 95.0, 99.0, 111.53, 127.0, 127.9, 130.0])
 def test_the_line_of_the_limit_goes_through_no_words(value: float) -> None:
-    bar = Bar(name="cache", value=value, words=f"{value:.2f}")
-    plot = BarPlot(key="k", title="t", x_name="GiB", bars=(bar,), limit=(127.9, "usable"))
-    drawing = bars_view(plot).svg
+    drawing = bars_view("k", "t", "GiB", [("cache", value, f"{value:.2f}")], limit=(127.9, "usable")).svg
     line = float(re.findall(r'class="target" x1="([\d.]+)"', drawing)[0])
     words = float(re.findall(rf'x="([\d.]+)" y="[\d.]+" text-anchor="start">{value:.2f}', drawing)[0])
-    assert not words - 2 < line < words + 6.5 * len(bar.words)
+    assert not words - 2 < line < words + 6.5 * len(f"{value:.2f}")

@@ -30,14 +30,14 @@ from magicrl.reporting.samples import (
 
 def test_first_and_last_step_of_each_stage_with_one_response_a_kind(rich_run: Path) -> None:
     steps = shown_rollouts(read_run(rich_run))
-    assert [rollouts[0].step for rollouts in steps] == [1, 20, 21, 40]
-    assert [(r.outcome, r.finish_reason) for r in steps[0]] == [
+    assert [rollouts[0]["step"] for rollouts in steps] == [1, 20, 21, 40]
+    assert [(r["outcome"], r["finish_reason"]) for r in steps[0]] == [
         ("correct", "stop"), ("wrong", "stop"), ("wrong", "length"),
     ]  # fmt: skip
     right = steps[0][0]
-    assert right.prompt == " 3 + 4"
-    assert (right.group_right, right.group_size, right.reward, right.decided_by) == (1, 3, 1.0, "string")
-    assert [(p.text, p.level) for p in right.pieces] == [(" 7", 0), ("[end]", 4)]
+    assert right["prompt"] == " 3 + 4"
+    assert [right[key] for key in ("group_right", "group_size", "reward", "decided_by")] == [1, 3, 1.0, "string"]
+    assert [(p.text, p.level) for p in right["pieces"]] == [(" 7", 0), ("[end]", 4)]
 
 
 def test_of_many_stages_the_first_and_the_last_steps_are_shown(rich_run: Path) -> None:
@@ -46,7 +46,7 @@ def test_of_many_stages_the_first_and_the_last_steps_are_shown(rich_run: Path) -
     recording = (rich_run / "rollouts" / "step-000001.parquet").read_bytes()
     for step in range(1, 41):
         (rich_run / "rollouts" / f"step-{step:06d}.parquet").write_bytes(recording)
-    assert [r[0].step for r in shown_rollouts(read_run(rich_run))] == [1, 36, 37, 38, 39, 40]
+    assert [r[0]["step"] for r in shown_rollouts(read_run(rich_run))] == [1, 36, 37, 38, 39, 40]
 
 
 def test_certain_neighbours_share_a_piece_and_others_tell_their_entropy() -> None:
@@ -62,8 +62,8 @@ def test_no_token_makes_the_page_long() -> None:
 def test_without_a_tokenizer_the_recorded_text_is_shown(rich_run: Path) -> None:
     (rich_run / "model" / "tokenizer.json").unlink()
     shown = shown_rollouts(read_run(rich_run))[0][1]
-    assert (shown.prompt, shown.coloured) == (None, False)
-    assert "⟨U+202E⟩" in shown.pieces[0].text
+    assert (shown["prompt"], shown["coloured"]) == (None, False)
+    assert "⟨U+202E⟩" in shown["pieces"][0].text
     assert "&lt;/pre&gt;&lt;script&gt;document" in write_report(rich_run).read_text()
 
 
@@ -71,7 +71,7 @@ def test_the_start_model_s_tokenizer_stands_in_while_a_run_goes_on(rich_run: Pat
     (rich_run / "model").rename(tmp_path / "start")
     run = json.loads((rich_run / "run.json").read_text()) | {"start_model": str(tmp_path / "start")}
     (rich_run / "run.json").write_text(json.dumps(run))
-    assert shown_rollouts(read_run(rich_run))[0][0].coloured
+    assert shown_rollouts(read_run(rich_run))[0][0]["coloured"]
 
 
 def test_hostile_tokens_are_escaped(rich_run: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from magicrl.reporting import token_entropy
 from magicrl.reporting.arms import group_runs
-from magicrl.reporting.charts import Bar, BarPlot, bars_view
 from magicrl.reporting.read_folders import RunFolderError, read_run
+from magicrl.reporting.row_charts import bars_view
 from magicrl.reporting.token_entropy import (
     arms_entropy,
     bin_edges,
@@ -137,6 +137,6 @@ def test_tokens_are_shown_with_their_spaces_and_never_act(run_folder: Path) -> N
 
 
 def test_bars_escape_their_names_and_export_their_values() -> None:
-    plot = BarPlot(key="k", title="t", x_name="nats", bars=(Bar(name="<b>", value=0.5, words="2 times"),))
-    assert "&lt;b&gt;: 0.5 (2 times)" in bars_view(plot).svg
-    assert base64.b64decode(bars_view(plot).csv.partition(",")[2]) == b"name,nats,words\n<b>,0.5,2 times\n"
+    view = bars_view("k", "t", "nats", [("<b>", 0.5, "2 times")])
+    assert "&lt;b&gt;: 0.5 (2 times)" in view.svg
+    assert base64.b64decode(view.csv.partition(",")[2]) == b"name,nats,words\n<b>,0.5,2 times\n"

@@ -31,11 +31,9 @@ from magicrl.reporting.charts import (
     PALETTE,
     Chart,
     FigureView,
-    IntervalRow,
     arm_sign,
     draw,
     frame_of,
-    intervals_view,
     legend,
     legend_signs,
     picture_file,
@@ -58,6 +56,7 @@ from magicrl.reporting.evaluation_page import evaluation_blocks
 from magicrl.reporting.metric_table import METRICS
 from magicrl.reporting.page import Block, block, render_page, write_page
 from magicrl.reporting.read_folders import RecordedEvaluation, RecordedRun, read_evaluation_folder, read_run
+from magicrl.reporting.row_charts import IntervalRow, intervals_view
 from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers
 from magicrl.reporting.token_entropy import arms_entropy
 from magicrl.reporting.wording import duration, percent, temperature

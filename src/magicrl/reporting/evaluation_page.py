@@ -15,17 +15,7 @@ from typing import Any, TypeAlias, cast
 from magicrl.evaluation.comparison import compare
 from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
 from magicrl.reporting.arms import differing, flat_settings, path_labels, readable, setting_names, written
-from magicrl.reporting.charts import (
-    PALETTE,
-    Chart,
-    FigureView,
-    IntervalRow,
-    Series,
-    arm_sign,
-    chart_view,
-    intervals_view,
-    swatch,
-)
+from magicrl.reporting.charts import PALETTE, Chart, FigureView, Series, arm_sign, chart_view, swatch
 from magicrl.reporting.page import Block, block, crosshairs, figures_block
 from magicrl.reporting.read_folders import (
     BenchmarkResult,
@@ -35,6 +25,7 @@ from magicrl.reporting.read_folders import (
     by_benchmark,
     sample_rows,
 )
+from magicrl.reporting.row_charts import IntervalRow, intervals_view
 from magicrl.reporting.samples import MOST_PROBLEMS, evaluation_browsers
 from magicrl.reporting.token_entropy import MEANT, NamedTokens, entropy_charts, recorded
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from magicrl.reporting.charts import Bar, BarPlot, Chart, FigureView, Series, bars_view, chart_view
+from magicrl.reporting.charts import Chart, FigureView, Series, chart_view
 from magicrl.reporting.page import Block, block, figures_block, render_page, write_page
+from magicrl.reporting.row_charts import Bar, bars_view
 from magicrl.reporting.wording import duration, number, percent
 
 LEFT = 136
@@ -82,28 +83,22 @@ def _alternatives(facts: Mapping[str, Any]) -> Block | None:
 
 
 def memory_views(facts: Mapping[str, Any]) -> list[FigureView]:
-    """GiB of one accelerator by term, learner and engine, against what it has."""
+    """GiB of one accelerator by term, learner and engine, against what it has; terms that round to nothing left out."""
     memory = facts["memory_gib"]
-    learner = memory_plot("learner", "Learner at its peak", memory["learner"], memory["budget"], 1)
-    engine = memory_plot("engine", "Engine while it samples", memory["engine"], memory["budget"], 0)
     verdict = "fits" if memory["fits"] else "does not fit"
-    return [
-        bars_view(learner, f"GiB of one accelerator, by term. The plan {verdict}."),
-        bars_view(engine, "The cache takes what is left; more of it lets more responses decode at once."),
-    ]
-
-
-def memory_plot(side: str, title: str, terms: Mapping[str, float], budget: float, color: int) -> BarPlot:
-    """A bar a term and one for their sum; terms that round to nothing are left out."""
-    rows = {name: value for name, value in terms.items() if value >= 0.005} | {"together": sum(terms.values())}
-    return BarPlot(
-        key=f"memory_{side}",
-        title=title,
-        x_name="GiB of one accelerator",
-        bars=tuple(Bar(name=name, value=value, words=f"{value:.2f}") for name, value in rows.items()),
-        color=color,
-        limit=(budget, f"usable, {budget:.1f} GiB"),
-    )
+    sides = (
+        ("learner", "Learner at its peak", f"GiB of one accelerator, by term. The plan {verdict}.", 1),
+        ("engine", "Engine while it samples", "The cache takes what is left; more of it lets more responses decode at "
+         "once.", 0),
+    )  # fmt: skip
+    views: list[FigureView] = []
+    for side, title, note, color in sides:
+        terms: Mapping[str, float] = memory[side]
+        rows = {name: value for name, value in terms.items() if value >= 0.005} | {"together": sum(terms.values())}
+        bars = [(name, value, f"{value:.2f}") for name, value in rows.items()]
+        limit = (memory["budget"], f"usable, {memory['budget']:.1f} GiB")
+        views.append(bars_view(f"memory_{side}", title, "GiB of one accelerator", bars, note, color=color, limit=limit))
+    return views
 
 
 def time_views(facts: Mapping[str, Any]) -> list[FigureView]:
@@ -114,32 +109,17 @@ def time_views(facts: Mapping[str, Any]) -> list[FigureView]:
     hours: list[Bar] = []
     for i, stage in enumerate(facts["stages"], start=1):
         name = f"{i}: " if several else ""
-        bars += [Bar(name=name + label, value=stage[key], words=f"{number(stage[key])} s") for label, key in parts]
+        bars += [(name + label, stage[key], f"{number(stage[key])} s") for label, key in parts]
         value = stage["hours_per_1000_steps"]
-        hours.append(Bar(name=f"{name}T = {stage['max_tokens']}", value=value, words=f"{number(value)} h"))
+        hours.append((f"{name}T = {stage['max_tokens']}", value, f"{number(value)} h"))
     note = "A step alone on its accelerators"
     note += "; with staleness the parts overlap." if facts["staleness"] else "; the parts follow each other."
+    title = "Parts of a step, by stage" if several else "Parts of a step"
+    later = "At the stage's own T, D_R and lengths."
     return [
+        bars_view("step_parts", title, "seconds", bars, note, left=LEFT),
         bars_view(
-            BarPlot(
-                key="step_parts",
-                title="Parts of a step, by stage" if several else "Parts of a step",
-                x_name="seconds",
-                bars=tuple(bars),
-                left=LEFT,
-            ),
-            note,
-        ),
-        bars_view(
-            BarPlot(
-                key="hours_per_1000_steps",
-                title="Hours of 1000 steps, by stage",
-                x_name="hours",
-                bars=tuple(hours),
-                color=2,
-                left=LEFT - 32,
-            ),
-            "At the stage's own T, D_R and lengths.",
+            "hours_per_1000_steps", "Hours of 1000 steps, by stage", "hours", hours, later, color=2, left=LEFT - 32
         ),
     ]
 
@@ -149,49 +129,29 @@ def more_block(facts: Mapping[str, Any]) -> Block | None:
     points = [point for point in facts["over_gpus"] if point["step_seconds"] is not None]
     if len(points) < 2:
         return None
-    chart = gpu_chart(points)
     missing = [str(point["gpus"]) for point in facts["over_gpus"] if point["step_seconds"] is None]
     lead = f"The stage with T = {facts['over_gpus_max_tokens']}, each number of accelerators in its own best layout."
     if missing:
         lead += f" On {', '.join(missing)} nothing fits."
-    steps = [
-        Bar(
-            name=f"{a['gpus']} → {b['gpus']}",
-            value=1 - b["step_seconds"] / a["step_seconds"],
-            words=f"{percent(1 - b['step_seconds'] / a['step_seconds'])} (ideal {percent(1 - a['gpus'] / b['gpus'])})",
-        )
-        for a, b in itertools.pairwise(points)
-    ]
-    bars = BarPlot(
-        key="doubling",
-        title="Time that more accelerators take off a step",
-        x_name="share of the step's time",
+    saved: list[Bar] = []
+    for a, b in itertools.pairwise(points):
+        share = 1 - b["step_seconds"] / a["step_seconds"]
+        words = f"{percent(share)} (ideal {percent(1 - a['gpus'] / b['gpus'])})"
+        saved.append((f"{a['gpus']} → {b['gpus']}", max(0.0, share), words))
+    hours = [p["step_seconds"] / 3.6 for p in points]  # of 1000 steps
+    cost = [(str(p["gpus"]), p["gpus"] * h, f"{number(h)} h") for p, h in zip(points, hours, strict=True)]
+    doubling = bars_view(
+        "doubling",
+        "Time that more accelerators take off a step",
+        "share of the step's time",
+        saved,
+        "More accelerators share the responses; none makes the longest response shorter.",
         unit="percent",
-        bars=tuple(bar if bar.value > 0 else Bar(name=bar.name, value=0.0, words=bar.words) for bar in steps),
         color=2,
     )
-    cost = BarPlot(
-        key="gpu_hours_by_gpus",
-        title="What 1000 steps cost",
-        x_name="accelerator-hours",
-        bars=tuple(
-            Bar(
-                name=str(p["gpus"]),
-                value=p["gpus"] * p["step_seconds"] / 3.6,
-                words=number(p["step_seconds"] / 3.6) + " h",
-            )
-            for p in points
-        ),
-        color=1,
-    )
-    views = [
-        [chart_view(chart)],
-        [
-            bars_view(bars, "More accelerators share the responses; none makes the longest response shorter."),
-            bars_view(cost, "Behind a bar: wall clock of the 1000 steps."),
-        ],
-    ]
-    return figures_block("more", "More accelerators", views, lead)
+    note = "Behind a bar: wall clock of the 1000 steps."
+    costs = bars_view("gpu_hours_by_gpus", "What 1000 steps cost", "accelerator-hours", cost, note, color=1)
+    return figures_block("more", "More accelerators", [[chart_view(gpu_chart(points))], [doubling, costs]], lead)
 
 
 def gpu_chart(points: Sequence[Mapping[str, Any]]) -> Chart:
@@ -237,28 +197,21 @@ def _batches(facts: Mapping[str, Any]) -> Block | None:
     names = [f"{point['rollout_batch']} × {point['group_size']}" for point in points]
     here = f"{stage['rollout_batch']} × {stage['group_size']}"
     shown = [f"{name} (now)" if name == here else name for name in names]
-    step = BarPlot(
-        key="step_over_batches",
-        title="Time of a step",
-        x_name="seconds",
-        bars=tuple(
-            Bar(name=name, value=p["step_seconds"], words=f"{number(p['step_seconds'])} s")
-            for name, p in zip(shown, points, strict=True)
-        ),
-        left=LEFT,
-    )
-    each = BarPlot(
-        key="response_over_batches",
-        title="Time of a step for each response",
-        x_name="seconds a response",
-        bars=tuple(
-            Bar(name=name, value=p["seconds_a_response"], words=f"{number(p['seconds_a_response'])} s")
-            for name, p in zip(shown, points, strict=True)
-        ),
+
+    def seconds(field: str) -> list[Bar]:
+        return [(name, p[field], f"{number(p[field])} s") for name, p in zip(shown, points, strict=True)]
+
+    title = "Time of a step"
+    step = bars_view("step_over_batches", title, "seconds", seconds("step_seconds"), left=LEFT)
+    each = bars_view(
+        "response_over_batches",
+        f"{title} for each response",
+        "seconds a response",
+        seconds("seconds_a_response"),
         color=2,
         left=LEFT,
     )
     lead = (
         f"D_R × group size at T = {stage['max_tokens']} on the same accelerators; the tail is waited for once a step."
     )
-    return figures_block("batches", "D_R and group size", [[bars_view(step)], [bars_view(each)]], lead)
+    return figures_block("batches", "D_R and group size", [[step], [each]], lead)

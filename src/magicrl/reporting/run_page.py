@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from magicrl.reporting.charts import bars_view, chart_view
+from magicrl.reporting.charts import chart_view
 from magicrl.reporting.curves import FigureGroup, figure_groups
 from magicrl.reporting.page import Block, block, figures_block, render_page, write_page
 from magicrl.reporting.read_folders import RecordedRun, read_run
@@ -87,7 +87,7 @@ def _figures(run: RecordedRun, group: FigureGroup) -> Block:
             panels.append([timeline_view(rows)])
         panels.append([chart_view(idle_chart(run, idle))])
         if len(idle) > 1:
-            panels[-1].append(bars_view(idle_bars(idle), "The most idle first."))
+            panels[-1].append(idle_bars(idle))
     return figures_block(group.key, group.title, panels, group.note)
 
 

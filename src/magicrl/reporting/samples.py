@@ -1,22 +1,14 @@
-"""Responses to read: the same problems in several columns (before and after, or several models), with their verdicts.
+"""Responses to read on a page: of tests and evaluations side by side, and of a run's recorded rollouts.
 
-A page holds a bounded part of them, chosen so that every kind of outcome is there, and says so.
-
-The test responses of training runs as a browser shows them: before and after, or the arms of a comparison.
-
-The responses of evaluations side by side: a column an evaluation, a browser a benchmark.
-
-A few recorded rollouts of a few steps: what the policy wrote while it learned, token by token.
-
-The recording holds token ids, the tokenizer lies beside the model: where it can be read, prompts are shown and
-tokens are coloured by their entropy; else the text as it was recorded.
+A browser shows the same problems in several columns (before and after, arms, models). A page holds a bounded part of
+them, chosen so that every kind of outcome is there, and says so.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
@@ -33,7 +25,6 @@ from magicrl.reporting.read_folders import (
     RecordedEvaluation,
     RecordedRun,
     RunFolderError,
-    SampledResponse,
     asked_problems,
     by_benchmark,
     sample_rows,
@@ -226,15 +217,10 @@ def clipped(text: str) -> str:
 
 MOST_ARMS = 3
 """Arms side by side, behind the start."""
+MOST_COLUMNS = 4
+"""Evaluations side by side; the responses of further ones are in their folders."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ResponsePair:
-    """What the start and the trained model wrote on one problem at one temperature."""
-
-    temperature: float
-    before: SampledResponse | None
-    after: SampledResponse | None
+# The tests of training runs: before and after, or the arms of a comparison.
 
 
 def run_browsers(run: RecordedRun) -> list[SampleBrowser]:
@@ -242,10 +228,25 @@ def run_browsers(run: RecordedRun) -> list[SampleBrowser]:
     browsers: list[SampleBrowser] = []
     for comparison in comparisons(run):
         old, new = _by_id(comparison.before), _by_id(comparison.after)
-        problems = [browsed_pair(old.get(key), new.get(key)) for key in dict.fromkeys([*old, *new])]
+        problems = [_pair(old.get(key), new.get(key)) for key in dict.fromkeys([*old, *new])]
         if problems:
             browsers.append(browser(comparison.set_name, ("before", "after"), problems))
     return browsers
+
+
+def _pair(before: EvaluatedSample | None, after: EvaluatedSample | None) -> Browsed:
+    """One test problem, its responses by temperature; what changed is told at each temperature by itself."""
+    problem = after or before
+    assert problem is not None, "a problem of one of the two"
+    old, new = _by_temperature(before), _by_temperature(after)
+    pairs = [(t, *pair) for t in sorted({*old, *new}) for pair in zip_longest(old.get(t, []), new.get(t, []))]
+    kinds = (kinds_of([[first] if first else [], [second] if second else []]) for _, first, second in pairs)
+    return _browsed(
+        problem,
+        columns=[[a for _, a, _ in pairs if a is not None], [a for _, _, a in pairs if a is not None]],
+        rows=[AnswerRow(label=f"Temperature {temperature(t)}", answers=(first, second)) for t, first, second in pairs],
+        kinds=frozenset[Kind]().union(*kinds),
+    )
 
 
 def arm_browsers(arms: Sequence[Arm]) -> list[SampleBrowser]:
@@ -273,99 +274,48 @@ def _side_by_side(evaluations: Sequence[Evaluation]) -> list[Browsed]:
     found: list[Browsed] = []
     for key in dict.fromkeys(key for table in tables for key in table):
         problem = next(table[key] for table in tables if key in table)
-        columns = [
-            [a for a in map(as_answer, _by_temperature(table.get(key)).get(at, [])) if a is not None]
-            for table in tables
-        ]
+        columns = [_by_temperature(table.get(key)).get(at, [])[:1] for table in tables]
         if any(columns):
-            row = AnswerRow(
-                label=f"Temperature {temperature(at)}",
-                answers=tuple(column[0] if column else None for column in columns),
-            )
-            found.append(
-                Browsed(
-                    id=problem.problem_id,
-                    prompt=problem.prompt,
-                    gold=_gold(problem),
-                    marks=tuple(tuple(answer.mark for answer in column[:1]) for column in columns),
-                    rows=(row,),
-                    kinds=kinds_of([column[:1] for column in columns]),
-                )
-            )
+            answers = tuple(column[0] if column else None for column in columns)
+            row = AnswerRow(label=f"Temperature {temperature(at)}", answers=answers)
+            found.append(_browsed(problem, columns, [row], kinds_of(columns)))
     return found
+
+
+def _browsed(
+    problem: EvaluatedSample, columns: Sequence[Sequence[Answer]], rows: Sequence[AnswerRow], kinds: frozenset[Kind]
+) -> Browsed:
+    return Browsed(
+        id=problem.problem_id,
+        prompt=problem.prompt,
+        gold=problem.gold if isinstance(problem.gold, str) else " or ".join(problem.gold),
+        marks=tuple(tuple(answer.mark for answer in column) for column in columns),
+        rows=tuple(rows),
+        kinds=kinds,
+    )
 
 
 def _by_id(evaluation: Evaluation | None) -> dict[str, EvaluatedSample]:
     return {sample.problem_id: sample for sample in (evaluation.samples if evaluation else ())}
 
 
-def _gold(problem: EvaluatedSample) -> str:
-    return problem.gold if isinstance(problem.gold, str) else " or ".join(problem.gold)
-
-
-def browsed_pair(before: EvaluatedSample | None, after: EvaluatedSample | None) -> Browsed:
-    """One test problem; what changed is told at each temperature by itself."""
-    problem = after or before
-    assert problem is not None, "a problem of one of the two"
-    pairs = [
-        (pair.temperature, as_answer(pair.before), as_answer(pair.after)) for pair in response_pairs(before, after)
-    ]
-    kinds = (kinds_of([[old] if old else [], [new] if new else []]) for _, old, new in pairs)
-    return Browsed(
-        id=problem.problem_id,
-        prompt=problem.prompt,
-        gold=_gold(problem),
-        marks=(
-            tuple(old.mark for _, old, _ in pairs if old is not None),
-            tuple(new.mark for _, _, new in pairs if new is not None),
-        ),
-        rows=tuple(AnswerRow(label=f"Temperature {temperature(t)}", answers=(old, new)) for t, old, new in pairs),
-        kinds=frozenset[Kind]().union(*kinds),
-    )
-
-
-def as_answer(response: SampledResponse | None) -> Answer | None:
-    """A recorded response as the browser shows it."""
-    if response is None:
-        return None
-    return Answer(
-        text=response.text,
-        outcome=response.outcome,
-        status=response.status,
-        decided_by=response.decided_by,
-        extracted=response.extracted,
-        tokens=response.tokens,
-        truncated=response.finish_reason == "length",
-    )
-
-
-def response_pairs(before: EvaluatedSample | None, after: EvaluatedSample | None) -> list[ResponsePair]:
-    """The responses of both models to one problem side by side: by temperature, in order within it."""
-    old = _by_temperature(before)
-    new = _by_temperature(after)
-    pairs: list[ResponsePair] = []
-    for t in sorted({*old, *new}):
-        left, right = old.get(t, []), new.get(t, [])
-        for i in range(max(len(left), len(right))):
-            pairs.append(
-                ResponsePair(
-                    temperature=t,
-                    before=left[i] if i < len(left) else None,
-                    after=right[i] if i < len(right) else None,
-                )
-            )
-    return pairs
-
-
-def _by_temperature(sample: EvaluatedSample | None) -> dict[float, list[SampledResponse]]:
-    found: dict[float, list[SampledResponse]] = {}
+def _by_temperature(sample: EvaluatedSample | None) -> dict[float, list[Answer]]:
+    found: dict[float, list[Answer]] = {}
     for response in sample.responses if sample else ():
-        found.setdefault(response.temperature, []).append(response)
+        answer = Answer(
+            text=response.text,
+            outcome=response.outcome,
+            status=response.status,
+            decided_by=response.decided_by,
+            extracted=response.extracted,
+            tokens=response.tokens,
+            truncated=response.finish_reason == "length",
+        )
+        found.setdefault(response.temperature, []).append(answer)
     return found
 
 
-MOST_COLUMNS = 4
-"""Evaluations side by side; the responses of further ones are in their folders."""
+# Evaluations: a column an evaluation, a browser a benchmark.
 
 
 def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> list[SampleBrowser]:
@@ -387,7 +337,7 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
             if any(name in c for c in columns)
         ]
         problems = [
-            browsed(
+            _of_samples(
                 name,
                 asked[name].prompt if name in asked else "",
                 " or ".join(asked[name].golds) if name in asked else "",
@@ -423,7 +373,7 @@ def _by_problem(rows: Iterable[SampleRow]) -> dict[str, list[Answer]]:
     return found
 
 
-def browsed(name: str, prompt: str, gold: str, columns: Sequence[Sequence[Answer]]) -> Browsed:
+def _of_samples(name: str, prompt: str, gold: str, columns: Sequence[Sequence[Answer]]) -> Browsed:
     """One problem: of each column's samples the first right and the first other one."""
     rows: list[AnswerRow] = []
     for label, wanted in (("first right sample", True), ("first sample that is not right", False)):
@@ -439,6 +389,8 @@ def browsed(name: str, prompt: str, gold: str, columns: Sequence[Sequence[Answer
         kinds=kinds_of(columns),
     )
 
+
+# Rollouts: a few of a few steps, their tokens coloured by entropy where the tokenizer can be read.
 
 MOST_ROLLOUT_STEPS = 6
 MOST_PER_STEP = 4
@@ -464,33 +416,13 @@ class Piece:
     nats: float | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rollout:
-    """One recorded response. ``prompt`` is None where no tokenizer was found; ``why`` says why it was
-    chosen, ``left_out`` what is not shown, in words."""
+Rollout: TypeAlias = dict[str, Any]
+"""A recorded response with what the page says of it: its row of the recording (``_COLUMNS``) and
 
-    step: int
-    why: str
-    problem_id: str
-    level: int | None
-    sample: int
-    group_right: int
-    group_size: int
-    prompt: str | None
-    pieces: tuple[Piece, ...]
-    left_out: str
-    coloured: bool
-    tokens: int
-    entropy: float | None
-    temperature: float
-    max_tokens: int
-    outcome: str
-    status: str
-    reason: str
-    decided_by: str
-    extracted: str | None
-    reward: float | None
-    finish_reason: str
+- ``step``; ``why`` it was chosen; ``group_right`` of ``group_size`` responses of its group;
+- ``prompt``, None where no tokenizer was found; ``pieces``, whether they are ``coloured`` by entropy, what is
+  ``left_out`` in words; ``tokens``, how many; their mean ``entropy``.
+"""
 
 
 def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
@@ -580,34 +512,22 @@ def _rollout(
         text = str(row["text"])
         pieces = (Piece(text=visible(text[:MOST_ROLLOUT_CHARACTERS]), level=0, nats=None),)
         words = f"{len(text) - MOST_ROLLOUT_CHARACTERS} more characters" if len(text) > MOST_ROLLOUT_CHARACTERS else ""
-    return Rollout(
-        step=step,
-        why=why,
-        problem_id=str(row["problem_id"]),
-        level=row["level"],
-        sample=int(row["sample"]),
-        group_right=sum(r["outcome"] == "correct" for r in group),
-        group_size=len(group),
-        prompt=None if tokenizer is None else _prompt(tokenizer, row["prompt_tokens"]),
-        pieces=pieces,
-        left_out=words,
-        coloured=shown is not None and entropies is not None,
-        tokens=len(tokens),
-        entropy=_mean_of(entropies),
-        temperature=float(row["temperature"]),
-        max_tokens=int(row["max_tokens"]),
-        outcome=str(row["outcome"] or "not_judged"),
-        status=str(row["status"] or ""),
-        reason=str(row["reason"] or ""),
-        decided_by=str(row["decided_by"] or ""),
-        extracted=row["extracted"],
-        reward=row["reward"],
-        finish_reason=str(row["finish_reason"]),
-    )
-
-
-def _prompt(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    return str(tokenizer.decode(list(ids[-MOST_TOKENS:]), skip_special_tokens=False))
+    prompt = cast("list[int]", row["prompt_tokens"])[-MOST_TOKENS:]
+    return {
+        **row,
+        "outcome": row["outcome"] or "not_judged",
+        **{key: row[key] or "" for key in ("status", "reason", "decided_by")},
+        "step": step,
+        "why": why,
+        "group_right": sum(r["outcome"] == "correct" for r in group),
+        "group_size": len(group),
+        "prompt": None if tokenizer is None else str(tokenizer.decode(prompt, skip_special_tokens=False)),
+        "pieces": pieces,
+        "left_out": words,
+        "coloured": shown is not None and entropies is not None,
+        "tokens": len(tokens),
+        "entropy": _mean_of(entropies),
+    }
 
 
 def _token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:

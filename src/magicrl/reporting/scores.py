@@ -17,8 +17,9 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.evaluation.statistics import paired_scores
-from magicrl.reporting.charts import FigureView, IntervalRow, intervals_view
+from magicrl.reporting.charts import FigureView
 from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
+from magicrl.reporting.row_charts import IntervalRow, intervals_view
 from magicrl.reporting.wording import duration, number, percent, points, temperature, visible
 
 

@@ -13,8 +13,6 @@ from markupsafe import escape
 from magicrl.reporting.charts import (
     PALETTE,
     WIDTH,
-    Bar,
-    BarPlot,
     Chart,
     Entry,
     FigureView,
@@ -26,6 +24,7 @@ from magicrl.reporting.charts import (
 )
 from magicrl.reporting.curves import stage_marks, steps_range, with_running_mean
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError, read_lines
+from magicrl.reporting.row_charts import bars_view
 from magicrl.reporting.wording import duration, number, percent
 
 LOCAL = "local"
@@ -246,19 +245,12 @@ def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
     )
 
 
-def idle_bars(shares: Mapping[str, Points]) -> BarPlot:
+def idle_bars(shares: Mapping[str, Points]) -> FigureView:
     """Each worker's mean over all steps."""
-    return BarPlot(
-        key="idle_by_worker",
-        title="Idle time, mean over the run",
-        x_name="share of the steps' wall clock",
-        unit="percent",
-        color=4,
-        bars=tuple(
-            Bar(name=worker, value=_mean(points), words=percent(_mean(points)))
-            for worker, points in list(shares.items())[:MOST_BARS]
-        ),
-    )
+    means = [(worker, _mean(points), percent(_mean(points))) for worker, points in list(shares.items())[:MOST_BARS]]
+    title = "Idle time, mean over the run"
+    note = "The most idle first."
+    return bars_view("idle_by_worker", title, "share of the steps' wall clock", means, note, unit="percent", color=4)
 
 
 def _mean(points: Points) -> float:

@@ -20,9 +20,10 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from magicrl.reporting.arms import Arm
-from magicrl.reporting.charts import PALETTE, Bar, BarPlot, Chart, Series, bars_view, chart_view
+from magicrl.reporting.charts import PALETTE, Chart, FigureView, Series, chart_view
 from magicrl.reporting.page import Block, figures_block
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError
+from magicrl.reporting.row_charts import bars_view
 from magicrl.reporting.samples import recordings, run_tokenizer
 from magicrl.reporting.wording import number, visible
 
@@ -180,13 +181,8 @@ def run_entropy(run: RecordedRun) -> Block | None:
         return None
     tokenizer = run_tokenizer(run)
     panels = [[chart_view(chart)] for chart in entropy_charts(named)]
-    for plot in token_plots(token_shares(named[-1].data), tokenizer, named[-1].name):
-        meaning = (
-            "Behind a bar: how often the token was drawn, times its mean entropy."
-            if plot.unit == "percent"
-            else f"Of the tokens that were drawn at least {LEAST_TOKENS} times."
-        )
-        panels.append([bars_view(plot, meaning)])
+    shares = token_shares(named[-1].data)
+    panels += [[view] for view in token_views(shares, tokenizer, named[-1].name)]
     note = MEANT
     if tokenizer is None:
         note += " No tokenizer lies beside the model: tokens are named by their ids."
@@ -312,30 +308,22 @@ def entropy_charts(
     return tuple(chart for chart in charts if not chart.empty)
 
 
-def token_plots(shares: Sequence[TokenShare], tokenizer: Tokenizer | None, where: str) -> tuple[BarPlot, ...]:
+def token_views(shares: Sequence[TokenShare], tokenizer: Tokenizer | None, where: str) -> list[FigureView]:
     """Tokens that hold most of all entropy, and those of the highest mean entropy."""
-    names = {share.token: token_name(tokenizer, share.token) for share in shares}
-    holding = [share for share in shares if share.share > 0][:MOST_BARS]
-    uncertain = [share for share in most_uncertain(shares, MOST_BARS) if share.mean > 0]
-    plots = (
-        BarPlot(
-            key="tokens_by_share",
-            title=f"Tokens that hold most entropy, {where}",
-            x_name="share of all entropy",
-            unit="percent",
-            bars=tuple(
-                Bar(name=names[s.token], value=s.share, words=f"{s.count:,} × {number(s.mean, 2)}") for s in holding
-            ),
-        ),
-        BarPlot(
-            key="tokens_by_mean",
-            title=f"Most uncertain tokens, {where}",
-            x_name="mean entropy, nats",
-            color=1,
-            bars=tuple(Bar(name=names[s.token], value=s.mean, words=f"{s.count:,} times") for s in uncertain),
-        ),
-    )
-    return tuple(plot for plot in plots if plot.bars)
+    holding = [s for s in shares if s.share > 0][:MOST_BARS]
+    uncertain = [s for s in most_uncertain(shares, MOST_BARS) if s.mean > 0]
+    views: list[FigureView] = []
+    if holding:
+        bars = [(token_name(tokenizer, s.token), s.share, f"{s.count:,} × {number(s.mean, 2)}") for s in holding]
+        note = "Behind a bar: how often the token was drawn, times its mean entropy."
+        title = f"Tokens that hold most entropy, {where}"
+        views.append(bars_view("tokens_by_share", title, "share of all entropy", bars, note, unit="percent"))
+    if uncertain:
+        bars = [(token_name(tokenizer, s.token), s.mean, f"{s.count:,} times") for s in uncertain]
+        note = f"Of the tokens that were drawn at least {LEAST_TOKENS} times."
+        title = f"Most uncertain tokens, {where}"
+        views.append(bars_view("tokens_by_mean", title, "mean entropy, nats", bars, note, color=1))
+    return views
 
 
 def token_name(tokenizer: Tokenizer | None, token: int) -> str:
