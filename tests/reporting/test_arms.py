@@ -1,7 +1,4 @@
-"""Arms: what makes one, what it is called.
-
-Scores of arms: intervals over problems, the spread over runs apart, and no difference that cannot be paired.
-"""
+"""Arms: what makes one, what it is called; its scores with intervals over problems and the spread over runs apart."""
 
 from __future__ import annotations
 

@@ -1,11 +1,4 @@
-"""Colours that can be read and told apart, by everyone, and drawings that stand alone.
-
-Ticks, running means, stacking, CSV: by hand.
-
-Drawn charts: well-formed, in place, and safe.
-
-The headline's figure: its axis, its rows and its export.
-"""
+"""Colours that can be read and told apart, by everyone; charts well-formed, in place and safe; values by hand."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Which values go into which figure.
-
-Curves of arms: means over the same runs, bands, x axes.
-"""
+"""Which values go into which figure; means over the same runs, bands, x axes."""
 
 from __future__ import annotations
 

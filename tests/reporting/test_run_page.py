@@ -1,7 +1,4 @@
-"""The page: self-contained, escaped, and there even when half of the run is missing.
-
-Where a run comes from, as the page tells it.
-"""
+"""The page of a run: self-contained, escaped, there even when half of the run is missing, and where it comes from."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The rollout browser: which responses, coloured how, and safe whatever a vocabulary holds.
-
-Which responses a page holds, and what a problem counts as.
-"""
+"""Which responses a page holds, what a problem counts as, and safe whatever a vocabulary holds."""
 
 from __future__ import annotations
 

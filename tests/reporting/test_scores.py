@@ -1,7 +1,4 @@
-"""The rise over the start's best temperature and its interval.
-
-The terminal summary and the words that page and terminal share.
-"""
+"""The rise over the start's best temperature and its interval; the words that page and terminal share."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Inside a step: which steps, which lanes, and bars where the seconds say.
-
-Idle time of workers, from the spans of a timeline.
-"""
+"""Inside a step: which steps, which lanes, bars where the seconds say, and who idled."""
 
 from __future__ import annotations
 

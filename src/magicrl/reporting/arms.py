@@ -1,12 +1,8 @@
 """Arms of a comparison: runs that differ only in what chance decides, named by the settings in which arms differ.
 
-Pure functions on settings and runs, no HTML: the comparing report and the ablations' figures are made of them.
-
-Test scores of arms, and how each differs from the first one: intervals over problems, spread over runs apart.
-
-Two kinds of chance are in a difference of arms: which problems were asked, and how training went. The intervals are
-over problems (clustered as in ``evaluation.statistics``), given the trained models; what the seed does is told by the
-smallest and the largest difference of the arm's single runs.
+Two kinds of chance are in a difference of arms: which problems were asked, and how training went. The intervals of
+``arm_scores`` are over problems (clustered as in ``evaluation.statistics``), given the trained models; what the seed
+does is told by the smallest and the largest difference of the arm's single runs.
 """
 
 from __future__ import annotations

@@ -1,9 +1,4 @@
-"""One page that compares training runs, evaluations, or both: reads the folders, chooses the blocks.
-
-The blocks of a page that compares runs: scores of arms, settings that differ, curves, single runs.
-
-A comparison's figures as the page shows them: one drawing an x axis, of which one is shown, and their curves.
-"""
+"""The page that compares training runs, evaluations, or both: scores of arms, settings that differ, curves, runs."""
 
 from __future__ import annotations
 
@@ -29,7 +24,6 @@ from magicrl.reporting.arms import (
 )
 from magicrl.reporting.charts import (
     PALETTE,
-    Chart,
     FigureView,
     arm_sign,
     draw,
@@ -302,26 +296,27 @@ def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
     if not axes.scales:
         return []
     first: Axis = axis if axis in axes.scales else "steps"
-    blocks: list[Block] = []
-    pool = CurvePool(arms, axes)
-    for group in METRICS:
-        charts = compared_charts(arms, group.metrics, axes)
-        for chart in charts:
-            pool.add(chart)
-        if charts:
-            choices = [(key, AXIS_WORDS[key]) for key in axes.scales]
-            data = {
+    groups = [(group, compared_charts(arms, group.metrics, axes)) for group in METRICS]
+    shown = [(group, charts) for group, charts in groups if charts]
+    choices = [(key, AXIS_WORDS[key]) for key in axes.scales]
+    # the values of all figures are told once, with the last of them
+    values = curve_values(arms, axes, [chart for _, charts in shown for chart in charts])
+    return [
+        Block(
+            key=group.key,
+            title=group.title,
+            template="figures.html.j2",
+            data={
                 "panels": [[compared_view(chart, first)] for chart in charts],
                 "axes": choices if len(choices) > 1 else (),
                 "axis": first,
                 "group": group.key,
                 "note": "",
-            }
-            blocks.append(Block(key=group.key, title=group.title, template="figures.html.j2", data=data, hover={}))
-    if blocks:
-        last = blocks.pop()
-        blocks.append(Block(key=last.key, title=last.title, template=last.template, data=last.data, hover=pool.hover()))
-    return blocks
+            },
+            hover=values if group is shown[-1][0] else {},
+        )
+        for group, charts in shown
+    ]
 
 
 def _samples(arms: Sequence[Arm]) -> Block | None:
@@ -416,70 +411,45 @@ def _marked(svg: Markup, axis: Axis, *, hidden: bool) -> Markup:
     return Markup(str(svg).replace("<svg ", f'<svg data-axis="{axis}"{" hidden" if hidden else ""} ', 1))
 
 
-class CurvePool:
-    """The values of many figures for the page's script: each list of x once, however many curves lie over it."""
+def curve_values(arms: Sequence[Arm], axes: ArmAxes, figures: Sequence[ComparedChart]) -> dict[str, Any]:
+    """The values of all figures for the page's script: each list of x once, however many curves lie over it."""
+    lists: dict[tuple[float, ...], int] = {}
 
-    def __init__(self, arms: Sequence[Arm], axes: ArmAxes) -> None:
-        self._arms = arms
-        self._axes = axes
-        self._lists: dict[tuple[float, ...], int] = {}
-        self._curves: dict[str, list[dict[str, Any]]] = {}
-        self._charts: dict[str, dict[str, Any]] = {}
+    def x_lists(tables: Mapping[str, Mapping[float, float]], steps: Sequence[float]) -> dict[str, int]:
+        """By axis, which list of x holds these steps."""
+        found: dict[str, int] = {}
+        for axis, at in tables.items():
+            if all(step in at for step in steps):
+                found[axis] = lists.setdefault(tuple(_digits(at[step]) for step in steps), len(lists))
+        return found
 
-    def add(self, compared: ComparedChart) -> None:
-        """One figure with all its drawings."""
-        curves: list[dict[str, Any]] = []
-        for slot, curve in enumerate(compared.curves):
-            arm = self._arms[slot]
+    charts: dict[str, Any] = {}
+    curves: dict[str, list[dict[str, Any]]] = {}
+    for figure in figures:
+        key = figure.metric.compared
+        curves[key] = []
+        for slot, (arm, curve) in enumerate(zip(arms, figure.curves, strict=True)):
             if curve.points:
-                band = any(p.runs > 1 for p in curve.points)
+                at = {axis: axes.arms[axis][slot] for axis in axes.scales}
                 entry: dict[str, Any] = {
                     "label": arm.name,
                     "color": slot % len(PALETTE),
                     "runs": curve.points[0].runs,
-                    "x": self._x(slot, None, [p.step for p in curve.points]),
+                    "x": x_lists(at, [p.step for p in curve.points]),
                     "y": [_digits(p.mean) for p in curve.points],
                 }
-                if band:
-                    entry |= {"low": [_digits(p.low) for p in curve.points]}
-                    entry |= {"high": [_digits(p.high) for p in curve.points]}
-                curves.append(entry)
+                if any(p.runs > 1 for p in curve.points):
+                    entry["low"] = [_digits(p.low) for p in curve.points]
+                    entry["high"] = [_digits(p.high) for p in curve.points]
+                curves[key].append(entry)
             for run, points in curve.tails:
-                curves.append(
-                    {
-                        "label": tail_label(arm, run),
-                        "alone": True,
-                        "runs": 1,
-                        "x": self._x(slot, run, [x for x, _ in points]),
-                        "y": [_digits(y) for _, y in points],
-                    }
-                )
-        self._curves[compared.metric.compared] = curves
-        for axis, chart in compared.charts.items():
-            self._charts[chart.key] = _curves_chart(chart, compared.metric.compared, axis)
-
-    def hover(self) -> dict[str, Any]:
-        """All of it."""
-        return {
-            **self._charts,
-            "#x": [list(values) for values in self._lists],
-            "#curves": self._curves,
-            "#axes": {axis: "step" if axis == "steps" else scale.name for axis, scale in self._axes.scales.items()},
-        }
-
-    def _x(self, slot: int, run: int | None, steps: Sequence[float]) -> dict[str, int]:
-        """Which list of x holds these steps of an arm (or of one of its runs), by axis."""
-        found: dict[str, int] = {}
-        for axis in self._axes.scales:
-            at = self._axes.arms[axis][slot] if run is None else self._axes.runs[axis][slot][run]
-            if all(step in at for step in steps):
-                values = tuple(_digits(at[step]) for step in steps)
-                found[axis] = self._lists.setdefault(values, len(self._lists))
-        return found
-
-
-def _curves_chart(chart: Chart, curves: str, axis: Axis) -> dict[str, Any]:
-    return plot_area(chart) | {"curves": curves, "axis": axis}
+                at = {axis: axes.runs[axis][slot][run] for axis in axes.scales}
+                xs, ys = x_lists(at, [x for x, _ in points]), [_digits(y) for _, y in points]
+                curves[key].append({"label": tail_label(arm, run), "alone": True, "runs": 1, "x": xs, "y": ys})
+        for axis, chart in figure.charts.items():
+            charts[chart.key] = plot_area(chart) | {"curves": key, "axis": axis}
+    words = {axis: "step" if axis == "steps" else scale.name for axis, scale in axes.scales.items()}
+    return {**charts, "#x": [list(values) for values in lists], "#curves": curves, "#axes": words}
 
 
 def _digits(value: float) -> float:

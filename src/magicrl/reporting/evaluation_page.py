@@ -1,8 +1,6 @@
 """The blocks of a page over evaluations: scores, test-time scaling, Table 13 beside, responses, settings.
 
-Test-time scaling as charts: accuracy over response limits and mean length, pass@k and maj@k over samples.
-
-Pure functions from an evaluation's curves to charts; several models or checkpoints go into one figure.
+Scaling curves are accuracy over response limits and mean length, and pass@k and maj@k over samples, a line a model.
 """
 
 from __future__ import annotations

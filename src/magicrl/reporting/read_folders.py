@@ -1,7 +1,4 @@
-"""Reading a run folder: typed, whole or with an error that names the file and the line.
-
-Reading the folder of ``magicrl eval``: its results, and some of its samples to read.
-"""
+"""Reading the folders of `magicrl train` and `magicrl eval`: typed, or an error that names the file and the place."""
 
 from __future__ import annotations
 
@@ -9,8 +6,9 @@ import json
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
@@ -29,6 +27,9 @@ class _Document(BaseModel):
     """A part of an evaluation file. Further keys are left alone: newer versions may write more."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
+
+
+Document = TypeVar("Document", bound=_Document)
 
 
 class Interval(_Document):
@@ -171,11 +172,7 @@ class RecordedRun:
         document: object = self.run.get("learning")
         if document is None:
             return None
-        try:
-            return Learning.model_validate(document)
-        except ValidationError as error:
-            field = ".".join(str(part) for part in error.errors()[0]["loc"])
-            raise RunFolderError(f"{self.path / 'run.json'}: learning.{field}: {error.errors()[0]['msg']}") from None
+        return _validated(Learning, document, f"{self.path / 'run.json'}: learning.")
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -203,21 +200,12 @@ class RecordedRun:
     def stages(self) -> tuple[StageSpan, ...]:
         """The stages that the recorded steps went through."""
         spans: list[StageSpan] = []
-        for row in self.metrics:
-            limit = row.values.get("stage/max_tokens")
-            limit = int(limit) if isinstance(limit, (int, float)) else None
-            if spans and spans[-1].stage == row.stage:
-                last = spans.pop()
-                spans.append(
-                    StageSpan(
-                        stage=last.stage,
-                        first_step=last.first_step,
-                        last_step=row.step,
-                        max_tokens=last.max_tokens if limit is None else limit,
-                    )
-                )
-            else:
-                spans.append(StageSpan(stage=row.stage, first_step=row.step, last_step=row.step, max_tokens=limit))
+        for stage, group in groupby(self.metrics, key=lambda row: row.stage):
+            rows = list(group)
+            told = (row.values.get("stage/max_tokens") for row in rows)
+            limits = [int(limit) for limit in told if isinstance(limit, (int, float))]
+            last = limits[-1] if limits else None
+            spans.append(StageSpan(stage=stage, first_step=rows[0].step, last_step=rows[-1].step, max_tokens=last))
         return tuple(spans)
 
 
@@ -250,6 +238,15 @@ def read_run(folder: Path) -> RecordedRun:
         events=tuple(row for _, row in read_lines(folder / "events.jsonl")),
         evaluations=tuple(_read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))),
     )
+
+
+def _validated(model: type[Document], document: object, place: str) -> Document:
+    """``document`` as the model has it; an error names ``place`` and the field behind it."""
+    try:
+        return model.model_validate(document)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise RunFolderError(f"{place}{'.'.join(str(part) for part in first['loc'])}: {first['msg']}") from None
 
 
 def _read_text(path: Path) -> str:
@@ -315,13 +312,7 @@ def _read_metrics(path: Path) -> tuple[StepMetrics, ...]:
 
 
 def _read_evaluation(path: Path) -> Evaluation:
-    document = _read_object(path)
-    try:
-        return Evaluation.model_validate(document)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise RunFolderError(f"{path}: {field}: {first['msg']}") from None
+    return _validated(Evaluation, _read_object(path), f"{path}: ")
 
 
 class LimitPoint(_Document):
@@ -447,13 +438,9 @@ def read_evaluation_folder(folder: Path) -> RecordedEvaluation:
         )
     try:
         benchmarks = {
-            str(name): BenchmarkResult.model_validate(result)
+            str(name): _validated(BenchmarkResult, result, f"{path}: ")
             for name, result in cast("Mapping[str, Any]", document["benchmarks"]).items()
         }
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(str(part) for part in first["loc"])
-        raise RunFolderError(f"{path}: {field}: {first['msg']}") from None
     except (KeyError, AttributeError):
         raise RunFolderError(f"{path}: no results of magicrl eval (no table of benchmarks)") from None
     return RecordedEvaluation(path=folder, written=str(document.get("written", "")), benchmarks=benchmarks)

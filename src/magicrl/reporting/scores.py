@@ -1,9 +1,4 @@
-"""Before against after: the scores at each temperature, and the rise against the start's best one.
-
-The headline: what the test says before and after training.
-
-The last words of a run in the terminal: before against after, and where everything is.
-"""
+"""A run's test scores, before against after: the comparison, the page's headline, the terminal's last words."""
 
 from __future__ import annotations
 

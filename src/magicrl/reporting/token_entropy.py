@@ -1,9 +1,7 @@
 """Where a policy is uncertain: entropy by position in the response, its concentration on few tokens, and those tokens.
 
-Pure functions on token ids and entropies, no drawing. The entropy of a token is that of the distribution from which it
-was drawn, in nats: a token of high entropy is one at which the policy could have gone on differently.
-
-The block on where a policy is uncertain, for a run's page (a line a step) and a comparison (a line an arm).
+The entropy of a token is that of the distribution from which it was drawn, in nats: a token of high entropy is one at
+which the policy could have gone on differently. A run's page has a line a step, a comparison a line an arm.
 """
 
 from __future__ import annotations
