@@ -71,8 +71,7 @@ def test_a_run_without_its_after_has_no_rise(run_folder: Path) -> None:
     assert comparison.training_temperature == 1.0, "what the start was tested at"
     assert comparison.rise_over_best(1.0) is None
     assert all(p.rise is None for p in comparison.pairs)
-    assert set(comparison.pass_at("before")) == {16}
-    assert comparison.pass_at("after") == {}
+    assert [(p.k, p.before is None, p.after is None) for p in comparison.passes] == [(16, False, True)]
 
 
 def printed(folder: Path, width: int = 80) -> str:

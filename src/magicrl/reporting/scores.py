@@ -35,6 +35,16 @@ class ScorePair:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PassPair:
+    """pass@k of the start and of the trained model; ``temperature`` is the start's where both were measured."""
+
+    k: int
+    temperature: float
+    before: Interval | None
+    after: Interval | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Rise:
     """The trained model at one temperature against the start at another."""
 
@@ -93,14 +103,19 @@ class Comparison:
             change=rise(best[1], self.after.temperatures[after_temperature]),
         )
 
-    def pass_at(self, which: str) -> dict[int, tuple[float, Interval]]:
-        """k -> (temperature, pass@k) of ``before`` or ``after``, at the highest temperature that has it."""
-        evaluation = self.before if which == "before" else self.after
-        found: dict[int, tuple[float, Interval]] = {}
-        if evaluation is not None:
-            for t in sorted(evaluation.temperatures):
-                found.update({k: (t, value) for k, value in evaluation.temperatures[t].pass_at.items()})
-        return dict(sorted(found.items()))
+    @property
+    def passes(self) -> tuple[PassPair, ...]:
+        """One a k, ascending; each side at the highest temperature that has it."""
+        sides: list[dict[int, tuple[float, Interval]]] = []
+        for evaluation in (self.before, self.after):
+            scores = sorted((evaluation.temperatures if evaluation else {}).items())
+            sides.append({k: (t, value) for t, score in scores for k, value in score.pass_at.items()})
+        found: list[PassPair] = []
+        for k in sorted({*sides[0], *sides[1]}):
+            old, new = (side.get(k) for side in sides)
+            at = (old or new or (0.0,))[0]
+            found.append(PassPair(k=k, temperature=at, before=old[1] if old else None, after=new[1] if new else None))
+        return tuple(found)
 
 
 def rise(before: TemperatureScore, after: TemperatureScore) -> Interval:
@@ -168,7 +183,7 @@ def headline(run: RecordedRun) -> dict[str, Any] | None:
         {
             "comparison": comparison,
             "view": _view("test" if len(found) == 1 else f"test_{i + 1}", comparison),
-            "passes": _passes(comparison),
+            "passes": comparison.passes,
             "tiles": _score_tiles(comparison) + (_run_tiles(run) if i == 0 else []),
             "boxed": any(s.boxed is not None for p in comparison.pairs for s in (p.before, p.after) if s is not None),
         }
@@ -177,17 +192,8 @@ def headline(run: RecordedRun) -> dict[str, Any] | None:
     return {"sets": sets}
 
 
-def _passes(comparison: Comparison) -> list[dict[str, Any]]:
-    before, after = comparison.pass_at("before"), comparison.pass_at("after")
-    return [
-        {
-            "k": k,
-            "temperature": (before.get(k) or after[k])[0],
-            "before": before[k][1] if k in before else None,
-            "after": after[k][1] if k in after else None,
-        }
-        for k in sorted({*before, *after})
-    ]
+def _tile(value: str, label: str, detail: str) -> Tile:
+    return {"value": value, "label": label, "detail": detail}
 
 
 def _score_tiles(comparison: Comparison) -> list[Tile]:
@@ -198,18 +204,18 @@ def _score_tiles(comparison: Comparison) -> list[Tile]:
         return []
     pair = next(p for p in comparison.pairs if p.temperature == at)
     old = "–" if pair.before is None else percent(pair.before.accuracy.mean)
+    best = f"{temperature(rise.before_temperature)}: {percent(rise.before.mean)}"
     return [
-        {
-            "value": f"{old} → {percent(rise.after.mean)}",
-            "label": f"accuracy at temperature {temperature(at)}",
-            "detail": "before and after training",
-        },
-        {
-            "value": f"{points(rise.change.mean)} points",
-            "label": f"over the start's best temperature, {temperature(rise.before_temperature)}: "
-            f"{percent(rise.before.mean)}",
-            "detail": f"95 %: {points(rise.change.low)} to {points(rise.change.high)}",
-        },
+        _tile(
+            f"{old} → {percent(rise.after.mean)}",
+            f"accuracy at temperature {temperature(at)}",
+            "before and after training",
+        ),
+        _tile(
+            f"{points(rise.change.mean)} points",
+            f"over the start's best temperature, {best}",
+            f"95 %: {points(rise.change.low)} to {points(rise.change.high)}",
+        ),
     ]
 
 
@@ -218,22 +224,12 @@ def _run_tiles(run: RecordedRun) -> list[Tile]:
     tiles: list[Tile] = []
     entropy, target = run.points("entropy/exact/mean", "entropy/sampled/mean"), run.points("entropy/target")
     if entropy:
-        tiles.append(
-            {
-                "value": f"{number(entropy[0][1], 2)} → {number(entropy[-1][1], 2)}",
-                "label": "entropy, nats per token",
-                "detail": f"target {target[-1][1]:g}" if target else "no target",
-            }
-        )
+        value = f"{number(entropy[0][1], 2)} → {number(entropy[-1][1], 2)}"
+        tiles.append(_tile(value, "entropy, nats per token", f"target {target[-1][1]:g}" if target else "no target"))
     lengths = run.points("length/mean")
     if lengths:
-        tiles.append(
-            {
-                "value": f"{lengths[0][1]:.0f} → {lengths[-1][1]:.0f}",
-                "label": "mean response length, tokens",
-                "detail": "first and last training step",
-            }
-        )
+        value = f"{lengths[0][1]:.0f} → {lengths[-1][1]:.0f}"
+        tiles.append(_tile(value, "mean response length, tokens", "first and last training step"))
     return tiles
 
 
@@ -288,7 +284,9 @@ def score_table(comparison: Comparison) -> Table:
             interval_words(None if pair.after is None else pair.after.accuracy),
             Text(change_words(pair.rise), style="green" if pair.rise is not None and pair.rise.low > 0 else ""),
         )
-    _add_pass_rows(table, comparison)
+    for passed in comparison.passes:
+        words = (interval_words(side) for side in (passed.before, passed.after))
+        table.add_row(f"pass@{passed.k}, {passed.temperature:g}", *words, "")
     return table
 
 
@@ -334,19 +332,6 @@ def change_words(change: Interval | None) -> str:
     return f"{points(change.mean)} ({points(change.low)} to {points(change.high)})"
 
 
-def _add_pass_rows(table: Table, comparison: Comparison) -> None:
-    before, after = comparison.pass_at("before"), comparison.pass_at("after")
-    for k in sorted({*before, *after}):
-        old, new = before.get(k), after.get(k)
-        at = (old or new or (0.0,))[0]
-        table.add_row(
-            f"pass@{k}, {at:g}",
-            interval_words(old[1] if old else None),
-            interval_words(new[1] if new else None),
-            "",
-        )
-
-
 def _arrow(pair: ScorePair, field: str) -> str:
     """``0.61 → 0.18``."""
 
@@ -378,10 +363,6 @@ def interval_rows(comparison: Comparison) -> list[IntervalRow]:
         )
         for pair in comparison.pairs
     ]
-    before, after = comparison.pass_at("before"), comparison.pass_at("after")
-    for i, k in enumerate(sorted({*before, *after})):
-        old, new = before.get(k), after.get(k)
-        rows.append(
-            IntervalRow(label=f"pass@{k}", before=old[1] if old else None, after=new[1] if new else None, apart=i == 0)
-        )
+    for i, passed in enumerate(comparison.passes):
+        rows.append(IntervalRow(label=f"pass@{passed.k}", before=passed.before, after=passed.after, apart=i == 0))
     return rows
