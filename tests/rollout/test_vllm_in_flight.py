@@ -98,12 +98,12 @@ before = engine.advance(40)
 seen["sampled"] = engine._sampled()
 engine.load_weights(generations[1], 1)
 before += engine.advance(20)
-with engine.set_aside():
+with engine.newest_weights():
     seen["aside"] = len(engine.advance(5))
     engine.submit([request(9, 3)])
     seen["answer beside"] = rows(engine.finished())
     seen["open beside"] = len(engine._groups.open)
-with contextlib.suppress(KeyboardInterrupt), engine.set_aside():
+with contextlib.suppress(KeyboardInterrupt), engine.newest_weights():
     engine.submit([request(8)])
     raise KeyboardInterrupt
 kept = engine.interrupt(keep=True)
