@@ -87,7 +87,7 @@ def rows(groups):
 def begun(requests):
     return [row(r.draw, i, c) for r in requests for i, c in r.begun]
 
-seen = {"protocols": [engine.capabilities.in_flight, engine.capabilities.sleep]}
+seen = {"capabilities": [engine.capabilities.in_flight, engine.capabilities.sleep]}
 engine.load_weights(generations[0], 0)
 engine.submit([request(9)])
 seen["answer"] = rows(engine.finished())
@@ -213,7 +213,7 @@ def goes_on(rows: list[dict[str, Any]], kept: list[dict[str, Any]]) -> None:
 
 
 def test_it_works_on_while_the_learner_does_and_tells_what_has_ended(seen: dict[str, Any]) -> None:
-    assert seen["protocols"] == [True, True, True]
+    assert seen["capabilities"] == [True, True]
     assert seen["told at once"] == 0
     asked = sum(len(row["tokens"]) for row in seen["answer"]) + 1 + 40  # one token was its trial
     assert asked <= seen["sampled"] < asked + ROWS
