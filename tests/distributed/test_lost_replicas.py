@@ -11,7 +11,7 @@ from ray.exceptions import RayActorError
 
 from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
-from magicrl.distributed.replica import Harvest
+from magicrl.distributed.replica import CollectedSamples
 from magicrl.distributed.runtime import ClusterError
 from magicrl.records import (
     Completion,
@@ -160,17 +160,17 @@ def test_what_has_arrived_of_an_open_group_outlives_the_run(monkeypatch: pytest.
         finish_reason=FinishReason.STOP,
         policy_version=3,
     )
-    harvest = Harvest(samples=[(0, 1, arrived)], busy=0.0)
-    pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else harvest)
+    collected = CollectedSamples(samples=[(0, 1, arrived)], busy=0.0)
+    pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else collected)
     pool.submit([request])
     pool._wait(0.0)
     kept = pool.snapshot()
     resumed = pool_of(monkeypatch, lambda call: FACTS)
     resumed.resume(kept, [request])
-    assert resumed._slots[0].owed == {0: {0}}
+    assert resumed._slots[0].assigned == {0: {0}}
     (group,) = resumed._groups.open.values()
     assert group.done[1].tokens.tolist() == [7, 8]
     assert group.done[1].policy_version == 3
     resumed = pool_of(monkeypatch, lambda call: FACTS)
     resumed.resume({"orders": 1}, [request])  # of one process, whose caches are of no use here
-    assert resumed._slots[0].owed == {0: {0, 1}}
+    assert resumed._slots[0].assigned == {0: {0, 1}}

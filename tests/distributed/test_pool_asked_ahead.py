@@ -129,17 +129,17 @@ def test_at_staleness_0_it_is_the_synchronous_run(three_nodes: Any, recipe: Any,
 
 
 def test_samples_of_a_replica_killed_in_flight_are_asked_again(three_nodes: Any, recipe: Any, tmp_path: Path) -> None:
-    owed: set[tuple[int, int]] = set()
+    assigned: set[tuple[int, int]] = set()
     version = 0
 
     def kill(step: int, pool: Any) -> None:
         nonlocal version
         slot, make = pool._slots[0], pool._make
-        if step == 1 or owed or pool.lost or not slot.owed:
+        if step == 1 or assigned or pool.lost or not slot.assigned:
             return
 
         def successor(index: int) -> Any:
-            owed.update((order, sample) for order, samples in slot.owed.items() for sample in samples)
+            assigned.update((order, sample) for order, samples in slot.assigned.items() for sample in samples)
             return make(index)
 
         version, pool._make = pool.policy_version, successor
@@ -149,8 +149,8 @@ def test_samples_of_a_replica_killed_in_flight_are_asked_again(three_nodes: Any,
     assert len(pool.lost) == 1
     every_prompt_once(tmp_path / "run")
     versions_make_sense(tmp_path / "run", 1)
-    again = [row for row in samples(tmp_path / "run") if (row["draw"], row["sample"]) in owed]
-    assert len(again) == len(owed) > 0
+    again = [row for row in samples(tmp_path / "run") if (row["draw"], row["sample"]) in assigned]
+    assert len(again) == len(assigned) > 0
     assert min(row["policy_version"] for row in again) >= version >= 2, "they began when they were asked again"
 
 

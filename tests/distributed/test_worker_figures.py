@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("ray")
 
-from magicrl.distributed.engine_pool import Slot
-from magicrl.distributed.replica import Harvest
+from magicrl.distributed.engine_pool import ReplicaSlot
+from magicrl.distributed.replica import CollectedSamples
 from magicrl.distributed.verifier_nodes import Judged, _Place, merged
 from magicrl.verifiers.base import make_verdict
 
@@ -39,14 +39,14 @@ def test_a_node_is_busy_while_it_judges_anything() -> None:
 
 
 def test_a_replica_tells_its_step_and_then_the_next() -> None:
-    slot = Slot(index=3, actor=None)
+    slot = ReplicaSlot(index=3, actor=None)
     began = time.perf_counter()
-    slot.owes(0, [0, 1])
-    slot.owes(1, [0])
+    slot.assign(0, [0, 1])
+    slot.assign(1, [0])
     for order, index in ((0, 0), (1, 0), (0, 1)):
-        slot.settle(order, index)
+        slot.deliver(order, index)
     slot.tokens += 12
-    slot.heard_of(Harvest(samples=[], busy=4.0, peak_mb=7.0))
+    slot.record(CollectedSamples(samples=[], busy=4.0, peak_mb=7.0))
     assert slot.observations() == {
         "cluster/replica_3/tokens": 12,
         "cluster/replica_3/busy_seconds": 4.0,
@@ -58,8 +58,8 @@ def test_a_replica_tells_its_step_and_then_the_next() -> None:
     (span,) = slot.spans()
     assert (span.worker, span.what) == ("replica 3", "rollout")
     assert began <= span.begin <= span.end <= time.perf_counter()
-    slot.owes(2, [0])
-    slot.heard_of(Harvest(samples=[], busy=4.5, peak_mb=7.0))
+    slot.assign(2, [0])
+    slot.record(CollectedSamples(samples=[], busy=4.5, peak_mb=7.0))
     observed = slot.observations()
     assert (observed["cluster/replica_3/queue"], observed["cluster/replica_3/busy_seconds"]) == (1, 0.5)
     (first,), (second,) = slot.spans(), slot.spans()

@@ -229,7 +229,7 @@ def start_replica(
 
 
 def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEngine:
-    """The engine of one replica, as the recipe makes it on one machine; lagged weights are the pool's business.
+    """The engine of one replica, as the recipe makes it on one machine; lagged weights are kept by the pool.
 
     Raises:
         ValueError: the model folder is not there, or the engine cannot serve it (names the node).

@@ -30,7 +30,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed.learner.launchers import LearnerLost
-from magicrl.distributed.replica import Harvest, ReplicaFacts, pack, size
+from magicrl.distributed.replica import CollectedSamples, ReplicaFacts, pack, size
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, RolloutEngine, WeightCheck
@@ -40,8 +40,8 @@ from magicrl.training.protocols import WorkSpan
 
 
 @dataclass(kw_only=True, eq=False)
-class Slot:
-    """A place.
+class ReplicaSlot:
+    """One replica's place in the pool: the actor that fills it now, its assigned samples, its figures of a step.
 
     Attributes:
         pending: the call on whose answer the pool waits: ``facts`` and then ``load`` while it starts, else ``collect``.
@@ -54,13 +54,13 @@ class Slot:
     pending: Any = None
     starting: bool = True  # it has not the present weights yet
     given: int | None = None  # version of the weights that it takes while it starts
-    owed: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # sample indices by issue order
-    heard: float = 0.0  # seconds that the pool had listened at its last delivered sample, or at the hand-over of work
+    assigned: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # sample indices by issue order
+    heard: float = 0.0  # seconds that the pool had listened when it last delivered or was assigned work
     tokens: int = 0  # delivered since `observations`
     busy: float = 0.0
     busy_told: float = 0.0
     peak_mb: float = 0.0  # most memory of its accelerator so far
-    longest: int = 0  # most samples owed at once since `observations`
+    longest: int = 0  # most samples assigned at once since `observations`
     _began: float | None = None
     _spans: list[WorkSpan] = field(default_factory=list[WorkSpan])
 
@@ -71,37 +71,37 @@ class Slot:
 
     @property
     def queue(self) -> int:
-        """Samples that it owes."""
-        return sum(map(len, self.owed.values()))
+        """Samples assigned and not delivered."""
+        return sum(map(len, self.assigned.values()))
 
-    def owes(self, order: int, indices: Iterable[int]) -> None:
-        """It is asked for these samples of a request."""
-        self.owed.setdefault(order, set()).update(indices)
+    def assign(self, order: int, indices: Iterable[int]) -> None:
+        """Ask it for these samples of a request."""
+        self.assigned.setdefault(order, set()).update(indices)
         self.longest = max(self.longest, self.queue)
         if self._began is None:
             self._began = time.perf_counter()
 
-    def settle(self, order: int, index: int) -> None:
-        """It has delivered this one."""
-        self.owed[order].discard(index)
-        if not self.owed[order]:
-            del self.owed[order]
-        if not self.owed:
+    def deliver(self, order: int, index: int) -> None:
+        """Take one sample off its list."""
+        self.assigned[order].discard(index)
+        if not self.assigned[order]:
+            del self.assigned[order]
+        if not self.assigned:
             self._rest()
 
-    def excuse(self) -> None:
-        """It owes nothing any more."""
-        self.owed.clear()
+    def release(self) -> None:
+        """Take everything off its list."""
+        self.assigned.clear()
         self._rest()
 
-    def heard_of(self, harvest: Harvest) -> None:
-        """What it tells of itself with every delivery."""
-        self.busy, self.peak_mb = harvest.busy, harvest.peak_mb
+    def record(self, collected: CollectedSamples) -> None:
+        """Note the figures that come with every delivery."""
+        self.busy, self.peak_mb = collected.busy, collected.peak_mb
 
-    def successor(self, actor: Any, listened: float) -> Slot:
-        """The place with another actor in it, whose seconds begin anew; what is not told yet is kept."""
+    def successor(self, actor: Any, listened: float) -> ReplicaSlot:
+        """The place with another actor in it, whose seconds start at 0; figures not reported yet are kept."""
         self._rest()
-        return Slot(
+        return ReplicaSlot(
             index=self.index,
             actor=actor,
             heard=listened,
@@ -111,7 +111,7 @@ class Slot:
         )
 
     def observations(self) -> dict[str, float]:
-        """Metrics since the last call: what it delivered, how fast, how much it owes and owed at most, its memory."""
+        """Metrics since the last call: tokens delivered and their rate, the queue now and at its longest, memory."""
         key, busy = f"cluster/replica_{self.index}", self.busy - self.busy_told
         values = {
             f"{key}/tokens": self.tokens,
@@ -125,7 +125,7 @@ class Slot:
         return values
 
     def spans(self) -> list[WorkSpan]:
-        """When it owed something, since the last call; seconds of this process's ``perf_counter``."""
+        """When it had assigned samples, since the last call; seconds of this process's ``perf_counter``."""
         if self._began is not None:
             self._rest()
             self._began = time.perf_counter()
@@ -178,7 +178,7 @@ class EnginePool(RolloutEngine):
         """Names of the replicas that were lost so far, with the reason."""
         self.weight_bytes = 0
         """Size of the last weights."""
-        self._slots = [Slot(index=index, actor=make(index)) for index in range(replicas)]
+        self._slots = [ReplicaSlot(index=index, actor=make(index)) for index in range(replicas)]
         for slot in self._slots:
             try:
                 what = f"{slot.name} to start"
@@ -200,7 +200,7 @@ class EnginePool(RolloutEngine):
         """
         for request in requests:
             check_request(request, self.max_context)
-        self._hand_out([(group.order, set(group.to_start)) for group in self._groups.take_in(requests)])
+        self._distribute([(group.order, set(group.to_start)) for group in self._groups.take_in(requests)])
 
     def advance(self, tokens: int) -> list[RolloutGroup]:
         """The groups that have arrived; the replicas work all the time, whatever ``tokens`` says."""
@@ -294,7 +294,7 @@ class EnginePool(RolloutEngine):
         self._groups.drop()
         self._waiting.clear()
         for slot in self._slots:
-            slot.excuse()
+            slot.release()
         for slot in [slot for slot in self._slots if not slot.starting]:
             try:
                 waited_for(slot.actor.interrupt.remote(), self._timeouts.load_weights, f"{slot.name} to stop")
@@ -329,7 +329,7 @@ class EnginePool(RolloutEngine):
 
     # sharing out
 
-    def _hand_out(self, work: Sequence[tuple[int, set[int]]]) -> None:
+    def _distribute(self, work: Sequence[tuple[int, set[int]]]) -> None:
         """Give each request's samples to the replica with the fewest tokens to come, in issue order."""
         live = [slot for slot in self._slots if not slot.starting]
         if not live:
@@ -341,16 +341,16 @@ class EnginePool(RolloutEngine):
             slot = min(live, key=lambda slot: (loads[slot.index], slot.index))
             group = self._groups.open[order]
             loads[slot.index] += _tokens(group.request, len(indices))
-            slot.owes(order, indices)
+            slot.assign(order, indices)
             shares[slot.index].append((order, _part(group, indices)))
         for slot in live:
             if shares[slot.index]:
                 slot.heard = self._listened
                 slot.actor.submit.remote(shares[slot.index])
 
-    def _tokens_to_come(self, slot: Slot) -> int:
-        """Upper bound, in tokens, of what a replica owes."""
-        return sum(_tokens(self._groups.open[order].request, len(indices)) for order, indices in slot.owed.items())
+    def _tokens_to_come(self, slot: ReplicaSlot) -> int:
+        """Upper bound, in tokens, of a replica's assigned samples."""
+        return sum(_tokens(self._groups.open[order].request, len(indices)) for order, indices in slot.assigned.items())
 
     # collecting
 
@@ -385,32 +385,33 @@ class EnginePool(RolloutEngine):
                 self._take_in(slot, answer)
         for slot in self._slots:
             limit = self._timeouts.start if slot.starting else self._timeouts.generate
-            if (slot.starting or slot.owed) and self._listened - slot.heard > limit:
-                what = "its engine to start" if slot.starting else f"a sample; it owes those of {len(slot.owed)} groups"
+            if (slot.starting or slot.assigned) and self._listened - slot.heard > limit:
+                groups = len(slot.assigned)
+                what = "its engine to start" if slot.starting else f"a sample; it owes those of {groups} groups"
                 self._lose(slot, ClusterError(f"waited {limit:g} s for {what}"))
         return bool(done)
 
-    def _take_in(self, slot: Slot, harvest: Harvest) -> None:
-        slot.heard_of(harvest)
-        for order, index, completion in harvest.samples:
+    def _take_in(self, slot: ReplicaSlot, collected: CollectedSamples) -> None:
+        slot.record(collected)
+        for order, index, completion in collected.samples:
             group = self._groups.open.get(order)
-            if group is None or index not in slot.owed.get(order, ()):
+            if group is None or index not in slot.assigned.get(order, ()):
                 continue  # interrupted meanwhile
-            slot.settle(order, index)
+            slot.deliver(order, index)
             slot.heard = self._listened
             slot.tokens += len(completion)
             self._groups.file(group, index, completion)
 
     # starting and losing
 
-    def _load(self, slot: Slot) -> Any:
+    def _load(self, slot: ReplicaSlot) -> Any:
         return slot.actor.load.remote(self._weights, self._version, self._check.requests if self._check else ())
 
-    def _meet(self, slot: Slot, facts: ReplicaFacts) -> None:
+    def _meet(self, slot: ReplicaSlot, facts: ReplicaFacts) -> None:
         slot.facts = facts
         self._max_context = min(slot.facts.max_context for slot in self._slots if slot.facts is not None)
 
-    def _begin(self, slot: Slot, answer: Any) -> None:
+    def _begin(self, slot: ReplicaSlot, answer: Any) -> None:
         """A successor has told of itself, or has taken weights: it works as soon as these are the present ones."""
         if slot.facts is None:
             self._meet(slot, answer)
@@ -420,13 +421,13 @@ class EnginePool(RolloutEngine):
             slot.starting, slot.heard = False, self._listened
             work = list(self._waiting)
             self._waiting.clear()
-            self._hand_out(work)
+            self._distribute(work)
             return
         slot.given, slot.heard = self._version, self._listened
         slot.pending = self._load(slot)
 
-    def _lose(self, slot: Slot, error: Exception) -> None:
-        """Put another in the place of a lost replica and ask the others for what it owed.
+    def _lose(self, slot: ReplicaSlot, error: Exception) -> None:
+        """Put another in the place of a lost replica and re-issue its samples to the others.
 
         Raises:
             ClusterError: too many were lost.
@@ -434,7 +435,7 @@ class EnginePool(RolloutEngine):
         reason = str(error).strip().splitlines()[0]
         self.lost.append(f"{slot.name}: {reason}")
         ray.kill(slot.actor)
-        owed = sorted(slot.owed.items())
+        assigned = sorted(slot.assigned.items())
         if len(self.lost) > self._restarts:
             raise ClusterError(
                 f"{len(self.lost)} rollout replicas were lost, cluster.rollout.restarts = {self._restarts}; the last: "
@@ -444,7 +445,7 @@ class EnginePool(RolloutEngine):
         self._busy_lost += slot.busy / len(self._slots)
         self._slots[self._slots.index(slot)] = successor
         successor.pending = successor.actor.facts.remote()
-        self._hand_out(owed)
+        self._distribute(assigned)
 
 
 def _part(group: GroupProgress, indices: set[int]) -> RolloutRequest:
@@ -519,7 +520,7 @@ class DirectPool(EnginePool):
         """As the pool's, and how often the direct way failed."""
         return super().observations() | {"cluster/replicas/detours": self.detours}
 
-    def _load(self, slot: Slot) -> Any:
+    def _load(self, slot: ReplicaSlot) -> Any:
         """Through the object store, gathered when the first replica asks for it."""
         if self._weights is None:
             self._stored = self._learner.version
@@ -527,7 +528,7 @@ class DirectPool(EnginePool):
         probes = self._check.requests if self._check else ()
         return slot.actor.load.remote(self._weights, self._stored, probes)
 
-    def _alive(self) -> list[Slot]:
+    def _alive(self) -> list[ReplicaSlot]:
         """The replicas that have weights, those that have died meanwhile replaced."""
         live = [slot for slot in self._slots if not slot.starting]
         signs = [slot.actor.facts.remote() for slot in live]
@@ -538,7 +539,7 @@ class DirectPool(EnginePool):
                 self._lose(slot, error)
         return [slot for slot in live if slot in self._slots]
 
-    def _all_joined(self, live: Sequence[Slot]) -> bool:
+    def _all_joined(self, live: Sequence[ReplicaSlot]) -> bool:
         """Form the group anew unless these are its members."""
         actors = [slot.actor for slot in live]
         if actors == self._members:
@@ -563,7 +564,7 @@ class DirectPool(EnginePool):
         self._told, self._members = told, actors
         return True
 
-    def _sent(self, live: Sequence[Slot]) -> dict[str, list[RolloutGroup]]:
+    def _sent(self, live: Sequence[ReplicaSlot]) -> dict[str, list[RolloutGroup]]:
         """Send; the probes' answers of the replicas that have taken everything."""
         probes = self._check.requests if self._check else ()
         calls = [slot.actor.take.remote(self._told, self._version, probes) for slot in live]
@@ -574,7 +575,7 @@ class DirectPool(EnginePool):
             self._taken(slot, call, answers, again=True)
         return answers
 
-    def _taken(self, slot: Slot, call: Any, answers: dict[str, list[RolloutGroup]], *, again: bool) -> None:
+    def _taken(self, slot: ReplicaSlot, call: Any, answers: dict[str, list[RolloutGroup]], *, again: bool) -> None:
         """Note a replica's answer; one that says it failed may be asked ``again``, any other is lost."""
         what = f"{slot.name} to take the weights of version {self._version}"
         try:

@@ -68,7 +68,7 @@ _HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaFacts:
-    """What a replica tells of itself once its engine is there."""
+    """What a replica reports of itself once its engine is made."""
 
     host: str  # the machine's name
     pid: int  # its process
@@ -78,7 +78,7 @@ class ReplicaFacts:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Harvest:
+class CollectedSamples:
     """What ended since the last call."""
 
     samples: list[tuple[int, int, Completion]]  # (issue order of the request, sample index, completion)
@@ -87,8 +87,8 @@ class Harvest:
 
 
 @dataclass(kw_only=True, slots=True)
-class _Owed:
-    """A request under way (kept, so that its identity is nobody else's) and how many samples it still owes."""
+class _Assigned:
+    """A request under way (kept, so that its ``id`` is not reused) and how many of its samples are missing."""
 
     request: RolloutRequest
     order: int
@@ -111,7 +111,7 @@ class Replica:
         self._engine_free = threading.Lock()
         self._visitors = 0  # calls that want the engine between two turns
         self._closed = False
-        self._orders: dict[int, _Owed] = {}  # by identity of the request
+        self._orders: dict[int, _Assigned] = {}  # by identity of the request
         self._ended: deque[tuple[int, int, Completion]] = deque()
         self._failure: BaseException | None = None
         self._busy = self._peak_mb = 0.0
@@ -139,9 +139,9 @@ class Replica:
                 self._failure = error
                 return
             for order, request in work:
-                self._orders[id(request)] = _Owed(request=request, order=order, samples=len(request.indices))
+                self._orders[id(request)] = _Assigned(request=request, order=order, samples=len(request.indices))
 
-    def collect(self) -> Harvest:
+    def collect(self) -> CollectedSamples:
         """What has ended since the last call; waits for the first, at most ten seconds.
 
         Raises:
@@ -153,7 +153,7 @@ class Replica:
             self._ended.clear()
             if self._failure is not None and not samples:
                 raise self._failure
-            return Harvest(samples=samples, busy=self._busy, peak_mb=self._peak_mb)
+            return CollectedSamples(samples=samples, busy=self._busy, peak_mb=self._peak_mb)
 
     def load(self, payload: Payload, version: int, probes: Sequence[RolloutRequest]) -> list[RolloutGroup]:
         """Take new weights between two turns, and answer ``probes`` with them."""
@@ -234,13 +234,13 @@ class Replica:
                     self._file(sample)
 
     def _file(self, sample: FinishedSample) -> None:
-        """Keep a sample for `collect`; one of a request that was dropped is nobody's."""
+        """Keep a sample for `collect`; a sample of a request that was interrupted is dropped."""
         with self._changed:
-            owed = self._orders.get(id(sample.request))
-            if owed is not None:
-                self._ended.append((owed.order, sample.index, sample.completion))
-                owed.samples -= 1
-                if not owed.samples:
+            assigned = self._orders.get(id(sample.request))
+            if assigned is not None:
+                self._ended.append((assigned.order, sample.index, sample.completion))
+                assigned.samples -= 1
+                if not assigned.samples:
                     del self._orders[id(sample.request)]
                 if not self._orders and isinstance(self._engine, OnDevices):
                     self._peak_mb = self._engine.peak_mb()  # once a step, and before its last sample is fetched

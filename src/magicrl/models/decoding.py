@@ -9,7 +9,7 @@ A CUDA graph launches all kernels of a step at once, but repeats what was captur
 at the host. So `StaticDecoder` rounds shapes up to a few (`StepShape`) and reads what differs from step to step from
 buffers on the device: tokens, lengths, which rows share a prompt. Rows go to the next power of two, lengths to the next
 of 64, 96, 128, 192, 256, ... tokens, the longest eighth, quarter and half of the rows apart. Spare rows write to place
-0 of rows that nobody has, and their logits are cut off. On a CPU, and in tests, the same step runs uncaptured.
+0 of unused rows of the cache, and their logits are cut off. On a CPU, and in tests, the same step runs uncaptured.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class HeadInputs:
     weight: Tensor  # ``[vocab, d]`` in the dtype of ``hidden``
     bias: Tensor | None  # ``[vocab]`` in the dtype of the statistics, or None
     targets: Tensor  # ``[tokens]`` int64
-    options: HeadOptions  # see there
+    options: HeadOptions
 
     @property
     def dtype(self) -> torch.dtype:

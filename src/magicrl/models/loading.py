@@ -157,7 +157,7 @@ def load_shell(folder_or_name: str | Path) -> LoadedModel:
 
 
 def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
-    """A model of the folder's architecture: parameters on the meta device, whoever asks fills them; buffers computed.
+    """A model of the folder's architecture: parameters on the meta device for the caller to fill, buffers computed.
 
     Raises:
         RecipeError: the name can be neither a folder nor a hub name.

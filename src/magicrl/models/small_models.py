@@ -91,7 +91,7 @@ def make_tiny(
         eos_token_id=cast(int, tokenizer.eos_token_id),
         pad_token_id=cast(int, tokenizer.pad_token_id),
     )
-    with torch.random.fork_rng(devices=[]):  # the caller's random state is none of this function's business
+    with torch.random.fork_rng(devices=[]):  # leave the caller's random state alone
         torch.manual_seed(seed)
         made = AutoModelForCausalLM.from_config(llama, dtype=torch.float32, attn_implementation=ATTENTION_NAME)
     model = cast(LlamaForCausalLM, made)

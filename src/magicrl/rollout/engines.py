@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingUse:
-    """What an engine is told that a learner will give weights."""
+    """What only an engine in training needs: it will be given a learner's weights."""
 
     check: WeightCheck | None = None  # run by engines beside the learner's process after each weight copy
     sleeps: bool = False  # the learner works on the same GPU while the engine sleeps

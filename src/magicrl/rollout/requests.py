@@ -22,7 +22,7 @@ from magicrl.records import (
 )
 from magicrl.rollout.sampling import philox4x32
 
-_NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below: a seed's words are nobody's uniforms
+_NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below, so seeds share no words with uniforms
 
 
 def sample_seed(seed: int, draw: int, sample: int, *, known: int = 0, bits: int = 63) -> int:
@@ -32,8 +32,8 @@ def sample_seed(seed: int, draw: int, sample: int, *, known: int = 0, bits: int 
         seed: the run seed, up to 64 bits; ``draw`` likewise.
         draw: the request's draw.
         sample: index within the request.
-        known: tokens of the response that are given, not sampled: were the generator to start anew with the same seed,
-            the token after them would hang on the same random number as the first one.
+        known: tokens of the response that are given, not sampled: with the same seed the
+            first token after them would depend on the same random number as the first one.
         bits: at most this many, counted from the lowest: 63 for vLLM, 31 for servers, some of which keep an int32.
 
     Example:
@@ -177,7 +177,7 @@ class OpenGroups:
                 step()
 
     def ended(self) -> list[Filed]:
-        """Everything that is ready, which is thereby yielded."""
+        """Everything that is ready; it counts as yielded."""
         ended = list(self.ready)
         self.ready.clear()
         return ended

@@ -1,4 +1,4 @@
-"""What the in-process engine has in hand: the rows in flight, and all of it in a checkpoint.
+"""The mutable state of the in-process engine: its rows in flight, and all of it as a checkpoint.
 
 Active rows are a prefix of the cache, by descending length of their responses, so that each block of the cache is read
 for a prefix of the rows. Rows move when others end; a sample's output buffers, its *slot*, do not. `RowTable` is
