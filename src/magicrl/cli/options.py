@@ -102,7 +102,7 @@ class EngineOptions:
     """What generates."""
 
     engine: str = "in_process"
-    """in_process, vllm (this machine) or openai (any OpenAI-compatible server); see docs/engines.md."""
+    """in_process, vllm (this machine), openai (any OpenAI-compatible server), or your own as file.py:function."""
     engine_option: Several = None
     """NAME=VALUE of that engine, e.g. base_url=http://localhost:8000/v1 (repeatable)."""
     dtype: Literal["float32", "bfloat16"] = "float32"
