@@ -68,33 +68,24 @@ class BrokenLine:
     reason: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Form:
-    """How the lines of one command look.
-
-    Attributes:
-        parse: an input line from (object, its id, place for messages); raises ValueError.
-        row: the fields of an output line after its id.
-        broken: the same for a line that cannot be read.
-    """
-
-    parse: Callable[[dict[str, Any], Any, str], Line]
-    row: Callable[[Any], dict[str, Any]]
-    broken: Callable[[Verdict], dict[str, Any]]
+Parse = Callable[[dict[str, Any], Any, str], Line]
+"""An input line from (object, its id, place for messages); raises ValueError."""
 
 
 def judge_file(
     input: Path,
     output: Path,
-    form: Form,
     pool: VerifierService,
     *,
+    parse: Parse,
+    row: Callable[[Any], dict[str, Any]],
     submit: Callable[[Line], Ticket],
     workers: int,
 ) -> BatchSummary:
     """Judge every line of ``input`` with a pool that is warm; ``output`` appears whole when all are judged.
 
-    Until then ``<output>.part`` grows. Blank lines are skipped. `check_file` comes first.
+    Until then ``<output>.part`` grows. Blank lines are skipped. `check_file` comes first. ``row`` gives the fields of
+    an output line after its id, also for the plain verdict on a line that cannot be read.
     """
     start = time.perf_counter()
     statuses: Counter[str] = Counter()
@@ -107,19 +98,19 @@ def judge_file(
         first = waiting.popleft()
         if isinstance(first, BrokenLine):
             verdict = Verdict(outcome=Outcome.NOT_JUDGED, status=BROKEN_LINE, reason=first.reason)
-            row = {"id": first.id, **form.broken(verdict), "reason": first.reason}
+            told = {"id": first.id, **row(verdict), "reason": first.reason}
             broken.append(first.reason)
         else:
             line, ticket = first
             (verdict,) = pool.result(ticket)
-            row = {"id": line.id, **form.row(verdict)}
-        file.write(json.dumps(row) + "\n")
+            told = {"id": line.id, **row(verdict)}
+        file.write(json.dumps(told) + "\n")
         file.flush()
         statuses[verdict.status] += 1
         outcomes[verdict.outcome] += 1
 
     with part.open("w", encoding="utf-8") as file:
-        for line in _lines(input, form):
+        for line in _lines(input, parse):
             waiting.append(line if isinstance(line, BrokenLine) else (line, submit(line)))
             if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
                 finish(file)
@@ -178,7 +169,13 @@ def verify_math_file(
     with VerifierPool(options=options, workers=count, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
         pool.warm_up()
         return judge_file(
-            input, output, _MATHS, pool, submit=lambda line: pool.submit(line.problem, [line.text]), workers=count
+            input,
+            output,
+            pool,
+            parse=_parse_maths,
+            row=_maths_row,
+            submit=lambda line: pool.submit(line.problem, [line.text]),
+            workers=count,
         )
 
 
@@ -188,13 +185,13 @@ def _usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _lines(path: Path, form: Form) -> Iterator[Line | BrokenLine]:
+def _lines(path: Path, parse: Parse) -> Iterator[Line | BrokenLine]:
     for number, where, raw in _raw_lines(path):
         name: Any = number
         try:
             row = _object(raw, where)
             name = row.get("id", number)
-            yield form.parse(row, name, where)
+            yield parse(row, name, where)
         except ValueError as error:
             yield BrokenLine(name, str(error))
 
@@ -263,6 +260,3 @@ def _maths_row(verdict: Verdict) -> dict[str, Any]:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-_MATHS = Form(parse=_parse_maths, row=_maths_row, broken=_maths_row)

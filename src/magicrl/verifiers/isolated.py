@@ -40,7 +40,7 @@ class IsolatedProtocol:
 
     def __init__(self, name: str, options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> None:
         self._time_limit = time_limit
-        self._plan = WorkerPlan(
+        self.plan = WorkerPlan(
             handler="magicrl.verifiers.isolated:IsolatedHandler",
             hello={
                 "verifier": name,
@@ -54,10 +54,6 @@ class IsolatedProtocol:
         )
         self._distrusted: set[tuple[str, ...]] = set()
         self._lock = threading.Lock()
-
-    @property
-    def plan(self) -> WorkerPlan:
-        return self._plan
 
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         golds = item.problem.golds

@@ -267,7 +267,7 @@ class RewardProtocol:
     def __init__(self, made: RewardFunction, options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> None:
         self._made = made
         self._seconds = made.settings.time_limit or time_limit
-        self._plan = WorkerPlan(
+        self.plan = WorkerPlan(
             handler="magicrl.verifiers.rewards:RewardHandler",
             hello={
                 "reference": made.reference,
@@ -278,10 +278,6 @@ class RewardProtocol:
             cpu_limit=self._seconds,
             stall_limit=max(_MIN_STALL_SECONDS, _STALL_FACTOR * self._seconds),
         )
-
-    @property
-    def plan(self) -> WorkerPlan:
-        return self._plan
 
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         request: dict[str, Any] = {"response": item.text}

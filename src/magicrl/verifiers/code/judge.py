@@ -11,7 +11,7 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from magicrl.verifiers.base import OUTCOME_OF_STATUS, JudgeOptions, Reasoning
 from magicrl.verifiers.code import checkers, remote, values
 from magicrl.verifiers.code.checkers import Checker, Kind
 from magicrl.verifiers.code.sandbox import (
+    Job,
     Limits,
     Lost,
     Observation,
@@ -104,8 +105,7 @@ class Referee:
         return False
 
     def _ask_function(self, arguments: list[Any]) -> tuple[bool | None, str]:
-        channels = {"args": json.dumps(arguments).encode("ascii")}
-        seen = self._run("judge", self._program, channels=channels, outputs=("result",))
+        seen = self._run("judge", {"args": json.dumps(arguments).encode("ascii")}, outputs=("result",))
         if seen.exit_code == 0 and seen.result in (b"yes", b"no"):
             return seen.result == b"yes", ""
         failed = failure(seen, self._limits)
@@ -124,14 +124,17 @@ class Referee:
         channels: dict[str, bytes | int] = {"input": given, "output": output, "answer": answer}
         if self._checker.kind is Kind.COMPILED:
             with open(self._checker.text, "rb") as file:  # its path does not exist inside; its bytes are handed over
-                seen = self._run("execute", None, channels={**channels, "binary": file.read()})
+                seen = self._run("execute", {**channels, "binary": file.read()})
         else:
-            seen = self._run("checker", self._program, channels=channels)
+            seen = self._run("checker", channels)
         reason = "" if seen.killed is None else f"ended: {seen.killed}"
         return (None if seen.killed else seen.exit_code), reason or seen.errors
 
-    def _run(self, role: str, program: Program | None, **details: Any) -> Observation:
-        return self._sandbox.run_trusted(program, role, self._limits, **details)
+    def _run(self, role: str, channels: Mapping[str, bytes | int], outputs: Sequence[str] = ()) -> Observation:
+        job = Job(role=role, program=self._program, limits=self._limits, channels=channels, outputs=outputs)
+        (seen,) = self._sandbox.run(job, trusted=True)
+        check_lost(seen, self._limits)
+        return seen
 
 
 _ATTEMPTS = 2
@@ -358,17 +361,16 @@ class _Trial:
         else:
             role, output = "call", "result"
             each = [{"args": _arguments_of(case)} for case in cases]
-        found = self._sandbox.run(
-            self._program,
-            role,
-            self._limits,
+        job = Job(
+            role=role,
+            program=self._program,
+            limits=self._limits,
             each=each,
             outputs=(output,),
             left=self._left,
             stop=self._stop,
-            heavy=self._heavy,
         )
-        for seen in found:
+        for seen in self._sandbox.run(job, heavy=self._heavy):
             limits = self._present_limits()
             check_lost(seen, limits)
             self._left -= seen.cpu_seconds

@@ -22,8 +22,8 @@ from typing import Any
 import psutil
 
 from magicrl.records import Problem, Verdict
-from magicrl.verifiers.base import OUTCOME_OF_STATUS, JudgeOptions
-from magicrl.verifiers.batch import BatchSummary, Form, Line, check_file, judge_file, objects
+from magicrl.verifiers.base import CODE, OUTCOME_OF_STATUS, JudgeOptions
+from magicrl.verifiers.batch import BatchSummary, Line, check_file, judge_file, objects
 from magicrl.verifiers.code import remote, values
 from magicrl.verifiers.code.checkers import same_text, same_value
 from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict, code_verdict
@@ -42,16 +42,12 @@ class CodeProtocol:
 
     def __init__(self, options: CodeOptions) -> None:
         seconds = options.limits.cpu_seconds
-        self._plan = WorkerPlan(
+        self.plan = WorkerPlan(
             handler="magicrl.verifiers.code.pool:CodeHandler",
             hello=dataclasses.asdict(options),
             cpu_limit=_JUDGE_CPU_SECONDS,
             stall_limit=_STALL_SECONDS + _STALL_FACTOR * (options.total_seconds or 12 * seconds),
         )
-
-    @property
-    def plan(self) -> WorkerPlan:
-        return self._plan
 
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         request: dict[str, Any] = {"text": item.text, "program": item.bare}
@@ -96,6 +92,16 @@ class CodePool(WorkerPool):
 
     def __init__(self, options: CodeOptions | None = None, *, workers: int = 1) -> None:
         super().__init__(CodeProtocol(options or CodeOptions()), workers)
+
+    def submit(self, problem: Problem, responses: Sequence[str], *, bare: bool = False) -> Ticket:
+        """As `WorkerPool.submit`.
+
+        Raises:
+            ValueError: the problem has no tests.
+            RuntimeError: the pool is closed.
+        """
+        CODE.check_golds(problem)
+        return super().submit(problem, responses, bare=bare)
 
     def submit_programs(self, problem: Problem, programs: Sequence[str]) -> Ticket:
         """`submit` for bare programs, from which nothing has to be extracted."""
@@ -226,34 +232,30 @@ def verify_code_file(
         OSError: a file cannot be read or written.
         WorkerRefusal: this machine cannot isolate programs; says why.
     """
-    form = Form(parse=_parse, row=partial(_row, explain), broken=_broken)
     check_file(input, output)
     with CodePool(options, workers=workers) as pool:
         pool.warm_up()
         return judge_file(
             input,
             output,
-            form,
             pool,
+            parse=_parse,
+            row=partial(_row, explain),
             submit=lambda line: pool.submit(line.problem, [line.text], bare=line.bare),
             workers=workers,
         )
 
 
-def _row(explain: bool, verdict: CodeVerdict) -> dict[str, Any]:
+def _row(explain: bool, verdict: Verdict) -> dict[str, Any]:
+    passed, total = (verdict.passed, verdict.total) if isinstance(verdict, CodeVerdict) else (0, 0)
     row: dict[str, Any] = {
         "correct": verdict.correct,
         "status": verdict.status,
-        "passed": verdict.passed,
-        "total": verdict.total,
+        "passed": passed,
+        "total": total,
         "seconds": round(verdict.seconds, 4),
     }
     return {**row, "reason": verdict.reason} if explain else row
-
-
-def _broken(verdict: Verdict) -> dict[str, Any]:
-    """The fields of `_row` for a line that cannot be read."""
-    return {"correct": False, "status": verdict.status, "passed": 0, "total": 0, "seconds": 0.0}
 
 
 def _parse(row: dict[str, Any], name: Any, where: str) -> Line:

@@ -491,54 +491,19 @@ class Sandbox:
         """The fork servers that live now."""
         return [forkserver.pid for forkserver in self._forkservers.values()]
 
-    def run(
-        self,
-        program: Program,
-        role: str,
-        limits: Limits,
-        *,
-        each: Sequence[Mapping[str, bytes]],
-        outputs: Sequence[str],
-        left: float,
-        stop: bool,
-        heavy: bool = False,
-        **details: Any,
-    ) -> list[Observation]:
-        """Run a program that is not trusted, once for each entry of ``each``; see `Job`.
+    def run(self, job: Job, *, heavy: bool = False, trusted: bool = False) -> list[Observation]:
+        """The runs of a program (``heavy``: it wants numpy) or of a checker (``trusted``), as confined but apart.
 
         What was lost is told by the observation's ``lost``; what was observed before it holds.
         """
-        job = Job(
-            role=role,
-            program=program,
-            limits=limits,
-            each=each,
-            outputs=outputs,
-            details=details,
-            left=left,
-            stop=stop,
-        )
-        return self._all("numpy" if heavy else "program", job)
-
-    def run_trusted(
-        self,
-        program: Program | None,
-        role: str,
-        limits: Limits,
-        *,
-        channels: Mapping[str, bytes | int],
-        outputs: Sequence[str] = (),
-        **details: Any,
-    ) -> Observation:
-        """Run a checker, as confined as a program but away from them.
-
-        Raises:
-            Lost: the sandbox failed.
-        """
-        job = Job(role=role, program=program, limits=limits, channels=channels, outputs=outputs, details=details)
-        (seen,) = self._all("trusted", job)
-        check_lost(seen, limits)
-        return seen
+        kind = "trusted" if trusted else "numpy" if heavy else "program"
+        forkserver = self._forkserver(kind)
+        try:
+            found = forkserver.finish(forkserver.start(job))
+        except ConnectionError as error:
+            return [Observation(lost=str(error))]
+        self._runs[kind] += len(found)
+        return found
 
     def run_pair(
         self,
@@ -602,15 +567,6 @@ class Sandbox:
             forkserver.close()
         self._forkservers.clear()
         self._runs.clear()
-
-    def _all(self, kind: str, job: Job) -> list[Observation]:
-        forkserver = self._forkserver(kind)
-        try:
-            found = forkserver.finish(forkserver.start(job))
-        except ConnectionError as error:
-            return [Observation(lost=str(error))]
-        self._runs[kind] += len(found)
-        return found
 
     def _forkserver(self, kind: str) -> ForkServer:
         if self._runs.get(kind, 0) >= _MAX_RUNS:
