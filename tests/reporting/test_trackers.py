@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 
 from magicrl.records import StepMetrics
-from magicrl.reporting.builtin_trackers import flatten
 from magicrl.reporting.trackers import NOTHING, TrackedRun, TrackerMirror, make_trackers
 from magicrl.training.recorder import RunObserver
 
@@ -239,12 +238,15 @@ def test_tensorboard_gets_the_configuration_and_every_steps_curves_in_one_run(yo
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
+    with (young_run / "config.toml").open("a") as file:
+        file.write("\n[evaluation]\npass_at = [1, 2]\n")
     drive(young_run, ("tensorboard",), checkpoint=0, last=2)
     events = EventAccumulator(str(young_run / "tensorboard")).Reload()
     content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
     started = metadata.parse_session_start_info_plugin_data(content)
     assert started.hparams["stages.1.mini_batch"].number_value == 4
     assert started.hparams["run.name"].string_value == "small"
+    assert started.hparams["evaluation.pass_at"].string_value == "[1, 2]"
 
 
 def test_wandb_gets_the_configuration_and_keeps_its_name_over_processes(young_run: Path) -> None:
@@ -381,13 +383,3 @@ def test_wandb_without_a_key_is_refused_before_anything_is_trained(monkeypatch: 
     )
     assert "ValueError: logging.trackers names wandb, and W&B has no API key" in done.stderr
     assert "WANDB_MODE=offline" in done.stderr
-
-
-def test_a_configuration_becomes_dotted_keys() -> None:
-    tree = {"run": {"seed": 1}, "stages": [{"max_tokens": 8}, {"max_tokens": 16}], "evaluation": {"pass_at": [1, 2]}}
-    assert flatten(tree) == {
-        "run.seed": 1,
-        "stages.0.max_tokens": 8,
-        "stages.1.max_tokens": 16,
-        "evaluation.pass_at": "[1, 2]",
-    }

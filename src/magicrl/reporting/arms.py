@@ -63,8 +63,10 @@ class Arm:
     runs: tuple[RecordedRun, ...]
 
 
-def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+def flat_settings(config: Mapping[str, Any], index: str = "[{}]") -> dict[str, Any]:
     """A resolved recipe as dotted key -> value, in its order; a list of plain values is one value.
+
+    ``index`` is how a place in a list of tables is written.
 
     Example:
         >>> flat_settings({"run": {"seed": 1}, "stages": [{"max_tokens": 48}]})
@@ -78,7 +80,7 @@ def flat_settings(config: Mapping[str, Any]) -> dict[str, Any]:
                 walk(f"{prefix}.{key}" if prefix else key, inner)
         elif isinstance(value, list) and value and isinstance(value[0], Mapping):
             for i, inner in enumerate(cast("list[object]", value)):
-                walk(f"{prefix}[{i}]", inner)
+                walk(prefix + index.format(i), inner)
         else:
             found[prefix] = value
 

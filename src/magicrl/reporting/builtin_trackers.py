@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from magicrl.reporting.arms import flat_settings
 from magicrl.reporting.trackers import NOTHING, TrackedRun
 
 
@@ -42,7 +43,9 @@ class TensorBoardTracker:
         time.sleep(min(1.0, max(0.0, max(written, default=0) + 1 - time.time())))
         self._writer = EventFileWriter(str(folder))
         if held == NOTHING:
-            self._add(0, hparams_pb(flatten(run.facts), trial_id=run.identity))
+            settings = flat_settings(run.facts, index=".{}").items()
+            plain = {key: v if isinstance(v, (str, float, int, bool)) else str(v) for key, v in settings}
+            self._add(0, hparams_pb(plain, trial_id=run.identity))
         # TensorBoard drops what earlier files hold from this step on: a resumed run writes it again
         start = self._log(status=self._log.START)
         self._writer.add_event(self._event(wall_time=time.time(), step=held + 1, session_log=start))
@@ -83,23 +86,6 @@ class TensorBoardTracker:
                 elif any(v.HasField("simple_value") and not v.tag.startswith("test_") for v in event.summary.value):
                     last = max(last, event.step)
         return last
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str | float | int | bool]:
-    """Dotted keys of a configuration; a list of tables by index, any other list as text."""
-    flat: dict[str, str | float | int | bool] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat |= flatten(value, f"{name}.")
-        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
-            for i, item in enumerate(value):
-                flat |= flatten(item, f"{name}.{i}.")
-        elif isinstance(value, (str, float, int, bool)):
-            flat[name] = value
-        else:
-            flat[name] = str(value)
-    return flat
 
 
 _EXIT_CODES = {"finished": 0, "failed": 1, "stopped": 255}

@@ -207,16 +207,16 @@ def _table13(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) ->
 def _model_tokens(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
     """Where samples were kept with their tokens; of the first benchmark that has them."""
     for benchmark, results in by_benchmark(evaluations).items():
-        named: list[tuple[int, NamedTokens]] = []
+        named: list[NamedTokens] = []
         for i, result in results:
             rows = sample_rows(evaluations[i].path / benchmark, result.samples)
             data = recorded(
                 [(r.token_ids, r.token_entropies) for r in rows if r.token_ids is not None and r.token_entropies]
             )
             if data is not None:
-                named.append((i, NamedTokens(name=names[i], data=data)))
+                named.append((i, names[i], data))
         if named:
-            charts = entropy_charts([tokens for _, tokens in named], [i for i, _ in named], prefix="samples_")
+            charts = entropy_charts(named, prefix="samples_")
             note = f"All samples of {benchmark} that were kept with their tokens (--keep-tokens). {MEANT}"
             return figures_block(
                 "model_tokens", "Where the models are uncertain", [[chart_view(chart)] for chart in charts], note
@@ -226,14 +226,8 @@ def _model_tokens(evaluations: Sequence[RecordedEvaluation], names: Sequence[str
 
 def _responses(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
     browsers = evaluation_browsers(evaluations, names)
-    if not browsers:
-        return None
-    return Block(
-        key="responses",
-        title="Responses",
-        template="samples.html.j2",
-        data={"sets": browsers, "most": MOST_PROBLEMS},
-    )
+    data = {"sets": browsers, "most": MOST_PROBLEMS}
+    return Block(key="responses", title="Responses", template="samples.html.j2", data=data) if browsers else None
 
 
 def _settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
@@ -273,8 +267,7 @@ def _settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -
         }
         for evaluation, name in zip(evaluations, names, strict=True)
     ]
-    data = {"names": names, "rows": rows, "whole": whole}
-    return Block(key="eval_settings", title="Settings and provenance", template="eval_settings.html.j2", data=data)
+    return block("eval_settings", "Settings and provenance", {"names": names, "rows": rows, "whole": whole})
 
 
 EXACT = "Exact only while the sampler does not know the limit and no forced answer is used."

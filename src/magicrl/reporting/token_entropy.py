@@ -157,12 +157,8 @@ UNCERTAIN = "Where the policy is uncertain"
 MEANT = "The entropy of a token is that of the distribution from which it was drawn, in nats."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NamedTokens:
-    """Recorded tokens under the name that the figures give them."""
-
-    name: str
-    data: Recorded
+NamedTokens: TypeAlias = tuple[int, str, Recorded]
+"""Recorded tokens with the slot of the palette and the name that the figures give them."""
 
 
 def run_entropy(run: RecordedRun) -> Block | None:
@@ -173,14 +169,14 @@ def run_entropy(run: RecordedRun) -> Block | None:
     """
     paths = recordings(run.path / "rollouts")
     steps = _first_and_stage_ends(run, sorted(paths))
-    found = [(step, read_tokens(paths[step])) for step in steps]
-    named = [NamedTokens(name=f"step {step}", data=data) for step, data in found if data is not None]
+    told = [(step, data) for step in steps if (data := read_tokens(paths[step])) is not None]
+    named = [(slot, f"step {step}", data) for slot, (step, data) in enumerate(told)]
     if not named:
         return None
     tokenizer = run_tokenizer(run)
     panels = [[chart_view(chart)] for chart in entropy_charts(named)]
-    shares = token_shares(named[-1].data)
-    panels += [[view] for view in token_views(shares, tokenizer, named[-1].name)]
+    _, last, data = named[-1]
+    panels += [[view] for view in token_views(token_shares(data), tokenizer, last)]
     note = MEANT
     if tokenizer is None:
         note += " No tokenizer lies beside the model: tokens are named by their ids."
@@ -200,7 +196,7 @@ def _first_and_stage_ends(run: RecordedRun, steps: Sequence[int]) -> list[int]:
 
 def arms_entropy(arms: Sequence[Arm]) -> Block | None:
     """The same for a comparison: a line an arm, of the last recorded step of each of its runs together."""
-    named: list[tuple[int, NamedTokens]] = []
+    named: list[NamedTokens] = []
     unequal: set[int] = set()
     for slot, arm in enumerate(arms):
         parts: list[Recorded] = []
@@ -212,13 +208,12 @@ def arms_entropy(arms: Sequence[Arm]) -> Block | None:
                 parts.append(data)
                 unequal.add(max(inside))
         if parts:
-            named.append((slot, NamedTokens(name=arm.name, data=joined(parts))))
+            named.append((slot, arm.name, joined(parts)))
     if not named:
         return None
-    charts = entropy_charts([tokens for _, tokens in named], [slot for slot, _ in named])
     steps = f"step {unequal.pop()}" if len(unequal) == 1 else f"step {min(unequal)} to {max(unequal)}"
     note = f"Of the last recorded rollouts of each run ({steps}). {MEANT}"
-    return figures_block("tokens", UNCERTAIN, [[chart_view(chart)] for chart in charts], note)
+    return figures_block("tokens", UNCERTAIN, [[chart_view(chart)] for chart in entropy_charts(named)], note)
 
 
 def joined(parts: Sequence[Recorded]) -> Recorded:
@@ -254,27 +249,25 @@ def read_tokens(path: Path) -> Recorded | None:
     )
 
 
-def entropy_charts(
-    named: Sequence[NamedTokens], slots: Sequence[int] | None = None, *, prefix: str = ""
-) -> tuple[Chart, ...]:
-    """Entropy by position, and its concentration; a line each, in these slots of the palette.
-
-    ``prefix`` goes before the names of the exports.
-    """
-    colors = [slot % len(PALETTE) for slot in (slots if slots is not None else range(len(named)))]
-    edges = bin_edges(max(int(tokens.data.lengths.max()) for tokens in named))
+def entropy_charts(named: Sequence[NamedTokens], *, prefix: str = "") -> tuple[Chart, ...]:
+    """Entropy by position, and its concentration, a line each; ``prefix`` goes before the names of the exports."""
+    edges = bin_edges(max(int(data.lengths.max()) for _, _, data in named))
     position = [
         Series(
-            label=tokens.name,
-            points=tuple(((b.first + b.last) / 2, b.mean) for b in by_position(tokens.data, edges)),
-            color=color,
+            label=name,
+            points=tuple(((b.first + b.last) / 2, b.mean) for b in by_position(data, edges)),
+            color=slot % len(PALETTE),
             dots=True,
         )
-        for tokens, color in zip(named, colors, strict=True)
+        for slot, name, data in named
     ]
     concentrated = [
-        Series(label=tokens.name, points=tuple((100 * x, y) for x, y in concentration(tokens.data)), color=color)
-        for tokens, color in zip(named, colors, strict=True)
+        Series(
+            label=name,
+            points=tuple((100 * x, y) for x, y in concentration(data)),
+            color=slot % len(PALETTE),
+        )
+        for slot, name, data in named
     ]
     width = edges[1] - edges[0]
     bins = f"Mean over bins of {width} positions" if width > 1 else "Mean at each position"
