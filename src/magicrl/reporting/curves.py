@@ -429,14 +429,6 @@ def positions(run: RecordedRun, axis: Axis) -> dict[float, float]:
     return found
 
 
-def common_positions(tables: Sequence[Mapping[float, float]]) -> dict[float, float]:
-    """Step -> mean x over the runs of an arm, for the steps that all of them have; empty where one recorded none."""
-    if not tables or not all(tables):
-        return {}
-    steps = set(tables[0]).intersection(*tables[1:])
-    return {step: sum(table[step] for table in tables) / len(tables) for step in sorted(steps)}
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmAxes:
     """Where the steps of all arms lie on every x axis, read once.
@@ -464,28 +456,27 @@ def arm_axes(arms: Sequence[Arm]) -> ArmAxes:
             continue
         scale = scales[axis] = axis_scale(axis, largest)
         runs[axis] = [[{step: x / scale.divisor for step, x in run.items()} for run in arm] for arm in tables]
-        means[axis] = [
-            common_positions([table for table, run in zip(of_arm, arm.runs, strict=True) if run.metrics])
-            for of_arm, arm in zip(runs[axis], arms, strict=True)
-        ]
+        means[axis] = []
+        for of_arm, arm in zip(runs[axis], arms, strict=True):
+            begun = [at for at, run in zip(of_arm, arm.runs, strict=True) if run.metrics]
+            common = set(begun[0]).intersection(*begun[1:]) if begun else ()
+            means[axis].append({step: sum(at[step] for at in begun) / len(begun) for step in sorted(common)})
     return ArmAxes(scales=scales, runs=runs, arms=means)
+
+
+_UNITS: Mapping[Axis, tuple[str, tuple[tuple[str, float], ...]]] = {
+    "steps": ("training step", (("", 1.0),)),
+    "tokens": ("{}response tokens sampled", (("billion ", 1e9), ("million ", 1e6), ("thousand ", 1e3), ("", 1.0))),
+    "wall": ("{} of training steps", (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))),
+    "gpu-hours": ("device {}", (("hours", 1.0), ("minutes", 1 / 60), ("seconds", 1 / 3600))),
+}
 
 
 def axis_scale(axis: Axis, largest: float) -> Scale:
     """A unit in which the largest x is a readable number."""
-    if axis == "steps":
-        return Scale(name="training step", divisor=1.0)
-    if axis == "tokens":
-        units = (("billion ", 1e9), ("million ", 1e6), ("thousand ", 1e3), ("", 1.0))
-        word, divisor = next(unit for unit in units if largest >= 2 * unit[1] or unit[1] == 1)
-        return Scale(name=f"{word}response tokens sampled", divisor=divisor)
-    if axis == "wall":
-        units = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-        word, divisor = next(unit for unit in units if largest >= 2 * unit[1] or unit[1] == 1)
-        return Scale(name=f"{word} of training steps", divisor=divisor)
-    units = (("hours", 1.0), ("minutes", 1 / 60), ("seconds", 1 / 3600))
-    word, divisor = next(unit for unit in units if largest >= 2 * unit[1] or unit[0] == "seconds")
-    return Scale(name=f"device {word}", divisor=divisor)
+    words, units = _UNITS[axis]
+    name, divisor = next((unit for unit in units if largest >= 2 * unit[1]), units[-1])
+    return Scale(name=words.format(name), divisor=divisor)
 
 
 def totals(run: RecordedRun) -> Mapping[Axis, float | None]:
