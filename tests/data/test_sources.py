@@ -1,7 +1,16 @@
+"""Wrong labels: as many as asked for, never by chance the right one, and nested.
+
+What makes two prompts the same one.
+"""
+
 from __future__ import annotations
 
 import json
 import logging
+import pickle
+import sys
+import unicodedata
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +18,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from magicrl.config.errors import RecipeError
 from magicrl.config.schema import FieldMapping, SourceConfig
-from magicrl.data.sources import fingerprint, load_mixture, load_problems, load_source
-from magicrl.records import Problem
+from magicrl.data.sources import MARK, fingerprint, load_mixture, load_problems, load_source, with_wrong_labels
+from magicrl.records import Problem, prompt_key, typed
 
 
 def write_lines(path: Path, records: list[dict[str, Any]]) -> Path:
@@ -409,3 +419,109 @@ def test_word_problem_sets_load(shared_data: Path, name: str, fields: FieldMappi
     problems = load(shared_data / "math" / "sets", name, fields=fields)
     assert (len(problems), problems[0].golds) == (count, (first,))
     assert all(len(p.golds[0]) < 20 for p in problems)
+
+
+def problems(golds: list[str]) -> list[Problem]:
+    return [
+        Problem(id=f"p{i}", prompt=f"q{i}", golds=(gold,), verifier="exact", source="s") for i, gold in enumerate(golds)
+    ]
+
+
+CLEAN = problems([str(i % 10) for i in range(2000)])
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5, 1.0])
+def test_the_share_is_wrong_and_marked_and_the_rest_is_untouched(share: float) -> None:
+    noisy = with_wrong_labels(CLEAN, share)
+    changed = [(old, new) for old, new in zip(CLEAN, noisy, strict=True) if old.golds != new.golds]
+    assert len(changed) / len(CLEAN) == pytest.approx(share, abs=0.03)
+    assert all(new.extra[MARK] == "wrong" for _, new in changed)
+    assert all(old is new for old, new in zip(CLEAN, noisy, strict=True) if old.golds == new.golds)
+
+
+def test_every_other_answer_is_given_about_as_often() -> None:
+    given = [p.golds[0] for p in with_wrong_labels(problems(["0"] * 2000 + [str(i) for i in range(1, 10)]), 1.0)[:2000]]
+    counts = [given.count(str(i)) for i in range(1, 10)]
+    assert given.count("0") == 0
+    assert min(counts) > 150, counts
+
+
+def test_a_larger_share_adds_wrong_labels_and_moves_none() -> None:
+    few, many = with_wrong_labels(CLEAN, 0.2), with_wrong_labels(CLEAN, 0.4)
+    assert all(b.golds == a.golds for a, b in zip(few, many, strict=True) if MARK in a.extra)
+    assert sum(MARK in p.extra for p in few) < sum(MARK in p.extra for p in many)
+
+
+def test_it_is_a_setting_of_a_source(tmp_path: Path) -> None:
+    def load(share: float) -> list[Problem]:
+        return load_problems(SourceConfig(family="running_sum", count=100, label_noise=share))
+
+    wrong = [a.prompt == b.prompt and a.golds != b.golds for a, b in zip(load(0.0), load(0.3), strict=True)]
+    assert 15 < sum(wrong) < 45
+    (tmp_path / "same.jsonl").write_text('{"problem": "a", "answer": "1"}\n{"problem": "b", "answer": "1"}\n')
+    with pytest.raises(RecipeError, match=r"all 2 problems have one answer") as caught:
+        load_problems(SourceConfig(path=str(tmp_path / "same.jsonl"), label_noise=0.5))
+    assert caught.value.key == "label_noise"
+
+
+SAME = [
+    ("Find the sum of 2 and 3.", "  find  the SUM\nof 2 and\t3. "),
+    ("It’s “x” – 3 − 2 … 5‑fold", 'it\'s "x" - 3 - 2 ... 5-fold'),
+    ("Ｆｉｎｄ\u00a0the ﬁrst\u2009𝑥", "find the first x"),
+    ("cafe\u0301", "café"),
+    ("\ufeffWhat\u200b is 2\u00ad+3\u2060?", "what is 2+3?"),
+    ("STRASSE", "straße"),
+]
+OTHER = [
+    ("2³", "23"), ("x₁", "x1"), ("1½", "11/2"), ("2 + 3", "2 - 3"), ("2 3", "23"), ("1.5", "15"), ("ℵ", "a"),
+    ("f'(x)", "f(x)"), (r"\frac12", r"\frac21"), ("x²", "x³"), ("10,0", "100"),
+]  # fmt: skip
+
+
+def problem(prompt: str, **more: str) -> Problem:
+    return Problem(id="a", prompt=prompt, golds=("1",), verifier="exact", source="doc", **more)
+
+
+@pytest.mark.parametrize(("one", "other"), SAME)
+def test_typesetting_makes_no_other_prompt(one: str, other: str) -> None:
+    assert prompt_key(one) == prompt_key(other)
+
+
+@pytest.mark.parametrize(("one", "other"), OTHER)
+def test_what_is_asked_does(one: str, other: str) -> None:
+    assert prompt_key(one) != prompt_key(other)
+
+
+def test_no_two_digits_of_another_value_are_folded_into_one() -> None:
+    """Every character that Unicode folds into a plain digit is a digit of that value, and not raised or lowered."""
+    for code in range(sys.maxunicode + 1):
+        found = typed(char := chr(code))
+        if found != char and any(c.isdigit() for c in found):
+            tag = unicodedata.decomposition(char).partition(" ")[0]
+            assert tag not in ("<super>", "<sub>", "<fraction>"), f"U+{code:04X} {char} became {found}"
+
+
+def test_all_messages_count() -> None:
+    user, system = {"role": "user", "content": "What is 2 + 3?"}, {"role": "system", "content": "Be brief."}
+    said = {"role": "assistant", "content": "5"}
+    assert prompt_key([user]) == prompt_key("what is 2 + 3?")
+    many = [
+        [user],
+        [system, user],
+        [user, system],
+        [user, said, user],
+        [{"role": "system", "content": user["content"]}],
+    ]
+    assert len({prompt_key(one) for one in many}) == len(many)
+    assert prompt_key([system, user]) == prompt_key([{"content": "be  BRIEF.", "role": "system"}, user])
+
+
+def test_a_problem_keeps_its_identity_in_a_wrapping_and_on_its_way() -> None:
+    one = problem("What is 2 + 3?")
+    wrapped = replace(one, prompt="Think. What is 2 + 3? Box it.", id="b")
+    assert one.key == wrapped.key == pickle.loads(pickle.dumps(one)).key != problem(wrapped.prompt).key
+
+
+def test_a_template_is_a_cluster() -> None:
+    assert problem("a").cluster == problem(" A").cluster != problem("b").cluster
+    assert problem("a", template="t").cluster == problem("b", template="t").cluster

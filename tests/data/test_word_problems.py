@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from magicrl.data.families import make_family, unique_problems
-from magicrl.data.word_chains import evaluate, expression
 from magicrl.data.word_problems import (
     INSTRUCTION,
     PEOPLE,
     WordProblems,
+    evaluate,
+    expression,
     instance_split,
     load_stories,
     make_word_problems,

@@ -25,7 +25,6 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.loader import to_toml
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import only_writer, write_atomically
-from magicrl.models.model_files import find_model
 from magicrl.pipeline.frame import Context, Step, Watcher, run_step, start_worker
 from magicrl.pipeline.import_source import import_source, source_files
 from magicrl.pipeline.parts import Part
@@ -67,8 +66,7 @@ def check_needs(config: PipelineConfig, output: Path) -> None:
 
 def _check_embedder(embedder: EmbeddingSettings, key: str) -> None:
     if embedder.kind == "model":
-        with under(key):
-            find_model(embedder.model)
+        _check_model(embedder.model, key)
 
 
 def _check_files(source: PipelineSource) -> None:
@@ -82,8 +80,7 @@ def _check_sampler(sampler: SamplerConfig) -> None:
         _check_gguf(sampler.gguf_package, "sampler.gguf_package")
     elif sampler.engine != "openai":
         assert sampler.model is not None, "the schema asks for one of the two"
-        with under("sampler.model"):
-            find_model(sampler.model)
+        _check_model(sampler.model, "sampler.model")
     if sampler.engine == "vllm" and importlib.util.find_spec("vllm") is None:
         from magicrl.rollout.vllm_engine import vllm_missing  # torch
 
@@ -103,6 +100,13 @@ def _check_server(step: JudgeStep) -> None:
                 "command",
                 key="serve",
             )
+
+
+def _check_model(model: str, key: str) -> None:
+    from magicrl.models.model_files import find_model  # torch: only where a step needs a model
+
+    with under(key):
+        find_model(model)
 
 
 def _check_gguf(package: str, key: str) -> None:

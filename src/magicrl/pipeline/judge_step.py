@@ -17,7 +17,6 @@ from typing import Any
 import httpx2
 
 from magicrl.files import write_atomically
-from magicrl.models.small_models import prepare_gguf_package
 from magicrl.pipeline.entry import Document, Entry
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
 from magicrl.pipeline.judge_report import JudgingReport, as_text, estimated_cost, flawed_figures
@@ -65,6 +64,8 @@ def served(settings: JudgeStep, context: Context, log: Path) -> Generator[None]:
         return
     model = ""
     if settings.serve_gguf_package is not None:
+        from magicrl.models.small_models import prepare_gguf_package  # torch: only where such a package is named
+
         folder = context.output / "models" / settings.serve_gguf_package
         model = str(prepare_gguf_package(settings.serve_gguf_package, folder))
     words = [word.replace("{model}", model).replace("{python}", sys.executable) for word in settings.serve]

@@ -19,8 +19,7 @@ from magicrl.files import only_writer
 from magicrl.pipeline.embedders import Requests
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
-from magicrl.rollout.openai_engine import usage_of
-from magicrl.rollout.openai_http import ServerError, ServerSettings
+from magicrl.rollout.openai_http import ServerError, ServerSettings, usage_of
 
 VoteStatus = Literal["valid", "unreadable", "failed"]
 

@@ -23,7 +23,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport
+from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
 from magicrl.rollout.protocol import Capabilities, RolloutEngine
 from magicrl.rollout.requests import GroupProgress, OpenGroups, check_request, group_of, sample_seed
 
@@ -163,17 +163,6 @@ class Wire:
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
             values = []
         return frozen_floats(np.asarray(values, dtype=np.float32))
-
-
-def usage_of(answer: dict[str, Any]) -> tuple[int, int] | None:
-    """Prompt and completion tokens as the server counted them; None where it did not."""
-    usage = answer.get("usage")
-    if not isinstance(usage, dict):
-        return None
-    counts = [cast("dict[str, Any]", usage).get(name) for name in ("prompt_tokens", "completion_tokens")]
-    if not all(isinstance(count, int) and count >= 0 for count in counts):
-        return None
-    return cast("tuple[int, int]", tuple(counts))
 
 
 def _choice(answer: dict[str, Any]) -> dict[str, Any]:

@@ -331,3 +331,14 @@ def _asked_wait(headers: httpx2.Headers) -> float | None:
         return max(0.0, ((date if date.tzinfo else date.replace(tzinfo=UTC)) - datetime.now(UTC)).total_seconds())
     except (ValueError, TypeError):
         return None
+
+
+def usage_of(answer: dict[str, Any]) -> tuple[int, int] | None:
+    """Prompt and completion tokens as the server counted them; None where it did not."""
+    usage = answer.get("usage")
+    if not isinstance(usage, dict):
+        return None
+    counts = [cast("dict[str, Any]", usage).get(name) for name in ("prompt_tokens", "completion_tokens")]
+    if not all(isinstance(count, int) and count >= 0 for count in counts):
+        return None
+    return cast("tuple[int, int]", tuple(counts))
