@@ -325,15 +325,12 @@ def length_chart(curves: Sequence[NamedScaling], key: str = "") -> Chart:
     """Token efficiency: accuracy against the mean length of a response, as the limit grows."""
     lines: list[Series] = []
     for c in curves:
-        points = [(p.mean_tokens, p.accuracy) for p in c.scaling.efficiency]
-        points = points or [
-            (p.mean_tokens.mean, p.accuracy) for p in c.scaling.over_limits if p.mean_tokens is not None
-        ]
-        lines.append(_scaling_line(c, points))
+        told = [(p.mean_tokens, p.accuracy) for p in c.scaling.efficiency]
+        of_limits = [(p.mean_tokens.mean, p.accuracy) for p in c.scaling.over_limits if p.mean_tokens is not None]
+        lines.append(_scaling_line(c, told or of_limits))
     note = f"Mean tokens of a response as the limit grows, and what it gets right at that limit. {EXACT}"
-    return _scaling_chart(
-        f"{key}efficiency", "Accuracy against mean length", lines, "mean tokens of a response", "tokens", note
-    )
+    title = "Accuracy against mean length"
+    return _scaling_chart(f"{key}efficiency", title, lines, "mean tokens of a response", "tokens", note)
 
 
 def pass_chart(curves: Sequence[NamedScaling], key: str = "") -> Chart:
@@ -345,15 +342,14 @@ def pass_chart(curves: Sequence[NamedScaling], key: str = "") -> Chart:
 
 def vote_chart(curves: Sequence[NamedScaling], key: str = "") -> Chart:
     """maj@k against k."""
-    lines = [
-        _scaling_line(c, [(p.k, p.majority) for p in c.scaling.over_samples if p.majority is not None]) for c in curves
-    ]
+    told = [[(p.k, p.majority) for p in c.scaling.over_samples if p.majority is not None] for c in curves]
+    lines = [_scaling_line(c, points) for c, points in zip(curves, told, strict=True)]
     note = "Chance that the most frequent answer of k samples is right."
     return _scaling_chart(f"{key}maj_at_k", "maj@k against samples", lines, "samples k", "samples", note)
 
 
 def _scaling_line(curve: NamedScaling, points: Curve) -> Series:
-    ordered = sorted(((x, value) for x, value in points if x > 0), key=_first)
+    ordered = sorted(((x, value) for x, value in points if x > 0), key=lambda point: point[0])
     return Series(
         label=curve.name,
         points=tuple((float(x), value.mean) for x, value in ordered),
@@ -361,10 +357,6 @@ def _scaling_line(curve: NamedScaling, points: Curve) -> Series:
         color=curve.slot % len(PALETTE),
         dots=True,
     )
-
-
-def _first(item: tuple[float, Interval]) -> float:
-    return item[0]
 
 
 def _scaling_chart(key: str, title: str, series: Sequence[Series], x_name: str, x_word: str, note: str) -> Chart:
