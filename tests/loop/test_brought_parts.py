@@ -138,10 +138,11 @@ def test_a_pass_is_made_where_something_needs_it_and_nowhere_else(toy_recipe: Pa
     rows = run(toy_recipe, tmp_path / "needy", f"algorithm.loss={mine}:ROW")
     assert all("learner/kl" in row for row in rows)  # the reference, which the recipe leaves out
     assert all("time/other/old_logprobs" in row for row in rows)  # before the one update of the step
-    mine.write_text(NEEDY.replace('@needs("old_logprobs")\n', "").replace("assert all", "assert not any"). replace(
-        '{"gap": max(abs(s.old_logprobs - s.sampler_logprobs).max() for s in batch.samples)}', '{"gap": 0.0}'
-    ))  # fmt: skip
-    rows = run(toy_recipe, tmp_path / "modest", f"algorithm.loss={mine}:ROW", *OFF_POLICY)
+    gap = "max(abs(s.old_logprobs - s.sampler_logprobs).max() for s in batch.samples)"
+    modest = NEEDY.replace('@needs("old_logprobs")\n', "").replace("assert all", "assert not any").replace(gap, "0.0")
+    mine.write_text(modest.replace("s.coefficients == {}", 'set(s.coefficients) == {"trend"}'))
+    control = f"entropy.controller={EXAMPLES}/controller.py:make"
+    rows = run(toy_recipe, tmp_path / "modest", f"algorithm.loss={mine}:ROW", control, *OFF_POLICY)
     assert not any("time/other/old_logprobs" in row for row in rows)  # four updates a step, and nothing reads a ratio
 
 

@@ -127,7 +127,9 @@ def test_a_hybrid_start_model_is_refused(recipe: Path, tmp_path: Path) -> None:
 
 
 def test_a_missing_extra_is_named(recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None)
+    real = preflight.importlib.util.find_spec
+    missing = ("peft", "vllm")
+    monkeypatch.setattr(preflight.importlib.util, "find_spec", lambda name: None if name in missing else real(name))
     with pytest.raises(RecipeError, match=r"model\.lora: needs PEFT"):
         check(recipe, tmp_path / "run", "model.lora.rank=4")
     with pytest.raises(ValueError, match="needs vLLM"):

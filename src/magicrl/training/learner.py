@@ -102,7 +102,7 @@ class LocalLearner:
                 weights are not: the learner is then of no more use.
             ValueError: the batch has no loss tokens, or samples disagree in what log-probs they carry.
         """
-        weights, statistics = self.sample_weights(batch), self._objective.statistics(batch)
+        weights, statistics = self.sample_weights(batch), self.statistics(batch)
         metrics = self.accumulate(batch.samples, weights, controls, statistics)
         norm = self._optimizer.gradient_norm()
         values = metrics.values()
@@ -130,6 +130,10 @@ class LocalLearner:
         """What each loss token of each response weighs, ``[samples]`` float64, from the whole mini-batch."""
         return self._objective.sample_weights(batch)
 
+    def statistics(self, batch: TrainBatch) -> Mapping[str, Any]:
+        """What the loss row wants to know of the whole mini-batch."""
+        return self._objective.statistics(batch)
+
     def accumulate(
         self,
         samples: Sequence[TrainSample],
@@ -143,7 +147,7 @@ class LocalLearner:
             samples: all of a mini-batch, or one worker's share of it.
             weights: ``[samples]``, these samples' entries of the whole mini-batch's ``sample_weights``.
             controls: of this update.
-            statistics: of the whole mini-batch.
+            statistics: the whole mini-batch's.
 
         Returns:
             Sums over these samples; those of other shares add to them.

@@ -230,7 +230,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     """
     check_folder(output, config, resume=resume)
     _check_packages(config)
-    _check_brought(config)
+    needs_reference = _check_brought(config)
     here = config.cluster is None
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
@@ -257,7 +257,11 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             read_rollouts(Path(config.rollout.replay))
     shape = _shape(policy)
     if here and shape is not None:
-        _check_memory("model", config.model, device, lambda model: run_terms(config, model, shape, longest))
+        counted = config
+        if needs_reference and config.reference.mode == "none":  # the loss row asks for one
+            watched = config.reference.model_copy(update={"mode": "monitor"})
+            counted = config.model_copy(update={"reference": watched})
+        _check_memory("model", config.model, device, lambda model: run_terms(counted, model, shape, longest))
     return Ready(data=data, policy=policy if config.start.model is not None and here else None)
 
 
@@ -309,11 +313,13 @@ def check_context(config: TrainConfig, policy: LoadedModel, longest_prompt: int)
             )
 
 
-def _check_brought(config: TrainConfig) -> None:
-    """What the recipe brings to the algorithm is imported, and is what it should be."""
-    Objective(LearnerSettings.of(config))
+def _check_brought(config: TrainConfig) -> bool:
+    """What the recipe brings to the algorithm is imported, and is what it should be; whether it reads a reference's
+    log-probs."""
+    objective = Objective(LearnerSettings.of(config))
     brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
     entropy_controller(config.entropy)
+    return "ref_logprobs" in objective.needs
 
 
 def _check_packages(config: TrainConfig) -> None:

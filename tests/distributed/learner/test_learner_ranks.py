@@ -30,13 +30,12 @@ CONTROLS = Controls(alpha=0.05, temperature=0.8, learning_rate=1e-4, clip_low=0.
 Loaded = Callable[[], Any]
 
 
-def settings(loss: str = "magic", model: dict[str, Any] | None = None) -> LearnerSettings:
+def settings(model: dict[str, Any] | None = None, **algorithm: Any) -> LearnerSettings:
     return learning(
-        loss=loss,
+        **{"correction": "tis", **algorithm},
         optimizer=OptimizerConfig(max_grad_norm=0.05),
         model=ModelConfig(**{"dtype": "float32", "micro_batch_tokens": 70, "head_chunk_tokens": 16, **(model or {})}),
         kl_coefficient=0.1,
-        correction="tis",
     )
 
 
@@ -57,7 +56,7 @@ def relative_error(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> float:
 
 
 def gradients(one: LocalLearner, batch: TrainBatch) -> dict[str, Tensor]:
-    one.accumulate(batch.samples, one.sample_weights(batch), CONTROLS)
+    one.accumulate(batch.samples, one.sample_weights(batch), CONTROLS, one.statistics(batch))
     found = {name: value.clone() for name, value in one.gradients().items()}
     one._optimizer.forget()
     return found
@@ -121,6 +120,7 @@ def test_two_ranks_are_one_learner(loaded: Loaded, ranks: Any, recorded: list[Tr
     compare(single(loaded), together, recorded, steps=1)
 
 
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 PACKED = {"share_prompts": False, "gradient_checkpointing": True}
 LORA = {"lora": LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_proj"))}
 
@@ -135,6 +135,7 @@ LORA = {"lora": LoraConfig(rank=3, alpha=6.0, target_modules=("q_proj", "down_pr
         (2, 1, "dr_grpo", LORA | PACKED),
         (2, 1, "magic", {}),
         (1, 1, "magic", PACKED),
+        (2, 1, f"{EXAMPLES}/loss.py:ROW", {}),
     ],
 )
 def test_five_steps_of_recorded_rollouts_equal_the_single_learner(
@@ -146,8 +147,10 @@ def test_five_steps_of_recorded_rollouts_equal_the_single_learner(
     loss: str,
     model: dict[str, Any],
 ) -> None:
-    one = single(loaded, loss=loss, model=model)
-    many = spread(loaded, ranks, count, sequence_parallel, loss=loss, model=model)
+    own = {"correction": f"{EXAMPLES}/correction.py:of_responses", "reducer": f"{EXAMPLES}/reducer.py:square_root"}
+    brought = own if loss.startswith(str(EXAMPLES)) else {}  # each rank resolves the reference itself
+    one = single(loaded, loss=loss, model=model, **brought)
+    many = spread(loaded, ranks, count, sequence_parallel, loss=loss, model=model, **brought)
     compare(one, many, recorded, steps=5)
     assert set(many.state()) == set(one.state())
 

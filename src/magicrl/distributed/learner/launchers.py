@@ -144,6 +144,16 @@ def _secondary(fault: Fault) -> bool:
     return any(word in fault.text for word in ("gloo", "NCCL", "Connection", "closed by peer", "Broken pipe"))
 
 
+def _answering(group: RankGroup, ranks: int, timeout: float, to: str) -> RankGroup:
+    """The group once every rank answers; none of it is left running where one does not."""
+    try:
+        group.call("address", [()] * ranks, timeout=timeout, waiting_for=f"learner ranks to {to}")
+    except BaseException:
+        group.stop()
+        raise
+    return group
+
+
 _CHILD = "import sys; from magicrl.distributed.learner.launchers import serve; serve(*map(int, sys.argv[1:3]))"
 _STOP_SECONDS = 30.0
 """For the exit status of a process whose pipe is closed."""
@@ -163,13 +173,7 @@ class LocalLauncher:
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
         """See ``Launcher.start``."""
-        group = LocalRanks(ranks, self._grace, self._environment)
-        try:
-            group.call("address", [()] * ranks, timeout=timeout, waiting_for="learner ranks to start")
-        except BaseException:
-            group.stop()
-            raise
-        return group
+        return _answering(LocalRanks(ranks, self._grace, self._environment), ranks, timeout, "start")
 
 
 class LocalRanks:
@@ -272,12 +276,7 @@ class RayLauncher:
             raise ValueError(f"{ranks} learner ranks need as many placements, got {len(self._options)}")
         shared = [() if self._shared is None else self._shared(rank) for rank in range(ranks)]
         group = RayRanks(self._options[:ranks], shared, self._grace)
-        try:
-            group.call("address", [()] * ranks, timeout=timeout, waiting_for="learner ranks to be placed and started")
-        except BaseException:
-            group.stop()
-            raise
-        return group
+        return _answering(group, ranks, timeout, "be placed and started")
 
 
 class _RankActor:
