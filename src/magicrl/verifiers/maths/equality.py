@@ -1,12 +1,12 @@
-"""Are two formulas equal? Different only where an enclosure of their difference leaves out nought, and then surely.
+"""Are two formulas equal? Different only where an enclosure of their difference leaves out zero, and then surely.
 
-Equal are numbers that are one rational number, or whose difference stays around nought with more bits than anything
+Equal are numbers that are one rational number, or whose difference stays around zero with more bits than anything
 in either formula could hide it behind; numbers too long to be written out, by their residues modulo four large primes
 that depend on both formulas; and functions that are equal at enough points of every branch. What stays open within
 `MOST_BITS` is not equal.
 
 The points lie on every side of what breaks a formula: the absolute value, the floor, the larger of two, a root, a
-logarithm, a condition all change where some other formula passes nought (`_switches`). These places are looked for in
+logarithm, a condition all change where some other formula passes zero (`_switches`). These places are looked for in
 every letter, exactly where that formula is a polynomial, else by its changes of sign from 10^-6 to 10^12; there are
 points at them, between them and beyond the outermost, so that no branch and no narrow domain is left out.
 """
@@ -100,7 +100,7 @@ def _beside_breaks(
     for name in names if breaks else ():
         for _ in range(1 if len(names) == 1 else 2):
             others = {other: fmpq(numbers.randint(-40, 40), 1 if other in whole else 7) for other in names}
-            places = {place for tree in breaks if name in tree.symbols for place in _noughts(tree, name, others)}
+            places = {place for tree in breaks if name in tree.symbols for place in _zeros(tree, name, others)}
             ordered = sorted(sorted(places, key=abs)[:_MOST_PLACES])
             if not ordered:
                 continue
@@ -119,7 +119,7 @@ def _bends(tree: Expr) -> bool:
 
 
 def _switches(tree: Expr) -> Iterator[Expr]:
-    """Formulas that pass nought where ``tree`` may change from one analytic formula to another, or end."""
+    """Formulas that pass zero where ``tree`` may change from one analytic formula to another, or end."""
     if tree.op != "series":  # its body has a letter of its own
         for part in tree.args:
             yield from _switches(part)
@@ -145,8 +145,8 @@ def _switches(tree: Expr) -> Iterator[Expr]:
             yield function("sin", first)
 
 
-def _noughts(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
-    """Where a formula passes nought in one letter; close to it where that is not rational."""
+def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
+    """Where a formula passes zero in one letter; close to it where that is not rational."""
 
     def at(place: fmpq) -> fmpq | arb | None:
         try:
@@ -155,12 +155,12 @@ def _noughts(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
             return None
         return value if isinstance(value, fmpq | arb) else None
 
-    found = _polynomial_noughts(at)
+    found = _polynomial_zeros(at)
     return [place for place in found or _changes(at) if abs(place) < _REACH]
 
 
-def _polynomial_noughts(at: Callable[[fmpq], fmpq | arb | None]) -> list[fmpq] | None:
-    """The real noughts of what is a polynomial at all nodes, by Newton's divided differences; None for others."""
+def _polynomial_zeros(at: Callable[[fmpq], fmpq | arb | None]) -> list[fmpq] | None:
+    """The real zeros of what is a polynomial at all nodes, by Newton's divided differences; None for others."""
     row: list[fmpq] = []
     for node in _NODES:
         value = at(node)
@@ -339,7 +339,7 @@ def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, mos
         if isinstance(left, fmpq) and isinstance(right, fmpq):
             return left == right
         gap = left - right
-        if not _around_nought(gap):
+        if not _holds_zero(gap):
             return False
         verdict = _same_residues(gold, answer, point) if machine.rounded and bits == _FIRST_BITS else None
         if verdict is not None:
@@ -353,14 +353,14 @@ def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, mos
         bits = min(most, max(_STEP_BITS, 8 * bits) if bits * 8 < enough else max(enough, 2 * bits))
 
 
-def _around_nought(gap: Value) -> bool:
+def _holds_zero(gap: Value) -> bool:
     if isinstance(gap, acb):
         return gap.real.contains(0) and gap.imag.contains(0)
     return gap.contains(0) if isinstance(gap, arb) else gap == 0
 
 
 def _narrow(gap: Value, left: Value, bits: int) -> bool:
-    """Whether a ball around nought is small beside the values, or beside all that could be hidden."""
+    """Whether a ball around zero is small beside the values, or beside all that could be hidden."""
     size = abs(gap).abs_upper() if not isinstance(gap, fmpq) else arb(gap)
     beside = abs(left) if isinstance(left, fmpq) else abs(left).abs_lower()
     return bool(size <= beside * arb(2) ** -_AGREE or size <= arb(2) ** (-bits // 2))
@@ -436,7 +436,7 @@ def approximates(decimal: Expr, exact: Expr) -> bool:
 def constant_ratio(one: Expr, other: Expr) -> Fraction | None:
     """The sign of ``one / other`` (1 or -1) where that is the same constant everywhere, 0 where it is none.
 
-    None when too few points have a value. Both being nought everywhere counts as no constant.
+    None when too few points have a value. Both being zero everywhere counts as no constant.
     """
     if len(one.symbols | other.symbols) > _MAX_SYMBOLS or one.holds("const", "inf") or other.holds("const", "inf"):
         return None
@@ -449,14 +449,14 @@ def constant_ratio(one: Expr, other: Expr) -> Fraction | None:
                 left, right = machine.value(one, point), machine.value(other, point)
             except (UndefinedError, UnclearError):
                 continue
-            noughts = _around_nought(left), _around_nought(right)
-            if any(noughts):
-                if not all(noughts):
+            zeros = _holds_zero(left), _holds_zero(right)
+            if any(zeros):
+                if not all(zeros):
                     return Fraction(0)
                 continue
             ratio = left / right
             assert not isinstance(ratio, acb)  # real
-            if first is not None and not _around_nought(first - ratio):
+            if first is not None and not _holds_zero(first - ratio):
                 return Fraction(0)
             first = ratio if first is None else first
             met += 1

@@ -236,12 +236,7 @@ class PlainNumber:
 
 
 def plain_number(text: str) -> PlainNumber | None:
-    r"""The number that ``text`` (in canonical notation) spells, or None when it is anything else.
-
-    Example:
-        >>> plain_number(r"1\frac{1}{2}").value
-        Fraction(3, 2)
-    """
+    """The number that ``text`` (in canonical notation) spells, or None when it is anything else."""
     if len(text) > MAX_CHARS:
         return None
     if match := _DECIMAL.fullmatch(text):

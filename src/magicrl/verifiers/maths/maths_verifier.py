@@ -149,7 +149,7 @@ _SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])")
 _POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
 _EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
 _EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
-_LEADING_NOUGHT = re.compile(r"(?<!\d),0\d|\d,0\d")
+_LEADING_ZERO = re.compile(r"(?<!\d),0\d|\d,0\d")
 _CHOSEN = re.compile(r"(?<![\w\\])(?P<n>\d{1,4}|n)C(?P<k>\d{1,4}|[rk])(?!\w)")
 _PREFIXED = re.compile(
     r"0(?:(?P<two>[bB])(?P<b>[01]{1,200})|(?P<eight>[oO])(?P<o>[0-7]{1,200})|[xX](?P<x>[\dA-Fa-f]{1,200}))"
@@ -204,7 +204,7 @@ def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
     joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
     # 6e-10 may be a gold's 6e - 10, its spaces lost
     spellings = (joined, text, plain) if plain else (joined, text)
-    if joined != text and _LEADING_NOUGHT.search(text):
+    if joined != text and _LEADING_ZERO.search(text):
         spellings = (joined,)  # 10,000 is no list: no item is written 000
     for spelling in dict.fromkeys(spellings):
         # 17 \bmod 5 is 2, and the class of 2 where a congruence is asked for

@@ -99,30 +99,9 @@ def _greek(char: str) -> str:
 _MOST_CHARS = 6000
 _MOST_OF_SET = 300
 """A union of intervals is shorter; a limit, since the patterns for one look at a long text many times."""
-_OLD_FONT = re.compile(r"\{\s*\\(?P<font>rm|bf|it|tt|sf)(?![A-Za-z])\s*(?P<inside>[^{}]*)\}")
-_OLD_COMMAND = re.compile(r"\\(?P<font>rm|bf|it|tt|sf) *(?=\{)")
-_SWITCHES = re.compile(
-    r"\\(?:bf|rm|it|tt|sf|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|limits|nolimits|mathstrut|strut|"
-    r"nonumber|notag)(?![A-Za-z])\s*|\\[hv]?phantom\s*(?:\{[^{}]*\}|[-+\d])"
-)
-_COLOUR = re.compile(r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}")
-_SYSTEM = re.compile(r"\\left\s*\\\{\s*(?P<rows>\\begin\s*\{(?P<name>[a-z*]+)\}.*\\end\s*\{(?P=name)\})\s*\\right\s*\.")
-_DISPLAY = re.compile(
-    r"\s*\\begin\s*\{(?P<name>equation|align|aligned|gather|gathered|multline|split|eqnarray|displaymath|math)(?P<star>\*?)\}"
-    r"(?P<inside>.*)\\end\s*\{(?P=name)(?P=star)\}\s*",
-    re.DOTALL,
-)
 _INTERVAL = r"[\[\]][^\[\]()\\]*(?:\\[A-Za-z][^\[\]()\\]*)*[\[\]]"
 _OUTWARD = re.compile(rf"(?P<head>[^\[\]()]*(?:=|\\in)\s*)?(?P<body>{_INTERVAL}(?:\s*\\cup\s*{_INTERVAL})*)")
 _LETTER_UNION = re.compile(r"(?P<left>[(\[][^()\[\]]*,[^()\[\]]*[)\]])\s*U\s*(?=[(\[][^()\[\]]*,)")
-_TIMES = re.compile(r"(?<=\d) ?x ?(?=10\s*\^)")
-_LOG = re.compile(r"(?<![A-Za-z\\])log(?P<base>2|10)\(")
-_STATES_DOLLAR = re.compile(r"(?<![A-Za-z])U\.?S\.? ?(?=\\\$)")
-_RAISED_O = re.compile(
-    r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\}|\\(?:text|mathrm)\s*\{\s*o\s*\}|\{\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\})"
-    r"|(?<=\d)\s*\\deg(?![A-Za-z])"
-)
-_SLANTED = re.compile(r"(?:\{\})?\^\{?(?P<top>\d{1,9})\}?\s*/\s*_\{?(?P<bottom>\d{1,9})\}?(?!\d)")
 _ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}|#\d{2,5});")
 
 _ENCLOSING = re.compile(
@@ -141,48 +120,64 @@ _QUOTES = ("**", "`", '"')
 
 
 def without_entities(text: str) -> str:
-    """``text`` with the characters that HTML's names stand for.
-
-    Example:
-        >>> without_entities("x &le; 5")
-        'x ≤ 5'
-    """
+    """``text`` with the characters that HTML's names stand for: ``x &le; 5`` is ``x ≤ 5``."""
     return _ENTITY.sub(lambda match: unescape(match[0]), text) if "&" in text else text
 
 
-def without_layout(text: str) -> str:
-    r"""``text`` without fonts, sizes and colours, and plain-text notation as LaTeX.
+def _display(display: re.Match[str]) -> str:
+    """The content of a display; its rows are a system, without what only aligns them."""
+    inside = display["inside"]
+    if r"\begin" in inside:
+        return inside
+    rows = [row.strip() for row in inside.replace("&", "").split(r"\\") if row.strip()]
+    if len(rows) < 2:
+        return inside.replace("&", "").replace(r"\\", "")
+    return r"\begin{gathered}" + r"\\".join(row.rstrip(",;") for row in rows) + r"\end{gathered}"
 
-    Example:
-        >>> without_layout(r"\color{red}{\bf 7}")
-        '{\\mathbf{7}}'
-    """
+
+_O = r"(?:o(?![A-Za-z])|\{\s*o\s*\}|\\(?:text|mathrm)\s*\{\s*o\s*\}|\{\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\})"
+_LAYOUT: tuple[tuple[str, re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (hint, re.compile(pattern, re.DOTALL), replacement)
+    for hint, pattern, replacement in (
+        # a fraction of raised and lowered digits
+        ("/", r"(?:\{\})?\^\{?(?P<a>\d{1,9})\}?\s*/\s*_\{?(?P<b>\d{1,9})\}?(?!\d)", r"\\frac{\g<a>}{\g<b>}"),
+        # fonts, colours and sizes of old and new
+        ("\\", r"\{\s*\\(rm|bf|it|tt|sf)(?![A-Za-z])\s*([^{}]*)\}", r"{\\math\g<1>{\g<2>}}"),
+        ("\\", r"\\(rm|bf|it|tt|sf) *(?=\{)", r"\\math\g<1>"),
+        ("\\", r"\\(?:textcolor|colorbox)\s*\{[^{}]*\}|\\color\s*\{[^{}]*\}", ""),
+        (
+            "\\",
+            r"\\(?:bf|rm|it|tt|sf|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|limits|nolimits|mathstrut|"
+            r"strut|nonumber|notag)(?![A-Za-z])\s*|\\[hv]?phantom\s*(?:\{[^{}]*\}|[-+\d])",
+            "",
+        ),
+        ("\\$", r"(?<![A-Za-z])U\.?S\.? ?(?=\\\$)", ""),
+        # the brace before a system, and displays around everything
+        ("\\left", r"\\left\s*\\\{\s*(\\begin\s*\{([a-z*]+)\}[^\n]*\\end\s*\{\2\})\s*\\right\s*\.", r"\g<1>"),
+        (
+            "\\begin",
+            r"\A\s*\\begin\s*\{(equation|align|aligned|gather|gathered|multline|split|eqnarray|displaymath|math)(\*?)\}"
+            r"(?P<inside>.*)\\end\s*\{\1\2\}\s*\Z",
+            _display,
+        ),
+        # plain text: 7 x 10^4, log2(9), and a raised o for degrees
+        ("10", r"(?<=\d) ?x ?(?=10\s*\^)", r"\\times "),
+        ("log", r"(?<![A-Za-z\\])log(2|10)\(", r"\\log_{\g<1>}("),
+        ("", rf"(?<=\d)\s*(?:\^\s*{_O}|\\deg(?![A-Za-z]))", r"^\\circ "),
+    )
+)
+"""What is looked for first, since that is quick; the pattern, and what takes its place."""
+
+
+def without_layout(text: str) -> str:
+    r"""``text`` without fonts, sizes and colours, and plain-text notation as LaTeX."""
     if len(text) > _MOST_CHARS:
         return text
     text = text.replace(r"\&", " and ")
-    if "/" in text:
-        text = _SLANTED.sub(r"\\frac{\g<top>}{\g<bottom>}", text)
-    if "\\" in text:
-        text = _OLD_FONT.sub(r"{\\math\g<font>{\g<inside>}}", text)
-        text = _OLD_COMMAND.sub(r"\\math\g<font>", text)
-        text = _SWITCHES.sub("", _COLOUR.sub("", text))
-        text = _STATES_DOLLAR.sub("", text)
-        text = _SYSTEM.sub(r"\g<rows>", text)
-        display = _DISPLAY.fullmatch(text)
-        if display is not None:
-            text = _display(display["inside"])
-    text = _RAISED_O.sub(r"^\\circ ", _LOG.sub(r"\\log_{\g<base>}(", _TIMES.sub(r"\\times ", text)))
-    if len(text) > _MOST_OF_SET:
-        return text
-    return _outward(_LETTER_UNION.sub(r"\g<left>\\cup ", text))
-
-
-def _display(inside: str) -> str:
-    """The content of a display; its rows are a system, without what only aligns them."""
-    rows = [row.strip() for row in re.split(r"\\\\", inside.replace("&", "")) if row.strip()]
-    if r"\begin" in inside or len(rows) < 2:
-        return inside if r"\begin" in inside else inside.replace("&", "").replace(r"\\", "")
-    return r"\begin{gathered}" + r"\\".join(row.rstrip(",;") for row in rows) + r"\end{gathered}"
+    for hint, pattern, replacement in _LAYOUT:
+        if hint in text:
+            text = pattern.sub(replacement, text)
+    return text if len(text) > _MOST_OF_SET else _outward(_LETTER_UNION.sub(r"\g<left>\\cup ", text))
 
 
 def _outward(text: str) -> str:
@@ -197,7 +192,7 @@ def _outward(text: str) -> str:
     return (whole["head"] or "") + r"\cup ".join(turned)
 
 
-def unwrapped(text: str, strip_braces: Callable[[str], str]) -> str:
+def _without_layer(text: str) -> str:
     r"""``text`` without one layer around it: ``\mathbf{\frac{1}{2}}``, ``**7**``, ``\therefore 7``."""
     for quote in _QUOTES:
         inside = text[len(quote) : -len(quote)]
@@ -211,7 +206,7 @@ def unwrapped(text: str, strip_braces: Callable[[str], str]) -> str:
     if ends:
         return text[: ends[0].start()]
     around = _ENCLOSING.fullmatch(text)
-    if around is not None and (inside := strip_braces(around["rest"])) != around["rest"]:
+    if around is not None and (inside := strip_outer_braces(around["rest"])) != around["rest"]:
         return inside
     return text
 
@@ -308,12 +303,7 @@ def _modulo(match: re.Match[str]) -> str:
 
 
 def letters_of(text: str) -> str:
-    r"""The spelling without fonts, and without spaces that do not part numbers.
-
-    Example:
-        >>> letters_of(r"\text{H}_2\text{O}")
-        'H_2O'
-    """
+    r"""The spelling without fonts, and without spaces that do not part numbers: ``\text{H}_2\text{O}`` is ``H_2O``."""
     if "\\" in text:
         for _ in range(3):
             bare = _FONT.sub(r"\g<inside>", text)
@@ -330,12 +320,7 @@ def same_substance(one: str, other: str) -> bool:
 
 
 def close_braces(text: str) -> str:
-    r"""``text`` with the braces closed that it leaves open, as golds do that were cut too early.
-
-    Example:
-        >>> close_braces(r"\frac{1}{2^{15}")
-        '\\frac{1}{2^{15}}'
-    """
+    """``text`` with the braces closed that it leaves open, as golds do that were cut too early."""
     depth = 0
     for token in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(token[0], 0)
@@ -366,7 +351,7 @@ def _unwrap(text: str) -> str:
             if opening in inside or closing in inside:
                 break  # "$a$ and $b$" is not one formula
             return inside.strip()
-    return strip_outer_braces(unwrapped(text, strip_outer_braces))
+    return strip_outer_braces(_without_layer(text))
 
 
 def strip_outer_braces(text: str) -> str:

@@ -267,7 +267,7 @@ _HALVES = {
     "nonzero": (0, False),
     "positive": (1, False), "negative": (-1, False), "nonnegative": (1, True), "nonpositive": (-1, True),
 }  # fmt: skip
-"""Parts of the reals or the integers: their sign, and whether nought is in them."""
+"""Parts of the reals or the integers: their sign, and whether zero is in them."""
 _KINDS = {
     "real": "R", "reals": "R", "integer": "Z", "integers": "Z", "natural": "N", "naturals": "N", "rational": "Q",
     "rationals": "Q", "irrational": "irrational", "complex": "C", "whole": "N0", "prime": "prime", "primes": "prime",
@@ -328,12 +328,12 @@ def _part(kind: str, half: str) -> Answer | None:
         return ALL_REALS if kind == "R" else Domain(kind)
     if half not in _HALVES:
         return None
-    sign, nought = _HALVES[half]
+    sign, with_zero = _HALVES[half]
     if kind == "R":
         zero = number(0)
-        below, above = Span(MINUS_INFINITY, False, zero, nought), Span(zero, nought, PLUS_INFINITY, False)
+        below, above = Span(MINUS_INFINITY, False, zero, with_zero), Span(zero, with_zero, PLUS_INFINITY, False)
         return RealSet({1: (above,), -1: (below,), 0: (below, above)}[sign])
-    return Domain(kind + {1: "+", -1: "-", 0: "*"}[sign] + ("0" if nought else ""))
+    return Domain(kind + {1: "+", -1: "-", 0: "*"}[sign] + ("0" if with_zero else ""))
 
 
 def _in_words(low: list[str]) -> Answer | None:

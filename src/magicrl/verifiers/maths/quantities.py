@@ -72,11 +72,7 @@ _IN_PHRASES = frozenset(("word", "sym", "op", "num", "unit", "lbrace", "rbrace",
 
 
 def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
-    """What the tokens after a number say, or None when they are no unit and no noun.
-
-    Args:
-        trusted: the text is a gold's: any words count as a noun.
-    """
+    """What the tokens after a number say; None when they are no unit and no noun. In a gold any words are a noun."""
     if any(token.kind not in _IN_PHRASES for token in tokens):
         return None
     words = [token.text.strip(".,") for token in tokens if token.kind not in ("lbrace", "rbrace", "close")]
