@@ -393,9 +393,6 @@ def second_moment_mask(log_weights: Tensor, threshold: float) -> Tensor:
 
     Example: squares 0.01, 0.09, 0.01 have the mean 0.0367 and all stay at 0.04; with 0.25 for 0.09 (mean 0.09) that
     token leaves.
-
-    Raises:
-        ValueError: the threshold is not positive.
     """
     if threshold <= 0:
         raise ValueError(f"the second moment's threshold must be positive, got {threshold}")
@@ -452,22 +449,11 @@ def correction_weights(correction: Correction | str, inputs: CorrectionInputs) -
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LossInputs:
-    """A micro-batch as the loss sees it; every tensor is ``[tokens]``.
+    """A micro-batch as the loss sees it, ``[tokens]`` each as in `SurrogateInputs`.
 
-    Attributes:
-        logprobs: policy in training, with gradient. float32 or float64.
-        advantages: of the token's response.
-        loss_mask: bool; False tokens have no part in anything.
-        sample_index: row number of the token's response in this micro-batch, 0 and up.
-        old_logprobs: the learner's before the step's first update; None with one SGD step a training step,
-            where rho is exactly 1.
-        sampler_logprobs: what the engine reported; None where there was no engine (supervised training).
-        ref_logprobs: the frozen reference's; None without one.
-        entropy: of the policy's full distribution at the token, with gradient if alpha > 0; None if not computed.
-        group_index: group of the token's response, for losses that compare within a group.
-        policy_version: version of the weights that sampled the token.
-        policy_mask: bool; False tokens leave the policy term, and stay in the entropy and KL terms and in every
-            denominator. None when every token is in it.
+    ``old_logprobs`` is None with one SGD step a training step, where rho is exactly 1; ``sampler_logprobs`` where there
+    was no engine (supervised training). A token that ``policy_mask`` leaves out of the policy term stays in the entropy
+    and KL terms and in every denominator. Log-probs are float32 or float64.
     """
 
     logprobs: Tensor
@@ -489,20 +475,14 @@ class LossOutputs:
 
     Attributes:
         loss: 0-d with gradient: this micro-batch's additive share of the mini-batch's loss.
-        policy: ``[tokens]`` surrogate before weights, with gradient; larger is better.
         clipped: ``[tokens]`` bool.
         ratio: ``[tokens]`` rho (the response's for sequence-level rows), without gradient.
-        kl: ``[tokens]`` k3, or None without a reference.
-        correction: ``[tokens]`` sampler-correction weights.
         metrics: sums that add over micro-batches.
     """
 
     loss: Tensor
-    policy: Tensor
     clipped: Tensor
     ratio: Tensor
-    kl: Tensor | None
-    correction: Tensor
     metrics: LossMetrics
 
 
@@ -531,15 +511,10 @@ def loss_terms(
         inputs: the micro-batch.
         token_weights: ``[tokens]`` weights of the whole mini-batch's reducer: ``response_weights`` of this
             micro-batch's responses, indexed by ``sample_index``.
-        alpha: entropy coefficient; with 0 the entropy is only measured and its gradient never computed.
-        beta: KL coefficient; with 0 the KL is only measured.
+        alpha, beta: of entropy and KL; with 0 these are only measured.
         policy_weight: factor on the policy term.
-        clip_low: eps_low.
-        clip_high: eps_high.
-        coefficients: of the controller, for the row's surrogate.
-        statistics: of the whole mini-batch, likewise.
-        correction: sampler correction of the policy term.
-        correction_cap: its cap.
+        clip_low, clip_high, coefficients, statistics: for the row's surrogate.
+        correction, correction_cap: of the sampler, for the policy term.
 
     Raises:
         ValueError: a term is asked for whose inputs are missing.
@@ -593,11 +568,8 @@ def loss_terms(
     clipped = surrogate.clipped & mask
     return LossOutputs(
         loss=loss,
-        policy=surrogate.values,
         clipped=clipped,
         ratio=ratio.detach(),
-        kl=None if own.kl is None else own.kl.detach(),
-        correction=corrected,
         metrics=_measure(mask, own, (loss, policy_loss), clipped, ratio, corrected, correction),
     )
 
