@@ -20,7 +20,7 @@ import contextlib
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -32,9 +32,17 @@ from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed.learner.launchers import LearnerLost
 from magicrl.distributed.replica import CollectedSamples, ReplicaFacts, pack, size
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
-from magicrl.records import FinishedSample, RolloutGroup, RolloutRequest
-from magicrl.rollout.protocol import Capabilities, Learner, RolloutEngine, WeightCheck
-from magicrl.rollout.requests import GroupProgress, OpenGroups, check_request, group_of, pack_begun, with_begun
+from magicrl.records import RolloutGroup, RolloutRequest
+from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
+from magicrl.rollout.requests import (
+    GroupProgress,
+    OpenGroups,
+    SchedulingEngine,
+    check_request,
+    group_of,
+    pack_begun,
+    with_begun,
+)
 from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
 from magicrl.training.protocols import WorkSpan
 
@@ -138,7 +146,7 @@ class ReplicaSlot:
         self._began = None
 
 
-class EnginePool(RolloutEngine):
+class EnginePool(SchedulingEngine):
     """Rollout replicas, each an engine in a Ray actor.
 
     Args:
@@ -232,17 +240,6 @@ class EnginePool(RolloutEngine):
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
         """Ask for what had not arrived, from its beginning."""
         self.submit(with_begun(snapshot, requests))
-
-    def finished(self) -> Iterator[RolloutGroup]:
-        """Wait until nothing is queued, yielding each group as its last member arrives."""
-        for filed in self._groups.run(self._listen):
-            if filed.last:
-                yield group_of(filed.group)
-
-    def finished_samples(self) -> Iterator[FinishedSample]:
-        """Wait until nothing is queued, yielding each completion as it arrives."""
-        for filed in self._groups.run(self._listen):
-            yield filed.sample
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Put the weights into the object store once and have every replica take and show them.
@@ -354,7 +351,7 @@ class EnginePool(RolloutEngine):
 
     # collecting
 
-    def _listen(self) -> None:
+    def _advance(self) -> None:
         self._wait(1.0)
 
     def _wait(self, seconds: float) -> bool:

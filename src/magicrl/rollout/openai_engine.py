@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
 
@@ -16,16 +16,14 @@ from transformers import PreTrainedTokenizerBase
 
 from magicrl.records import (
     Completion,
-    FinishedSample,
     FinishReason,
-    RolloutGroup,
     RolloutRequest,
     frozen_floats,
     frozen_tokens,
 )
 from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
-from magicrl.rollout.protocol import Capabilities, RolloutEngine
-from magicrl.rollout.requests import GroupProgress, OpenGroups, check_request, group_of, sample_seed
+from magicrl.rollout.protocol import Capabilities
+from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, sample_seed
 
 UNKNOWN_TOKEN = -1
 """Stands for each response token whose id the server did not give: their number is known, they are not."""
@@ -228,7 +226,7 @@ _FIRST_ATTEMPTS = 3  # a server that is not there is most often a wrong address
 _Item = tuple[GroupProgress, int]
 
 
-class OpenAIEngine(RolloutEngine):
+class OpenAIEngine(SchedulingEngine):
     """Asks a server; generation only.
 
     Every sample is a request of its own, with a seed that depends on (seed, draw, sample) alone. Whether equal seeds
@@ -251,7 +249,6 @@ class OpenAIEngine(RolloutEngine):
         *,
         tokenizer: Any = None,
         end_tokens: frozenset[int] = frozenset(),
-        policy_version: int = 0,
     ) -> None:
         """Ask the server for its models, so that a wrong address or key is found before anything is sampled.
 
@@ -259,14 +256,13 @@ class OpenAIEngine(RolloutEngine):
             settings: the server.
             tokenizer: the model's, if it is known here; needed where a server takes no token ids, or counts none.
             end_tokens: end a response in addition to the server's own (vLLM only).
-            policy_version: what the served weights count as.
 
         Raises:
             ValueError: the server cannot be reached, refuses the key, or serves several models and none is named.
         """
         self.usage = ServerUsage()
         self._transport = Transport(settings, self.usage)
-        self._version = policy_version
+        self._version = 0
         self._groups = OpenGroups()
         self._waiting: deque[_Item] = deque()
         self._results: queue.SimpleQueue[tuple[_Item, Completion | ValueError | None]] = queue.SimpleQueue()
@@ -311,24 +307,6 @@ class OpenAIEngine(RolloutEngine):
         for group in self._groups.take_in(requests):
             self._waiting.extend((group, index) for index in group.to_start)
 
-    def finished(self) -> Iterator[RolloutGroup]:
-        """Ask until nothing is queued, yielding each group as its last member ends."""
-        for filed in self._groups.run(self._advance):
-            if filed.last:
-                yield group_of(filed.group)
-
-    def finished_samples(self) -> Iterator[FinishedSample]:
-        """Ask until nothing is queued, yielding each completion as it arrives.
-
-        When a request fails for good no new one is sent; those under way are waited for and yielded, since they are
-        paid for, and then the error is raised. What is unfinished stays queued.
-
-        Raises:
-            ServerError: the server refused a request for good, or could not be reached for long enough.
-        """
-        for filed in self._groups.run(self._advance):
-            yield filed.sample
-
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """A server's weights are its own.
 
@@ -365,7 +343,14 @@ class OpenAIEngine(RolloutEngine):
         self._loop.close()
 
     def _advance(self) -> None:
-        """Take in one answer, or raise why a request failed once nothing else is under way."""
+        """Take in one answer.
+
+        When a request fails for good no new one is sent; those under way are waited for and yielded, since they are
+        paid for, and then the error is raised. What is unfinished stays queued.
+
+        Raises:
+            ServerError: the server refused a request for good, or could not be reached for long enough.
+        """
         if self._failed is None:
             self._launch()
         elif not self._in_flight:

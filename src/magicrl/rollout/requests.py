@@ -20,6 +20,7 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.sampling import philox4x32
 
 _NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below, so seeds share no words with uniforms
@@ -205,6 +206,25 @@ class OpenGroups:
             del self.open[order]
         self.ready = deque(filed for filed in self.ready if filed.group.order < first)
         self.aside = deque(filed for filed in self.aside if filed.group.order < first)
+
+
+class SchedulingEngine(RolloutEngine):
+    """An engine that has many samples under way at once, in ``_groups``; a subclass says how it moves on."""
+
+    _groups: OpenGroups
+
+    def _advance(self) -> None:
+        """Work, or wait for workers, until something may have ended."""
+        raise NotImplementedError
+
+    def finished(self) -> Iterator[RolloutGroup]:
+        for filed in self._groups.run(self._advance):
+            if filed.last:
+                yield group_of(filed.group)
+
+    def finished_samples(self) -> Iterator[FinishedSample]:
+        for filed in self._groups.run(self._advance):
+            yield filed.sample
 
 
 def group_of(group: GroupProgress) -> RolloutGroup:

@@ -16,7 +16,7 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,10 +38,11 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.protocol import Capabilities, RolloutEngine, WeightCheck
+from magicrl.rollout.protocol import Capabilities, WeightCheck
 from magicrl.rollout.requests import (
     GroupProgress,
     OpenGroups,
+    SchedulingEngine,
     check_request,
     group_of,
     pack_begun,
@@ -351,7 +352,7 @@ _NEVER = -1e9  # logit bias of rows that stand for no token
 _DISCARD = 2  # level of sleep: the next weights come from the learner, nothing need be kept in the host's memory
 
 
-class VllmEngine(RolloutEngine):
+class VllmEngine(SchedulingEngine):
     """vLLM in this process, turn by turn.
 
     Log-probs are those of the distribution that was sampled from (at tau, over the real tokens); entropies are not
@@ -447,28 +448,17 @@ class VllmEngine(RolloutEngine):
             for index in group.to_start:
                 self._add(Asked(group=group, index=index, before=group.partial.get(index)))
 
-    def finished(self) -> Iterator[RolloutGroup]:
-        """Generate until nothing is queued, yielding each group as its last member ends."""
-        for filed in self._groups.run(self._step):
-            if filed.last:
-                yield group_of(filed.group)
-
-    def finished_samples(self) -> Iterator[FinishedSample]:
-        """Generate until nothing is queued, yielding each completion as it ends."""
-        for filed in self._groups.run(self._step):
-            yield filed.sample
-
     def turn(self) -> list[FinishedSample]:
         """One token for every sample that has a row; the samples that have ended."""
         if self._groups.awaited:
-            self._step()
+            self._advance()
         return [filed.sample for filed in self._groups.ended()]
 
     def advance(self, tokens: int) -> list[RolloutGroup]:
         """Generate until ``tokens`` more are sampled or nothing is queued; the groups that have ended."""
         target = self._sampled() + tokens if tokens else 0
         while tokens and self._groups.awaited and self._sampled() < target:
-            self._step()
+            self._advance()
         return [group_of(filed.group) for filed in self._groups.ended() if filed.last]
 
     def busy_seconds(self) -> float:
@@ -617,7 +607,7 @@ class VllmEngine(RolloutEngine):
             priority=-1 if self._groups.first else 0,
         )
 
-    def _step(self) -> None:
+    def _advance(self) -> None:
         """One token for every running request; what ends is filed in issue order."""
         begin = time.perf_counter()
         try:
