@@ -88,7 +88,7 @@ def test_a_family_of_ones_own_gives_splits_that_share_nothing(folder: Path) -> N
 def test_what_a_reference_gets_wrong_is_said_with_the_nearest(
     folder: Path, settings: dict[str, object], said: str
 ) -> None:
-    with pytest.raises(RecipeError, match=said):
+    with pytest.raises(ValueError, match=said):
         load_problems(source(folder, count=2, **settings))
 
 

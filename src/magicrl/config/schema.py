@@ -32,6 +32,8 @@ ControllerName = Annotated[Reference, _door("controller")]
 EngineName = Annotated[Reference, _door("engine")]
 RewardName = Annotated[Reference, _door("reward")]
 TrackerName = Annotated[Reference, _door("tracker")]
+FamilyName = Annotated[Reference, _door("family")]
+SourceName = Annotated[Reference, _door("source")]
 
 
 class Section(BaseModel):
@@ -282,13 +284,13 @@ class FieldMapping(Section):
 class SourceConfig(Section):
     """One source of problems: a generated family, a local file, a hub data set or a function (exactly one)."""
 
-    family: Reference | None = None
+    family: FamilyName | None = None
     """A generated task family: ``running_sum``, ``word_problems``, or your own class as ``file.py:Family``."""
     path: FilePath | None = None
     """A JSONL, JSON, CSV or parquet file, or a folder of them with splits, or one of ``save_to_disk``."""
     hub: str | None = None
     """A data set of the Hugging Face hub."""
-    source: Reference | None = None
+    source: SourceName | None = None
     """Your own function as ``file.py:read``; gives records (dicts, read as a file's) or problems."""
     # generated families
     seed: int = Field(default=0, ge=0)
@@ -681,7 +683,7 @@ class SftModelConfig(Section):
 class SftPhaseConfig(Section):
     """One supervised phase: demonstrations of a family, sampled anew for every batch."""
 
-    family: Reference
+    family: FamilyName
     """Name of the task family, or your own class as ``file.py:Family``."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
     """Keyword arguments of the family."""
