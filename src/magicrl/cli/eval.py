@@ -418,7 +418,10 @@ def reading_of(options: ProblemOptions) -> Reading:
 
     Raises:
         RecipeError: a ``--field`` without ``=``, or a ``--window`` that is none.
+        ValueError: a ``--verifier`` that cannot be meant (says the nearest known one).
     """
+    if options.verifier is not None:
+        registry.check("reward", options.verifier)
     fields = _pairs("--field", options.field or (), "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN")
     return Reading(
         limit=options.limit,
