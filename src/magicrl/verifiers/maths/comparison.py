@@ -333,6 +333,8 @@ def same(gold: Answer, answer: Answer) -> bool | None:
         return _relations(gold, answer)
     if isinstance(answer, Named) and isinstance(gold, Quantity) and (count := as_count(answer)) is not None:
         return same(gold, count)
+    if isinstance(gold, Named) and isinstance(answer, Quantity) and (count := as_count(gold)) is not None:
+        return same(count, answer) if count.expr.symbols else False  # C(5, 2) as a gold is a point
     if isinstance(gold, Named):
         if isinstance(gold.value, Quantity) and isinstance(answer, Several) and not answer.signs:
             return False  # c_1 = 0 is not "c_1 = 0 or c_2 = 0"
