@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_start import SFT
+from toy_start import toy_sft
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.data.families import make_family
@@ -114,7 +114,7 @@ def changed(before: Path, after: Path) -> bool:
 
 def test_from_a_wheel_to_a_model_of_ones_own(user: User) -> None:
     write_problems(user.folder)
-    (user.folder / "sft.toml").write_text(SFT)
+    (user.folder / "sft.toml").write_text(toy_sft())
     user.run("sft", "sft.toml", "--output", "start")
     told = user.run("init", "--model", "start", "--data", "mine.jsonl", "--output", "run.toml", "--minutes", "1")
     assert "magicrl train run.toml" in told

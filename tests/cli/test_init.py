@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from toy_start import SFT
+from toy_start import toy_sft
 
 from magicrl.cli.init import run_init
 from magicrl.config.errors import RecipeError
@@ -24,7 +24,7 @@ from magicrl.training.sft import run_sft
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models")
-    (folder / "sft.toml").write_text(SFT)
+    (folder / "sft.toml").write_text(toy_sft())
     return run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy").folder
 
 

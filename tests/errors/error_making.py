@@ -17,6 +17,7 @@ from unittest.mock import patch
 import huggingface_hub.constants
 import torch
 from safetensors.torch import load_file, save_file
+from toy_start import toy_sft
 
 from magicrl.cli.main import main
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
@@ -55,27 +56,7 @@ transition = { rule = "fixed" }
 [checkpoint]
 every = 1
 """
-SFT = """[run]
-name = "start"
-threads = 1
-
-[model.tiny]
-hidden_size = 32
-heads = 2
-layers = 1
-intermediate_size = 64
-max_context = 64
-
-[training]
-dtype = "float32"
-
-[[phases]]
-family = "running_sum"
-options = { variant = "stages", max_tokens = 32 }
-steps = 20
-batch_size = 16
-learning_rate = 5e-3
-"""
+SFT = toy_sft(name="start", steps=20, batch_size=16)
 PROBLEMS = [
     {"problem": "L 5 2 3 0 1 0 0 0 0 :", "answer": "1"},
     {"problem": "L 8 1 0 8 0 5 1 0 0 :", "answer": "3"},

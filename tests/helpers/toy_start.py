@@ -1,8 +1,14 @@
 """The supervised recipe of a start model that is made in seconds and answers some problems of its family."""
 
-SFT = """
-[run]
-name = "toy-start"
+from __future__ import annotations
+
+
+def toy_sft(
+    *, name: str = "toy-start", steps: int = 60, batch_size: int = 32, options: str = "", more: str = ""
+) -> str:
+    """The recipe; ``options`` are further ones of the family, ``more`` further sections."""
+    return f"""[run]
+name = "{name}"
 threads = 1
 
 [model.tiny]
@@ -15,10 +21,10 @@ max_context = 64
 [training]
 dtype = "float32"
 
-[[phases]]
+{more}[[phases]]
 family = "running_sum"
-options = { variant = "stages", max_tokens = 32 }
-steps = 60
-batch_size = 32
+options = {{ variant = "stages", {options}max_tokens = 32 }}
+steps = {steps}
+batch_size = {batch_size}
 learning_rate = 5e-3
 """

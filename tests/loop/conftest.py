@@ -5,35 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from toy_start import toy_sft
 
 from magicrl.config.loader import load_sft_recipe
 from magicrl.training.sft import run_sft
 
-SFT = """
-[run]
-name = "toy-start"
-threads = 1
-
-[model.tiny]
-hidden_size = 32
-heads = 2
-layers = 1
-intermediate_size = 64
-max_context = 64
-
-[training]
-dtype = "float32"
-
-[optimizer]
-beta2 = 0.95
-
-[[phases]]
-family = "running_sum"
-options = { variant = "stages", recheck_continue = 0.5, max_tokens = 32 }
-steps = 40
-batch_size = 32
-learning_rate = 5e-3
-"""
+SFT = toy_sft(steps=40, options="recheck_continue = 0.5, ", more="[optimizer]\nbeta2 = 0.95\n\n")
 
 TRAIN = """
 [run]

@@ -1,14 +1,32 @@
-"""Causes and advice from numbers: each cause where its share is the largest, in the settings that can change it."""
+"""Why answers give nothing to learn from, and the verdict on a finished run."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
+from magicrl.evaluation.statistics import Difference, paired_scores
+from magicrl.models.model_files import weights_differ
 from magicrl.records import StepMetrics
-from magicrl.training.diagnosis import ANY_JUDGING, Judging, SampledAnswers, answers_in, answers_of, diagnose
+from magicrl.training.diagnosis import (
+    ANY_JUDGING,
+    SUCCESS,
+    Judging,
+    LearningFacts,
+    SampledAnswers,
+    ScoreRise,
+    answers_in,
+    answers_of,
+    conclude,
+    diagnose,
+    learning_facts,
+)
 
 
 def answers(
@@ -104,3 +122,104 @@ def test_answers_that_nobody_could_judge_are_no_diagnosis() -> None:
 def test_it_needs_no_torch() -> None:
     code = "import sys, magicrl.training.diagnosis; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+SILENT = SampledAnswers(
+    groups=24, max_tokens=64, mixed=0.0, correct=0.0, truncated=0.1, answered=0.02, judging=Judging("box", "auto")
+)
+MIXED = SampledAnswers(groups=24, max_tokens=64, mixed=0.6, correct=0.4, truncated=0.1, answered=0.8)
+SCARCE = SampledAnswers(groups=24, max_tokens=64, mixed=0.02, correct=0.99, truncated=0.0, answered=1.0)
+
+
+def rise(low: float, high: float, clusters: int = 100) -> ScoreRise:
+    change = Difference(mean=(low + high) / 2, low=low, high=high, problems=100, clusters=clusters)
+    return ScoreRise(set_name="held_out", temperature=1.0, before=0.4, after=0.4 + change.mean, change=change)
+
+
+def facts(
+    *,
+    updates: int = 3,
+    changed: bool | None = True,
+    answers: SampledAnswers | None = MIXED,
+    measured: ScoreRise | None = None,
+) -> LearningFacts:
+    return LearningFacts(
+        steps=3, updates=updates, weights_changed=changed, tokens_share=0.5, answers=answers, rise=measured
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "outcome", "words"),
+    [
+        (facts(measured=rise(0.02, 0.1)), "learned", "held_out at temperature 1: 40.0 % before, 46.0 % after, +6.0"),
+        (facts(measured=rise(0.02, 0.1, clusters=7)), "learned", "100 problems of 7 prompts or templates)"),
+        (facts(measured=rise(-0.1, -0.02)), "worse", "(95 %: −10.0 to −2.0, 100 problems)"),
+        (facts(measured=rise(-0.03, 0.02)), "no_rise", "(95 %: −3.0 to +2.0, 100 problems)"),
+        (facts(measured=rise(-0.03, 0.2)), "undecided", "too wide to tell"),
+        (facts(), "undecided", "no test set"),
+        (facts(measured=rise(-0.03, 0.2), answers=SCARCE), "nothing_to_learn", "2.0 % of 24 groups"),
+        (facts(updates=0, answers=SILENT, measured=rise(-0.03, 0.2)), "nothing_to_learn", "2.0 % end with a boxed"),
+        (facts(updates=0, answers=None), "no_update", "no training step"),
+        (facts(changed=False, measured=rise(0.02, 0.1)), "no_update", "3 updates left every weight"),
+        # unknown is not unchanged
+        (facts(changed=None, measured=rise(0.02, 0.1)), "learned", "+6.0"),
+    ],
+)
+def test_each_outcome_from_its_facts(given: LearningFacts, outcome: str, words: str) -> None:
+    found = conclude(given)
+    assert found.outcome == outcome
+    assert words in found.reason
+    assert bool(found.advice) == (outcome != "learned" and given.answers is not None)
+    assert (found.outcome in SUCCESS) == (outcome in ("learned", "undecided"))
+    json.dumps(found.as_dict())
+
+
+def test_the_advice_is_the_diagnosis_of_the_answers() -> None:
+    assert 'verifier.extract = "lenient"' in conclude(facts(updates=0, answers=SILENT)).advice[0]
+    assert "learning_rate" in conclude(facts(changed=False)).advice[0]
+    assert "harder ones" in conclude(facts(measured=rise(0.0, 0.0), answers=SCARCE)).advice[0]
+
+
+def test_facts_of_a_recorded_run() -> None:
+    steps = [
+        StepMetrics(step=1, stage=0, values={"tokens/sampled": 100, "tokens/trained": 80, "learner/sgd_steps": 2}),
+        StepMetrics(step=2, stage=0, values={"tokens/sampled": 100, "tokens/trained": 0, "learner/sgd_steps": 0}),
+    ]
+
+    def test(name: str, shares: list[float | None]) -> dict[str, object]:
+        known = [share for share in shares if share is not None]
+        score = {"accuracy": {"mean": sum(known) / len(known)}, "per_problem": shares, "clusters": ["a", "b", "c", "a"]}
+        return {"name": name, "set": "held_out", "temperatures": {"0.0": score, "0.6": score}}
+
+    found = learning_facts(
+        steps,
+        test("before", [0.0, 0.5, None, 0.25]),
+        test("after", [0.5, 0.5, 1.0, 0.75]),
+        reuse=2,
+        temperature=1.0,
+        weights_changed=True,
+        judging=Judging(),
+    )
+    assert (found.steps, found.updates, found.tokens_share) == (2, 2, 0.2)  # each token twice
+    assert found.rise is not None
+    assert found.rise.temperature == 0.6, "the highest that was measured"
+    assert found.rise.change.mean == pytest.approx(1 / 3)  # of the three problems that both judged
+    assert (found.rise.change.problems, found.rise.change.clusters) == (3, 2)
+
+
+def test_scores_of_other_problems_are_not_paired() -> None:
+    assert paired_scores([1.0, 0.0], [1.0]) is None
+    assert paired_scores([1.0, None], [1.0, 0.0]) is None
+
+
+def test_weights_are_compared_in_the_saved_precision(tmp_path: Path) -> None:
+    def folder(name: str, **tensors: torch.Tensor) -> Path:
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        return tmp_path / name
+
+    base = torch.linspace(-1, 1, 7)
+    start = folder("start", a=base, other=base.clone())
+    assert weights_differ(folder("rounded", a=base.bfloat16()), start) is False
+    assert weights_differ(folder("moved", a=base + 1e-6), start) is True
+    assert weights_differ(folder("foreign", b=base), start) is None

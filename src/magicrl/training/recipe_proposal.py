@@ -11,6 +11,7 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +49,7 @@ BOX_WORTH = 0.8
 """Reading boxes alone is taken where it gives at least this share of the signal: a box cannot be hit by chance."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Way:
+class Way(NamedTuple):
     """A way of asking and of reading the answer: ``data.train.template`` and ``verifier.extract``."""
 
     template: str
@@ -85,14 +85,8 @@ class Look:
         return int(np.quantile(self.lengths, quantile)) if self.lengths else self.answers.max_tokens
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Speed:
-    """What was measured on this machine.
-
-    Attributes:
-        sampled: tokens a second of the in-process engine with its rows full.
-        learned: prompt and response tokens a second of a forward and backward pass.
-    """
+class Speed(NamedTuple):
+    """Tokens a second on this machine: sampled with the engine's rows full, learned in a forward and backward pass."""
 
     sampled: float
     learned: float
@@ -238,46 +232,29 @@ SMALL = 5e6
 """Parameters: above, the report's entropy control; below, float32."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Setting:
-    """What is known before a recipe is proposed.
-
-    Attributes:
-        model: folder or hub name, as the recipe is to have it.
-        data: file, folder or hub name, likewise.
-        hub: ``data`` is a hub name.
-        columns: of the prompt and the answer where the user named them.
-        problems: all of them.
-        verifier: that judges them, where it is not what their columns say.
-        parameters: of the model.
-        context: its longest sequence, tokens.
-        prompt_lengths: tokens of every prompt in the chosen way of asking, ascending.
-        reasoning: of the verifier.
-        minutes: that the run may take.
-    """
+class Setting(NamedTuple):
+    """What is known before a recipe is proposed; names are as the recipe is to have them."""
 
     model: str
     data: str
     hub: bool
+    """``data`` is a hub name, not a path."""
     columns: dict[str, str]
+    """Of the prompt and the answer, where the user named them."""
     problems: Sequence[Problem]
     verifier: str | None
+    """Where it is not what the problems' columns say."""
     parameters: int
     context: int
     prompt_lengths: Sequence[int]
+    """Tokens of every prompt in the chosen way of asking, ascending."""
     reasoning: str
     minutes: float
+    """That the run may take."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Proposal:
-    """The numbers of a recipe, each with its reason in ``text``.
-
-    Attributes:
-        text: the recipe.
-        step_seconds: expected of a training step.
-        steps: of all stages.
-    """
+class Proposal(NamedTuple):
+    """A recipe, the seconds expected of one of its steps, and the steps of all stages."""
 
     text: str
     step_seconds: float
@@ -317,7 +294,7 @@ def learning_rate(parameters: int) -> float:
 
 
 def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> Proposal:
-    """A recipe for ``setting`` on the best way of asking."""
+    """A recipe for ``setting`` on the best way of asking, each number with its reason."""
     size, expected = group_size(look.per_problem)
     longest = setting.prompt_lengths[-1]
     prompt = setting.prompt_lengths[len(setting.prompt_lengths) // 2]
@@ -334,15 +311,67 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> P
     step = batch * size * a_response
     steps = max(FEW_STEPS, min(400, round(TRAINING_SHARE * seconds / step)))
     filtered = _filter_samples(train, FILTER_SHARE * seconds, mean / speed.sampled) if expected < 0.5 else 0
-    text = _recipe(
-        setting,
-        look,
-        model,
-        sizes=(size, expected, batch, steps, step),
-        limits=(limit, why_limit, prompt_limit, longest),
-        held=held,
-        filtered=filtered,
-    )
+    # a second stage with room for longer answers, where answers were cut and there are steps to spend on it
+    cut = look.answers.truncated > 0.1 and 2 * limit <= setting.context - prompt_limit
+    later = steps // 3 if cut and steps >= 3 * FEW_STEPS else 0
+    longer = (2 * limit, "  # longer answers, once they have grown")
+    sections = [
+        [
+            f"# Written by magicrl init for {setting.minutes:g} minutes on this machine.",
+            f"# Seen of {look.answers.groups} problems: {_percent(look.answers.correct)} of the answers right, "
+            f"{_percent(look.answers.mixed)} of the groups with right and wrong ones.",
+        ],
+        ["[run]", f"name = {_text(_name(setting.model))}"],
+        ["[start]", f"model = {_text(setting.model)}"],
+        [
+            "[model]",
+            f"dtype = {_text(model.dtype)}",
+            f"micro_batch_tokens = {model.micro_batch_tokens}  # fits this machine's memory",
+            f"head_chunk_tokens = {model.head_chunk_tokens}",
+        ],
+        [
+            "[data]",
+            f"holdout = {held}  # problems of the test before and after; never trained on",
+            f"max_prompt_tokens = {prompt_limit}  # the longest prompt has {longest}",
+            'overlong_prompts = "drop"' if prompt_limit < longest else "",
+        ],
+        _source(setting, look.way),
+        [
+            "[data.difficulty_filter]",
+            f"samples = {filtered}  # drops the problems that are never or always solved: here they are many",
+        ]
+        if filtered
+        else [],
+        ["[rollout]", f"max_rows = {MAX_ROWS}", "memory_limit_mb = 2048"],
+        [
+            "[verifier]",
+            f"extract = {_text(look.way.extract)}  # {_why_extract(look.way.extract)}",
+            f"reasoning = {_text(setting.reasoning)}",
+        ],
+        [
+            "[algorithm]",
+            'refill = "until_full"  # samples further problems in place of those without a signal',
+            "refill_rounds = 2",
+        ],
+        ["[entropy]", 'preset = "small"', "step = 0.001", "maximum = 0.01"]
+        if setting.parameters < LARGE
+        else ["[entropy]", 'preset = "report"'],
+        [
+            "[optimizer]",
+            f"learning_rate = {learning_rate(setting.parameters):g}  # by the size of the model",
+            "warmup_steps = 3",
+        ],
+        _stage(
+            (limit, f"  # T: {why_limit}"),
+            (size, f"  # M: {_percent(expected)} of the groups should have a signal"),
+            (batch, f"  # D_R: about {step:.0f} s a step"),
+            steps - later,
+        ),
+        _stage(longer, (size, ""), (batch, ""), later) if later else [],
+        ["[evaluation]", "temperatures = [0.0, 1.0]", "samples = 4", "pass_at = [4]"],
+        ["[checkpoint]", f"every = {max(5, min(20, steps // 4))}"],
+    ]
+    text = "\n\n".join("\n".join(filter(None, lines)) for lines in sections if lines) + "\n"
     return Proposal(text=text, step_seconds=step, steps=steps)
 
 
@@ -356,108 +385,24 @@ def _filter_samples(problems: int, seconds: float, a_response: float) -> int:
     return next((n for n in (16, 8, 4) if problems * n * a_response <= seconds), 0)
 
 
-def _recipe(
-    setting: Setting,
-    look: Look,
-    model: ModelConfig,
-    *,
-    sizes: tuple[int, float, int, int, float],
-    limits: tuple[int, str, int, int],
-    held: int,
-    filtered: int,
-) -> str:
-    size, expected, batch, steps, step = sizes
-    limit, why_limit, prompt_limit, longest = limits
-    answers, way = look.answers, look.way
-    cut = answers.truncated > 0.1 and 2 * limit <= setting.context - prompt_limit
-    later = steps // 3 if cut and steps >= 3 * FEW_STEPS else 0  # steps of a second stage
-    small = setting.parameters < LARGE
-    lines = [
-        f"# Written by magicrl init for {setting.minutes:g} minutes on this machine.",
-        f"# Seen of {answers.groups} problems: {_percent(answers.correct)} of the answers right, "
-        f"{_percent(answers.mixed)} of the groups with right and wrong ones.",
-        "",
-        "[run]",
-        f"name = {_text(_name(setting.model))}",
-        "",
-        "[start]",
-        f"model = {_text(setting.model)}",
-        "",
-        "[model]",
-        f"dtype = {_text(model.dtype)}",
-        f"micro_batch_tokens = {model.micro_batch_tokens}  # fits this machine's memory",
-        f"head_chunk_tokens = {model.head_chunk_tokens}",
-        "",
-        "[data]",
-        f"holdout = {held}  # problems of the test before and after; never trained on",
-        f"max_prompt_tokens = {prompt_limit}  # the longest prompt has {longest}",
-        *(['overlong_prompts = "drop"'] if prompt_limit < longest else []),
-        "",
+def _source(setting: Setting, way: Way) -> list[str]:
+    columns = ", ".join(f"{name} = {_text(column)}" for name, column in setting.columns.items())
+    return [
         "[[data.train]]",
         f"{'hub' if setting.hub else 'path'} = {_text(setting.data)}",
         f"template = {_text(way.template)}",
-        *([f"verifier = {_text(setting.verifier)}  # the answers are words"] if setting.verifier else []),
-        *(
-            ["fields = { " + ", ".join(f"{k} = {_text(v)}" for k, v in setting.columns.items()) + " }"]
-            if setting.columns
-            else []
-        ),
-        "",
-        *(
-            [
-                "[data.difficulty_filter]",
-                f"samples = {filtered}  # drops the problems that are never or always solved: here they are many",
-                "",
-            ]
-            if filtered
-            else []
-        ),
-        "[rollout]",
-        f"max_rows = {MAX_ROWS}",
-        "memory_limit_mb = 2048",
-        "",
-        "[verifier]",
-        f"extract = {_text(way.extract)}  # {_why_extract(way.extract)}",
-        f"reasoning = {_text(setting.reasoning)}",
-        "",
-        "[algorithm]",
-        'refill = "until_full"  # samples further problems in place of those without a signal',
-        "refill_rounds = 2",
-        "",
-        "[entropy]",
-        *(['preset = "small"', "step = 0.001", "maximum = 0.01"] if small else ['preset = "report"']),
-        "",
-        "[optimizer]",
-        f"learning_rate = {learning_rate(setting.parameters):g}  # by the size of the model",
-        "warmup_steps = 3",
-        "",
-        "[[stages]]",
-        f"max_tokens = {limit}  # T: {why_limit}",
-        f"group_size = {size}  # M: {_percent(expected)} of the groups should have a signal",
-        f"rollout_batch = {batch}  # D_R: about {step:.0f} s a step",
-        f"max_steps = {steps - later}",
-        'transition = { rule = "fixed" }',
-        *(_second_stage(limit, size, batch, later) if later else []),
-        "",
-        "[evaluation]",
-        "temperatures = [0.0, 1.0]",
-        "samples = 4",
-        "pass_at = [4]",
-        "",
-        "[checkpoint]",
-        f"every = {max(5, min(20, steps // 4))}",
-        "",
+        f"verifier = {_text(setting.verifier)}  # the answers are words" if setting.verifier else "",
+        f"fields = {{ {columns} }}" if columns else "",
     ]
-    return "\n".join(lines)
 
 
-def _second_stage(limit: int, size: int, batch: int, steps: int) -> list[str]:
+def _stage(limit: tuple[int, str], size: tuple[int, str], batch: tuple[int, str], steps: int) -> list[str]:
+    """A stage; each of its numbers with the comment behind it."""
     return [
-        "",
         "[[stages]]",
-        f"max_tokens = {2 * limit}  # longer answers, once they have grown",
-        f"group_size = {size}",
-        f"rollout_batch = {batch}",
+        f"max_tokens = {limit[0]}{limit[1]}",
+        f"group_size = {size[0]}{size[1]}",
+        f"rollout_batch = {batch[0]}{batch[1]}",
         f"max_steps = {steps}",
         'transition = { rule = "fixed" }',
     ]

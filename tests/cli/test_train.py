@@ -1,4 +1,4 @@
-"""Every released recipe builds: ``magicrl train RECIPE --dry-run`` with a miniature of its own architecture."""
+"""``magicrl train``: the dry run, and what it says of the time needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import torch
 from transformers import AutoConfig, AutoTokenizer
 
 from magicrl.cli.main import app
+from magicrl.cli.train import minutes_needed
 from magicrl.config.loader import load_train_recipe
+from magicrl.config.paths import FOLDER, find_recipe
 from magicrl.models.small_models import make_byte_tokenizer, make_miniature
 
 RECIPES = Path(__file__).resolve().parents[2] / "src" / "magicrl" / "recipes"
@@ -69,3 +71,25 @@ def test_any_text_is_read(tmp_path: Path) -> None:
 def _saved(folder: Path) -> object:
     make_byte_tokenizer(64).save_pretrained(folder)
     return AutoTokenizer.from_pretrained(folder)
+
+
+def said(recipe: Path, *overrides: str) -> str:
+    path = find_recipe(recipe)
+    return minutes_needed(load_train_recipe(path, ["run.device=cpu", *overrides]), path, overrides)
+
+
+@pytest.mark.parametrize("overrides", [(), ("run.seed=4",), ("logging.samples=1",)])
+def test_a_shipped_recipe_as_it_is_takes_what_was_measured(overrides: tuple[str, ...]) -> None:
+    assert said(Path("smollm2"), *overrides) == "about 50 minutes on two CPU cores; "
+
+
+def test_anything_else_is_planned_for_its_model_and_steps(tmp_path: Path) -> None:
+    copied = tmp_path / "mine.toml"
+    copied.write_text(
+        (FOLDER / "smollm2.toml").read_text().replace('sft = "smollm2-sft.toml"', 'model = "SmolLM2-135M"')
+    )
+    short = said(Path("smollm2"), "model=SmolLM2-135M", "data=problems.jsonl", "stages.1.max_steps=1")
+    for words, steps in ((said(copied), 50), (short, 21)):
+        assert f"for at most {steps} training steps as planned on two CPU cores" in words
+        assert "50 minutes" not in words
+    assert said(Path("smollm2"), "model=nobody/knows-me") == "", "no shape, no plan"
