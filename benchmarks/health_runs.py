@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import find_recipe
 from magicrl.records import StepMetrics
-from magicrl.training.health import RULES, check_run
+from magicrl.training.health import RULES, findings_of
 from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
@@ -129,7 +129,7 @@ def kept(rows: Sequence[StepMetrics], settings: Sequence[str]) -> dict[str, Any]
 
 def report(name: str, rows: Sequence[StepMetrics]) -> None:
     print(f"{name}: {len(rows)} steps", flush=True)
-    for finding in check_run(rows):
+    for finding in findings_of(rows):
         print(f"  step {finding.step}, {finding.rule}: {finding.message}", flush=True)
 
 

@@ -28,7 +28,7 @@ from magicrl.evaluation.job import evaluation_seed, sample_problems
 from magicrl.evaluation.statistics import paired_difference
 from magicrl.records import TrainSample
 from magicrl.training.assemble import build, set_threads
-from magicrl.training.held_out import HeldOutTest
+from magicrl.training.held_out import held_out_test
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.preflight import check_run
@@ -138,14 +138,19 @@ def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]
         batches = [samples[i : i + CONTROL_BATCH] for i in range(0, len(samples), CONTROL_BATCH)]
         supervised_steps(learner, batches, lambda _: config.optimizer.learning_rate)
         built.engine.load_weights(learner.weights(), learner.version)
-        test = HeldOutTest(
-            problems=built.data.test,
-            config=config.evaluation,
+        label, problems = next(iter(built.data.test.items()))
+        return held_out_test(
+            "control",
+            label,
+            problems,
+            config.evaluation,
+            (built.engine, judge, built.encoder.encode),
             max_tokens=config.stages[-1].max_tokens,
             seed=config.run.seed,
             shown=0,
+            start=False,
+            progress=lambda *_: None,
         )
-        return next(test.run("control", built.engine, judge, built.encoder.encode, lambda *_: None, start=False))
 
 
 def evaluation(run: Path, name: str) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "helpers")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 import torch
 from error_cases import SECTIONS

@@ -33,17 +33,14 @@ def flat_until_switch(schedule: StageSchedule, seed: int, limit: int = 200) -> i
 def test_fixed_stages_end_at_their_steps() -> None:
     fixed = TransitionConfig(rule="fixed")
     schedule = StageSchedule([stage(8, max_steps=2, transition=fixed), stage(16, max_steps=1, transition=fixed)])
-    assert schedule.most_steps_left() == 3
     assert schedule.finish_step() is None
     end = schedule.finish_step()
     assert end is not None
     assert (end.stage, end.steps, end.reason) == (0, 2, "max_steps = 2 reached")
     assert schedule.stage is not None
     assert schedule.stage.max_tokens == 16
-    assert schedule.is_last
     assert schedule.finish_step() is not None
     assert schedule.stage is None
-    assert schedule.most_steps_left() == 0
 
 
 def test_a_flat_curve_ends_the_stage_early_and_says_why() -> None:

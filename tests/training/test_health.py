@@ -19,7 +19,7 @@ import pytest
 
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import ANY_JUDGING, Judging
-from magicrl.training.health import RULES, HealthMonitor, HealthRule, check_run
+from magicrl.training.health import RULES, HealthMonitor, HealthRule, findings_of
 
 Values = dict[str, float | int | str | None]
 Curve = Callable[[int], float]
@@ -112,12 +112,12 @@ def recorded(name: str) -> list[StepMetrics]:
 
 
 def names(rows: list[StepMetrics]) -> list[str]:
-    return [finding.rule for finding in check_run(rows)]
+    return [finding.rule for finding in findings_of(rows)]
 
 
 @pytest.mark.parametrize("rule", [rule.name for rule in RULES])
 def test_each_rule_speaks_on_a_run_that_has_its_sign(rule: str) -> None:
-    findings = [finding for finding in check_run(SICK[rule]) if finding.rule == rule]
+    findings = [finding for finding in findings_of(SICK[rule]) if finding.rule == rule]
     assert len(findings) == 1, "once an episode"
     assert any(character.isdigit() for character in findings[0].message), "the message names numbers"
     assert findings[0].remedy
@@ -203,7 +203,7 @@ def test_each_rule_is_quiet_on_a_run_that_looks_alike(rule: str, rows: list[Step
 
 
 def test_entropy_that_triples_within_ten_steps_and_stays_is_told() -> None:
-    findings = check_run(run(100, entropy__exact__mean=ramp(0.28, 0.9, 10), entropy__target=flat(0.1)))
+    findings = findings_of(run(100, entropy__exact__mean=ramp(0.28, 0.9, 10), entropy__target=flat(0.1)))
     assert [f.rule for f in findings] == ["entropy_growth"]
     assert findings[0].step <= 12
 
@@ -239,7 +239,7 @@ def test_a_finding_comes_back_only_after_a_quiet_spell() -> None:
     def gap(step: int) -> float:
         return 0.5 if step in range(10, 20) or step in range(24, 30) or step in range(60, 70) else 0.0
 
-    steps = [finding.step for finding in check_run(run(80, learner__sampler_gap_mean=gap))]
+    steps = [finding.step for finding in findings_of(run(80, learner__sampler_gap_mean=gap))]
     assert len(steps) == 2, "10-19 and 24-29 are one episode, 60-69 is another"
     assert steps[0] < 20
     assert steps[1] >= 60
@@ -251,7 +251,7 @@ def test_a_restored_monitor_tells_the_same(cut: int) -> None:
         StepMetrics(step=a.step, stage=a.stage, values={**a.values, **b.values})
         for a, b in zip(SICK["length_explosion"], SICK["truncation_stuck"][:40], strict=True)
     ] + run(20, learner__sampler_gap_mean=flat(0.5))
-    whole = check_run(rows)
+    whole = findings_of(rows)
     first = HealthMonitor()
     told = [finding for row in rows[:cut] for finding in first.observe(row)]
     second = HealthMonitor()
@@ -268,8 +268,8 @@ def test_missing_and_non_finite_metrics_keep_the_rules_quiet() -> None:
         )
         for i in range(1, 60)
     ]
-    assert check_run(rows) == []
-    assert check_run([StepMetrics(step=i, stage=0, values={}) for i in range(1, 60)]) == []
+    assert findings_of(rows) == []
+    assert findings_of([StepMetrics(step=i, stage=0, values={}) for i in range(1, 60)]) == []
 
 
 def test_sampled_entropy_stands_in_for_the_exact_one() -> None:
@@ -278,7 +278,7 @@ def test_sampled_entropy_stands_in_for_the_exact_one() -> None:
 
 
 def test_a_finding_is_a_line_of_the_event_log() -> None:
-    finding = check_run(SICK["sampler_gap"])[0]
+    finding = findings_of(SICK["sampler_gap"])[0]
     event = json.loads(json.dumps(finding.as_event()))
     assert event["kind"] == "health"
     assert (event["rule"], event["severity"], event["step"]) == ("sampler_gap", "warning", finding.step)

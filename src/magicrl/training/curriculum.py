@@ -59,24 +59,9 @@ class StageSchedule:
         return self._index
 
     @property
-    def steps_in_stage(self) -> int:
-        return self._steps
-
-    @property
     def stage(self) -> StageConfig | None:
         """The present stage, None when the run is over."""
         return self._stages[self._index] if self._index < len(self._stages) else None
-
-    @property
-    def is_last(self) -> bool:
-        return self._index >= len(self._stages) - 1
-
-    def most_steps_left(self) -> int:
-        """Upper bound on the steps still to come."""
-        stage = self.stage
-        if stage is None:
-            return 0
-        return stage.max_steps - self._steps + sum(s.max_steps for s in self._stages[self._index + 1 :])
 
     def observe_accuracy(self, accuracy: float, standard_error: float | None) -> None:
         """Take in one measured accuracy (of validation, or of training where none is measured)."""

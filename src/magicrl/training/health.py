@@ -400,7 +400,7 @@ class HealthMonitor:
         self._quiet = {str(name): int(count) for name, count in state["quiet"].items()}
 
 
-def check_run(series: Series) -> list[HealthFinding]:
+def findings_of(series: Series) -> list[HealthFinding]:
     """Every finding of a recorded run, in order: what a monitor would have told while it ran."""
     monitor = HealthMonitor()
     return [finding for row in series for finding in monitor.observe(row)]

@@ -6,7 +6,7 @@ Tests drive claims, validation drives stages and the best checkpoint.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,93 +18,64 @@ from magicrl.rollout.protocol import RolloutEngine
 from magicrl.verifiers.base import VerifierService
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HeldOutTest:
-    """What a test needs beside an engine with weights.
+def held_out_test(
+    name: str,
+    label: str,
+    problems: Sequence[Problem],
+    config: EvaluationConfig,
+    sampler: tuple[RolloutEngine, VerifierService, Encode],
+    *,
+    max_tokens: int,
+    seed: int,
+    shown: int,
+    start: bool,
+    progress: Callable[[str, int, int], None],
+) -> dict[str, Any]:
+    """A test set at every temperature with the engine's present weights: a file of ``evaluations/``.
 
-    Attributes:
-        problems: test sets by name.
+    Args:
+        name, label: of the test (``before``) and of the set.
+        problems: the set.
         config: temperatures, samples, ks.
+        sampler: what generates, judges and encodes.
         max_tokens: T of the test.
         seed: the run seed; each (set, temperature) has a seed of its own, the same before and after.
         shown: problems whose responses are kept for reading.
+        start: adds the start model's larger pass@k.
+        progress: told the phase, what is done, and of how much.
     """
-
-    problems: Mapping[str, Sequence[Problem]]
-    config: EvaluationConfig
-    max_tokens: int
-    seed: int
-    shown: int
-
-    def run(
-        self,
-        name: str,
-        engine: RolloutEngine,
-        judge: VerifierService,
-        encode: Encode,
-        progress: Callable[[str, int, int], None],
-        *,
-        start: bool,
-    ) -> Iterator[dict[str, Any]]:
-        """One document a test set (a file of ``evaluations/``), each as it is done.
-
-        ``start`` adds the start model's larger pass@k.
-        """
-        for label, problems in self.problems.items():
-            yield self._one_set(name, label, problems, engine, judge, encode, progress, start=start)
-
-    def _one_set(
-        self,
-        name: str,
-        label: str,
-        problems: Sequence[Problem],
-        engine: RolloutEngine,
-        judge: VerifierService,
-        encode: Encode,
-        progress: Callable[[str, int, int], None],
-        *,
-        start: bool,
-    ) -> dict[str, Any]:
-        scores: dict[str, dict[str, Any]] = {}
-        read: dict[str, list[dict[str, Any]]] = {}
-        for temperature in self.config.temperatures:
-            ks = self._ks(temperature, start=start)
-            groups = sample_problems(
-                engine,
-                judge,
-                problems,
-                encode,
-                samples=max([self._samples(temperature), *ks]),
-                temperature=temperature,
-                max_tokens=self.max_tokens,
-                seed=evaluation_seed(self.seed, f"test/{label}/{temperature}"),
-                progress=lambda i, n, t=temperature: progress(f"test {name} {label} at {t:g}", i, n),
-            )
-            scores[str(float(temperature))] = score_document(score(groups, ks))
-            for group in groups[: self.shown]:
-                read.setdefault(group.group.request.problem.id, []).append(_shown(group, temperature))
-        by_id = {p.id: p for p in problems}
-        return {
-            "name": name,
-            "set": label,
-            "policy_version": engine.policy_version,
-            "max_tokens": self.max_tokens,
-            "temperatures": scores,
-            "samples": [
-                {"problem_id": key, "prompt": by_id[key].prompt, "gold": ", ".join(by_id[key].golds), "responses": rows}
-                for key, rows in read.items()
-            ],
-        }
-
-    def _samples(self, temperature: float) -> int:
-        """Greedy decoding has one response a problem."""
-        return 1 if temperature == 0 else self.config.samples
-
-    def _ks(self, temperature: float, *, start: bool) -> tuple[int, ...]:
-        if temperature != 1.0:
-            return ()
-        larger = (self.config.start_pass_at,) if start and self.config.start_pass_at else ()
-        return tuple(sorted({*self.config.pass_at, *larger}))
+    engine, judge, encode = sampler
+    scores: dict[str, dict[str, Any]] = {}
+    read: dict[str, list[dict[str, Any]]] = {}
+    for temperature in config.temperatures:
+        larger = {config.start_pass_at} if start and config.start_pass_at else set[int]()
+        ks = tuple(sorted({*config.pass_at, *larger})) if temperature == 1.0 else ()
+        groups = sample_problems(
+            engine,
+            judge,
+            problems,
+            encode,
+            samples=max([1 if temperature == 0 else config.samples, *ks]),  # greedy has one response a problem
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=evaluation_seed(seed, f"test/{label}/{temperature}"),
+            progress=lambda i, n, t=temperature: progress(f"test {name} {label} at {t:g}", i, n),
+        )
+        scores[str(float(temperature))] = score_document(score(groups, ks))
+        for group in groups[:shown]:
+            read.setdefault(group.group.request.problem.id, []).append(_shown(group, temperature))
+    by_id = {p.id: p for p in problems}
+    return {
+        "name": name,
+        "set": label,
+        "policy_version": engine.policy_version,
+        "max_tokens": max_tokens,
+        "temperatures": scores,
+        "samples": [
+            {"problem_id": key, "prompt": by_id[key].prompt, "gold": ", ".join(by_id[key].golds), "responses": rows}
+            for key, rows in read.items()
+        ],
+    }
 
 
 def score_document(result: Score) -> dict[str, Any]:

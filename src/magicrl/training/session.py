@@ -14,7 +14,7 @@ import resource
 import signal
 import threading
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -49,7 +49,7 @@ from magicrl.training.checkpoint import (
 from magicrl.training.curriculum import DifficultyFilter, StageSchedule, in_words, removals
 from magicrl.training.diagnosis import Conclusion, conclude, judging_of, learning_facts
 from magicrl.training.health import HealthMonitor
-from magicrl.training.held_out import HeldOutTest, Validation
+from magicrl.training.held_out import Validation, held_out_test
 from magicrl.training.learner import release_free_memory
 from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling, run_facts
@@ -452,21 +452,22 @@ class Session:
         for document in found.values():
             if document is not None:
                 self._tell_result(name, document)
-        missing = {label: self._data.test[label] for label, document in found.items() if document is None}
-        if not missing:
-            return
-        test = HeldOutTest(
-            problems=missing,
-            config=self._config.evaluation,
-            max_tokens=self._test_tokens,
-            seed=self._config.run.seed,
-            shown=self._config.logging.samples,
-        )
-        with self._engine.newest_weights():
-            for document in test.run(
-                name, self._engine, self._judge, self._encode, self._observer.progress, start=start
-            ):
-                self._folder.write_evaluation(_file(name, document["set"]), document)
+        missing = [label for label, document in found.items() if document is None]
+        with self._engine.newest_weights() if missing else nullcontext():
+            for label in missing:
+                document = held_out_test(
+                    name,
+                    label,
+                    self._data.test[label],
+                    self._config.evaluation,
+                    (self._engine, self._judge, self._encode),
+                    max_tokens=self._test_tokens,
+                    seed=self._config.run.seed,
+                    shown=self._config.logging.samples,
+                    start=start,
+                    progress=self._observer.progress,
+                )
+                self._folder.write_evaluation(_file(name, label), document)
                 self._tell_result(name, document)
 
     def _tell_result(self, name: str, document: Mapping[str, Any]) -> None:
