@@ -74,7 +74,7 @@ def test_tokens_of_other_versions_stop_the_run_and_are_named(response: Completio
 def test_the_bound_holds_over_a_resume() -> None:
     seen, resumed = meter(2, [0, 1, 2]), StalenessMeter(2)
     resumed.restore(seen.state())
-    resumed.begin_step(SimpleNamespace(policy_version=3))  # pyright: ignore[reportArgumentType]
+    resumed.begin_step(SimpleNamespace(policy_version=3, capabilities=Capabilities()))  # pyright: ignore[reportArgumentType]
     resumed.check(buffer(completion(1)))
     with pytest.raises(TrainingStopped, match="versions 1, 2, 3 alone"):
         resumed.check(buffer(completion(0)))
