@@ -62,12 +62,16 @@ def comment_share(texts: Any) -> tuple[int, int]:
     comments = lines = 0
     for text in texts:
         inside: set[int] = set()
+        rows = text.splitlines()
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 body = node.body[1:] if ast.get_docstring(node) is not None else node.body
                 if body:
-                    inside |= set(range(body[0].lineno, (node.end_lineno or 0) + 1))
-        blank = {number for number, line in enumerate(text.splitlines(), 1) if not line.strip()}
+                    first = body[0].lineno
+                    while rows[first - 2].lstrip().startswith("#"):  # what is said before the first statement
+                        first -= 1
+                    inside |= set(range(first, (node.end_lineno or 0) + 1))
+        blank = {number for number, line in enumerate(rows, 1) if not line.strip()}
         told = {
             token.start[0]
             for token in tokenize.generate_tokens(io.StringIO(text).readline)

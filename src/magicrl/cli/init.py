@@ -142,6 +142,7 @@ def _look(
 
     parameters = sum(p.numel() for p in policy.model.parameters())
     settings = _fitting(policy, read, encoder, parameters)
+    # loaded again, not cast: a cast would round the rotary frequencies too, and sample from another model than training
     own = load_policy(model, dtype=settings.dtype, device=policy.model.device)
     verifier = read.problems[0].verifier
     look = FirstLook(own, encoder, "required" if opens_reasoning(policy.tokenizer, encoder) else "auto", verifier)
