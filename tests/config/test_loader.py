@@ -60,6 +60,11 @@ def test_a_refill_of_groups_that_nothing_rejects_is_refused(tmp_path: Path) -> N
         load_train_recipe(path)
 
 
+def test_the_loss_of_supervised_training_is_refused() -> None:
+    with pytest.raises(RecipeError, match="imitates every response"):
+        load_train_recipe(Path("tiny"), ["algorithm.loss=nll"])
+
+
 def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD.replace("learning_rate", "learning_rat"))
     with pytest.raises(

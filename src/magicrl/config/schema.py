@@ -94,7 +94,7 @@ class AlgorithmConfig(Section):
     """The update: Eq. 3.1 by default."""
 
     loss: LossName = "magic"
-    """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, `nll`, or your own `LossRow`, `file.py:ROW`
+    """`magic`, `dapo`, `dr_grpo`, `grpo`, `gspo`, `ppo`, `pg`, `cispo`, or your own `LossRow`, `file.py:ROW`
     (docs/own.md)."""
     advantage: AdvantageName = "group"
     """Rewards to advantages: `group` (the group's mean and deviation), or your own function, `file.py:function`."""
@@ -597,6 +597,15 @@ class TrainConfig(Section):
     logging: LoggingConfig = LoggingConfig()
     cluster: ClusterConfig | None = None
     """Without the section everything runs in this process, on this machine."""
+
+    @model_validator(mode="after")
+    def _loss_reads_advantages(self) -> Self:
+        if self.algorithm.loss == "nll":
+            raise ValueError(
+                'algorithm.loss = "nll" is the loss of magicrl sft: it imitates every response, right or wrong. '
+                "Leave it out, or name another"
+            )
+        return self
 
     @model_validator(mode="after")
     def _engine_tells_entropies(self) -> Self:
