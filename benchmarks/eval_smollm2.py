@@ -4,7 +4,7 @@ Random parts of GSM8K, SVAMP, MATH-500, HumanEval and MBPP (fixed seeds), each m
 comparisons of every two. It may be stopped at any time; the same command goes on to the sample. Only scores are
 written to the figure, no problem and no response.
 
-    python benchmarks/eval_smollm2.py --output runs/eval-smollm2 --data /work/shared/data \
+    python benchmarks/eval_smollm2.py --output runs/eval-smollm2 --data ../shared/data \
         --model instruct=runs/models/SmolLM2-135M-Instruct --model start=runs/models/smollm2-start-5f84288fd650da7b \
         --model trained=runs/smollm2/model --figure docs/figures/eval-smollm2.json
 """

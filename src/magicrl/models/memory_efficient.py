@@ -166,9 +166,9 @@ def use_memory_efficient_layers(model: nn.Module) -> dict[str, int]:
             module.forward = norm
             found["norms"] += 1
         elif {"gate_proj", "up_proj", "down_proj", "act_fn"} <= set(dict(module.named_children())):
-            lean = _EfficientGated(module)
-            if _equal(module, cast(nn.Module, module.gate_proj), lean):
-                module.forward = lean
+            efficient = _EfficientGated(module)
+            if _equal(module, cast(nn.Module, module.gate_proj), efficient):
+                module.forward = efficient
                 found["gated"] += 1
     return found
 
@@ -188,7 +188,12 @@ def _as_norm(module: nn.Module) -> _EfficientNorm | None:
     if not type(module).__name__.endswith("RMSNorm") or not isinstance(weight, Tensor) or not isinstance(eps, float):
         return None
     return next(
-        (lean for lean in (_EfficientNorm(module, eps, p) for p in (False, True)) if _equal(module, module, lean)), None
+        (
+            efficient
+            for efficient in (_EfficientNorm(module, eps, p) for p in (False, True))
+            if _equal(module, module, efficient)
+        ),
+        None,
     )
 
 
@@ -208,7 +213,7 @@ class _EfficientGated:
         return down(gated_product(gate, up, module.act_fn))
 
 
-def _equal(module: nn.Module, first: nn.Module, lean: Callable[[Tensor], Tensor]) -> bool:
+def _equal(module: nn.Module, first: nn.Module, efficient: Callable[[Tensor], Tensor]) -> bool:
     """Whether both give the same for a random input of the width that ``first`` takes."""
     weight = next(first.parameters())
     generator = torch.Generator(device=weight.device).manual_seed(0)
@@ -218,4 +223,4 @@ def _equal(module: nn.Module, first: nn.Module, lean: Callable[[Tensor], Tensor]
     own = cast(Tensor, module(probe))
     # float64: transformers normalises in float32 whatever it is given, and what a caller put in its place counts
     close = 4 * torch.finfo(weight.dtype).eps if weight.dtype != torch.float64 else 1e-12
-    return float((own - lean(probe)).abs().max()) <= close * float(own.abs().max())
+    return float((own - efficient(probe)).abs().max()) <= close * float(own.abs().max())

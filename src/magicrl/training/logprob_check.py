@@ -1,4 +1,4 @@
-"""The parity check: after every weight copy an engine outside the learner's process shows what it samples with.
+"""The log-prob check: after every weight copy an engine outside the learner's process shows what it samples with.
 
 An engine that serves stale weights still gives fluent text and plausible log-probs; training then goes wrong slowly.
 So a few short responses are sampled after each copy, and the learner, which has just these weights, scores their
@@ -110,7 +110,7 @@ class LogprobCheck:
         self, name: str, version: int, gap: float, limit: float, reported: NDArray[np.float32], *, first: bool
     ) -> str:
         text = (
-            f"parity check: after loading the weights of version {version}, {name} and the learner differ by "
+            f"log-prob check: after loading the weights of version {version}, {name} and the learner differ by "
             f"{gap:.2g} nats a token on average (limit {limit:.2g}). "
         )
         before = self._last.get(name)

@@ -254,7 +254,7 @@ class WorkerPool(Closing):
     Workers start with the first item. Any number of items may wait: they lie in this process.
 
     Args:
-        trade: the verifier.
+        protocol: how a worker is started and asked.
         workers: worker processes.
     """
 

@@ -1,4 +1,4 @@
-"""The parity check on a tiny learner: an engine with the learner's weights passes, a stale one stops the run."""
+"""The log-prob check on a tiny learner: an engine with the learner's weights passes, a stale one stops the run."""
 
 from __future__ import annotations
 
