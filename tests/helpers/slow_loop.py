@@ -405,7 +405,10 @@ class SlowLoop:
         lengths = sorted(len(r.tokens) for r in responses)
         shares = [sum(r.reward for r in g.judged) / len(g.judged) for g in groups if g.judged]
         mean = sum(shares) / len(shares)
-        spread = math.sqrt(sum((s - mean) ** 2 for s in shares) / (len(shares) - 1))
+        of_prompt: dict[tuple[int, ...], float] = {}  # a prompt that was drawn twice is one observation
+        for group, share in zip([g for g in groups if g.judged], shares, strict=True):
+            of_prompt[tuple(group.prompt)] = of_prompt.get(tuple(group.prompt), 0.0) + share - mean
+        spread = math.sqrt(sum(r**2 for r in of_prompt.values()) * len(of_prompt) / (len(of_prompt) - 1))
 
         def quantile(q: float) -> float:
             place = q * (len(lengths) - 1)
@@ -415,7 +418,7 @@ class SlowLoop:
 
         return {
             "train/accuracy/mean": sum(rewards) / len(rewards),
-            "train/accuracy/standard_error": spread / math.sqrt(len(shares)),
+            "train/accuracy/standard_error": spread / len(shares),
             "train/accuracy_nontruncated/mean": sum(whole) / len(whole) if whole else None,
             "train/reward/mean": sum(rewards) / len(rewards),
             "train/answered/ratio": sum(r.answered for r in responses) / len(responses),

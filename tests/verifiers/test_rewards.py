@@ -239,4 +239,5 @@ def test_accuracy_is_of_right_answers_and_the_reward_is_the_mean_score() -> None
     values = rollout_metrics([group(0.5, 1.0, None), group(0.0, 0.5)])
     assert values["train/accuracy/mean"] == pytest.approx(0.25)
     assert values["train/reward/mean"] == pytest.approx(0.5)
+    assert values["train/accuracy/standard_error"] is None, "two draws of one prompt are one observation"
     assert values["reward/length"] == pytest.approx((0 + 1 + 0 + 1) / 4), "of what was judged"

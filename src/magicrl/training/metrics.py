@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from magicrl.algorithms.advantages import Rejection
 from magicrl.algorithms.entropy import AdaptiveEntropyController, EntropyController, EntropyEstimate, EntropyEstimator
@@ -163,19 +164,20 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     """Accuracy, truncation and lengths over the step's whole buffer, before rejection.
 
     ``train/accuracy_nontruncated`` is r_nontrunc of J = E[p_nontrunc * r_nontrunc]; None where all were cut.
-    The standard error is clustered by group.
+    The standard error is clustered by prompt: one that was drawn twice is one observation.
     """
     rewards = np.concatenate([g.rewards[g.counted] for g in groups])
     correct = np.concatenate([g.correct[g.counted] for g in groups]).astype(np.float32)
     truncated = np.concatenate([g.truncated[g.counted] for g in groups])
     lengths = np.array([len(c) for g in groups for c in g.group.completions])
-    per_group = np.array([g.correct[g.counted].astype(np.float32).mean() for g in groups if g.counted.any()])
+    judged = [g for g in groups if g.counted.any()]
     finished = correct[~truncated]
-    error = per_group.std(ddof=1) / math.sqrt(len(per_group)) if len(per_group) > 1 else None
     verified = [v.seconds for g in groups for v in g.verdicts]
     return {
         "train/accuracy/mean": _mean(correct),
-        "train/accuracy/standard_error": None if error is None else float(error),
+        "train/accuracy/standard_error": _clustered_error(
+            np.array([g.correct[g.counted].mean() for g in judged]), [g.group.request.problem.key for g in judged]
+        ),
         "train/accuracy_nontruncated/mean": _mean(finished),
         "train/reward/mean": _mean(rewards),
         "train/answered/ratio": answered_share([g.group.completions for g in groups], [g.verdicts for g in groups]),
@@ -192,6 +194,14 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "verify/seconds": float(np.sum(verified)),
         **_own_metrics(groups),
     }
+
+
+def _clustered_error(values_N: NDArray[np.float64], keys: Sequence[str]) -> float | None:
+    """Standard error of the mean of values that correlate within a key; None with fewer than two keys."""
+    _, cluster = np.unique(keys, return_inverse=True)
+    residuals = np.bincount(cluster, weights=values_N - values_N.mean()) if len(keys) else np.zeros(0)
+    n = len(residuals)
+    return math.sqrt(n / (n - 1) * float((residuals**2).sum())) / len(keys) if n > 1 else None
 
 
 def _own_metrics(groups: Sequence[ScoredGroup]) -> Values:
