@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from magicrl.algorithms.losses import LOSSES
 from magicrl.config.loader import load_train_recipe
+from magicrl.training.protocols import TrainingStopped
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
@@ -76,6 +77,13 @@ def test_replayed_rollouts_give_the_same_updates(toy_recipe: Path, tmp_path: Pat
 def test_bfloat16_compute_keeps_the_sampler_near(toy_recipe: Path, tmp_path: Path) -> None:
     rows = run(toy_recipe, tmp_path / "run", *SHORT, "model.dtype=bfloat16")
     assert all(0 < row["learner/sampler_gap_mean"] < 0.05 for row in rows if row["learner/sgd_steps"])
+
+
+def test_an_engine_that_serves_other_weights_stops_the_run(toy_recipe: Path, tmp_path: Path) -> None:
+    """bfloat16's gap, far above a bound that no engine with other numerics could keep, stands for another's weights."""
+    with pytest.raises(TrainingStopped, match="serves other weights than the learner's"):
+        run(toy_recipe, tmp_path / "run", *SHORT, "model.dtype=bfloat16", "rollout.max_sampler_gap=1e-6")
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-000001*")), "the step is in no checkpoint"
 
 
 def test_refill_fills_the_batch_with_groups_that_teach(toy_recipe: Path, tmp_path: Path) -> None:
