@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -101,12 +101,17 @@ def policy_gradient_identity() -> list[Check]:
     return checks
 
 
+def without_rewards(inputs: LossInputs) -> LossInputs:
+    """The same tokens with advantages of 0: what is left of the loss are its entropy and KL terms."""
+    return replace(inputs, advantages=torch.zeros_like(inputs.advantages))
+
+
 def kl_identity() -> list[Check]:
     """The mean of k3 under pi_theta is KL(pi_theta || pi_ref)."""
     logits, ref = sampling_logits(), other_logits(7)
     inputs, lengths, groups = tabular_inputs(logits, ref)
     weights = sequence_weights(inputs, lengths, groups)
-    outputs = loss_terms(LOSSES["pg"], inputs, weights, beta=1.0, policy_weight=0.0)
+    outputs = loss_terms(LOSSES["pg"], without_rewards(inputs), weights, beta=1.0)
     expected = (
         torch.stack(
             [
@@ -125,7 +130,7 @@ def entropy_identity() -> list[Check]:
     logits = other_logits(8).requires_grad_()
     inputs, lengths, groups = tabular_inputs(logits)
     weights = sequence_weights(inputs, lengths, groups)
-    loss = loss_terms(LOSSES["pg"], inputs, weights, alpha=alpha, policy_weight=0.0).loss
+    loss = loss_terms(LOSSES["pg"], without_rewards(inputs), weights, alpha=alpha).loss
     (found,) = torch.autograd.grad(loss, logits)
     # By hand: dH/dz_i = -p_i (log p_i + H), weighted by how often pi_k visits the state.
     visits = torch.zeros(len(logits), dtype=torch.float64)

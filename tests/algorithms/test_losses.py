@@ -127,11 +127,6 @@ def test_entropy_and_kl_terms_take_the_same_weights_and_their_signs():
     assert both == pytest.approx(EXPECTED["ppo"] - 0.1 * 0.5 * 2 + 0.1 * (1 - math.log(2)) * 2, rel=1e-12)
 
 
-def test_policy_weight_scales_the_policy_term_only():
-    full = hand_loss("magic", alpha=0.1, policy_weight=0.5).loss.item()
-    assert full == pytest.approx(0.5 * EXPECTED["magic"] - 0.05, rel=1e-12)
-
-
 MUTATIONS = {
     "sign of the advantage": lambda: hand_loss("magic", hand_case(advantages=-hand_case().advantages)),
     "no clip": lambda: hand_loss("magic", row=dataclasses.replace(LOSSES["magic"], surrogate=policy_gradient)),

@@ -493,7 +493,6 @@ def loss_terms(
     *,
     alpha: float = 0.0,
     beta: float = 0.0,
-    policy_weight: float = 1.0,
     clip_low: float = 0.2,
     clip_high: float = 0.2,
     coefficients: Mapping[str, float] = MappingProxyType({}),
@@ -501,7 +500,7 @@ def loss_terms(
     correction: Correction = NONE,
     correction_cap: float = 2.0,
 ) -> LossOutputs:
-    """A micro-batch's share of Eq. 3.1: sum of w * [-(policy_weight * policy + alpha * H) + beta * k3].
+    """A micro-batch's share of Eq. 3.1: sum of w * [-(policy + alpha * H) + beta * k3].
 
     All three terms take the same weights, so a response whose advantage is 0 (a masked one) still
     counts in the denominator and in the entropy and KL terms.
@@ -512,7 +511,6 @@ def loss_terms(
         token_weights: ``[tokens]`` weights of the whole mini-batch's reducer: ``response_weights`` of this
             micro-batch's responses, indexed by ``sample_index``.
         alpha, beta: of entropy and KL; with 0 these are only measured.
-        policy_weight: factor on the policy term.
         clip_low, clip_high, coefficients, statistics: for the row's surrogate.
         correction, correction_cap: of the sampler, for the policy term.
 
@@ -558,7 +556,7 @@ def loss_terms(
         ),
     )
 
-    policy_loss = -policy_weight * (weights * corrected * surrogate.values).sum()
+    policy_loss = -(weights * corrected * surrogate.values).sum()
     loss = policy_loss
     if alpha and own.entropy is not None:
         loss = loss - alpha * (weights * own.entropy).sum()

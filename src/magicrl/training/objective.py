@@ -172,7 +172,6 @@ class Objective:
             job.weights.to(scorer.device)[rows],
             alpha=controls.alpha,
             beta=self._beta,
-            policy_weight=controls.policy_weight,
             clip_low=controls.clip_low,
             clip_high=controls.clip_high,
             coefficients=controls.coefficients,

@@ -16,7 +16,6 @@ class Controls:
 
     Attributes:
         alpha: entropy coefficient alpha_k; adaptive control never makes it negative, a controller of one's own may.
-        policy_weight: factor on the policy term (1 normally).
         clip_low: eps_low; the ratio is clipped below at 1 - eps_low.
         clip_high: eps_high; clipped above at 1 + eps_high.
         temperature: tau; divides the logits before log-probs and entropy are taken.
@@ -25,7 +24,6 @@ class Controls:
     """
 
     alpha: float = 0.0
-    policy_weight: float = 1.0
     clip_low: float = 0.2
     clip_high: float = 0.2
     temperature: float = 1.0
