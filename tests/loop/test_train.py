@@ -106,6 +106,11 @@ def test_a_resumed_run_is_the_same_run(toy_recipe: Path, tmp_path: Path, keep: i
     (cut / "evaluations" / "after-held_out.json").unlink()
     again = run(toy_recipe, cut, "checkpoint.keep_last=9", "algorithm.refill=until_full", resume=True)
     assert timeless(again) == timeless(rows)
+    states = [
+        json.loads((folder / "checkpoints" / "step-000006" / "state.json").read_text())["state"]
+        for folder in (whole, cut)
+    ]
+    assert states[0]["best"] == states[1]["best"] is not None
     expected = load_file(whole / "model" / "model.safetensors")
     found = load_file(cut / "model" / "model.safetensors")
     assert all(torch.equal(expected[name], found[name]) for name in expected)
