@@ -87,6 +87,11 @@ def check(kind: str, reference: str) -> None:
     Raises:
         ValueError: an unknown name (says the nearest known one), a file or a module that is not there.
     """
+    _checked(kind, reference)
+
+
+def _checked(kind: str, reference: str) -> tuple[str, str]:
+    """`check`, and the module or file and the attribute that it found."""
     where, attribute = _split(kind, reference)
     if where.endswith(".py"):
         if not Path(where).expanduser().is_file():
@@ -95,6 +100,7 @@ def check(kind: str, reference: str) -> None:
         raise ValueError(f"{kind} {reference!r}: there is no module {where!r}; is its package installed?")
     if not attribute.isidentifier():
         raise ValueError(f"{kind} {reference!r}: {attribute!r} is no name of a function, a class or a value")
+    return where, attribute
 
 
 def resolve(kind: str, reference: str) -> Any:
@@ -104,8 +110,7 @@ def resolve(kind: str, reference: str) -> Any:
         ValueError: as `check`; the module fails to import (its error is told and is the cause); or it has no such
             attribute.
     """
-    check(kind, reference)
-    where, attribute = _split(kind, reference)
+    where, attribute = _checked(kind, reference)
     try:
         module = _module_of_file(Path(where).expanduser()) if where.endswith(".py") else importlib.import_module(where)
     except Exception as error:  # a user's module may raise anything while it is imported

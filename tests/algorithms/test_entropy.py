@@ -12,7 +12,6 @@ from magicrl.algorithms.entropy import (
     ControllerSettings,
     EntropyController,
     FixedEntropyController,
-    NoEntropyControl,
     clustered_mean,
     make_controller,
     measure_entropy,
@@ -155,7 +154,7 @@ def test_state_survives_json_and_goes_on_the_same(preset):
 def test_fixed_and_none():
     assert play(make_controller("fixed", ControllerSettings(alpha=0.003)), [0.1, 0.9]) == [0.003, 0.003]
     assert play(make_controller("none"), [0.1, 0.9]) == [0.0, 0.0]
-    for controller in (FixedEntropyController(0.1), NoEntropyControl(), AdaptiveEntropyController(0.2, 0.1)):
+    for controller in (FixedEntropyController(0.1), make_controller("none"), AdaptiveEntropyController(0.2, 0.1)):
         assert isinstance(controller, EntropyController)
 
 

@@ -113,22 +113,6 @@ class EntropyController(Protocol):
         ...
 
 
-class NoEntropyControl:
-    """alpha_k = 0 always."""
-
-    def coefficient(self, entropy: float) -> float:
-        return 0.0
-
-    def observe(self, entropy: float) -> None:
-        return None
-
-    def state(self) -> dict[str, float | None]:
-        return {}
-
-    def restore(self, state: Mapping[str, float | None]) -> None:
-        return None
-
-
 class FixedEntropyController:
     """alpha_k = alpha always."""
 
@@ -257,7 +241,7 @@ class ControllerSettings(NamedTuple):
 
 def no_control(s: ControllerSettings) -> EntropyController:
     """``entropy.controller = "none"``."""
-    return NoEntropyControl()
+    return FixedEntropyController(0.0)
 
 
 def fixed_control(s: ControllerSettings) -> EntropyController:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any, NamedTuple
 
 import ray
@@ -143,6 +144,7 @@ class VerifierNodes:
         self._config = config.model_copy(update={"workers": workers})
         self._timeouts = timeouts or ClusterTimeouts()
         self._threads = threads
+        self._spec = cache(verifier_spec)  # finding one looks through modules and files
         self._warm: tuple[str, ...] = ()
         self._places = [_Place(number=n, node=node, actor=self._actor(node)) for n, node in enumerate(nodes())]
         self.lost: list[str] = []
@@ -154,7 +156,7 @@ class VerifierNodes:
         Raises:
             ValueError: the problem has no gold answer.
         """
-        verifier_spec(problem.verifier).check_golds(problem)
+        self._spec(problem.verifier).check_golds(problem)
         return NodeTicket(problem=problem, items=[self._ask(problem, response) for response in responses])
 
     def result(self, ticket: NodeTicket) -> tuple[Verdict, ...]:

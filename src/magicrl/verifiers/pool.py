@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Any, Protocol, Self
 
@@ -372,7 +373,7 @@ class VerifierPool(Closing):
         self._options = options or JudgeOptions()
         self._limits = (time_limit, memory_limit_mb)
         self._workers = workers
-        self._specs: dict[str, VerifierSpec] = {}
+        self._spec = cache(verifier_spec)  # finding one looks through modules and files
         self._local: dict[str, Judge] = {}
         self._awaited: set[Future[Any]] = set()
         self._pools: dict[str, WorkerPool] = {}
@@ -465,11 +466,6 @@ class VerifierPool(Closing):
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError("the verifier pool is closed")
-
-    def _spec(self, name: str) -> VerifierSpec:
-        if name not in self._specs:
-            self._specs[name] = verifier_spec(name)
-        return self._specs[name]
 
     def _pool(self, spec: VerifierSpec) -> WorkerPool:
         assert spec.protocol is not None
