@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean as mean
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -20,70 +21,6 @@ from magicrl.evaluation.job import JudgedGroup
 from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.records import Completion, Problem, StepMetrics, Verdict
 from magicrl.verifiers.base import NO_ANSWER, Extract, Reasoning
-
-Series: TypeAlias = Sequence[StepMetrics]
-"""The training steps so far, oldest first."""
-
-
-def column(series: Series, *keys: str) -> list[float]:
-    """The finite numbers of the first of ``keys`` that each step has; steps without one are left out."""
-    found: list[float] = []
-    for row in series:
-        for key in keys:
-            value = row.values.get(key)
-            if isinstance(value, (int, float)) and math.isfinite(value):
-                found.append(float(value))
-                break
-    return found
-
-
-def tail(series: Series, count: int, *keys: str) -> list[float]:
-    """The last ``count`` numbers of ``column``, oldest first, without reading the whole run for them."""
-    found: list[float] = []
-    for row in reversed(series):
-        if len(found) == count:
-            break
-        found.extend(column([row], *keys))
-    return found[::-1]
-
-
-def mean(values: Sequence[float]) -> float:
-    """Arithmetic mean of at least one number."""
-    return sum(values) / len(values)
-
-
-def change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
-    """Difference of two windows' means and its standard error, from the scatter inside the windows."""
-    variance = 0.0
-    for window in (before, after):
-        if len(window) > 1:
-            centre = mean(window)
-            variance += sum((v - centre) ** 2 for v in window) / (len(window) - 1) / len(window)
-    return mean(after) - mean(before), math.sqrt(variance)
-
-
-def trend(values: Sequence[float]) -> tuple[float, float]:
-    """Rise of the least-squares line over all of ``values`` (three or more), and its standard error."""
-    n = len(values)
-    centre, middle = mean(values), (n - 1) / 2
-    spread = n * (n * n - 1) / 12
-    slope = sum((i - middle) * (v - centre) for i, v in enumerate(values)) / spread
-    residual = sum((v - centre - slope * (i - middle)) ** 2 for i, v in enumerate(values))
-    return slope * (n - 1), math.sqrt(residual / (n - 2) / spread) * (n - 1)
-
-
-def this_stage(series: Series) -> Series:
-    """The steps of the stage that the last step belongs to."""
-    first = len(series)
-    while first > 0 and series[first - 1].stage == series[-1].stage:
-        first -= 1
-    return series[first:]
-
-
-def percent(share: float) -> str:
-    """``0.123`` as ``12 %``."""
-    return f"{100 * share:.0f} %"
-
 
 Cause: TypeAlias = Literal["enough", "truncated", "no_answer", "all_wrong", "all_right"]
 
@@ -96,6 +33,15 @@ UNJUDGED = "no answer could be judged; look at the gold answers and at what the 
 SUPERVISED_START = "a short supervised start ([start] sft)"
 
 
+def column(steps: Sequence[StepMetrics], *keys: str) -> list[float]:
+    """The finite numbers of the first of ``keys`` that each step has; steps without one are left out."""
+    found: list[float] = []
+    for row in steps:
+        values = (row.values.get(key) for key in keys)
+        found += [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)][:1]
+    return found
+
+
 class Judging(NamedTuple):
     """How the recipe's verifier reads answers; None where it has no such setting (code)."""
 
@@ -105,6 +51,12 @@ class Judging(NamedTuple):
 
 ANY_JUDGING = Judging()
 """Where the verifier's settings are not known."""
+
+
+def judging_of(verifier: VerifierConfig, problems: Iterable[Problem]) -> Judging:
+    """The settings as far as they count for these problems: code and a reward of the user's have none of their own."""
+    read = any(problem.verifier in ("maths", "exact") for problem in problems)
+    return Judging(verifier.extract, verifier.reasoning) if read else ANY_JUDGING
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -143,49 +95,6 @@ class SampledAnswers:
         }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Diagnosis:
-    """What keeps a model from learning from its answers.
-
-    Attributes:
-        cause: the first one; ``enough``: nothing does.
-        message: what was seen, with numbers.
-        advice: what helps, first things first, each a sentence in the recipe's settings.
-    """
-
-    cause: Cause
-    message: str
-    advice: tuple[str, ...]
-
-    @property
-    def text(self) -> str:
-        """What was seen and what helps."""
-        return f"{self.message}. {self.remedy}"
-
-    @property
-    def remedy(self) -> str:
-        """The advice in one line."""
-        return " ".join(self.advice)
-
-
-def judging_of(verifier: VerifierConfig, problems: Iterable[Problem]) -> Judging:
-    """The settings as far as they count for these problems: code and a reward of the user's have none of their own."""
-    read = any(problem.verifier in ("maths", "exact") for problem in problems)
-    return Judging(verifier.extract, verifier.reasoning) if read else ANY_JUDGING
-
-
-def diagnose(answers: SampledAnswers) -> Diagnosis:
-    """The cause of the largest share of the answers, with the advice against it and every other large one."""
-    if answers.mixed >= ENOUGH:
-        return Diagnosis(cause="enough", message=_seen(answers), advice=())
-    causes: list[Cause] = ["all_right"]
-    if answers.correct <= 0.5:
-        shares = answers.failures()
-        ordered = sorted(shares, key=lambda cause: -shares[cause])
-        causes = [cause for i, cause in enumerate(ordered) if i == 0 or shares[cause] >= ENOUGH]
-    return Diagnosis(cause=causes[0], message=_seen(answers), advice=tuple(_advice(cause, answers) for cause in causes))
-
-
 def answers_of(groups: Sequence[JudgedGroup], *, max_tokens: int, judging: Judging) -> SampledAnswers:
     """The numbers of groups that were sampled and judged.
 
@@ -214,26 +123,23 @@ def answered_share(completions: Iterable[Sequence[Completion]], verdicts: Iterab
 
 
 STEP_KEYS = (
-    "groups/rejected/ratio",
     "groups/sampled",
+    "stage/max_tokens",
+    "groups/rejected/ratio",
     "train/accuracy/mean",
     "train/truncation/ratio",
     "train/answered/ratio",
-    "stage/max_tokens",
 )
 """The metrics that ``answers_in`` reads."""
 
 
 def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> SampledAnswers | None:
     """The numbers of recorded training steps, their means; None where they do not say."""
-    rejected, correct, truncated, answered = (
-        column(steps, key) for key in (STEP_KEYS[0], STEP_KEYS[2], STEP_KEYS[3], STEP_KEYS[4])
-    )
-    limits = column(steps, STEP_KEYS[5])
+    groups, limits, rejected, correct, truncated, answered = (column(steps, key) for key in STEP_KEYS)
     if not (rejected and correct and truncated and limits):
         return None
     return SampledAnswers(
-        groups=round(sum(column(steps, STEP_KEYS[1]))),
+        groups=round(sum(groups)),
         max_tokens=round(limits[-1]),
         mixed=1.0 - mean(rejected),
         correct=mean(correct),
@@ -243,45 +149,81 @@ def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> 
     )
 
 
-def _advice(cause: Cause, answers: SampledAnswers) -> str:
-    if cause == "truncated":
-        longer = f"Answers are cut at T = {answers.max_tokens}: raise max_tokens of the stage."
-        ending = f" If they do not end at any length, make {SUPERVISED_START}, or ask for brevity in the template."
-        return longer + (ending if answers.truncated >= NEVER_ENDS else "")
-    if cause == "no_answer":
-        extract, reasoning = answers.judging
-        ways = [
-            'also take answers without a box (verifier.extract = "lenient")' if extract == "box" else "",
-            'do not require a closed <think> (verifier.reasoning = "auto")' if reasoning == "required" else "",
-            "ask for the form of the answer in the template of the data"
-            + (' (e.g. "{prompt} Put the answer in \\\\boxed{}.")' if extract == "box" else ""),
-            f"or make {SUPERVISED_START}",
-        ]
-        return f"Answers end without anything that the verifier reads: {', '.join(way for way in ways if way)}."
-    if cause == "all_wrong":
-        return (
-            "Answers are readable and wrong: easier problems, a filter that finds those solved sometimes "
-            "([data.difficulty_filter]), or more samples a problem (group_size of the stage)."
-        )
-    return (
-        "The problems are solved already: harder ones, or those not always solved ([data.difficulty_filter], "
-        "data.online_filter); more samples a problem (group_size of the stage) find the rare mistake."
-    )
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Diagnosis:
+    """What keeps a model from learning from its answers.
+
+    Attributes:
+        cause: the first one; ``enough``: nothing does.
+        message: what was seen, with numbers.
+        advice: what helps, first things first, each a sentence in the recipe's settings.
+    """
+
+    cause: Cause
+    message: str
+    advice: tuple[str, ...]
+
+    @property
+    def remedy(self) -> str:
+        """The advice in one line."""
+        return " ".join(self.advice)
+
+    @property
+    def text(self) -> str:
+        """What was seen and what helps."""
+        return f"{self.message}. {self.remedy}"
+
+
+def diagnose(answers: SampledAnswers) -> Diagnosis:
+    """The cause of the largest share of the answers, with the advice against it and every other large one."""
+    if answers.mixed >= ENOUGH:
+        return Diagnosis(cause="enough", message=_seen(answers), advice=())
+    causes: list[Cause] = ["all_right"]
+    if answers.correct <= 0.5:
+        shares = answers.failures()
+        first, *others = sorted(shares, key=lambda cause: -shares[cause])
+        causes = [first, *(cause for cause in others if shares[cause] >= ENOUGH)]
+    return Diagnosis(cause=causes[0], message=_seen(answers), advice=tuple(_advice(cause, answers) for cause in causes))
 
 
 def _seen(answers: SampledAnswers) -> str:
+    def percent(share: float) -> str:
+        return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+
     form = "boxed" if answers.judging.extract == "box" else "readable"
-    parts = [
-        f"{_percent(answers.mixed)} of {answers.groups} groups have answers of differing reward",
-        f"{_percent(answers.correct)} of the answers are right",
-        "" if answers.answered is None else f"{_percent(answers.answered)} end with a {form} answer",
-        f"{_percent(answers.truncated)} are cut at T = {answers.max_tokens}",
+    ended = "" if answers.answered is None else f"{percent(answers.answered)} end with a {form} answer, "
+    return (
+        f"{percent(answers.mixed)} of {answers.groups} groups have answers of differing reward, "
+        f"{percent(answers.correct)} of the answers are right, {ended}"
+        f"{percent(answers.truncated)} are cut at T = {answers.max_tokens}"
+    )
+
+
+def _advice(cause: Cause, answers: SampledAnswers) -> str:
+    if cause == "no_answer":
+        return _advice_on_the_form(answers.judging)
+    ending = f" If they do not end at any length, make {SUPERVISED_START}, or ask for brevity in the template."
+    return {
+        "truncated": f"Answers are cut at T = {answers.max_tokens}: raise max_tokens of the stage."
+        + (ending if answers.truncated >= NEVER_ENDS else ""),
+        "all_wrong": "Answers are readable and wrong: easier problems, a filter that finds those solved sometimes "
+        "([data.difficulty_filter]), or more samples a problem (group_size of the stage).",
+        "all_right": "The problems are solved already: harder ones, or those not always solved "
+        "([data.difficulty_filter], data.online_filter); more samples a problem (group_size of the stage) find the "
+        "rare mistake.",
+    }[cause]
+
+
+def _advice_on_the_form(judging: Judging) -> str:
+    boxed = judging.extract == "box"
+    ways = [
+        *(['also take answers without a box (verifier.extract = "lenient")'] if boxed else []),
+        *(['do not require a closed <think> (verifier.reasoning = "auto")'] if judging.reasoning == "required" else []),
+        "ask for the form of the answer in the template of the data"
+        + (' (e.g. "{prompt} Put the answer in \\\\boxed{}.")' if boxed else ""),
+        f"or make {SUPERVISED_START}",
     ]
-    return ", ".join(part for part in parts if part)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %" if 0 < share < 0.1 else f"{100 * share:.0f} %"
+    return f"Answers end without anything that the verifier reads: {', '.join(ways)}."
 
 
 Outcome: TypeAlias = Literal["learned", "no_rise", "worse", "nothing_to_learn", "no_update", "undecided"]
@@ -339,14 +281,7 @@ class LearningFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Conclusion:
-    """The verdict.
-
-    Attributes:
-        outcome: in a word.
-        reason: in a sentence, with numbers.
-        advice: what helps, where something is to be helped.
-        facts: what it rests on.
-    """
+    """The verdict: in a word, in a sentence with numbers, what helps, and what it rests on."""
 
     outcome: Outcome
     reason: str
@@ -360,52 +295,42 @@ class Conclusion:
 
     def as_dict(self) -> dict[str, Any]:
         """Its place in ``run.json``."""
-        return {
-            "outcome": self.outcome,
-            "title": self.title,
-            "reason": self.reason,
-            "advice": list(self.advice),
-            "facts": asdict(self.facts),
-        }
+        return {**asdict(self), "title": self.title}
 
 
 def conclude(facts: LearningFacts) -> Conclusion:
     """The verdict on a run that went to its end: on its weights first, then on its test."""
-    rise, found = facts.rise, None if facts.answers is None else diagnose(facts.answers)
+    found = None if facts.answers is None else diagnose(facts.answers)
     seen = "" if found is None else f"; {found.message}"
     advice = () if found is None else found.advice
+    updates = f"{facts.updates} {'update' if facts.updates == 1 else 'updates'}"
+
+    def verdict(outcome: Outcome, reason: str, *advice: str) -> Conclusion:
+        return Conclusion(outcome=outcome, reason=reason, advice=advice, facts=facts)
+
     if facts.updates == 0:
-        why = "no training step was made" if found is None else "not one group had a signal, so no update was applied"
-        outcome: Outcome = "no_update" if found is None or found.cause == "enough" else "nothing_to_learn"
-        return Conclusion(outcome=outcome, reason=f"{why}{seen}", advice=advice, facts=facts)
-    applied = f"{facts.updates} {'update' if facts.updates == 1 else 'updates'}"
+        if found is None:
+            return verdict("no_update", "no training step was made")
+        why = f"not one group had a signal, so no update was applied{seen}"
+        return verdict("no_update" if found.cause == "enough" else "nothing_to_learn", why, *advice)
     if facts.weights_changed is False:
-        return Conclusion(
-            outcome="no_update",
-            reason=f"{applied} left every weight of the saved model as it was{seen}",
-            advice=("Raise optimizer.learning_rate: its steps are lost in the precision of the weights.", *advice),
-            facts=facts,
-        )
-    if rise is None:
-        return Conclusion(
-            outcome="undecided",
-            reason=f"{applied} changed the weights, and no test set says whether for the better{seen}",
-            advice=("Hold problems out (data.holdout) or name a test set ([data.test.NAME]).", *advice),
-            facts=facts,
-        )
-    tested = _in_words(rise)
-    if rise.change.low > 0:
-        return Conclusion(outcome="learned", reason=tested, advice=(), facts=facts)
-    if rise.change.high < 0:
-        lower = "Lower optimizer.learning_rate, and see what the health findings say."
-        return Conclusion(outcome="worse", reason=tested, advice=(lower, *advice), facts=facts)
+        raised = "Raise optimizer.learning_rate: its steps are lost in the precision of the weights."
+        return verdict("no_update", f"{updates} left every weight of the saved model as it was{seen}", raised, *advice)
+    if facts.rise is None:
+        why = f"{updates} changed the weights, and no test set says whether for the better{seen}"
+        held_out = "Hold problems out (data.holdout) or name a test set ([data.test.NAME])."
+        return verdict("undecided", why, held_out, *advice)
+    tested, change = _in_words(facts.rise), facts.rise.change
+    if change.low > 0:
+        return verdict("learned", tested)
+    if change.high < 0:
+        return verdict("worse", tested, "Lower optimizer.learning_rate, and see the health findings.", *advice)
     if facts.answers is not None and facts.answers.mixed < SCARCE:
-        return Conclusion(outcome="nothing_to_learn", reason=f"{tested}{seen}", advice=advice, facts=facts)
-    if rise.change.high < NOTEWORTHY:
-        longer = "Train longer, or with a larger optimizer.learning_rate."
-        return Conclusion(outcome="no_rise", reason=tested, advice=(*advice, longer), facts=facts)
+        return verdict("nothing_to_learn", f"{tested}{seen}", *advice)
+    if change.high < NOTEWORTHY:
+        return verdict("no_rise", tested, *advice, "Train longer, or with a larger optimizer.learning_rate.")
     more = "More test problems or samples (evaluation.samples) make the interval narrower; more steps the rise larger."
-    return Conclusion(outcome="undecided", reason=f"{tested}: too wide to tell", advice=(*advice, more), facts=facts)
+    return verdict("undecided", f"{tested}: too wide to tell", *advice, more)
 
 
 def learning_facts(
@@ -453,13 +378,10 @@ def _rise(before: Mapping[str, Any], after: Mapping[str, Any], temperature: floa
 
 
 def _in_words(rise: ScoreRise) -> str:
-    points = [
-        f"{100 * share:+.1f}".replace("-", "−") for share in (rise.change.mean, rise.change.low, rise.change.high)
-    ]
-    few = rise.change.clusters < rise.change.problems
-    clusters = f" of {rise.change.clusters} prompts or templates" if few else ""
+    change = rise.change
+    mean, low, high = (f"{100 * share:+.1f}".replace("-", "−") for share in (change.mean, change.low, change.high))
+    clusters = f" of {change.clusters} prompts or templates" if change.clusters < change.problems else ""
     return (
         f"{rise.set_name} at temperature {rise.temperature:g}: {100 * rise.before:.1f} % before, "
-        f"{100 * rise.after:.1f} % after, {points[0]} points (95 %: {points[1]} to {points[2]}, "
-        f"{rise.change.problems} problems{clusters})"
+        f"{100 * rise.after:.1f} % after, {mean} points (95 %: {low} to {high}, {change.problems} problems{clusters})"
     )

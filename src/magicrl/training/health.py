@@ -1,16 +1,18 @@
 """Health of a run: what goes wrong in runs of this recipe, told with its remedy while it happens.
 
-A rule is a predicate over the steps so far, with the metrics it reads, its severity and its remedy. Rules are pure, so
-that the live display, the event log and the report say the same; a metric that is missing keeps its rule quiet. The
-signs are those of section 12 of the recipe, the thresholds are ours. A finding is told once an episode: again only
-after its rule has been quiet for ``REARM_STEPS``. Losses that are not finite are not among them: the learner stops.
+A rule is a pure predicate over the steps so far, so that the live display, the event log and the report say the same. A
+metric that is missing from the steps it looks at keeps it quiet. The signs are those of section 12 of the recipe, the
+thresholds are ours. A finding is told once an episode: again only after its rule has been quiet for ``REARM_STEPS``.
+Losses that are not finite are not among them: the learner stops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
+
+import numpy as np
 
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import (
@@ -18,29 +20,30 @@ from magicrl.training.diagnosis import (
     STEP_KEYS,
     Judging,
     SampledAnswers,
-    Series,
     answers_in,
-    change,
     column,
     diagnose,
     mean,
-    percent,
-    tail,
-    this_stage,
-    trend,
 )
 
+Series: TypeAlias = Sequence[StepMetrics]
+"""The training steps so far, oldest first, never empty."""
 Severity: TypeAlias = Literal["info", "warning", "critical"]
+Check: TypeAlias = Callable[[Series], str | SampledAnswers | None]
 
 RECENT = 5
 """Steps that make up "now"."""
 EARLY_STEPS = 100
 """Steps that make up "early", from the start of the run or of the stage."""
-
-ENTROPY = ("entropy/exact/mean", "entropy/sampled/mean")
-ACCURACY = "train/accuracy/mean"
+REARM_STEPS = 10
+"""Steps a rule must be quiet before it may speak again."""
 SOLVED = 0.95
 """Train accuracy from which low entropy is what certainty looks like, not collapse."""
+
+EXACT, SAMPLED, TARGET = "entropy/exact/mean", "entropy/sampled/mean", "entropy/target"
+ACCURACY, FINISHED_ACCURACY = "train/accuracy/mean", "train/accuracy_nontruncated/mean"
+LENGTH, TRUNCATION, REJECTED = "length/mean", "train/truncation/ratio", "groups/rejected/ratio"
+CLIPPED, SGD_STEPS, SAMPLER_GAP = "learner/clip_ratio", "learner/sgd_steps", "learner/sampler_gap_mean"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,8 +55,8 @@ class HealthRule:
         severity: ``info`` is expected behaviour worth knowing, ``critical`` usually ruins the run.
         keys: the metrics it reads; what the monitor must remember.
         sign: what it looks for, in a sentence.
-        check: the steps so far (oldest first, never empty) to a message, or None when all is well; answers instead of
-            a message are diagnosed, which gives message and remedy.
+        check: the steps so far to a message, or None when all is well; answers instead of a message are diagnosed,
+            which gives message and remedy.
         remedy: what to change, in the recipe's settings.
     """
 
@@ -61,90 +64,107 @@ class HealthRule:
     severity: Severity
     keys: tuple[str, ...]
     sign: str
-    check: Callable[[Series], str | SampledAnswers | None]
+    check: Check
     remedy: str
 
 
-def rule(
-    *, severity: Severity, keys: tuple[str, ...], remedy: str
-) -> Callable[[Callable[[Series], str | SampledAnswers | None]], HealthRule]:
+def rule(severity: Severity, *keys: str, remedy: str) -> Callable[[Check], HealthRule]:
     """Makes a predicate the rule of its name; its docstring's first line is the sign."""
 
-    def made(check: Callable[[Series], str | SampledAnswers | None]) -> HealthRule:
+    def made(check: Check) -> HealthRule:
         sign = (check.__doc__ or "").partition("\n")[0]
         return HealthRule(name=check.__name__, severity=severity, keys=keys, sign=sign, check=check, remedy=remedy)
 
     return made
 
 
+def last(series: Series, count: int, *keys: str) -> list[float]:
+    """The first of ``keys`` in each of the last ``count`` steps; [] unless every one of them has it."""
+    found = column(series[-count:], *keys)
+    return found if len(found) == count else []
+
+
+def this_stage(series: Series) -> Series:
+    """The steps of the stage that the last step belongs to; stages follow one another."""
+    return [row for row in series if row.stage == series[-1].stage]
+
+
+def change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
+    """Difference of two windows' means and its standard error, from the scatter inside the windows."""
+    variance = sum(float(np.var(window, ddof=1)) / len(window) for window in (before, after) if len(window) > 1)
+    return mean(after) - mean(before), variance**0.5
+
+
+def trend(values: Sequence[float]) -> tuple[float, float]:
+    """Rise of the least-squares line over all of ``values`` (three or more), and its standard error."""
+    y, x = np.array(values) - mean(values), np.arange(len(values)) - (len(values) - 1) / 2
+    slope = float(x @ y / (x @ x))
+    residual = float(((y - slope * x) ** 2).sum())
+    steps = len(values) - 1
+    return slope * steps, (residual / (steps - 1) / float(x @ x)) ** 0.5 * steps
+
+
 @rule(
-    severity="critical",
-    keys=(*ENTROPY, ACCURACY),
+    "critical",
+    EXACT,
+    SAMPLED,
+    ACCURACY,
     remedy="Sample at temperature 1 (rollout.temperature), take one SGD step per training step (algorithm.reuse = 1"
     " and mini_batch = rollout_batch), or hold entropy at a target (entropy.controller = 'adaptive').",
 )
 def entropy_collapse(series: Series) -> str | None:
     """Mean of the last steps below 0.05 nats, within the first 120 steps, on problems not yet solved."""
-    if len(series) > 1.2 * EARLY_STEPS:
+    entropy, accuracy = last(series, RECENT, EXACT, SAMPLED), last(series, RECENT, ACCURACY)
+    if len(series) > 1.2 * EARLY_STEPS or not entropy or mean(entropy) >= 0.05:
         return None
-    entropy, accuracy = column(series, *ENTROPY), tail(series, RECENT, ACCURACY)
-    if len(entropy) < RECENT:
+    if accuracy and mean(accuracy) >= SOLVED:
         return None
-    now = mean(entropy[-RECENT:])
-    solved = bool(accuracy) and mean(accuracy) >= SOLVED
-    if now >= 0.05 or solved:
-        return None
-    return f"entropy {now:.3f} nats per token after {len(series)} steps (it began at {entropy[0]:.3f})"
+    return f"entropy {mean(entropy):.3f} nats per token after {len(series)} steps"
 
 
 @rule(
-    severity="critical",
-    keys=(*ENTROPY, "entropy/target"),
+    "critical",
+    EXACT,
+    SAMPLED,
+    TARGET,
     remedy="Lower the entropy coefficient (entropy.alpha, or entropy.step and entropy.maximum), or lower "
     "algorithm.clip_high. Where neither acts, lower optimizer.learning_rate and see whether any answer is right.",
 )
 def entropy_growth(series: Series) -> str | None:
     """Twice the start's and the target's entropy, and still rising."""
-    recent, target = tail(series, 2 * RECENT, *ENTROPY), tail(series, 1, "entropy/target")
-    first = column(series[:RECENT], *ENTROPY)[:2]  # it may double within a few steps
-    if len(recent) < 2 * RECENT or not first:
+    recent, target = last(series, 2 * RECENT, EXACT, SAMPLED), last(series, 1, TARGET)
+    first = column(series[:RECENT], EXACT, SAMPLED)[:2]  # no more: it may double within a few steps
+    if not recent or not first:
         return None
     start, earlier, now = mean(first), mean(recent[:RECENT]), mean(recent[-RECENT:])
-    reference = max(start, target[-1] if target else 0.0, 0.1)
-    if now < 2 * reference or now < 1.03 * earlier:
+    if now < 2 * max(start, 0.1, *target) or now < 1.03 * earlier:
         return None
-    aim = f", target {target[-1]:.2f}" if target else ""
-    return f"entropy has risen from {start:.2f} to {now:.2f} nats per token{aim}"
+    return f"entropy has risen from {start:.2f} to {now:.2f} nats per token"
 
 
 @rule(
-    severity="info",
-    keys=(ACCURACY, "train/accuracy_nontruncated/mean"),
+    "info",
+    ACCURACY,
+    FINISHED_ACCURACY,
     remedy="Expected early in a stage with a short T: the policy learns to finish in time. Nothing to change; "
     "accuracy of finished responses recovers later.",
 )
 def response_shortening(series: Series) -> str | None:
     """Early in a stage: accuracy up, accuracy among the finished down, both beyond twice their error."""
-    stage = this_stage(series)
-    window = 2 * RECENT
-    if len(stage) > EARLY_STEPS:
-        return None
-    total, finished = column(stage, ACCURACY), column(stage, "train/accuracy_nontruncated/mean")
-    if min(len(total), len(finished)) < 2 * window:
+    stage, window = this_stage(series), 2 * RECENT
+    total, finished = column(stage, ACCURACY), column(stage, FINISHED_ACCURACY)
+    if len(stage) > EARLY_STEPS or min(len(total), len(finished)) < 2 * window:
         return None
     up, up_error = change(total[:window], total[-window:])
     down, down_error = change(finished[:window], finished[-window:])
     if up < max(0.03, 2 * up_error) or -down < max(0.03, 2 * down_error):
         return None
-    return (
-        f"train accuracy {percent(mean(total[:window]))} -> {percent(mean(total[-window:]))} while accuracy of "
-        f"finished responses {percent(mean(finished[:window]))} -> {percent(mean(finished[-window:]))}"
-    )
+    return f"train accuracy {100 * up:+.0f} points, accuracy of finished responses {100 * down:+.0f}"
 
 
 @rule(
-    severity="warning",
-    keys=(ACCURACY,),
+    "warning",
+    ACCURACY,
     remedy="Enlarge the batch (rollout_batch, group_size) or look at the data: wrong golds, problems that are all "
     "too hard or too easy (data.difficulty_filter).",
 )
@@ -153,107 +173,100 @@ def early_plateau(series: Series) -> str | None:
 
     With 95 % confidence it rises by less than half a point in ten steps, so that noise alone stays quiet.
     """
-    if series[0].stage != series[-1].stage or len(series) > 2 * EARLY_STEPS:
+    accuracy = column(series[-12 * RECENT :], ACCURACY)
+    if series[0].stage != series[-1].stage or len(series) > 2 * EARLY_STEPS or len(accuracy) < 8 * RECENT:
         return None
-    accuracy = tail(series, 12 * RECENT, ACCURACY)
-    if len(accuracy) < 8 * RECENT:
+    (rise, error), now = trend(accuracy), mean(accuracy[-RECENT:])
+    if now >= 0.9 or rise + 1.645 * error >= 0.0005 * len(accuracy):
         return None
-    rise, error = trend(accuracy)
-    if mean(accuracy[-RECENT:]) >= 0.9 or rise + 1.645 * error >= 0.0005 * len(accuracy):
-        return None
-    now = percent(mean(accuracy[-RECENT:]))
-    return f"train accuracy {now}, {100 * rise:+.1f} points over the last {len(accuracy)} steps of the first stage"
+    return f"train accuracy {now:.0%}, {100 * rise:+.1f} points over the last {len(accuracy)} steps of the first stage"
 
 
 @rule(
-    severity="warning",
-    keys=STEP_KEYS,
+    "warning",
+    *STEP_KEYS,
     remedy="By cause: a larger T, a form of answer that the verifier reads, or other problems.",
 )
 def groups_rejected(series: Series) -> SampledAnswers | None:
     """More than three quarters of the groups without any advantage over ten steps, or all of them in three."""
-    rejected = tail(series, 2 * RECENT, "groups/rejected/ratio")
-    often = len(rejected) == 2 * RECENT and mean(rejected) > 0.75
-    return answers_in(series[-2 * RECENT :]) if often or (len(rejected) >= 3 and min(rejected) == 1) else None
-
-
-def _off_policy(series: Series) -> bool:
-    steps = column(series[-1:], "learner/sgd_steps")
-    return bool(steps) and steps[-1] > 1
+    often, three = last(series, 2 * RECENT, REJECTED), last(series, 3, REJECTED)
+    if (often and mean(often) > 0.75) or (three and min(three) == 1):
+        return answers_in(series[-2 * RECENT :])
+    return None
 
 
 @rule(
-    severity="info",
-    keys=("learner/clip_ratio", "learner/sgd_steps"),
+    "info",
+    CLIPPED,
+    SGD_STEPS,
     remedy="The policy hardly moves between the SGD steps of one batch: optimizer.learning_rate may be too low.",
 )
 def clip_never_acts(series: Series) -> str | None:
     """Several SGD steps a training step, and not one token clipped in twenty of them."""
-    recent = series[-4 * RECENT :]
-    clipped = column(recent, "learner/clip_ratio")
-    if not _off_policy(series) or len(clipped) < 4 * RECENT or any(clipped):
+    clipped, sgd_steps = last(series, 4 * RECENT, CLIPPED), last(series, 1, SGD_STEPS)
+    # with one SGD step the ratio is exactly 1 and nothing can be clipped
+    if not clipped or any(clipped) or not sgd_steps or sgd_steps[0] <= 1:
         return None
-    sgd_steps = column(series[-1:], "learner/sgd_steps")[-1]
-    return f"not one token clipped in {len(clipped)} training steps of {sgd_steps:.0f} SGD steps each"
+    return f"not one token clipped in {len(clipped)} training steps of {sgd_steps[0]:.0f} SGD steps each"
 
 
 @rule(
-    severity="warning",
-    keys=("learner/clip_ratio",),
+    "warning",
+    CLIPPED,
     remedy="The policy leaves its own data within a step: lower optimizer.learning_rate, or take fewer SGD steps "
     "(larger mini_batch, algorithm.reuse = 1).",
 )
 def clip_share_high(series: Series) -> str | None:
     """More than a tenth of the tokens clipped over the last steps."""
-    clipped = tail(series, RECENT, "learner/clip_ratio")
-    if len(clipped) < RECENT or mean(clipped) <= 0.1:
+    clipped = last(series, RECENT, CLIPPED)
+    if not clipped or mean(clipped) <= 0.1:
         return None
-    return f"{percent(mean(clipped))} of the tokens clipped over the last {RECENT} steps"
+    return f"{mean(clipped):.0%} of the tokens clipped over the last {RECENT} steps"
 
 
 @rule(
-    severity="warning",
-    keys=("learner/sampler_gap_mean",),
+    "warning",
+    SAMPLER_GAP,
     remedy="Sample in the learner's precision (rollout.dtype = model.dtype), or correct for the gap "
     "(algorithm.correction = 'tis'); older weights (rollout.max_staleness, rollout.weight_lag) widen it too.",
 )
 def sampler_gap(series: Series) -> str | None:
     """Sampler and learner disagree by more than 0.07 nats a token; bf16 alone explains about 0.05."""
-    gap = tail(series, RECENT, "learner/sampler_gap_mean")
-    if len(gap) < RECENT or mean(gap) <= 0.07:
+    gap = last(series, RECENT, SAMPLER_GAP)
+    if not gap or mean(gap) <= 0.07:
         return None
     return f"sampler and learner differ by {mean(gap):.3f} nats per token (mean of {RECENT} steps)"
 
 
 @rule(
-    severity="critical",
-    keys=ENTROPY,
+    "critical",
+    EXACT,
+    SAMPLED,
     remedy="The sampler's log-probs are not those of the distribution it samples from: check its temperature "
     "and top_p.",
 )
 def entropy_estimators_disagree(series: Series) -> str | None:
     """The exact and the sampled estimate have the same mean; five standard errors apart they have not."""
-    rows = [r for r in series[-4 * RECENT :] if column([r], ENTROPY[0]) and column([r], ENTROPY[1])]
-    if len(rows) < 4 * RECENT:
+    exact, sampled = last(series, 4 * RECENT, EXACT), last(series, 4 * RECENT, SAMPLED)
+    if not exact or not sampled:
         return None
-    exact, sampled = column(rows, ENTROPY[0]), column(rows, ENTROPY[1])
-    gaps = [s - e for s, e in zip(sampled, exact, strict=True)]
-    offset, error = change([0.0], gaps)
+    offset, error = change([0.0], [s - e for s, e in zip(sampled, exact, strict=True)])
     if abs(offset) <= max(5 * error, 0.02 * mean(exact), 1e-3):
         return None
     return f"sampled entropy is {offset:+.3f} nats off the exact one ({mean(exact):.3f}), error {error:.3f}"
 
 
 @rule(
-    severity="warning",
-    keys=("length/mean", ACCURACY),
+    "warning",
+    LENGTH,
+    ACCURACY,
     remedy="Look at the longest rollouts for loops; lower the entropy coefficient or the learning rate, or "
     "shorten T for a while.",
 )
 def length_explosion(series: Series) -> str | None:
     """Responses twice as long as at the stage's start, without any accuracy to show for it."""
     stage = this_stage(series)
-    length, accuracy = column(stage, "length/mean"), column(stage, ACCURACY)
+    length, accuracy = column(stage, LENGTH), column(stage, ACCURACY)
     if min(len(length), len(accuracy)) < 3 * RECENT:
         return None
     start, now = mean(length[:RECENT]), mean(length[-RECENT:])
@@ -264,22 +277,20 @@ def length_explosion(series: Series) -> str | None:
 
 
 @rule(
-    severity="warning",
-    keys=("train/truncation/ratio",),
+    "warning",
+    TRUNCATION,
     remedy="Raise the stage's max_tokens, and use algorithm.advantage_mask = 'none': masking truncated responses "
     "takes away the pressure to finish.",
 )
 def truncation_stuck(series: Series) -> str | None:
     """After thirty steps of a stage more than 30 % are cut, hardly fewer than twenty steps ago."""
-    stage = this_stage(series)
-    cut = column(stage, "train/truncation/ratio")
-    window = 2 * RECENT
+    cut, window = column(this_stage(series), TRUNCATION), 2 * RECENT
     if len(cut) < 3 * window:
         return None
     now, earlier = mean(cut[-window:]), mean(cut[-3 * window : -2 * window])
     if now <= 0.3 or now < 0.9 * earlier:
         return None
-    return f"{percent(now)} of the responses cut at T after {len(cut)} steps of this stage ({percent(earlier)} before)"
+    return f"{now:.0%} of the responses cut at T after {len(cut)} steps of this stage ({earlier:.0%} before)"
 
 
 RULES: tuple[HealthRule, ...] = (
@@ -298,10 +309,6 @@ RULES: tuple[HealthRule, ...] = (
 """Every rule, in the order in which findings of one step are told."""
 
 
-REARM_STEPS = 10
-"""Steps a rule must be quiet before it may speak again."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HealthFinding:
     """A rule that spoke: what was seen, with numbers, and what helps."""
@@ -315,43 +322,32 @@ class HealthFinding:
 
     def as_event(self) -> dict[str, Any]:
         """Its line of ``events.jsonl``."""
-        return {
-            "kind": "health",
-            "step": self.step,
-            "stage": self.stage,
-            "rule": self.rule,
-            "severity": self.severity,
-            "message": self.message,
-            "remedy": self.remedy,
-        }
+        return {"kind": "health", **asdict(self)}
 
 
 class HealthMonitor:
     """Watches a run step by step.
 
-    It remembers only the metrics that its rules read, so its state stays small enough for every checkpoint.
-
     Args:
         judging: the verifier's settings, which some remedies depend on.
-        rules: what it watches for.
     """
 
-    def __init__(self, judging: Judging = ANY_JUDGING, rules: Sequence[HealthRule] = RULES) -> None:
+    def __init__(self, judging: Judging = ANY_JUDGING) -> None:
         self._judging = judging
-        self._rules = tuple(rules)
-        self._keys = tuple(dict.fromkeys(key for rule in self._rules for key in rule.keys))
+        # what no rule reads is forgotten, so that the state stays small enough for every checkpoint
+        self._keys = {key for rule in RULES for key in rule.keys}
         self._series: list[StepMetrics] = []
-        self._quiet: dict[str, int] = {}
+        self._quiet: dict[str, int] = {}  # of each episode that goes on: steps since its rule last spoke
 
     def observe(self, metrics: StepMetrics) -> list[HealthFinding]:
         """Take one training step in; return what has newly gone wrong (or been noticed) at it."""
-        kept = {key: metrics.values[key] for key in self._keys if metrics.values.get(key) is not None}
+        kept = {k: metrics.values[k] for k in sorted(self._keys) if metrics.values.get(k) is not None}
         self._series.append(StepMetrics(step=metrics.step, stage=metrics.stage, values=kept))
+        self._quiet = {name: steps + 1 for name, steps in self._quiet.items() if steps < REARM_STEPS}
         findings: list[HealthFinding] = []
-        for rule in self._rules:
+        for rule in RULES:
             seen = rule.check(self._series)
             if seen is None:
-                self._count_quiet(rule.name)
                 continue
             if rule.name not in self._quiet:
                 findings.append(self._finding(rule, seen, metrics))
@@ -359,11 +355,10 @@ class HealthMonitor:
         return findings
 
     def _finding(self, rule: HealthRule, seen: str | SampledAnswers, metrics: StepMetrics) -> HealthFinding:
-        if isinstance(seen, SampledAnswers):
-            found = diagnose(replace(seen, judging=self._judging))
+        message, remedy = seen, rule.remedy
+        if isinstance(message, SampledAnswers):
+            found = diagnose(replace(message, judging=self._judging))
             message, remedy = found.message, found.remedy
-        else:
-            message, remedy = seen, rule.remedy
         return HealthFinding(
             rule=rule.name,
             severity=rule.severity,
@@ -372,17 +367,6 @@ class HealthMonitor:
             message=message,
             remedy=remedy,
         )
-
-    @property
-    def active(self) -> tuple[str, ...]:
-        """Rules whose episode is not over."""
-        return tuple(rule.name for rule in self._rules if rule.name in self._quiet)
-
-    def _count_quiet(self, name: str) -> None:
-        if name in self._quiet:
-            self._quiet[name] += 1
-            if self._quiet[name] >= REARM_STEPS:
-                del self._quiet[name]
 
     def state(self) -> dict[str, Any]:
         """All it remembers, as JSON."""
@@ -393,11 +377,8 @@ class HealthMonitor:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of ``state``."""
-        self._series = [
-            StepMetrics(step=int(step), stage=int(stage), values=dict(values))
-            for step, stage, values in state["series"]
-        ]
-        self._quiet = {str(name): int(count) for name, count in state["quiet"].items()}
+        self._series = [StepMetrics(step=step, stage=stage, values=values) for step, stage, values in state["series"]]
+        self._quiet = dict(state["quiet"])
 
 
 def findings_of(series: Series) -> list[HealthFinding]:
