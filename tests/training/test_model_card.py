@@ -17,7 +17,7 @@ from magicrl.config.schema import RunConfig, SftConfig, TrainConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
 from magicrl.training.diagnosis import Conclusion, LearningFacts, conclude
-from magicrl.training.model_card import RunFacts, called_as, front_matter, model_card, model_texts, run_facts
+from magicrl.training.model_card import called_as, card_text, front_matter, model_texts, steps_done
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 from magicrl.training.sft import run_sft
@@ -33,35 +33,39 @@ def concluded(*, updates: int, weights_changed: bool | None = True) -> Conclusio
     )
 
 
-def facts(**changes: Any) -> RunFacts:
-    accuracy = {"mean": 0.4567, "low": 0.41, "high": 0.5}
-    after = {"mean": 0.951, "low": 0.93, "high": 0.97}
-
-    def test(name: str, estimate: dict[str, float]) -> dict[str, Any]:
+def card(
+    conclusion: Conclusion | None = None, environments: list[dict[str, Any]] | None = None, measured: bool = True
+) -> str:
+    def test(name: str, mean: float, low: float, high: float) -> dict[str, Any]:
+        estimate = {"mean": mean, "low": low, "high": high}
         score = {"accuracy": estimate, "problems": 100, "samples": 16, "pass_at": {"16": estimate}}
         return {"name": name, "set": "held_out", "temperatures": {"0.0": score, "1.0": score}}
 
-    given: dict[str, Any] = {
-        "name": "small",
-        "seed": 3,
-        "config_hash": "0123456789abcdef",
-        "loss": "magic",
-        "temperature": 1.0,
-        "stages": ((48, 60), (128, 50)),
-        "start": "tiny-start",
-        "base": None,
-        "licence": "apache-2.0",
+    stage = {"rollout_batch": 2, "group_size": 2, "max_steps": 60}
+    config = TrainConfig.model_validate(
+        {
+            "run": {"name": "small", "seed": 3},
+            "start": {"model": "tiny-start"},
+            "data": {"train": [{"family": "running_sum", "count": 10, "template": "Q: {prompt}\nA:"}]},
+            "stages": [{"max_tokens": 48, **stage}, {"max_tokens": 128, **stage}],
+        }
+    )
+    run = {
+        "start_model": "tiny-start",
+        "start_model_licence": "apache-2.0",
         "data": {"train": {"problems": 10, "sha256": "ab" * 32}, "validation": {"problems": 0, "sha256": "cd" * 32}},
-        "environments": [{"git": "f00d", "versions": {"torch": "2.13.0"}, "python": "3.11.7", "machine": "two cores"}],
-        "evaluations": [test("before", accuracy), test("after", after)],
-        "max_tokens": 128,
-        "conclusion": concluded(updates=110),
+        "environments": environments or [ENVIRONMENT],
     }
-    return RunFacts(**(given | changes))
+    tests = [test("before", 0.4567, 0.41, 0.5), test("after", 0.951, 0.93, 0.97)] if measured else []
+    found = conclusion or concluded(updates=110)
+    return card_text(config, run, {0: 60, 1: 50}, tests, found, "magicrl train small")
+
+
+ENVIRONMENT = {"git": "f00d", "versions": {"torch": "2.13.0"}, "python": "3.11.7", "machine": "two cores"}
 
 
 def test_the_card_states_what_was_measured_and_what_made_it() -> None:
-    text = model_card(facts(command="magicrl train small", templates=("Q: {prompt}\nA:",)))
+    text = card()
     assert "| held_out (100 problems) | accuracy, greedy | 45.7 % (41.0 to 50.0) | 95.1 % (93.0 to 97.0) |" in text
     assert "| held_out | pass@16 | 45.7 % (41.0 to 50.0) | 95.1 % (93.0 to 97.0) |" in text
     assert "110 training steps (60 at T = 48, 50 at T = 128)" in text
@@ -73,21 +77,20 @@ def test_the_card_states_what_was_measured_and_what_made_it() -> None:
 
 @pytest.mark.parametrize("left", [concluded(updates=0), concluded(updates=4, weights_changed=False)])
 def test_weights_that_no_update_changed_are_not_called_trained(left: Conclusion) -> None:
-    text = model_card(facts(conclusion=left))
+    text = card(left)
     assert "The weights are those of **tiny-start**" in text
     assert "reinforcement" not in text.lower()
     assert "Trained with" not in text
     assert "**No weight changed**" in text
-    assert "trained with reinforcement learning" in model_card(facts())
+    assert "trained with reinforcement learning" in card()
 
 
 def test_a_run_that_measured_nothing_says_so() -> None:
-    assert "nothing was measured" in model_card(facts(evaluations=[]))
+    assert "nothing was measured" in card(measured=False)
 
 
 def test_every_commit_of_a_resumed_run_is_named() -> None:
-    one = dict(facts().environments[0])
-    text = model_card(facts(environments=[one, {**one, "git": "beef+changes"}, {**one, "git": None}]))
+    text = card(environments=[ENVIRONMENT, {**ENVIRONMENT, "git": "beef+changes"}, {**ENVIRONMENT, "git": None}])
     assert "commit `f00d` then commit `beef+changes` then no git" in text
     assert "resumed 2 times" in text
 
@@ -101,9 +104,9 @@ def test_every_commit_of_a_resumed_run_is_named() -> None:
     ],
 )
 def test_the_front_matter_is_what_the_hub_reads(licence: str | None, shown: dict[str, str]) -> None:
-    card = ModelCard(front_matter(licence=licence, base="owner/model-7B", tags=("sft",)) + "\ntext")
+    head = ModelCard(front_matter(licence=licence, base="owner/model-7B", tags=("sft",)) + "\ntext")
     expected = {"base_model": "owner/model-7B", "library_name": "transformers", "pipeline_tag": "text-generation"}
-    assert card.data.to_dict() == {**shown, **expected, "tags": ["magicrl", "reasoning", "sft"]}
+    assert head.data.to_dict() == {**shown, **expected, "tags": ["magicrl", "reasoning", "sft"]}
 
 
 def test_the_command_is_the_one_that_was_typed() -> None:
@@ -228,11 +231,11 @@ def test_the_card_of_a_run_agrees_with_its_records(finished: tuple[TrainConfig, 
 
 
 def test_a_torn_line_of_the_metrics_is_no_step(finished: tuple[TrainConfig, Path], tmp_path: Path) -> None:
-    config, folder = finished
+    folder = finished[1]
     for name in ("run.json", "config.toml"):
         (tmp_path / name).write_text((folder / name).read_text())
     (tmp_path / "metrics.jsonl").write_text((folder / "metrics.jsonl").read_text() + '{"step": 3, "sta')
-    assert run_facts(config, tmp_path, concluded(updates=2)).stages == ((24, 2),)
+    assert steps_done(tmp_path) == {0: 2}
     assert set(model_texts(tmp_path)) == {"config.toml", "LICENSE"}
 
 

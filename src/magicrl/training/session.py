@@ -52,7 +52,7 @@ from magicrl.training.health import HealthMonitor
 from magicrl.training.held_out import Validation, held_out_test
 from magicrl.training.learner import release_free_memory
 from magicrl.training.metrics import Throughput
-from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling, run_facts
+from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling
 from magicrl.training.objective import entropy_controller
 from magicrl.training.preflight import Ready, check_run
 from magicrl.training.protocols import Mending, Observed, Timed, TrainingStopped, WorkSpan, WritesShards
@@ -299,7 +299,7 @@ class Session:
         texts, sampling = model_texts(self._folder.path), recommended_sampling(self._config)
         self._learner.save_hf(self._folder.model, extra_files=texts, generation=sampling)
         found = self._conclusion()
-        card = model_card(run_facts(self._config, self._folder.path, found))
+        card = model_card(self._config, self._folder.path, found)
         write_atomically(self._folder.model / CARD, card)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
         self._folder.finish("finished", steps=self._steps_done, peak_rss_mb=peak, learning=found.as_dict())
