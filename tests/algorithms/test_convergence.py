@@ -142,19 +142,6 @@ def test_correlated_noise_widens_the_error():
     assert ratio > 1.7  # sqrt(1.7 / 0.3) = 2.4 in theory
 
 
-def test_error_spending_never_exceeds_its_budget():
-    shares = [0.05 / (j * (j + 1)) for j in range(1, 10_000)]
-    assert sum(shares) < 0.05
-    rng = np.random.default_rng(1)
-    test = ConvergenceTest(horizon=20, delta=1e-6, window=4)
-    bounds = []
-    for step in range(40):
-        test.observe(step, float(rng.normal()))
-        if test.last_look is not None:
-            bounds.append(test.last_look.number)
-    assert bounds[-1] == 10
-
-
 def test_state_survives_json_and_goes_on_the_same():
     rng = np.random.default_rng(2)
     values = [float(v) for v in 0.6 + noise(rng, 80, 0.02, 0.3)]

@@ -91,7 +91,7 @@ def test_fifty_steps_above_target_do_not_wind_c_down():
         play(controller, [0.5] * 50)
         controller.observe(0.1)  # the crossing
         assert controller.coefficient(0.1) > 0, preset
-        assert controller.coefficient(0.1) == pytest.approx(PRESETS[preset].step)
+        assert controller.coefficient(0.1) == pytest.approx(PRESETS[preset]["step"])
 
 
 def test_alpha_is_c_times_the_indicator_and_never_negative():
@@ -129,9 +129,9 @@ def test_released_code_lags_by_one_step_and_decreases_at_equality():
 
 
 def test_presets():
-    assert (PRESETS["report"].target, PRESETS["report"].step, PRESETS["report"].c_max) == (0.2, 0.005, math.inf)
-    assert (PRESETS["code"].target, PRESETS["code"].step, PRESETS["code"].c_max) == (0.2, 1e-4, 0.005)
-    assert (PRESETS["small"].target, PRESETS["small"].step, PRESETS["small"].c_max) == (0.2, 0.01, 0.1)
+    assert PRESETS["report"] == {"target": 0.2, "step": 0.005}
+    assert (PRESETS["code"]["target"], PRESETS["code"]["step"], PRESETS["code"]["c_max"]) == (0.2, 1e-4, 0.005)
+    assert PRESETS["small"] == {"target": 0.2, "step": 0.01, "c_max": 0.1}
 
 
 def test_overrides():

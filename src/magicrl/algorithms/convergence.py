@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 MIN_POINTS = 4
@@ -21,43 +19,17 @@ MAX_AUTOCORRELATION = 0.95
 _RHO_GRID = 0.05
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GainEstimate:
-    """Gain expected over the next H steps if the recent trend goes on.
-
-    Attributes:
-        gain: slope times H, in units of the curve.
-        standard_error: of the gain, widened for autocorrelated noise.
-        degrees: effective degrees of freedom of that error.
-        points: observations used.
-    """
+class GainEstimate(NamedTuple):
+    """Gain expected over the next H steps if the recent trend goes on, in units of the curve; its standard error,
+    widened for autocorrelated noise, and the effective degrees of freedom of that error."""
 
     gain: float
     standard_error: float
     degrees: float
-    points: int
 
     def upper_bound(self, error: float) -> float:
         """One-sided upper bound that is too low with probability ``error``."""
         return self.gain + float(stdtrit(self.degrees, 1 - error)) * self.standard_error
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Look:
-    """One decision: the stretch of the curve with the lowest upper bound among those sharp enough to judge.
-
-    Attributes:
-        step: when it was taken.
-        number: 1 for the first look.
-        estimate: the gain over the next H steps seen in that stretch.
-        upper_bound: its upper bound at this look's share of the error; below delta means converged.
-            Infinite when the noise was too large for any stretch.
-    """
-
-    step: float
-    number: int
-    estimate: GainEstimate
-    upper_bound: float
 
 
 def expected_gain(
@@ -95,12 +67,10 @@ def expected_gain(
         gain=slope * horizon,
         standard_error=math.sqrt(variance * shape.slope_variance) * horizon,
         degrees=shape.degrees,
-        points=count,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _TrendShape:
+class _TrendShape(NamedTuple):
     """What a linear fit under AR(1) noise of unit variance depends on besides the values."""
 
     slope_variance: float
@@ -113,8 +83,7 @@ def _trend_shape(offsets: tuple[float, ...], rho: float) -> _TrendShape:
     count = len(offsets)
     centred = np.asarray(offsets) - np.mean(offsets)
     norm = float(centred @ centred)
-    lags = np.abs(np.subtract.outer(np.arange(count), np.arange(count)))
-    correlation: NDArray[np.float64] = np.power(rho, lags) if rho else np.eye(count)
+    correlation = np.power(rho, np.abs(np.subtract.outer(np.arange(count), np.arange(count))))
     residual_maker = np.eye(count) - 1.0 / count - np.outer(centred, centred) / norm
     spread = residual_maker @ correlation
     trace = float(np.trace(spread))
@@ -167,17 +136,7 @@ class ConvergenceTest:
         self._steps: list[float] = []
         self._values: list[float] = []
         self._errors: list[float | None] = []
-        self._last_look: Look | None = None
-        self._converged = False
-
-    @property
-    def converged(self) -> bool:
-        return self._converged
-
-    @property
-    def last_look(self) -> Look | None:
-        """The latest look, for metrics; None before the first and after a restore."""
-        return self._last_look
+        self.converged = False
 
     def observe(self, step: float, value: float, standard_error: float | None = None) -> bool:
         """Add a point of the curve; True once the stage has converged (and from then on).
@@ -192,25 +151,20 @@ class ConvergenceTest:
         self._steps.append(float(step))
         self._values.append(float(value))
         self._errors.append(None if standard_error is None else float(standard_error))
-        if not self._converged and len(self._steps) % self.window == 0:
-            self._last_look = self._look()
-            self._converged = self._last_look.upper_bound < self.delta
-        return self._converged
+        if len(self._steps) % self.window == 0:
+            self.converged = self.converged or self._upper_bound() < self.delta
+        return self.converged
 
-    def _look(self) -> Look:
-        count = len(self._steps)
-        number = count // self.window
+    def _upper_bound(self) -> float:
+        """One look: the lowest bound of the gain among the stretches sharp enough to judge, infinite without any."""
+        number = len(self._steps) // self.window
         lengths = [self.window * 2**i for i in range(number.bit_length())]
         error = (1 - self.confidence) / (number * (number + 1)) / len(lengths)
         estimates = [
             expected_gain(self._steps[-n:], self._values[-n:], self.horizon, self._noise_floor(n)) for n in lengths
         ]
         sharp = [estimate for estimate in estimates if estimate.standard_error <= self.delta]
-        if not sharp:
-            sharpest = min(estimates, key=lambda estimate: estimate.standard_error)
-            return Look(step=self._steps[-1], number=number, estimate=sharpest, upper_bound=math.inf)
-        best = min(sharp, key=lambda estimate: estimate.upper_bound(error))
-        return Look(step=self._steps[-1], number=number, estimate=best, upper_bound=best.upper_bound(error))
+        return min((estimate.upper_bound(error) for estimate in sharp), default=math.inf)
 
     def _noise_floor(self, points: int) -> float:
         known = [error for error in self._errors[-points:] if error is not None]
@@ -222,7 +176,7 @@ class ConvergenceTest:
             "steps": list(self._steps),
             "values": list(self._values),
             "standard_errors": list(self._errors),
-            "converged": self._converged,
+            "converged": self.converged,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -230,8 +184,7 @@ class ConvergenceTest:
         self._steps = [float(v) for v in state["steps"]]
         self._values = [float(v) for v in state["values"]]
         self._errors = [None if v is None else float(v) for v in state["standard_errors"]]
-        self._converged = bool(state["converged"])
-        self._last_look = None
+        self.converged = bool(state["converged"])
 
 
 def noise_limit(*, horizon: float, delta: float, window: int, correlation: float = 0.0) -> float:

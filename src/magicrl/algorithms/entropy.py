@@ -65,27 +65,18 @@ def measure_entropy(completions: Sequence[Completion], estimator: EntropyEstimat
     none. ``sampled`` averages -log-prob of the sampled tokens: unbiased at top_p = 1 as long as nothing was
     selected by what was sampled.
     """
-    arrays = _per_token(completions, estimator)
-    return None if arrays is None else mean_entropy(arrays)
+    if estimator == "sampled":
+        return mean_entropy([-c.sampler_logprobs for c in completions])
+    if estimator != "exact":
+        raise ValueError(f"entropy estimator must be exact or sampled, got {estimator!r}")
+    known = [c.sampler_entropies for c in completions if c.sampler_entropies is not None]
+    return mean_entropy(known) if len(known) == len(completions) else None
 
 
 def mean_entropy(entropies: Sequence[NDArray[np.floating[Any]]]) -> EntropyEstimate:
     """Token-weighted mean of ``[T]`` entropies, an array a response: those that a learner measured, for one."""
     totals = np.array([float(a.sum(dtype=np.float64)) for a in entropies])
     return clustered_mean(totals, np.array([len(a) for a in entropies], dtype=np.int64))
-
-
-def _per_token(completions: Sequence[Completion], estimator: EntropyEstimator) -> list[NDArray[np.float64]] | None:
-    if estimator == "sampled":
-        return [-c.sampler_logprobs.astype(np.float64) for c in completions]
-    if estimator != "exact":
-        raise ValueError(f"entropy estimator must be exact or sampled, got {estimator!r}")
-    arrays: list[NDArray[np.float64]] = []
-    for completion in completions:
-        if completion.sampler_entropies is None:
-            return None
-        arrays.append(completion.sampler_entropies.astype(np.float64))
-    return arrays
 
 
 @runtime_checkable
@@ -137,13 +128,11 @@ class FixedEntropyController:
 class AdaptiveEntropyController:
     """alpha_k = c_k * 1{e_k <= target}; c grows by D below the target and shrinks by D above it.
 
-    c starts at 0 and is clamped to [c_min, c_max]. The floor of 0 matters: without it the steps above the
-    target would wind c negative, and the bonus would be a penalty just when entropy falls too low.
+    c starts at 0 and is clamped to [0, c_max].
 
     Args:
         target: tgt, nats per token.
         step: D, change of c per training step.
-        c_min: floor of c.
         c_max: ceiling of c.
         lagged: decide by the entropy of the step before (the released code); the first step has alpha 0.
         decrease_at_equality: also shrink c at e_k = target (the released code).
@@ -154,7 +143,6 @@ class AdaptiveEntropyController:
         target: float,
         step: float,
         *,
-        c_min: float = 0.0,
         c_max: float = math.inf,
         lagged: bool = False,
         decrease_at_equality: bool = False,
@@ -163,70 +151,55 @@ class AdaptiveEntropyController:
             raise ValueError(f"entropy.target must be >= 0 nats per token, got {target}")
         if not step > 0:
             raise ValueError(f"entropy.step must be > 0, got {step}")
-        if not 0 <= c_min <= c_max:
-            raise ValueError(f"the entropy coefficient needs 0 <= c_min <= c_max, got [{c_min}, {c_max}]")
+        if not c_max >= 0:
+            raise ValueError(f"the entropy coefficient needs 0 <= c_max, got {c_max}")
         self.target = target
         self.step = step
-        self.c_min = c_min
         self.c_max = c_max
         self.lagged = lagged
         self.decrease_at_equality = decrease_at_equality
-        self._c = c_min
+        self.c = 0.0  # c_k, before the indicator
         self._previous: float | None = None
-
-    @property
-    def c(self) -> float:
-        """c_k, before the indicator."""
-        return self._c
 
     def coefficient(self, entropy: float) -> float:
         assert math.isfinite(entropy), f"measured entropy is {entropy}"
         decisive = self._previous if self.lagged else entropy
         if decisive is None or decisive > self.target:
             return 0.0
-        return self._c
+        return self.c
 
     def observe(self, entropy: float) -> None:
         assert math.isfinite(entropy), f"measured entropy is {entropy}"
+        change = 0.0
         if entropy < self.target:
             change = self.step
         elif entropy > self.target or self.decrease_at_equality:
             change = -self.step
-        else:
-            change = 0.0
-        self._c = min(max(self._c + change, self.c_min), self.c_max)
+        # Without the floor the steps above the target would wind c negative, and the bonus would be a penalty just
+        # when entropy falls too low.
+        self.c = min(max(self.c + change, 0.0), self.c_max)
         self._previous = entropy
 
     def state(self) -> dict[str, float | None]:
-        return {"c": self._c, "previous_entropy": self._previous}
+        return {"c": self.c, "previous_entropy": self._previous}
 
     def restore(self, state: Mapping[str, float | None]) -> None:
         c = state["c"]
         assert c is not None, "an adaptive controller's checkpoint holds c"
-        self._c = c
+        self.c = c
         self._previous = state["previous_entropy"]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class EntropyPreset:
-    """Settings of the adaptive controller; see its arguments."""
-
-    target: float
-    step: float
-    c_max: float = math.inf
-    lagged: bool = False
-    decrease_at_equality: bool = False
-
-
-PRESETS: Mapping[str, EntropyPreset] = MappingProxyType(
+PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
-        "report": EntropyPreset(target=0.2, step=0.005),
-        "code": EntropyPreset(target=0.2, step=1e-4, c_max=0.005, lagged=True, decrease_at_equality=True),
+        "report": {"target": 0.2, "step": 0.005},
+        "code": {"target": 0.2, "step": 1e-4, "c_max": 0.005, "lagged": True, "decrease_at_equality": True},
         # Measured here on models of 0.1M parameters: a smaller D cannot keep up within 100 steps.
-        "small": EntropyPreset(target=0.2, step=0.01, c_max=0.1),
+        "small": {"target": 0.2, "step": 0.01, "c_max": 0.1},
     }
 )
-"""``report``: the report's; ``code``: the released code's; ``small``: for models far below a billion parameters."""
+"""Arguments of the adaptive controller. ``report``: the report's; ``code``: the released code's; ``small``: for models
+far below a billion parameters."""
 
 
 class ControllerSettings(NamedTuple):
@@ -255,14 +228,9 @@ def adaptive_control(s: ControllerSettings) -> EntropyController:
     """``entropy.controller = "adaptive"``; ``target``, ``step`` and ``maximum`` override the preset's."""
     if s.preset not in PRESETS:
         raise ValueError(f"unknown entropy.preset {s.preset!r}; known: {', '.join(PRESETS)}")
-    base = PRESETS[s.preset]
-    return AdaptiveEntropyController(
-        base.target if s.target is None else s.target,
-        base.step if s.step is None else s.step,
-        c_max=base.c_max if s.maximum is None else s.maximum,
-        lagged=base.lagged,
-        decrease_at_equality=base.decrease_at_equality,
-    )
+    own = {"target": s.target, "step": s.step, "c_max": s.maximum}
+    given = {name: value for name, value in own.items() if value is not None}
+    return AdaptiveEntropyController(**{**PRESETS[s.preset], **given})
 
 
 def make_controller(reference: str, settings: ControllerSettings | None = None) -> EntropyController:

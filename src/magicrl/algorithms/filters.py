@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from magicrl.records import ScoredGroup
@@ -34,23 +33,14 @@ class PassCount:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilterResult:
-    """What a filter left and what it took.
-
-    Attributes:
-        kept: problems that stay, by their key, in the order given.
-        removed: problems that go, likewise.
-        all_correct: how many of those because every counted response was correct.
-        all_wrong: how many because every counted response was wrong.
-        not_judged: how many because no response could be judged.
-        table: (correct, counted) -> number of problems, kept and removed alike.
-    """
+    """Keys of the problems that stay and of those that go, in the order given; and why these go: how many were always
+    correct, never correct, not judged at all."""
 
     kept: tuple[str, ...]
     removed: tuple[str, ...]
     all_correct: int
     all_wrong: int
     not_judged: int
-    table: Mapping[tuple[int, int], int]
 
 
 def offline_filter(counts: Mapping[str, PassCount]) -> FilterResult:
@@ -61,10 +51,7 @@ def offline_filter(counts: Mapping[str, PassCount]) -> FilterResult:
     Raises:
         ValueError: nothing is left.
     """
-    wrong = [p for p, c in counts.items() if c.all_wrong]
-    correct = [p for p, c in counts.items() if c.all_correct]
-    unjudged = [p for p, c in counts.items() if c.counted == 0]
-    return _result(counts, correct=correct, wrong=wrong, unjudged=unjudged, what="offline difficulty filter")
+    return _without(counts, lambda c: c.all_correct or c.correct == 0, "offline difficulty filter")
 
 
 def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str]) -> FilterResult:
@@ -83,48 +70,39 @@ def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str])
     """
     nothing = PassCount(correct=0, counted=0)
     counts = {problem: last_visits.get(problem, nothing) for problem in problems}
-    correct = [p for p, c in counts.items() if c.all_correct]
-    return _result(counts, correct=correct, wrong=[], unjudged=[], what="online filter")
+    return _without(counts, lambda c: c.all_correct, "online filter")
 
 
-def _result(
-    counts: Mapping[str, PassCount], *, correct: list[str], wrong: list[str], unjudged: list[str], what: str
-) -> FilterResult:
-    gone = {*correct, *wrong, *unjudged}
-    kept = tuple(p for p in counts if p not in gone)
-    if not kept:
-        raise ValueError(
-            f"the {what} leaves none of {len(counts)} problems: {len(correct)} always correct, "
-            f"{len(wrong)} never correct, {len(unjudged)} not judged"
-        )
-    return FilterResult(
-        kept=kept,
-        removed=tuple(p for p in counts if p in gone),
-        all_correct=len(correct),
-        all_wrong=len(wrong),
-        not_judged=len(unjudged),
-        table=dict(sorted(Counter((c.correct, c.counted) for c in counts.values()).items())),
+def _without(counts: Mapping[str, PassCount], unwanted: Callable[[PassCount], bool], what: str) -> FilterResult:
+    gone = {problem: c for problem, c in counts.items() if unwanted(c)}
+    result = FilterResult(
+        kept=tuple(problem for problem in counts if problem not in gone),
+        removed=tuple(gone),
+        all_correct=sum(c.all_correct for c in gone.values()),
+        all_wrong=sum(c.all_wrong for c in gone.values()),
+        not_judged=sum(not c.counted for c in gone.values()),
     )
+    if not result.kept:
+        raise ValueError(
+            f"the {what} leaves none of {len(counts)} problems: {result.all_correct} always correct, "
+            f"{result.all_wrong} never correct, {result.not_judged} not judged"
+        )
+    return result
 
 
 class VisitRecord:
-    """Remembers, for the online filter, how each prompt fared at its last visit of the present stage.
-
-    A visit is one draw. Of two draws of a prompt the one with the larger draw number is the later visit,
-    whichever finished first.
-    """
+    """Remembers, for the online filter, how each prompt fared at its last visit of the present stage."""
 
     def __init__(self) -> None:
         self._visits: dict[str, tuple[int, PassCount]] = {}
 
     def observe(self, group: ScoredGroup) -> None:
         """Note one scored group, kept or rejected. A visit without a judged response says nothing."""
-        count = PassCount.of(group)
-        request = group.group.request
-        key = request.problem.key
-        before = self._visits.get(key)
+        count, request = PassCount.of(group), group.group.request
+        before = self._visits.get(request.problem.key)
+        # of two draws of a prompt the one with the larger number is the later visit, whichever finished first
         if count.counted and (before is None or before[0] <= request.draw):
-            self._visits[key] = (request.draw, count)
+            self._visits[request.problem.key] = (request.draw, count)
 
     def last_visits(self) -> dict[str, PassCount]:
         return {problem: count for problem, (_, count) in self._visits.items()}
@@ -144,19 +122,17 @@ class VisitRecord:
         }
 
 
-def accuracy_over_all(accuracy: float, kept: int, *, removed_correct: int, removed_wrong: int = 0) -> float:
-    """Training accuracy as it would be had no filter removed anything.
+def accuracy_over_all(accuracy: float, kept: int, *, removed_correct: int) -> float:
+    """Training accuracy as it would be had the online filter removed nothing.
 
-    Removed prompts count as what they were removed for (solved: 1, never solved: 0), so that a filter
-    that takes the solved prompts away does not look like a fall of accuracy.
+    A removed prompt counts as solved, so that taking the solved ones away does not look like a fall of accuracy.
 
     Args:
         accuracy: mean before rejection over the prompts that are still drawn.
         kept: number of those prompts.
-        removed_correct: prompts removed as always correct, by either filter.
-        removed_wrong: prompts removed as never correct.
+        removed_correct: prompts removed as always correct.
     """
-    total = kept + removed_correct + removed_wrong
+    total = kept + removed_correct
     if total == 0:
         raise ValueError("no problems: accuracy is undefined")
     return (kept * accuracy + removed_correct) / total
