@@ -288,8 +288,6 @@ def test_the_correction_multiplies_the_policy_term_only():
 
 
 def test_correction_errors():
-    with pytest.raises(ValueError, match="above 1"):
-        correction_weights("tis", CorrectionInputs(torch.zeros(1), torch.zeros(1), 1.0))
     with pytest.raises(ValueError, match="'is'"):
         correction_weights("is", CorrectionInputs(torch.zeros(1), torch.zeros(1), 2.0))
 
@@ -376,8 +374,6 @@ def test_the_second_moment_by_hand() -> None:
     assert second_moment_mask(log_weights, 0.005).tolist() == [False] * 4
     assert second_moment_mask(torch.zeros(0), 0.04).tolist() == []
     assert second_moment_mask(torch.tensor([0.1, math.nan]), 0.04).tolist() == [True, False]
-    with pytest.raises(ValueError, match="must be positive, got 0"):
-        second_moment_mask(log_weights, 0.0)
 
 
 @settings(max_examples=60, deadline=None)

@@ -39,27 +39,18 @@ def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup
             f"draw {group.request.draw}: {len(group.completions)} completions but {len(verdicts)} verdicts; "
             "a verifier must answer every item once, in order"
         )
+    pairs = list(zip(group.completions, verdicts, strict=True))
     counted = np.array(
         [
             verdict.outcome is not Outcome.NOT_JUDGED and completion.finish_reason is not FinishReason.ABORTED
-            for completion, verdict in zip(group.completions, verdicts, strict=True)
+            for completion, verdict in pairs
         ],
         dtype=np.bool_,
     )
-    earned = np.array(
-        [
-            min(0.0, verdict.reward) if completion.truncated else verdict.reward
-            for completion, verdict in zip(group.completions, verdicts, strict=True)
-        ],
-        dtype=np.float32,
-    )
     counted.flags.writeable = False
-    return ScoredGroup(
-        group=group,
-        verdicts=tuple(verdicts),
-        rewards=frozen_floats(np.where(counted, earned, np.float32(0))),
-        counted=counted,
-    )
+    earned = [min(0.0, verdict.reward) if completion.truncated else verdict.reward for completion, verdict in pairs]
+    rewards = frozen_floats(np.where(counted, earned, 0.0))
+    return ScoredGroup(group=group, verdicts=tuple(verdicts), rewards=rewards, counted=counted)
 
 
 AdvantageMask: TypeAlias = Literal["none", "before", "after"]
@@ -112,25 +103,16 @@ def group_advantages(
     truncated = torch.zeros_like(counted) if truncated_N is None else truncated_N.bool()
     members = counted & ~truncated if mask == "before" else counted
 
-    groups, index = torch.unique(group_index_N, return_inverse=True)
-    weight = members.to(torch.float64)
-    zeros = torch.zeros(len(groups), dtype=torch.float64, device=rewards.device)
-    count = zeros.index_add(0, index, weight)
-    mean = zeros.index_add(0, index, weight * rewards) / count.clamp(min=1)
-    centred = rewards - mean[index]
-    variance = zeros.index_add(0, index, weight * centred**2) / (count - 1).clamp(min=1)
-
-    # Equal rewards are recognised as such, not by a float that should have come out as 0.
-    infinite = torch.full_like(zeros, torch.inf)
-    low = infinite.scatter_reduce(0, index, torch.where(members, rewards, torch.inf), "amin")
-    high = (-infinite).scatter_reduce(0, index, torch.where(members, rewards, -torch.inf), "amax")
-    informative = (count >= 2) & (high > low)
-
-    scale = (variance.sqrt() + eps)[index] if normalise_std else torch.ones_like(centred)
-    kept = members & informative[index]
-    if mask == "after":
-        kept = kept & ~truncated
-    return torch.where(kept, centred / scale, torch.zeros_like(centred))
+    advantages = torch.zeros_like(rewards)
+    for group in torch.unique(group_index_N):
+        inside = members & (group_index_N == group)
+        values = rewards[inside]
+        # Equal rewards are recognised as such, not by a float that should have come out as 0.
+        if len(values) < 2 or values.min() == values.max():
+            continue
+        centred = values - values.mean()
+        advantages[inside] = centred / (values.std() + eps) if normalise_std else centred
+    return advantages.masked_fill(truncated, 0.0) if mask == "after" else advantages
 
 
 class AdvantageInputs(NamedTuple):

@@ -11,7 +11,7 @@ pass over the samples that nobody needs is not made.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar, cast
 
@@ -354,13 +354,11 @@ def uncorrected(c: CorrectionInputs) -> Tensor:
 
 def truncated_weights(c: CorrectionInputs) -> Tensor:
     """pi_old / pi_sampler, at most ``cap``."""
-    _check_cap(c.cap)
     return (c.old_logprobs - c.sampler_logprobs).exp().clamp(max=c.cap)
 
 
 def masked_weights(c: CorrectionInputs) -> Tensor:
     """pi_old / pi_sampler, 0 above ``cap``."""
-    _check_cap(c.cap)
     weights = (c.old_logprobs - c.sampler_logprobs).exp()
     return torch.where(weights > c.cap, torch.zeros_like(weights), weights)
 
@@ -370,11 +368,6 @@ def whole_weights(c: CorrectionInputs) -> Tensor:
     if c.policy_mask is None:
         raise ValueError("correction 'm2po' needs the mini-batch's second-moment mask (policy_mask)")
     return (c.old_logprobs - c.sampler_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
-
-
-def _check_cap(cap: float) -> None:
-    if cap <= 1:
-        raise ValueError(f"correction cap must be above 1, got {cap}")
 
 
 def second_moment_mask(log_weights: Tensor, threshold: float) -> Tensor:
@@ -394,8 +387,6 @@ def second_moment_mask(log_weights: Tensor, threshold: float) -> Tensor:
     Example: squares 0.01, 0.09, 0.01 have the mean 0.0367 and all stay at 0.04; with 0.25 for 0.09 (mean 0.09) that
     token leaves.
     """
-    if threshold <= 0:
-        raise ValueError(f"the second moment's threshold must be positive, got {threshold}")
     squares = log_weights.detach().to(torch.float64).square()
     rising, order = squares.sort(stable=True)
     means = rising.cumsum(0) / torch.arange(1, len(rising) + 1, device=rising.device, dtype=torch.float64)
@@ -430,13 +421,11 @@ def correction_of(reference: str) -> Correction:
 
 
 def correction_weights(correction: Correction | str, inputs: CorrectionInputs) -> Tensor:
-    """Importance weights pi_old / pi_sampler, ``[tokens]`` without gradient, 0 where ``policy_mask`` is False.
-
-    They multiply the policy term only, and they also apply in synchronous mode, where kernels and precision still
-    differ between engine and learner.
+    """Importance weights pi_old / pi_sampler of the policy term, ``[tokens]`` without gradient, 0 where ``policy_mask``
+    is False. They apply in synchronous mode too, where kernels and precision still differ.
 
     Raises:
-        ValueError: unknown correction, a cap of 1 or less, or ``m2po`` without its mask.
+        ValueError: unknown correction, or ``m2po`` without its mask.
     """
     if isinstance(correction, str):
         correction = correction_of(correction)
@@ -503,101 +492,69 @@ def loss_terms(
     """A micro-batch's share of Eq. 3.1: sum of w * [-(policy + alpha * H) + beta * k3].
 
     All three terms take the same weights, so a response whose advantage is 0 (a masked one) still
-    counts in the denominator and in the entropy and KL terms.
+    counts in the denominator and in the entropy and KL terms. With alpha or beta 0 these are only measured.
 
     Args:
         row: a row of ``LOSSES``.
         inputs: the micro-batch.
         token_weights: ``[tokens]`` weights of the whole mini-batch's reducer: ``response_weights`` of this
             micro-batch's responses, indexed by ``sample_index``.
-        alpha, beta: of entropy and KL; with 0 these are only measured.
-        clip_low, clip_high, coefficients, statistics: for the row's surrogate.
-        correction, correction_cap: of the sampler, for the policy term.
 
     Raises:
         ValueError: a term is asked for whose inputs are missing.
     """
     _check(row, inputs, alpha=alpha, beta=beta, correction=correction)
     mask, own = inputs.loss_mask, _loss_tokens_only(inputs)
+    assert own.old_logprobs is not None
     weights = torch.where(mask, token_weights, 0.0).to(own.logprobs.dtype)
-    ratio = _ratio(own, inputs, row.ratio_level)
-    advantages = inputs.advantages.to(own.logprobs.dtype)
+    ratio = _ratio(own.logprobs, own.old_logprobs, inputs, row.ratio_level)
+    shared: dict[str, Any] = {name: getattr(own, name) for name in CorrectionInputs._fields if name != "cap"}
     surrogate = row.surrogate(
         SurrogateInputs(
             ratio=ratio,
             logprobs=own.logprobs,
-            advantages=advantages,
+            advantages=own.advantages.to(own.logprobs.dtype),
             clip_low=clip_low,
             clip_high=clip_high,
-            old_logprobs=own.old,
-            sampler_logprobs=own.sampler,
-            ref_logprobs=own.ref,
+            ref_logprobs=own.ref_logprobs,
             entropy=own.entropy,
-            loss_mask=mask,
-            policy_mask=inputs.policy_mask,
-            sample_index=inputs.sample_index,
-            group_index=inputs.group_index,
-            policy_version=inputs.policy_version,
             coefficients=coefficients,
             statistics=statistics,
+            **shared,
         )
     )
-    corrected = correction_weights(
-        correction,
-        CorrectionInputs(
-            old_logprobs=own.old,
-            sampler_logprobs=own.sampler,
-            cap=correction_cap,
-            policy_mask=inputs.policy_mask,
-            loss_mask=mask,
-            sample_index=inputs.sample_index,
-            group_index=inputs.group_index,
-            policy_version=inputs.policy_version,
-        ),
-    )
+    corrected = correction_weights(correction, CorrectionInputs(cap=correction_cap, **shared))
+    kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
 
     policy_loss = -(weights * corrected * surrogate.values).sum()
     loss = policy_loss
     if alpha and own.entropy is not None:
         loss = loss - alpha * (weights * own.entropy).sum()
-    if beta and own.kl is not None:
-        loss = loss + beta * (weights * own.kl).sum()
+    if beta and kl is not None:
+        loss = loss + beta * (weights * kl).sum()
 
     clipped = surrogate.clipped & mask
-    return LossOutputs(
-        loss=loss,
-        clipped=clipped,
-        ratio=ratio.detach(),
-        metrics=_measure(mask, own, (loss, policy_loss), clipped, ratio, corrected, correction),
-    )
+    per_token = {"clipped": clipped, "ratio": ratio, "entropy": own.entropy, "kl": kl, "correction": corrected}
+    metrics = _measure(own, {"loss": loss, "policy_loss": policy_loss}, per_token, corrected_by=correction)
+    return LossOutputs(loss=loss, clipped=clipped, ratio=ratio.detach(), metrics=metrics)
 
 
-class _LossTokens(NamedTuple):
-    """The inputs with 0 at every token without loss, and k3."""
+def _loss_tokens_only(inputs: LossInputs) -> LossInputs:
+    """The inputs with 0 at every token without loss, and all of the policies that the ratios compare."""
 
-    logprobs: Tensor
-    old: Tensor
-    sampler: Tensor
-    ref: Tensor | None
-    entropy: Tensor | None
-    kl: Tensor | None
-
-
-def _loss_tokens_only(inputs: LossInputs) -> _LossTokens:
     # A select, not a product: whatever stands at a token without loss (even inf) must not reach the sum.
-    def select(values: Tensor) -> Tensor:
-        return torch.where(inputs.loss_mask, values, 0.0)
+    def select(values: Tensor | None, otherwise: Tensor | None = None) -> Tensor | None:
+        return otherwise if values is None else torch.where(inputs.loss_mask, values, 0.0)
 
-    logprobs = select(inputs.logprobs)
-    old = logprobs.detach() if inputs.old_logprobs is None else select(inputs.old_logprobs)
-    ref = None if inputs.ref_logprobs is None else select(inputs.ref_logprobs)
-    return _LossTokens(
+    logprobs = torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
+    old = select(inputs.old_logprobs, logprobs.detach())
+    return replace(
+        inputs,
         logprobs=logprobs,
-        old=old,
-        sampler=old if inputs.sampler_logprobs is None else select(inputs.sampler_logprobs),
-        ref=ref,
-        entropy=None if inputs.entropy is None else select(inputs.entropy),
-        kl=None if ref is None else k3(logprobs, ref),
+        old_logprobs=old,
+        sampler_logprobs=select(inputs.sampler_logprobs, old),
+        ref_logprobs=select(inputs.ref_logprobs),
+        entropy=select(inputs.entropy),
     )
 
 
@@ -617,9 +574,9 @@ def _check(row: LossRow, inputs: LossInputs, *, alpha: float, beta: float, corre
         raise ValueError("the loss needs the reference's log-probs")
 
 
-def _ratio(own: _LossTokens, inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:
+def _ratio(logprobs: Tensor, old_logprobs: Tensor, inputs: LossInputs, level: Literal["token", "sequence"]) -> Tensor:
     """rho of every token, or the geometric mean of its response's."""
-    log_ratio = (own.logprobs - own.old).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
+    log_ratio = (logprobs - old_logprobs).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     if level == "sequence":
         log_ratio = _response_mean(log_ratio, inputs.loss_mask, inputs.sample_index)
     return log_ratio.exp()
@@ -636,44 +593,42 @@ def _response_mean(values: Tensor, mask: Tensor, sample_index: Tensor) -> Tensor
 
 @torch.no_grad()
 def _measure(
-    mask: Tensor,
-    own: _LossTokens,
-    losses: tuple[Tensor, Tensor],
-    clipped: Tensor,
-    ratio: Tensor,
-    corrected: Tensor,
-    correction: Correction,
+    own: LossInputs,
+    losses: Mapping[str, Tensor],
+    per_token: Mapping[str, Tensor | None],
+    *,
+    corrected_by: Correction,
 ) -> LossMetrics:
     """Sums and extremes over the loss tokens, in float64 so that their order does not show."""
+    mask, ratio, corrected = own.loss_mask, per_token["ratio"], per_token["correction"]
+    assert own.old_logprobs is not None
+    assert own.sampler_logprobs is not None
+    assert ratio is not None
+    log_gap = own.old_logprobs - own.sampler_logprobs
 
-    def total(values: Tensor | None) -> Tensor:
-        if values is None:
-            return torch.zeros((), dtype=torch.float64, device=mask.device)
-        return torch.where(mask, values.to(torch.float64), 0.0).sum()
+    def known(values: Tensor, nothing: float = 0.0) -> Tensor:
+        return torch.where(mask, values.to(torch.float64), nothing)
 
-    def known(values: Tensor, nothing: float) -> Tensor:
+    def padded(values: Tensor, nothing: float) -> Tensor:
         # One entry more than there are tokens, so that an empty micro-batch has extremes too.
-        return torch.nn.functional.pad(torch.where(mask, values.to(torch.float64), nothing), (0, 1), value=nothing)
+        return torch.nn.functional.pad(known(values, nothing), (0, 1), value=nothing)
 
-    log_gap = own.old - own.sampler
-    changed = (corrected != log_gap.exp()) & (correction is not NONE)
+    summed = {
+        **per_token,
+        "kl_tokens": None if per_token["kl"] is None else mask,
+        "sampler_gap": log_gap.abs(),
+        "sampler_kl": log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap,
+        "corrected": None if corrected_by is NONE else corrected != log_gap.exp(),
+    }
+    nothing = torch.zeros((), dtype=torch.float64, device=mask.device)
     return LossMetrics(
         sums={
-            "loss": losses[0].detach().to(torch.float64),
-            "policy_loss": losses[1].detach().to(torch.float64),
             "tokens": mask.sum().to(torch.float64),
-            "clipped": total(clipped),
-            "ratio": total(ratio),
-            "entropy": total(own.entropy),
-            "kl": total(own.kl),
-            "kl_tokens": total(None if own.kl is None else torch.ones_like(own.kl)),
-            "sampler_gap": total(log_gap.abs()),
-            "sampler_kl": total(log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap),
-            "correction": total(corrected),
-            "corrected": total(changed),
+            **{name: loss.detach().to(torch.float64) for name, loss in losses.items()},
+            **{name: nothing if values is None else known(values).sum() for name, values in summed.items()},
         },
-        maxima={"ratio": known(ratio, 0.0).max(), "sampler_gap": known(log_gap.abs(), 0.0).max()},
-        minima={"ratio": known(ratio, torch.inf).min()},
+        maxima={"ratio": padded(ratio, 0.0).max(), "sampler_gap": padded(log_gap.abs(), 0.0).max()},
+        minima={"ratio": padded(ratio, torch.inf).min()},
     )
 
 
