@@ -185,7 +185,7 @@ def test_adapters_and_unknown_models() -> None:
 
 
 class Pool:
-    """Tells its counter and its spans once, as `protocols.Observed`, `Timed` and `Mending` say."""
+    """Tells its counter and its spans once, as `protocols.Remote` says."""
 
     def __init__(self) -> None:
         self.tokens = 0

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 from magicrl.cli.train import run_training
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import DifficultyFilterConfig
+from magicrl.config.schema import TrainConfig
 from magicrl.models.loading import save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_byte_tokenizer
@@ -32,8 +32,7 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.training import preflight
-from magicrl.training.curriculum import DifficultyFilter
-from magicrl.training.diagnosis import Judging
+from magicrl.training.curriculum import filter_by_difficulty
 from magicrl.training.preflight import RunData, check_run, load_data
 
 RECIPE = """
@@ -261,13 +260,17 @@ def test_the_difficulty_filter_samples_a_prompt_once(tmp_path: Path) -> None:
         Problem(id=f"p{i}", prompt=p, golds=("1",), verifier="exact", source="doc") for i, p in enumerate(asked)
     ]
     path = tmp_path / "difficulty.json"
-    filters = DifficultyFilter(
-        config=DifficultyFilterConfig(samples=4), max_tokens=4, seed=0, path=path, judging=Judging()
+    config = TrainConfig.model_validate(
+        {
+            "start": {"model": "none"},
+            "data": {"train": [{"path": "sums.jsonl"}], "difficulty_filter": {"samples": 4}},
+            "stages": [{"max_tokens": 4, "rollout_batch": 2, "group_size": 2, "max_steps": 1}],
+        }
     )
     engine = Sampled()
-    parts: Any = (engine, engine, Encoder().encode, lambda *_: None)
+    parts: Any = (engine, engine, Encoder().encode)
     for _ in range(2):  # measured, then read again
-        result, _diagnosis = filters.apply(problems, *parts)
+        result, _ = filter_by_difficulty(config, problems, parts, path, lambda *_: None)
         assert [request.problem.id for request in engine.asked] == ["p0", "p1", "p4"]
         assert (result.kept, result.removed) == ((problems[1].key, problems[4].key), (problems[0].key,))
     assert list(json.loads(path.read_text())["counts"]) == ["p0", "p1", "p2", "p3", "p4"], "people read ids"

@@ -8,30 +8,23 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from magicrl.algorithms.convergence import ConvergenceTest, TruncationRule
 from magicrl.algorithms.filters import FilterResult, PassCount, offline_filter
-from magicrl.config.schema import DifficultyFilterConfig, StageConfig
+from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.evaluation.job import Encode, evaluation_seed, sample_problems
 from magicrl.files import write_atomically
 from magicrl.records import Problem
 from magicrl.rollout.protocol import RolloutEngine
-from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, answers_of, diagnose
+from magicrl.training.diagnosis import Diagnosis, Judging, SampledAnswers, answers_of, diagnose, judging_of
 from magicrl.verifiers.base import VerifierService
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageEnd:
-    """Why a stage ended.
-
-    Attributes:
-        stage: its index.
-        steps: training steps it took.
-        reason: a sentence for the log.
-    """
+class StageEnd(NamedTuple):
+    """The stage that ended (its index), the training steps it took, and why, a sentence for the log."""
 
     stage: int
     steps: int
@@ -48,20 +41,15 @@ class StageSchedule:
 
     def __init__(self, stages: Sequence[StageConfig]) -> None:
         self._stages = tuple(stages)
-        self._index = 0
+        self.index = 0  # of the present stage; the number of stages once all are done
         self._steps = 0
         self._converged = False
         self._test = self._make_test()
 
     @property
-    def index(self) -> int:
-        """Index of the present stage; the number of stages once all are done."""
-        return self._index
-
-    @property
     def stage(self) -> StageConfig | None:
         """The present stage, None when the run is over."""
-        return self._stages[self._index] if self._index < len(self._stages) else None
+        return self._stages[self.index] if self.index < len(self._stages) else None
 
     def observe_accuracy(self, accuracy: float, standard_error: float | None) -> None:
         """Take in one measured accuracy (of validation, or of training where none is measured)."""
@@ -82,8 +70,8 @@ class StageSchedule:
         if not early and self._steps < stage.max_steps:
             return None
         reason = self._reason(stage) if early else f"max_steps = {stage.max_steps} reached"
-        end = StageEnd(stage=self._index, steps=self._steps, reason=reason)
-        self._index += 1
+        end = StageEnd(stage=self.index, steps=self._steps, reason=reason)
+        self.index += 1
         self._steps = 0
         self._converged = False
         self._test = self._make_test()
@@ -93,10 +81,7 @@ class StageSchedule:
         rule = stage.transition
         if rule.rule == "truncation":
             return f"truncated share below {rule.truncation_below} for {rule.window} steps"
-        return (
-            f"converged: the gain expected over {rule.horizon} more steps is below {rule.delta} "
-            f"at {rule.confidence:.0%} confidence"
-        )
+        return f"converged: {rule.horizon} more steps gain less than {rule.delta} at {rule.confidence:.0%} confidence"
 
     def _make_test(self) -> ConvergenceTest | TruncationRule | None:
         stage = self.stage
@@ -110,7 +95,7 @@ class StageSchedule:
     def state(self) -> dict[str, Any]:
         """JSON-able state."""
         return {
-            "index": self._index,
+            "index": self.index,
             "steps": self._steps,
             "converged": self._converged,
             "test": self._test.state() if self._test else None,
@@ -118,7 +103,7 @@ class StageSchedule:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Inverse of ``state``."""
-        self._index = int(state["index"])
+        self.index = int(state["index"])
         self._steps = int(state["steps"])
         self._converged = bool(state["converged"])
         self._test = self._make_test()
@@ -168,108 +153,97 @@ def in_words(counts: Mapping[str, tuple[int, int]]) -> str:
     return ", ".join(f"{name} {removed} of {total}" for name, (removed, total) in counts.items())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DifficultyFilter:
-    """Applies the filter once a run; its table is kept in ``difficulty.json`` and read again on a resume.
+def filter_by_difficulty(
+    config: TrainConfig,
+    problems: Sequence[Problem],
+    sampler: tuple[RolloutEngine, VerifierService, Encode],
+    path: Path,
+    progress: Callable[[int, int], None],
+) -> tuple[FilterResult, Diagnosis]:
+    """The offline filter of ``data.difficulty_filter``: what stays, by key, and what the answers say.
 
-    Attributes:
-        config: N, temperature, limit.
-        max_tokens: T of the samples.
-        seed: the run seed.
-        path: where the counts are kept.
-        judging: the verifier's settings, for the advice.
+    It is measured once a run. The counts are kept in ``path`` and read again on a resume.
+
+    Args:
+        config: the recipe.
+        problems: those of training; problems of one prompt are sampled once.
+        sampler: what generates, judges and encodes.
+        path: ``difficulty.json``.
+        progress: told ``(done, total)``.
+
+    Raises:
+        ValueError: nothing stays, nothing could be judged, or the file is damaged.
     """
-
-    config: DifficultyFilterConfig
-    max_tokens: int
-    seed: int
-    path: Path
-    judging: Judging
-
-    def apply(
-        self,
-        problems: Sequence[Problem],
-        engine: RolloutEngine,
-        judge: VerifierService,
-        encode: Encode,
-        progress: Callable[[int, int], None],
-    ) -> tuple[FilterResult, Diagnosis]:
-        """What stays, by key (problems of one prompt are sampled once), and what the answers say.
-
-        Raises:
-            ValueError: nothing stays, or the table is damaged.
-        """
-        if not self.path.exists():
-            document = self._measure(problems, engine, judge, encode, progress)
-            write_atomically(self.path, json.dumps(document, indent=1))
-        counts, answers = self._read(problems)
-        found = diagnose(answers)
+    judging = judging_of(config.verifier, problems)
+    if not path.exists():
         try:
-            return offline_filter(counts), found
-        except ValueError as error:
-            raise ValueError(f"data.difficulty_filter: {error} (the counts are in {self.path}): {found.text}") from None
-
-    def _read(self, problems: Sequence[Problem]) -> tuple[dict[str, PassCount], SampledAnswers]:
-        try:
-            document = json.loads(self.path.read_text())
-            counts = {name: PassCount(correct=c, counted=n) for name, (c, n) in document["counts"].items()}
-            answers = SampledAnswers(**document["answers"], judging=self.judging)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.path} is damaged ({error}); delete it to measure the difficulty anew") from None
-        return {p.key: counts[p.id] for p in problems if p.id in counts}, answers
-
-    def _measure(
-        self,
-        problems: Sequence[Problem],
-        engine: RolloutEngine,
-        judge: VerifierService,
-        encode: Encode,
-        progress: Callable[[int, int], None],
-    ) -> dict[str, Any]:
-        max_tokens = self.config.max_tokens or self.max_tokens
-        groups = sample_problems(
-            engine,
-            judge,
-            list({p.key: p for p in reversed(problems)}.values())[::-1],
-            encode,
-            samples=self.config.samples,
-            temperature=self.config.temperature,
-            max_tokens=max_tokens,
-            seed=evaluation_seed(self.seed, "difficulty"),
-            progress=progress,
-        )
-        counts = {
-            g.group.request.problem.key: PassCount(
-                correct=int((g.correct & g.counted).sum()), counted=int(g.counted.sum())
-            )
-            for g in groups
-        }
-        try:
-            answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=self.judging))
+            document = _measured(config, problems, sampler, judging, progress)
         except ValueError as error:
             raise ValueError(f"data.difficulty_filter: {error}") from None
-        return {
-            "samples": self.config.samples,
-            "temperature": self.config.temperature,
-            "table": filter_table(problems, counts),
-            "answers": {key: value for key, value in answers.items() if key != "judging"},
-            "counts": {p.id: [counts[p.key].correct, counts[p.key].counted] for p in problems},
-        }
+        write_atomically(path, json.dumps(document, indent=1))
+    try:
+        document = json.loads(path.read_text())
+        counts = {name: PassCount(correct=c, counted=n) for name, (c, n) in document["counts"].items()}
+        found = diagnose(SampledAnswers(**document["answers"], judging=judging))
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is damaged ({error}); delete it to measure the difficulty anew") from None
+    try:
+        return offline_filter({p.key: counts[p.id] for p in problems if p.id in counts}), found
+    except ValueError as error:
+        raise ValueError(f"data.difficulty_filter: {error} (the counts are in {path}): {found.text}") from None
+
+
+def _measured(
+    config: TrainConfig,
+    problems: Sequence[Problem],
+    sampler: tuple[RolloutEngine, VerifierService, Encode],
+    judging: Judging,
+    progress: Callable[[int, int], None],
+) -> dict[str, Any]:
+    settings = config.data.difficulty_filter
+    assert settings is not None, "called without a filter"
+    engine, judge, encode = sampler
+    first: dict[str, Problem] = {}
+    for problem in problems:
+        first.setdefault(problem.key, problem)
+    max_tokens = settings.max_tokens or config.stages[0].max_tokens
+    groups = sample_problems(
+        engine,
+        judge,
+        list(first.values()),
+        encode,
+        samples=settings.samples,
+        temperature=settings.temperature,
+        max_tokens=max_tokens,
+        seed=evaluation_seed(config.run.seed, "difficulty"),
+        progress=progress,
+    )
+    counts = {
+        g.group.request.problem.key: PassCount(correct=int((g.correct & g.counted).sum()), counted=int(g.counted.sum()))
+        for g in groups
+    }
+    answers = asdict(answers_of(groups, max_tokens=max_tokens, judging=judging))
+    return {
+        "samples": settings.samples,
+        "temperature": settings.temperature,
+        "table": filter_table(problems, counts),
+        "answers": {key: value for key, value in answers.items() if key != "judging"},
+        "counts": {p.id: [counts[p.key].correct, counts[p.key].counted] for p in problems},  # by id: people read it
+    }
 
 
 def filter_table(problems: Sequence[Problem], counts: Mapping[str, PassCount]) -> list[dict[str, Any]]:
     """Per level: how many problems were never (0/N), always (N/N) and sometimes solved (kept)."""
-    levels = sorted({p.level for p in problems}, key=lambda level: math.inf if level is None else level)
-    rows: list[dict[str, Any]] = []
-    for level in levels:
-        found = [counts[p.key] for p in problems if p.level == level and p.key in counts]
-        rows.append(
-            {
-                "level": level,
-                "problems": len(found),
-                "never": sum(c.all_wrong for c in found),
-                "always": sum(c.all_correct for c in found),
-                "kept": sum(not c.all_wrong and not c.all_correct and c.counted > 0 for c in found),
-            }
-        )
-    return rows
+    by_level: dict[int | None, list[PassCount]] = {}
+    for problem in sorted(problems, key=lambda p: math.inf if p.level is None else p.level):
+        by_level.setdefault(problem.level, []).append(counts[problem.key])
+    return [
+        {
+            "level": level,
+            "problems": len(found),
+            "never": sum(c.all_wrong for c in found),
+            "always": sum(c.all_correct for c in found),
+            "kept": sum(0 < c.correct < c.counted for c in found),
+        }
+        for level, found in by_level.items()
+    ]

@@ -135,15 +135,6 @@ class WritesShards(Protocol):
 
 
 @runtime_checkable
-class Observed(Protocol):
-    """A part of a run that has metrics of its own beside the step's: workers, queues."""
-
-    def observations(self) -> Mapping[str, float]:
-        """Metrics by key (``area/name/stat``) since the last call."""
-        ...
-
-
-@runtime_checkable
 class OnDevices(Protocol):
     """A part of a run that knows what it computes on."""
 
@@ -167,17 +158,16 @@ class WorkSpan(NamedTuple):
 
 
 @runtime_checkable
-class Timed(Protocol):
-    """A part of a run whose workers are elsewhere: when they worked goes into the timeline."""
-
-    def spans(self) -> Sequence[WorkSpan]:
-        """Work since the last call."""
-        ...
-
-
-@runtime_checkable
-class Mending(Protocol):
-    """A part of a run that replaces what it lost and goes on: replicas, ranks, nodes."""
+class Remote(Protocol):
+    """A part of a run whose workers are elsewhere: replicas, ranks, nodes."""
 
     lost: list[str]
-    """What was lost so far, each named with the reason, in order."""
+    """Workers that were lost and replaced so far, each named with the reason, in order."""
+
+    def observations(self) -> Mapping[str, float]:
+        """Metrics by key (``area/name/stat``) since the last call."""
+        ...
+
+    def spans(self) -> Sequence[WorkSpan]:
+        """When the workers worked since the last call, for the timeline."""
+        ...

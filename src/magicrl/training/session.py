@@ -17,7 +17,7 @@ from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 from magicrl.algorithms.filters import VisitRecord, accuracy_over_all, online_filter
 from magicrl.config.schema import StageConfig, TrainConfig
@@ -46,7 +46,7 @@ from magicrl.training.checkpoint import (
     save_checkpoint,
     split_state,
 )
-from magicrl.training.curriculum import DifficultyFilter, StageSchedule, in_words, removals
+from magicrl.training.curriculum import StageSchedule, filter_by_difficulty, in_words, removals
 from magicrl.training.diagnosis import Conclusion, conclude, judging_of, learning_facts
 from magicrl.training.health import HealthMonitor
 from magicrl.training.held_out import Validation, held_out_test
@@ -55,7 +55,7 @@ from magicrl.training.metrics import Throughput
 from magicrl.training.model_card import CARD, model_card, model_texts, recommended_sampling
 from magicrl.training.objective import entropy_controller
 from magicrl.training.preflight import Ready, check_run
-from magicrl.training.protocols import Mending, Observed, Timed, TrainingStopped, WorkSpan, WritesShards
+from magicrl.training.protocols import Remote, TrainingStopped, WorkSpan, WritesShards
 from magicrl.training.recorder import RunFolder, RunObserver
 from magicrl.training.step import Parts, StepResult, Trainer
 
@@ -121,14 +121,15 @@ class StopRequest:
 
 
 class Workers:
-    """
+    """The parts of a run whose workers are elsewhere, asked together.
+
     Args:
-        parts: engine, judge, learner; asked are those that have something to tell.
+        parts: engine, judge, learner; those without such workers have nothing to tell.
     """
 
     def __init__(self, *parts: object) -> None:
-        self._parts = parts
-        self._told = [0] * len(parts)  # of each one's losses
+        self._parts = [part for part in parts if isinstance(part, Remote)]
+        self._told = [0] * len(self._parts)  # of each one's losses
 
     def begin_step(self) -> None:
         """Forget what they did since the last step, for tests and validation: a step's figures are the step's."""
@@ -137,19 +138,16 @@ class Workers:
 
     def observations(self) -> dict[str, float]:
         """Metrics by key since the last call."""
-        return {key: value for p in self._parts if isinstance(p, Observed) for key, value in p.observations().items()}
+        return {key: value for part in self._parts for key, value in part.observations().items()}
 
     def spans(self) -> list[WorkSpan]:
         """When each worker worked, since the last call."""
-        return [span for part in self._parts if isinstance(part, Timed) for span in part.spans()]
+        return [span for part in self._parts for span in part.spans()]
 
     def losses(self) -> list[str]:
         """What was lost and replaced since the last call, each named with the reason."""
-        found: list[str] = []
-        for place, part in enumerate(self._parts):
-            if isinstance(part, Mending):
-                found += part.lost[self._told[place] :]
-                self._told[place] = len(part.lost)
+        found = [loss for part, told in zip(self._parts, self._told, strict=True) for loss in part.lost[told:]]
+        self._told = [len(part.lost) for part in self._parts]
         return found
 
 
@@ -225,6 +223,14 @@ def _train(
             built.engine.close()
 
 
+class Stateful(Protocol):
+    """A small state machine: JSON out, the same JSON in."""
+
+    def state(self) -> Any: ...
+
+    def restore(self, state: Any) -> None: ...
+
+
 class Session:
     """One run: the order in which its parts act, and its whole state."""
 
@@ -265,8 +271,7 @@ class Session:
             progress=lambda i, n: observer.progress("validation", i, n),
         )
         self._engine.sync_weights(self._learner)
-        self._kept = self._filtered_training_set()
-        self._sampler = PromptSampler(self._kept, seed=config.run.seed)
+        self._sampler = PromptSampler(self._filtered_training_set(), seed=config.run.seed)
         self._trainer = Trainer(
             config,
             Parts(
@@ -280,6 +285,15 @@ class Session:
             ),
             observer.progress,
         )
+        # what a checkpoint holds of each in its ``state.json``, beside learner, engine and trainer
+        self._small_parts: dict[str, Stateful] = {
+            "schedule": self._schedule,
+            "controller": self._controller,
+            "sampler": self._sampler,
+            "visits": self._visits,
+            "health": self._monitor,
+            "best": self._validation,
+        }
 
     def run(self, checkpoint: Checkpoint | None) -> None:
         """Test, train through every stage, test again, save the model; all of it from ``checkpoint`` on."""
@@ -287,8 +301,7 @@ class Session:
             self._restore(checkpoint)
             keep_last = self._config.checkpoint.keep_last
             remove_old(self._folder.checkpoints, keep_last=keep_last, keep=self._best_kept())
-        self._warn_of_another_environment()
-        self._warn_of_a_lag_without_a_ratio()
+        self._warn()
         self._examine("before", start=True)
         if self._steps_done == 0:
             self._announce_stage()
@@ -306,10 +319,8 @@ class Session:
 
     def _conclusion(self) -> Conclusion:
         """Did it learn? Of the run in its folder, resumed or not; the recipe's first test set decides."""
-        first = next(iter(self._data.test), None)
-        before, after = (
-            None if first is None else self._folder.read_evaluation(_file(name, first)) for name in ("before", "after")
-        )
+        first = next(iter(self._data.test), "")
+        before, after = (self._folder.read_evaluation(_file(name, first)) for name in ("before", "after"))
         facts = learning_facts(
             self._folder.metrics(),
             before,
@@ -359,16 +370,14 @@ class Session:
         truncation = values.get("train/truncation/ratio")
         if isinstance(truncation, float):
             self._schedule.observe_truncation(truncation)
-        kind = "reward" if "validation/reward/mean" in values else "accuracy"  # a graded reward may never be all right
-        measured = values.get(f"validation/{kind}/mean")
-        if isinstance(measured, float):
-            error = values.get(f"validation/{kind}/standard_error")
-            self._schedule.observe_accuracy(measured, error if isinstance(error, float) else None)
-        elif not self._validation.active:
-            accuracy = values.get("train/accuracy_unfiltered/mean")
-            error = values.get("train/accuracy/standard_error")
-            if isinstance(accuracy, float):
-                self._schedule.observe_accuracy(accuracy, error if isinstance(error, float) else None)
+        measured, error = "train/accuracy_unfiltered/mean", "train/accuracy/standard_error"
+        if self._validation.active:
+            # a graded reward may never be all right
+            kind = "reward" if "validation/reward/mean" in values else "accuracy"
+            measured, error = f"validation/{kind}/mean", f"validation/{kind}/standard_error"
+        accuracy, spread = values.get(measured), values.get(error)
+        if isinstance(accuracy, float):
+            self._schedule.observe_accuracy(accuracy, spread if isinstance(spread, float) else None)
 
     def _record(self, metrics: StepMetrics, result: StepResult, spans: Sequence[WorkSpan]) -> None:
         self._folder.step(metrics)
@@ -415,19 +424,11 @@ class Session:
         settings = self._config.data.difficulty_filter
         if settings is None:
             return self._data.train
-        path = self._folder.path / "difficulty.json"
-        difficulty = DifficultyFilter(
-            config=settings,
-            max_tokens=self._config.stages[0].max_tokens,
-            seed=self._config.run.seed,
-            path=path,
-            judging=self._judging,
-        )
-        result, found = difficulty.apply(
+        result, found = filter_by_difficulty(
+            self._config,
             self._data.train,
-            self._engine,
-            self._judge,
-            self._encode,
+            (self._engine, self._judge, self._encode),
+            self._folder.path / "difficulty.json",
             lambda i, n: self._observer.progress("difficulty filter", i, n),
         )
         self._event_once(
@@ -471,38 +472,24 @@ class Session:
                 self._tell_result(name, document)
 
     def _tell_result(self, name: str, document: Mapping[str, Any]) -> None:
-        by_temperature = ", ".join(
-            f"{scores['accuracy']['mean']:.3f} at {float(tau):g}" for tau, scores in document["temperatures"].items()
-        )
+        temperatures = document["temperatures"].items()
+        by_temperature = ", ".join(f"{found['accuracy']['mean']:.3f} at {float(tau):g}" for tau, found in temperatures)
         self._event_once("evaluation", f"test {name} training, set {document['set']}: accuracy {by_temperature}")
 
     def _save(self) -> None:
         sharded = self._learner if isinstance(self._learner, WritesShards) else None
-        learner_tensors, learner_rest = split_state("learner", {} if sharded else self._learner.state())
-        trainer_tensors, trainer_rest = split_state("trainer", self._trainer.state())
-        engine_state = self._engine.state()
-        engine_tensors, engine_rest = split_state("engine", engine_state)
-        state: dict[str, Any] = {
-            "learner": learner_rest,
-            "engine": engine_rest,
-            "trainer": trainer_rest,
-            "schedule": self._schedule.state(),
-            "controller": self._controller.state(),
-            "sampler": self._sampler.state(),
-            "visits": self._visits.state(),
-            "health": self._monitor.state(),
-            "solved": self._solved,
-            "best": self._validation.state(),
-        }
+        learner = {} if sharded else self._learner.state()
+        tensors: dict[str, Any] = {}
+        state: dict[str, Any] = {name: part.state() for name, part in self._small_parts.items()}
+        large = {"learner": learner, "engine": self._engine.state(), "trainer": self._trainer.state()}
+        for name, found in large.items():
+            of_part, state[name] = split_state(name, found)
+            tensors |= of_part
+        state["solved"] = self._solved
         self._folder.settle()
         written = save_checkpoint(
             self._folder.checkpoints,
-            Checkpoint(
-                step=self._steps_done,
-                tensors={**learner_tensors, **engine_tensors, **trainer_tensors},
-                state=state,
-                owner=self._folder.owner,
-            ),
+            Checkpoint(step=self._steps_done, tensors=tensors, state=state, owner=self._folder.owner),
             keep_last=self._config.checkpoint.keep_last,
             keep=self._best_kept(),
             write_shards=None if sharded is None else sharded.write_shards,
@@ -538,13 +525,9 @@ class Session:
         self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
         self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
         self._steps_done = self._trainer.steps_done
-        self._schedule.restore(state["schedule"])
-        self._controller.restore(state["controller"])
-        self._sampler.restore(state["sampler"])
-        self._visits.restore(state["visits"])
-        self._monitor.restore(state["health"])
         self._solved = int(state["solved"])
-        self._validation.restore(state["best"])
+        for name, part in self._small_parts.items():
+            part.restore(state[name])
 
     def _announce_stage(self) -> None:
         stage = self._schedule.stage
@@ -556,12 +539,11 @@ class Session:
             max_tokens=stage.max_tokens,
         )
 
-    def _warn_of_another_environment(self) -> None:
+    def _warn(self) -> None:
+        """What is told once, before the first step."""
         changes = self._folder.environment_changes()
         if changes:
             self.warn("resumed in another environment, not bit-identical: " + "; ".join(changes))
-
-    def _warn_of_a_lag_without_a_ratio(self) -> None:
         lag, algorithm = self._config.rollout.weight_lag, self._config.algorithm
         single = all(stage.num_minibatches * algorithm.reuse == 1 for stage in self._config.stages)
         if lag and single and algorithm.correction == "none":
