@@ -92,17 +92,8 @@ def edit(folder: Path, **changes: object) -> None:
 
 def test_a_later_schema_is_refused(tmp_path: Path) -> None:
     edit(save_checkpoint(tmp_path, make(1), keep_last=2), schema_version=99)
-    with pytest.raises(CheckpointError, match=r"schema 99, this magicrl reads 1, 2; resume it with the version"):
+    with pytest.raises(CheckpointError, match=r"schema 99, this magicrl reads 2; resume it with the version"):
         load_latest(tmp_path)
-
-
-def test_the_first_schema_is_still_read(tmp_path: Path) -> None:
-    path = save_checkpoint(tmp_path, make(1), keep_last=2) / "state.json"
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps({"schema_version": 1, "step": document["step"], "state": document["state"]}))
-    loaded = load_latest(tmp_path, owner="mine")
-    assert loaded is not None
-    assert loaded.state == make(1).state
 
 
 def test_a_foreign_checkpoint_is_refused(tmp_path: Path) -> None:

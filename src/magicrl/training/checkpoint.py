@@ -8,8 +8,6 @@ a disk that fills up, leaves the last good one untouched.
 Where ranks write the learner's tensors themselves, those lie in the folder ``learner`` instead, under the same
 names and each rank's rows in a file of its own. Each file says in its header which rows of which tensor it holds
 (the form of ``torch.distributed.checkpoint``), so that one process, or an evaluation, reads them without any ranks.
-
-Schema 1 had neither checksum nor owner; it is still read.
 """
 
 from __future__ import annotations
@@ -20,7 +18,7 @@ import os
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,44 +32,13 @@ from magicrl.models.loading import load_policy, save_policy
 
 SHARDS = "learner"
 """Of the shards, in a checkpoint's folder."""
-_HEADER = "DCP_SHARDING_INFO"
-_OFFSETS = "saved_offsets"
-
-
-def joined(folder: Path, files: Mapping[str, str]) -> dict[str, Tensor]:
-    """Whole tensors by name from the shards in ``folder``.
-
-    Args:
-        folder: where they lie.
-        files: their names (and checksums, which are not looked at here).
-
-    Raises:
-        OSError: a file is missing or holds no description of its rows.
-    """
-    parts: dict[str, list[tuple[int, Tensor]]] = {}
-    for name in sorted(files):
-        with safe_open(folder / name, framework="pt") as opened:
-            described = (opened.metadata() or {}).get(_HEADER)
-            if described is None:
-                raise OSError(f"{name} does not say which rows it holds")
-            offsets: dict[str, Any] = json.loads(described)
-            for key in opened.keys():  # noqa: SIM118 - the file is no mapping
-                starts = offsets[key][_OFFSETS]
-                parts.setdefault(key, []).append((int(starts[0]) if starts else 0, opened.get_tensor(key)))
-    return {key: _stacked(found) for key, found in parts.items()}
-
-
-def _stacked(parts: list[tuple[int, Tensor]]) -> Tensor:
-    ordered = [tensor for _, tensor in sorted(parts, key=lambda part: part[0])]
-    return ordered[0] if len(ordered) == 1 else torch.cat(ordered)
-
-
-SCHEMA_VERSION = 2
-_READABLE = (1, 2)
-_NAME = re.compile(r"step-(\d{6,})")
-_UNFINISHED = ".writing-"
 LEARNER = "learner"
 """Prefix of the learner's tensors."""
+WEIGHTS = "weights/"
+"""Prefix of the weights among them."""
+SCHEMA_VERSION = 2
+_NAME = re.compile(r"step-(\d{6,})")
+_UNFINISHED = ".writing-"
 
 
 class CheckpointError(ValueError):
@@ -86,7 +53,7 @@ class Checkpoint:
         step: training steps done.
         tensors: flat names to tensors.
         state: JSON-able state of everything that is not a tensor.
-        owner: identifies what may go on from it (a configuration hash); None in schema 1.
+        owner: identifies what may go on from it (a configuration hash); None: anything.
         folder: where it was read from, None when it was not.
         shards: what a learner that writes its own tensors said of them when it did; None where ``tensors`` has all.
     """
@@ -108,10 +75,26 @@ class Checkpoint:
             return join_state(LEARNER, self.tensors, self.state[LEARNER])
         assert self.folder is not None
         try:
-            tensors = joined(self.folder / SHARDS, self.shards["files"])
+            tensors = _joined(self.folder / SHARDS, self.shards["files"])
         except (OSError, ValueError, KeyError, SafetensorError) as error:
             raise _damaged(self.folder, error) from None
         return {**tensors, "meta": {"optimizer_steps": int(self.shards["optimizer_steps"])}}
+
+
+def _joined(folder: Path, files: Iterable[str]) -> dict[str, Tensor]:
+    """Whole tensors by name from the shards in ``folder``: each file says in its header where its rows begin."""
+    parts: dict[str, list[tuple[int, Tensor]]] = {}
+    for name in sorted(files):
+        with safe_open(folder / name, framework="pt") as opened:
+            described = (opened.metadata() or {}).get("DCP_SHARDING_INFO")
+            if described is None:
+                raise OSError(f"{name} does not say which rows it holds")
+            offsets: dict[str, Any] = json.loads(described)
+            for key in opened.keys():  # noqa: SIM118 - the file is no mapping
+                first_row = int((*offsets[key]["saved_offsets"], 0)[0])
+                parts.setdefault(key, []).append((first_row, opened.get_tensor(key)))
+    ordered = {key: [rows for _, rows in sorted(found, key=lambda part: part[0])] for key, found in parts.items()}
+    return {key: rows[0] if len(rows) == 1 else torch.cat(rows) for key, rows in ordered.items()}
 
 
 def save_checkpoint(
@@ -145,7 +128,7 @@ def save_checkpoint(
         else:
             writing.rename(folder)
         _flush(root)
-        _prune(root, keep_last, keep)
+        remove_old(root, keep_last=keep_last, keep=keep)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(writing, ignore_errors=True)  # what it had written may be the very space that is missing
         last = _folders(root)
@@ -181,11 +164,13 @@ def remove_leftovers(root: Path) -> None:
 
 
 def remove_old(root: Path, *, keep_last: int, keep: frozenset[int]) -> None:
-    """Remove what ``save_checkpoint`` would have removed, had the run not been killed before it did.
-
-    A run that goes on from its last step writes no further checkpoint that would do it.
-    """
-    _prune(root, keep_last, keep)
+    """Remove all but the last ``keep_last`` checkpoints and those of the steps in ``keep``."""
+    for folder in _folders(root)[:-keep_last]:
+        if int(folder.name.removeprefix("step-")) not in keep:
+            # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under its name.
+            doomed = root / f"{_UNFINISHED}old-{folder.name}"
+            folder.rename(doomed)
+            shutil.rmtree(doomed)
 
 
 def load_latest(root: Path, *, owner: str | None = None) -> Checkpoint | None:
@@ -214,26 +199,25 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read one checkpoint folder. Raises ``CheckpointError`` if it is damaged or of another schema."""
     try:
         document = json.loads((folder / "state.json").read_text())
-        found = document["schema_version"]
-        if found not in _READABLE:
+        if document["schema_version"] != SCHEMA_VERSION:
             raise CheckpointError(
-                f"{folder} has checkpoint schema {found}, this magicrl reads {', '.join(map(str, _READABLE))}; "
+                f"{folder} has checkpoint schema {document['schema_version']}, this magicrl reads {SCHEMA_VERSION}; "
                 "resume it with the version that wrote it, or start anew with another --output"
             )
         file = folder / "tensors.safetensors"
-        if found > 1 and document["tensors_sha256"] != _sha256(file):
+        if document["tensors_sha256"] != _sha256(file):
             raise OSError(f"{file.name} does not have the checksum it was written with")
         return Checkpoint(
             step=int(document["step"]),
             tensors=load_file(file),
             state=document["state"],
-            owner=document.get("owner"),
+            owner=document["owner"],
             folder=folder,
-            shards=document.get("shards"),
+            shards=document["shards"],
         )
+    except CheckpointError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise _damaged(folder, error) from None
 
 
@@ -258,15 +242,6 @@ def _folders(root: Path) -> list[Path]:
     return sorted(found, key=lambda p: int(p.name.removeprefix("step-")))
 
 
-def _prune(root: Path, keep_last: int, keep: frozenset[int]) -> None:
-    for folder in _folders(root)[:-keep_last]:
-        if int(folder.name.removeprefix("step-")) not in keep:
-            # Renamed first: a kill in the middle of the removal must not leave half a checkpoint under its name.
-            doomed = root / f"{_UNFINISHED}old-{folder.name}"
-            folder.rename(doomed)
-            shutil.rmtree(doomed)
-
-
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
@@ -278,9 +253,6 @@ def _flush(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-WEIGHTS = "weights/"
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
@@ -311,11 +283,7 @@ def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
     weights = {name.removeprefix(WEIGHTS): tensor for name, tensor in tensors.items() if name.startswith(WEIGHTS)}
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     policy = load_policy(str(_read_run(run)["start_model"]), dtype=config.get("model", {}).get("dtype", "float32"))
-    _put(weights, dict(policy.model.named_parameters()), checkpoint)
-    return save_policy(policy.model, policy.tokenizer, target)
-
-
-def _put(weights: dict[str, Tensor], parameters: dict[str, Any], checkpoint: Path) -> None:
+    parameters = dict(policy.model.named_parameters())
     if weights.keys() != parameters.keys():
         raise CheckpointError(
             f"{checkpoint} does not hold the weights of the start model ({len(weights)} tensors for "
@@ -323,6 +291,7 @@ def _put(weights: dict[str, Tensor], parameters: dict[str, Any], checkpoint: Pat
         )
     for name, parameter in parameters.items():
         parameter.data.copy_(weights[name])
+    return save_policy(policy.model, policy.tokenizer, target)
 
 
 def _read_run(run: Path) -> dict[str, Any]:
