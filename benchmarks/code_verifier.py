@@ -5,7 +5,6 @@
     python benchmarks/code_verifier.py references --data ../shared/data/code/sets
     python benchmarks/code_verifier.py soak --runs 100000
     python benchmarks/code_verifier.py scaling
-    python benchmarks/code_verifier.py parts
 
 Each writes its part of docs/figures/code-verifier.json. Speed is CPU time of the process and everything below it, so
 that the machine's load does not change it; each measurement is a process of its own, start-up taken off.
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 from code_load import PROGRAM, measure_scaling, measure_soak, tests_of
-from code_parts import measure_parts
 
 from magicrl.verifiers.code.forkserver import PRELOADED
 
@@ -313,7 +311,6 @@ def main() -> None:
         "references": lambda: _each_tier(_references, ["auto"]),
         "soak": lambda: measure_soak(ARGUMENTS.runs, ARGUMENTS.minutes),
         "scaling": lambda: measure_scaling(ARGUMENTS.rounds),
-        "parts": lambda: measure_parts(PROGRAM, 5 * ARGUMENTS.rounds, _floor),
     }
     found = parts[ARGUMENTS.what]()
     figures = json.loads(FIGURES.read_text()) if FIGURES.exists() else {}
@@ -335,7 +332,7 @@ def main() -> None:
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "scaling", "parts", "child"])
+    parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "scaling", "child"])
     parser.add_argument("rest", nargs="*", help="names of sets: only these references")
     parser.add_argument("--data", type=Path)
     parser.add_argument("--rounds", type=int, default=3)

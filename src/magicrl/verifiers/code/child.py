@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import ctypes
 import io
 import json
 import marshal
@@ -18,13 +17,12 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, NoReturn
 
 from magicrl.verifiers.code import kernel, remote, values
-from magicrl.verifiers.code.kernel import Script
 from magicrl.verifiers.code.seccomp import Filter
 from magicrl.verifiers.code.values import EXIT_CHECKER_CRASHED, EXIT_MEMORY, EXIT_NOT_PLAIN, SLOTS
 
@@ -32,90 +30,52 @@ _RECURSION = 50_000
 _MAX_MESSAGE = 400
 _MAX_DIGITS = 100_000
 """Of an integer that a checker or a test reads or writes; it takes 0.1 s and grows with the square."""
-_FIRST_SLOT, _END_SLOT, _EVERY = 200, 220, 0xFFFFFFFF
-_WRITE, _CLOSE, _SIGPROCMASK, _PREAD, _GETPID, _CHDIR, _SETPGID = 1, 3, 14, 17, 39, 80, 109  # x86-64
-_GETPPID, _PRCTL, _SETRLIMIT, _CLOSE_RANGE = 110, 157, 160, 436
+_FIRST_SLOT, _END_SLOT, _MOST_DESCRIPTORS = 200, 220, 1024
 
-_threads: dict[int, threading.Thread] = vars(threading)["_active"]
-"""Live threads: asked with its lock, as the module's function does, costs every child five pages."""
 _modules: dict[str, Any] = {}
 _convenience: dict[str, Any] = {}
-_fresh: dict[str, dict[str, Any]] = {}
-"""Modules made before the forks, for one use each."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Guards:
-    """What binds a child. A guard that is None was switched off, by a test that shows what it is for."""
+    """What binds a child. A guard that is None was switched off, by a test that shows what it is for.
+
+    Attributes:
+        rules: Landlock's, a descriptor.
+        filter, exec_filter: of system calls; the second for a compiled checker.
+        folder: where a program starts.
+        parent: the fork server's number as a child sees it.
+    """
 
     rules: int | None
     filter: Filter | None
     exec_filter: Filter
     folder: str
     parent: int
-    """The fork server's number as a child sees it."""
 
+    def bind(self, request: Mapping[str, Any], cpu: float) -> None:
+        """Bind this process before a byte of the program is read; the status channel hears of it.
 
-class Binding:
-    """The guards as system calls of a child.
-
-    Args:
-        role: the children's.
-        guards: what binds them.
-        compiled: the program's compiled form, as a descriptor and the bytes that are there; None: it is yet to be made.
-    """
-
-    def __init__(self, role: str, guards: Guards, compiled: tuple[int, int] | None) -> None:
-        self._guards = guards
-        self._compiled = compiled
-        self.code = bytearray(0 if compiled is None else compiled[1])
-        """The compiled form, in a child; empty if there is none."""
-        self._filter = guards.exec_filter if role == "execute" else guards.filter
-        self._folder = ctypes.create_string_buffer(guards.folder.encode())
-        self._signals = ctypes.c_uint64(0)
-        self._seconds = (ctypes.c_uint64 * 2)()
-        self._told = ctypes.create_string_buffer(b"RC")
-
-    def allow(self, cpu: float) -> None:
-        """What each child may use, in seconds.
-
-        A second net only: the kernel counts this limit in ticks, which may run ahead of the true time by a quarter.
+        Raises:
+            OSError: a guard could not be set.
         """
-        self._seconds[0] = self._seconds[1] = ceil(2 * cpu) + 5
-
-    def write(self, script: Script) -> None:
-        """Every guard, in force before a byte of the program is read; then word of it on the status channel."""
-        guards = self._guards
-        if self._compiled is not None:
-            fd, size = self._compiled
-            into = ctypes.addressof((ctypes.c_char * size).from_buffer(self.code))
-            script.call((_PREAD, fd, into, size, 0, 0), size)
-        calls: list[kernel.Call] = [
-            (_SIGPROCMASK, signal.SIG_SETMASK, kernel.address(self._signals), 0, 8, 0),
-            (_SETPGID, 0, 0, 0, 0, 0),
-            (_CHDIR, kernel.address(self._folder), 0, 0, 0, 0),
-            (_SETRLIMIT, resource.RLIMIT_CPU, kernel.address(self._seconds), 0, 0, 0),
-            kernel.DROP_CAPABILITIES,
-        ]
-        script.call((_PRCTL, kernel.PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0))
-        # a fork server that died before this sends no signal any more
-        script.call((_GETPPID, 0, 0, 0, 0, 0), guards.parent, guards.parent)
-        if guards.rules is not None:
-            calls.append(kernel.landlock_restriction(guards.rules))
-        calls += [(_CLOSE_RANGE, 3, _FIRST_SLOT - 1, 0, 0, 0), (_CLOSE_RANGE, _END_SLOT, _EVERY, 0, 0, 0)]
-        if self._filter is not None:
-            me = script.call((_GETPID, 0, 0, 0, 0, 0), 1)
-            for place in self._filter.own:
-                script.store(place, script.answer_address(me))
-            calls.append(self._filter.installation)
-        for call in calls:
-            script.call(call)
-        status, told = SLOTS["status"], kernel.address(self._told)
-        if self._compiled is None:
-            script.call((_WRITE, status, told, 1, 0, 0))
-        else:
-            script.call((_WRITE, status, told, 2, 0, 0))
-            script.call((_CLOSE, status, 0, 0, 0, 0))
+        os.setpgid(0, 0)
+        os.chdir(self.folder)
+        # a second net only: the kernel counts it in ticks, which may run ahead of the true time by a quarter
+        seconds = ceil(2 * cpu) + 5
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+        kernel.drop_capabilities()
+        kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self.parent:
+            raise ProcessLookupError("the fork server died before its death could reach this process")
+        if self.rules is not None:
+            kernel.landlock_restrict(self.rules)
+        os.closerange(3, _FIRST_SLOT)
+        os.closerange(_END_SLOT, _MOST_DESCRIPTORS)
+        filter = self.exec_filter if request["role"] == "execute" else self.filter
+        if filter is not None:
+            filter.install()
+        os.write(SLOTS["status"], b"R")
 
 
 def prepare() -> None:
@@ -141,12 +101,13 @@ def prepare() -> None:
     sys.setrecursionlimit(_RECURSION)
 
 
-def run(request: dict[str, Any], bound: bool) -> NoReturn:
-    """The role that ``request`` names, if the guards are in force."""
+def run(request: dict[str, Any], places: Iterable[tuple[int, int]], guards: Guards, cpu: float) -> NoReturn:
+    """The role that ``request`` names, with descriptors put at their places, under every guard."""
     status = 1
     try:
-        if not bound:
-            raise OSError("a guard could not be set")
+        for fd, number in places:
+            os.dup2(fd, number)
+        guards.bind(request, cpu)
         _roles[request["role"]](request)
         status = 0
     except BaseException as error:  # noqa: BLE001 - the last frame of a forked child: nothing may pass it
@@ -172,9 +133,11 @@ def _load(request: dict[str, Any], compiler: Callable[[bytes], types.CodeType] |
     The code that is passed on was made by a child that had run nothing of the program, and only a child that runs
     the program reads it.
     """
-    if request["code"]:
-        return marshal.loads(request["code"])
-    codes: list[types.CodeType] = []
+    if request["compiled"]:
+        codes: list[types.CodeType] = marshal.loads(_read("code"))
+        _say_compiled()
+        return codes
+    codes = []
     for name in ("prelude", "source"):
         if name in request["common"]:
             text = _read(name)
@@ -183,9 +146,13 @@ def _load(request: dict[str, Any], compiler: Callable[[bytes], types.CodeType] |
     if "code" in request["common"]:
         _write(SLOTS["code"], marshal.dumps(codes))
         os.close(SLOTS["code"])
+    _say_compiled()
+    return codes
+
+
+def _say_compiled() -> None:
     os.write(SLOTS["status"], b"C")
     os.close(SLOTS["status"])
-    return codes
 
 
 def _write(fd: int, data: bytes) -> None:
@@ -196,9 +163,6 @@ def _write(fd: int, data: bytes) -> None:
 
 def _module(name: str, *, helpful: bool) -> dict[str, Any]:
     """A fresh module's namespace. ``helpful``: names that LeetCode imports are found after the builtins."""
-    fresh = _fresh.get(name)
-    if fresh is not None:
-        return fresh
     module = types.ModuleType(name)
     sys.modules[name] = module
     namespace = vars(module)
@@ -211,10 +175,8 @@ def _module(name: str, *, helpful: bool) -> dict[str, Any]:
 
 def _finish() -> None:
     """What the interpreter does at its end: wait for threads, run exit handlers, flush."""
-    if len(_threads) > 1:
-        end_threads = getattr(threading, "_shutdown", None)
-        if end_threads is not None:
-            end_threads()
+    if threading.active_count() > 1:
+        threading._shutdown()  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
@@ -223,11 +185,7 @@ def _finish() -> None:
 
 def _program(request: dict[str, Any]) -> None:
     """Run as ``__main__``, as ``python main.py`` would, standard input and output connected."""
-    _as_main(request, uncaught=1)
-
-
-def _as_main(request: dict[str, Any], uncaught: int) -> NoReturn:
-    os._exit(_main(request, uncaught))
+    os._exit(_main(request, 1))
 
 
 def _main(request: dict[str, Any], uncaught: int) -> int:
@@ -287,57 +245,6 @@ def _call(request: dict[str, Any]) -> None:
     _write(SLOTS["result"], json.dumps(reply).encode("ascii"))
 
 
-_REHEARSALS = 20
-_SAMPLE = """
-def f(a, b):
-    c = [x * 2 for x in range(a)]
-    return sorted(c)[:b] + [len(c), max(a, b), sum(c)]
-if __name__ == "__main__":
-    n, m = map(int, input().split())
-    for i in range(2):
-        print(*f(n, m), str(i), " ".join(map(str, [n, m])))
-"""
-
-
-def rehearse() -> None:
-    """In the fork server: run a harmless program as children do, many times.
-
-    What Python makes at a first use (caches of types and attributes, specialised bytecode, parsers of arguments) is
-    then made before the forks; made after one, it costs every child the pages that it lies in.
-    """
-    kept = sys.stdin, sys.stdout
-    outside = [os.dup(fd) for fd in (0, 1)]
-    compiled = marshal.dumps([compile(_SAMPLE, "main.py", "exec")])
-    arguments = json.dumps({"entry": "f", "a": [3, 2], "k": {}}).encode()
-    request: dict[str, Any] = {"code": bytearray(compiled), "common": ()}
-    try:
-        for turn in range(2 * _REHEARSALS):
-            for name, content in {"stdin": b"3 2\n", "stdout": b""}.items():
-                _rehearsal_file(name, content)
-            sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115 - no file to close
-            if turn % 2 == 0:
-                _main(request, 1)
-            else:
-                _rehearsal_file("args", arguments)
-                _rehearsal_file("result", b"")
-                _call(request)
-                os.close(SLOTS["result"])
-    finally:
-        sys.stdin, sys.stdout = kept
-        _fresh.update({"__main__": _module("__main__", helpful=False), "solution": _module("solution", helpful=True)})
-        for fd, own in enumerate(outside):
-            os.dup2(own, fd)
-            os.close(own)
-
-
-def _rehearsal_file(name: str, content: bytes) -> None:
-    fd = os.memfd_create(name)
-    os.write(fd, content)
-    os.lseek(fd, 0, os.SEEK_SET)
-    os.dup2(fd, SLOTS[name])
-    os.close(fd)
-
-
 def _serve(request: dict[str, Any]) -> None:
     """Run the program as a module, then answer calls from a test process."""
     codes = _load(request)
@@ -383,13 +290,12 @@ def _checker(request: dict[str, Any]) -> None:
     """Run a checker program with testlib's arguments: input, output and answer files."""
     sys.set_int_max_str_digits(_MAX_DIGITS)
     sys.argv = ["checker", *(f"/proc/self/fd/{SLOTS[name]}" for name in ("input", "output", "answer"))]
-    _as_main(request, uncaught=EXIT_CHECKER_CRASHED)
+    os._exit(_main(request, EXIT_CHECKER_CRASHED))
 
 
 def _execute(request: dict[str, Any]) -> None:
     """Become a compiled checker, with testlib's arguments."""
-    os.write(SLOTS["status"], b"C")
-    os.close(SLOTS["status"])
+    _say_compiled()
     files = [f"/proc/self/fd/{SLOTS[name]}" for name in ("input", "output", "answer")]
     os.execve(SLOTS["binary"], ["checker", *files], {"PATH": "/usr/bin:/bin"})
 

@@ -323,7 +323,7 @@ class _Trial:
                 return found
             except Lost as error:
                 lost = error
-                self._sandbox.restart()
+                self._sandbox.close()
                 self._program.close()
                 self._ahead, cases = 1, cases[:1]
                 if found:

@@ -155,7 +155,7 @@ class CodeHandler:
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
         self._judge = CodeJudge(_options(hello))
         try:
-            self.greeting: dict[str, Any] = {"tier": self._judge.sandbox.tier, "reasons": self._judge.sandbox.reasons}
+            self.greeting: dict[str, Any] = {"tier": self._judge.sandbox.tier}
         except SandboxRefusal as error:
             raise Refused(str(error)) from error
         self._memory = psutil.Process()

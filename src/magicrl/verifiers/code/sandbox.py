@@ -76,7 +76,6 @@ class Observation:
     """What was seen of one run from outside.
 
     Attributes:
-        ready: its guards were in force; False means that nothing of the program ran.
         compiled: its source was accepted.
         exit_code: its exit status, or None if a signal ended it.
         signal: the signal that ended it, or None.
@@ -89,7 +88,6 @@ class Observation:
         lost: why there is no observation (the sandbox itself failed), or None.
     """
 
-    ready: bool = False
     compiled: bool = False
     exit_code: int | None = None
     signal: int | None = None
@@ -136,40 +134,30 @@ class Program:
     Attributes:
         source: the program.
         prelude: source that runs before it in the same namespace (imports, helper classes), or None.
+        compiled: whether a run has told that it compiled the program (before it ran it).
     """
 
     source: str
     prelude: str | None = None
+    compiled: bool = field(default=False, init=False)
     _code: int = field(default=-1, init=False)
-    _compiled: bool = field(default=False, init=False)
-
-    @property
-    def compiled(self) -> bool:
-        """Whether a run has compiled it."""
-        return self._compiled
 
     def channels(self) -> dict[str, int | bytes]:
         """What a run needs of it: the compiled form, or the texts and a place for the compiled form."""
-        if self._compiled:
+        if self.compiled:
             return {"code": self._code}
-        if self._code >= 0:
-            os.ftruncate(self._code, 0)  # a run that did not get as far
-        else:
-            self._code = os.memfd_create("code", os.MFD_CLOEXEC)
+        self.close()  # what a run left that did not get as far
+        self._code = os.memfd_create("code", os.MFD_CLOEXEC)
         texts: dict[str, int | bytes] = {"source": self.source.encode("utf-8", "surrogatepass"), "code": self._code}
         if self.prelude is not None:
             texts["prelude"] = self.prelude.encode("utf-8", "surrogatepass")
         return texts
 
-    def note_compiled(self) -> None:
-        """A run told that it had compiled the program, before it ran it."""
-        self._compiled = True
-
     def close(self) -> None:
         """Free the compiled form. Safe to call twice."""
         if self._code >= 0:
             os.close(self._code)
-            self._code, self._compiled = -1, False
+            self._code, self.compiled = -1, False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -201,21 +189,9 @@ class Job:
 
 def readable_paths() -> list[str]:
     """What a program may read: the interpreter, its libraries, shared libraries, time zones."""
-    candidates = [
-        sysconfig.get_path("stdlib"),
-        sysconfig.get_path("platstdlib"),
-        sysconfig.get_path("purelib"),
-        sysconfig.get_path("platlib"),
-        str(Path(sys.base_prefix) / "lib"),
-        "/usr/lib",
-        "/usr/lib64",
-        "/lib",
-        "/lib64",
-        "/usr/local/lib",
-        "/usr/share/zoneinfo",
-        "/etc/localtime",
-        "/etc/ld.so.cache",
-    ]
+    candidates = [sysconfig.get_path(kind) for kind in ("stdlib", "platstdlib", "purelib", "platlib")]
+    candidates += [str(Path(sys.base_prefix) / "lib"), "/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/local/lib"]
+    candidates += ["/usr/share/zoneinfo", "/etc/localtime", "/etc/ld.so.cache"]
     found: list[str] = []
     for path in dict.fromkeys(candidates):
         if os.path.exists(path) and not any(path.startswith(other + "/") for other in found):
@@ -263,8 +239,6 @@ class ForkServer:
             kind = SandboxRefusal if said and 0 <= self._child.returncode < 128 else SandboxError
             raise kind(f"the code sandbox did not start: {said or 'no output'}")
         self.tier: str = hello["tier"]
-        self.reasons: list[str] = hello["reasons"]
-        self.missing: list[str] = hello["missing"]
 
     def start(self, job: Job) -> _Running:
         """Begin some runs.
@@ -301,11 +275,11 @@ class ForkServer:
         """Wait for the end of the runs that were started last: at least one, at most as many as were asked for."""
         limits, runs = running.job.limits, len(running.job.each)
         report = self._receive(runs * (limits.cpu_seconds + limits.idle_seconds) * _HARD_FACTOR + _GRACE_SECONDS)
-        if report is None:
-            running.close()
-            self.close(wait=0)
-            return [Observation(lost="the fork server was lost")]
-        return running.observe(report["runs"])
+        with contextlib.closing(running):
+            if report is None:
+                self.close(wait=0)
+                return [Observation(lost="the fork server was lost")]
+            return [running.observe(number, one) for number, one in enumerate(report["runs"])]
 
     @property
     def pid(self) -> int:
@@ -366,82 +340,62 @@ def _bootstrap() -> str:
 
 
 class _Running:
-    """The descriptors of some runs on this side: those of all of them, then those of each."""
+    """Runs that were asked for, with the descriptors of their channels: those of all of them, then those of each."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.fds: list[int] = []
-        self._own: list[int] = []
-        channels: dict[str, bytes | int] = {} if job.program is None else job.program.channels()
-        channels.update(job.channels)
-        channels["stderr"] = b""
-        self.common = list(channels)
-        self.each = [*job.each[0], *job.outputs]
-        try:
-            for content in channels.values():
-                self.fds.append(content if isinstance(content, int) else self._memory(content))
-            for inputs in job.each:
-                self.fds.extend(map(self._memory, inputs.values()))
-                self.fds.extend(self._memory(b"") for _ in job.outputs)
-        except OSError:
-            self.close()
-            raise
+        channels = {**(job.program.channels() if job.program is not None else {}), **job.channels, "stderr": b""}
+        self.common, self.each = list(channels), [*job.each[0], *job.outputs]
+        contents = [*channels.values()]
+        for inputs in job.each:
+            contents += [*inputs.values(), *[b""] * len(job.outputs)]
+        with contextlib.ExitStack() as made:
+            self.fds = [one if isinstance(one, int) else _memory(one, made) for one in contents]
+            self._made = made.pop_all()
 
-    def _memory(self, content: bytes) -> int:
-        fd = os.memfd_create("channel", os.MFD_CLOEXEC)
-        self._own.append(fd)
-        offset = 0
-        while offset < len(content):
-            offset += os.pwrite(fd, content[offset:] if offset else content, offset)
-        return fd
-
-    def observe(self, reports: Sequence[Mapping[str, Any]]) -> list[Observation]:
-        """What came of them; frees the descriptors."""
-        try:
-            return [self._one(number, report) for number, report in enumerate(reports)]
-        finally:
-            self.close()
-
-    def _one(self, number: int, report: Mapping[str, Any]) -> Observation:
+    def observe(self, number: int, report: Mapping[str, Any]) -> Observation:
+        """What came of a run."""
         if "lost" in report:
             return Observation(lost=report["lost"])
         code = os.waitstatus_to_exitcode(report["status"])
         told: str = report["told"]
         if told == "RC" and self.job.program is not None:
-            self.job.program.note_compiled()
+            self.job.program.compiled = True
+        first = len(self.common) + number * len(self.each) + len(self.each) - len(self.job.outputs)
+        written = {name: _content(self.fds[first + place]) for place, name in enumerate(self.job.outputs)}
         return Observation(
-            ready=told[:1] == "R",
             compiled=told == "RC",
             exit_code=code if code >= 0 else None,
             signal=-code if code < 0 else None,
             killed=report["killed"],
             cpu_seconds=report["cpu"],
             peak_mb=report["peak"] / 1024,
-            output=self._output("stdout", number),
+            output=written.get("stdout", b""),
             errors=report["errors"].strip(),
-            result=self._output("result", number),
+            result=written.get("result", b""),
             lost=None if told else f"the guards could not be set: {report['errors']}",
         )
 
-    def _output(self, name: str, number: int) -> bytes:
-        if name not in self.job.outputs:
-            return b""
-        return _content(self.fds[len(self.common) + number * len(self.each) + self.each.index(name)])
-
     def close(self) -> None:
-        for fd in self._own:
-            os.close(fd)
-        self._own.clear()
+        self._made.close()
+
+
+def _memory(content: bytes, made: contextlib.ExitStack) -> int:
+    fd = os.memfd_create("channel", os.MFD_CLOEXEC)
+    made.callback(os.close, fd)
+    view = memoryview(content)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _content(fd: int) -> bytes:
     size = os.fstat(fd).st_size
-    parts: list[bytes] = []
-    offset = 0
-    while offset < size and (part := os.pread(fd, size - offset, offset)):
-        parts.append(part)
-        offset += len(part)
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    data = os.pread(fd, size, 0)
+    while len(data) < size and (part := os.pread(fd, size - len(data), len(data))):
+        data += part
+    return data
 
 
 _MAX_RUNS = 20_000
@@ -482,11 +436,6 @@ class Sandbox:
         return self._forkserver("program").tier
 
     @property
-    def reasons(self) -> list[str]:
-        """Why a higher tier is not in use."""
-        return self._forkserver("program").reasons
-
-    @property
     def pids(self) -> list[int]:
         """The fork servers that live now."""
         return [forkserver.pid for forkserver in self._forkservers.values()]
@@ -506,28 +455,22 @@ class Sandbox:
         return found
 
     def run_pair(
-        self,
-        program: Program,
-        tests: Program,
-        limits: Limits,
-        *,
-        heavy: bool,
-        **details: Any,
+        self, program: Program, tests: Program, limits: Limits, *, heavy: bool, **details: Any
     ) -> tuple[Observation, Observation]:
         """Run test code in one process and the program that it calls in another.
 
         Raises:
             Lost: the sandbox failed.
         """
-        calls_out, calls_in = os.pipe2(os.O_CLOEXEC)
-        replies_out, replies_in = os.pipe2(os.O_CLOEXEC)
         # one waits while the other works
         patience = _PAIR_IDLE_FACTOR * (limits.cpu_seconds + limits.idle_seconds)
         waiting = dataclasses.replace(limits, idle_seconds=patience)
-        server = Job(
+        kinds = ("numpy", "numpy tests") if heavy else ("program", "tests")
+        (calls_out, calls_in), (replies_out, replies_in) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
+        theirs = Job(
             role="serve", program=program, limits=waiting, channels={"calls": calls_out, "replies": replies_in}
         )
-        client = Job(
+        ours = Job(
             role="assert",
             program=tests,
             limits=waiting,
@@ -535,34 +478,24 @@ class Sandbox:
             outputs=("result",),
             details=details,
         )
-        ends = [calls_out, calls_in, replies_out, replies_in]
         try:
-            kinds = ("numpy", "numpy tests") if heavy else ("program", "tests")
-            program_forkserver, trusted = map(self._forkserver, kinds)
-            try:
-                first = program_forkserver.start(server)
-                second = trusted.start(client)
-            finally:
-                while ends:
-                    os.close(ends.pop())
-            (ours,) = trusted.finish(second)
-            (theirs,) = program_forkserver.finish(first)
-            for kind in kinds:
-                self._runs[kind] += 1
+            with contextlib.ExitStack() as ends:
+                for fd in (calls_out, calls_in, replies_out, replies_in):
+                    ends.callback(os.close, fd)
+                programs, trusted = map(self._forkserver, kinds)
+                first, second = programs.start(theirs), trusted.start(ours)
+            # an end that stayed open here would keep a process from noticing that the other has ended
+            (seen_here,) = trusted.finish(second)
+            (seen_there,) = programs.finish(first)
         except ConnectionError as error:
             raise Lost(str(error)) from error
-        finally:
-            while ends:
-                os.close(ends.pop())
-        for seen in (theirs, ours):
+        for kind, seen in zip(kinds, (seen_there, seen_here), strict=True):
+            self._runs[kind] += 1
             check_lost(seen, waiting)
-        return theirs, ours
-
-    def restart(self) -> None:
-        """Replace every process at its next use."""
-        self.close()
+        return seen_there, seen_here
 
     def close(self) -> None:
+        """End every process; the next use starts new ones."""
         for forkserver in self._forkservers.values():
             forkserver.close()
         self._forkservers.clear()

@@ -3,14 +3,13 @@
 Everything that is not named here answers EPERM. Calls that only an attack makes end the program (status
 ``security``). One process, threads only: nothing can be forked, so nothing can be left running. x86-64.
 
-In two parts, which hold together as one list would: the base binds the fork server and so, inherited, every child; the
-rest, about the calls that the fork server itself makes, is installed in each child. The kernel takes a filter in at the
-cost of a tenth of a fork, more for a longer one, and runs it for every call number: hence the tree, of depth 7.
+The kernel runs the filter for every call number when it takes it in, and at every call: hence the tree, of depth 7.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import struct
 from collections.abc import Sequence
 
@@ -66,13 +65,7 @@ _CLONE_THREAD = 0x00010F00  # and with the same memory, folder, signals and desc
 _CLONE_NAMESPACES = 0x7E020080
 _AF_UNIX, _SOCK_STREAM, _SOCK_KIND = 1, 1, 0xF
 _SIGKILL = 9
-
-_FREE_FOR_THE_FORKSERVER = {
-    "sendmsg": 46, "clone": 56, "kill": 62, "setpgid": 109, "capset": 126, "prctl": 157, "setrlimit": 160,
-    "mount": 165, "umount2": 166, "unshare": 272, "prlimit64": 302, "setns": 308, "landlock_create_ruleset": 444,
-    "landlock_add_rule": 445, "landlock_restrict_self": 446, **_EXEC,
-}  # fmt: skip
-"""What the fork server does between two children, and what a child does before it takes its own filter."""
+_MODE_FILTER = 2
 
 _LOAD = 0x20
 _AND = 0x54
@@ -191,45 +184,23 @@ class _Program(ctypes.Structure):
     _fields_ = [("length", ctypes.c_ushort), ("code", ctypes.c_void_p)]
 
 
-def base_filter() -> Filter:
-    """The part for the fork server, inherited by all that it forks: the list, but for what it does itself."""
-    free = {number: [_ret(_ALLOW)] for number in (*_FREE_FOR_THE_FORKSERVER.values(), _TGKILL)}
-    return Filter({**_rules(allow_exec=False), **free}, otherwise=_EPERM)
-
-
-def child_filter(*, allow_exec: bool = False) -> Filter:
-    """The part for a child: what the list says of the calls that `base_filter` leaves free.
+class Filter:
+    """A filter made before the forks, for each child to install. Needs no_new_privs (or CAP_SYS_ADMIN).
 
     Args:
         allow_exec: also allow execve, for a compiled checker.
     """
-    whole, denied = _rules(allow_exec), [_ret(_EPERM)]
-    # a signal's rule names the child itself, so it is not the fork server's to install
-    numbers = {*_FREE_FOR_THE_FORKSERVER.values(), _TGKILL}
-    return Filter({number: whole.get(number, denied) for number in numbers}, otherwise=_ALLOW)
 
-
-class Filter:
-    """A filter ready to install. Needs no_new_privs (or CAP_SYS_ADMIN).
-
-    Args:
-        rules: what becomes of a call, by number.
-        otherwise: what becomes of every other.
-    """
-
-    def __init__(self, rules: dict[int, list[_Op]], otherwise: int) -> None:
+    def __init__(self, *, allow_exec: bool = False) -> None:
         head: list[_Op] = [(_LOAD, 0, 0, 4), (_JEQ, 1, 0, AUDIT_ARCH_X86_64), _ret(_KILL_PROCESS), (_LOAD, 0, 0, 0)]
-        ops = [*head, *_tree(_segments(rules, [_ret(otherwise)]))]
-        self.ops: tuple[_Op, ...] = tuple(ops)
-        self._bytes = bytearray(b"".join(struct.pack("<HBBI", *op) for op in ops))
-        self._buffer = (ctypes.c_char * len(self._bytes)).from_buffer(self._bytes)
-        start = ctypes.addressof(self._buffer)
-        self.own = tuple(start + 8 * index + 4 for index, op in enumerate(ops) if op[3] == _PID)
-        """Where the only process stands that may be signalled: addresses, four bytes each, filled in by each child."""
-        self._program = _Program(len(ops), ctypes.addressof(self._buffer))
-        pointer = kernel.address(self._program)
-        self.installation: kernel.Call = (_PRCTL, kernel.PR_SET_SECCOMP, kernel.SECCOMP_MODE_FILTER, pointer, 0, 0)
-        """The call that binds a thread and all it starts, for ever. This object has to outlive it."""
+        self.ops = (*head, *_tree(_segments(_rules(allow_exec), [_ret(_EPERM)])))
+        self._code = bytearray(b"".join(struct.pack("<HBBI", *op) for op in self.ops))
+        self._own = [8 * place + 4 for place, op in enumerate(self.ops) if op[3] == _PID]
+        self._buffer = (ctypes.c_char * len(self._code)).from_buffer(self._code)
+        self._program = _Program(len(self.ops), ctypes.addressof(self._buffer))
 
-    def __len__(self) -> int:
-        return self._program.length
+    def install(self) -> None:
+        """Bind this thread and all it starts, for ever; the only process that it may signal is itself."""
+        for place in self._own:
+            struct.pack_into("<I", self._code, place, os.getpid())
+        kernel.prctl(kernel.PR_SET_SECCOMP, _MODE_FILTER, ctypes.byref(self._program))
