@@ -111,7 +111,7 @@ def simulate(ablation: Ablation, gpus: Sequence[int]) -> list[Simulated]:
         assert run.config.start.model is not None, "the report's arms start from a published model"
         plan = make_plan(run.config, load_shape(run.config.start.model), load_hardware(GPU), Options(gpus=number))
         name = next(arm for owner, arm in run.arms if owner == ablation.id)
-        found.append(Simulated(name=name, gpus=number, seconds=plan.stages[-1].timing.seconds, hours=plan.hours))
+        found.append(Simulated(name=name, gpus=number, seconds=plan.stages[-1].seconds, hours=plan.hours))
     return found
 
 

@@ -69,5 +69,3 @@ def test_the_page_quotes_the_committed_figures() -> None:
     for name in ("quickstart", "smollm2"):
         step = json.loads((root / "docs/figures/plan-cpu.json").read_text())[name]["later_stages_predicted"]["step"]
         assert f"| {step['measured_seconds']:.3g} s | {step['predicted_seconds']:.3g} s |" in page
-    for line in json.loads((root / "docs/figures/plan-study.json").read_text())["by_gpus"]:
-        assert f"| {line['gpus']} | {line['step']:.0f} | {line['rollout']:.0f} |" in page

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicrl.planning.lengths import LengthCourse, Lengths, lengths_of_mean
+from magicrl.planning.lengths import Lengths, lengths_of_mean
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.6])
@@ -42,9 +42,3 @@ def test_impossible_means_are_refused() -> None:
         lengths_of_mean(9000, 0.8, 8192)
     with pytest.raises(ValueError, match="median > 0"):
         Lengths(median=0, sigma=1, limit=10)
-
-
-def test_lengths_change_over_training() -> None:
-    course = LengthCourse(start=Lengths(median=4000, sigma=0.5, limit=16384), end=1000)
-    assert [round(course.at(x).median) for x in (0.0, 0.5, 1.0)] == [4000, 2000, 1000]
-    assert course.at(1.0).limit == 16384

@@ -9,6 +9,7 @@ import json as json_text
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,24 @@ from rich.console import Console
 from rich.table import Table
 
 from magicrl.cli.options import Overrides, Several
+from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
     from magicrl.config.schema import TinyModelConfig, TrainConfig
+    from magicrl.planning.layouts import Stated
     from magicrl.planning.planner import Options, Plan, StagePlan
-
 
 GIB = 2.0**30
 
 
-def plan_facts(made: Plan, hours: float | None, price: float | None) -> dict[str, Any]:
-    """The plan as JSON values: seconds, GiB, hours."""
-    layout, hardware = made.placed.layout, made.hardware
+def _rounded(value: float | None, digits: int = 3) -> float | None:
+    return None if value is None else round(value, digits)
+
+
+def plan_facts(made: Plan, hours: float | None = None, price: float | None = None) -> dict[str, Any]:
+    """The plan as JSON values: seconds, GiB, hours; with a budget of ``hours``, and at a ``price`` of a GPU-hour."""
+    layout, hardware, placed = made.placed.layout, made.hardware, made.placed
+    sides = ("colocated", "rollout_gpus", "tensor_parallel", "learner_gpus", "sequence_parallel")
     facts: dict[str, Any] = {
         "model": made.shape.name,
         "parameters": made.shape.parameters,
@@ -35,45 +42,32 @@ def plan_facts(made: Plan, hours: float | None, price: float | None) -> dict[str
         "gpus": made.options.gpus,
         "staleness": made.options.staleness,
         "calibration": {"name": made.calibration.name, "source": made.calibration.source},
-        "layout": {
-            "colocated": layout.colocated,
-            "rollout_gpus": layout.rollout_gpus,
-            "tensor_parallel": layout.tensor_parallel,
-            "learner_gpus": layout.learner_gpus,
-            "sequence_parallel": layout.sequence_parallel,
-        },
+        "layout": {name: getattr(layout, name) for name in sides},
         "memory_gib": {
             "budget": round(hardware.budget / GIB, 2),
-            "learner": {name: round(value / GIB, 3) for name, value in made.placed.learner.terms().items()},
-            "learner_total": round(made.placed.learner.total / GIB, 2),
-            "engine": {name: round(value / GIB, 3) for name, value in made.placed.engine.terms().items()},
-            "fits": made.placed.fits,
+            "learner": {name: round(value / GIB, 3) for name, value in placed.learner.terms().items()},
+            "learner_total": round(placed.learner.total / GIB, 2),
+            "engine": {name: round(value / GIB, 3) for name, value in placed.engine.terms().items()},
+            "fits": placed.fits,
         },
         "stages": [_stage_facts(stage) for stage in made.stages],
         "hours": round(made.hours, 3),
         "gpu_hours": round(made.hours * made.options.gpus, 3),
         "what_if": [
-            {
-                "change": change.change,
-                "seconds": None if change.seconds is None else round(change.seconds, 3),
-                "ratio": None if change.ratio is None else round(change.ratio, 3),
-            }
-            for change in made.what_if
+            {"change": other.change, "seconds": _rounded(other.seconds), "ratio": _rounded(other.ratio)}
+            for other in made.what_if
         ],
     }
     if made.stated is not None:
-        facts["stated"] = _stated_facts(made)
+        facts["stated"] = _stated_facts(made.stated, made.hours)
     if price is not None:
         facts["cost"] = round(made.hours * made.options.gpus * price, 2)
     if hours is not None:
-        facts["budget_hours"] = hours
-        facts["steps_in_budget"] = _steps_within(made, hours)
+        facts |= {"budget_hours": hours, "steps_in_budget": _steps_within(made, hours)}
     return facts
 
 
-def _stated_facts(made: Plan) -> dict[str, Any]:
-    stated = made.stated
-    assert stated is not None, "asked for where the recipe has [cluster]"
+def _stated_facts(stated: Stated, planned_hours: float) -> dict[str, Any]:
     facts: dict[str, Any] = {"gpus": stated.needs, "fits": stated.fits, "faults": list(stated.faults)}
     if stated.placed is not None:
         layout = stated.placed.layout
@@ -86,24 +80,24 @@ def _stated_facts(made: Plan) -> dict[str, Any]:
             "engine_cache_gib": round(stated.placed.engine.cache / GIB, 2),
         }
     if stated.seconds is not None:
-        facts["hours"] = round(stated.seconds / 3600, 3)
-        facts["times_the_plan"] = round(stated.seconds / 3600 / made.hours, 3)
+        hours = stated.seconds / 3600
+        facts |= {"hours": round(hours, 3), "times_the_plan": round(hours / planned_hours, 3)}
     return facts
 
 
 def _stage_facts(stage: StagePlan) -> dict[str, Any]:
-    parts = stage.timing.parts
+    parts, work = stage.parts, stage.work
     return {
-        "max_tokens": stage.limit,
-        "rollout_batch": stage.rollout_batch,
-        "group_size": stage.group_size,
-        "mean_length": round(stage.lengths.mean, 1),
-        "truncated": round(stage.lengths.truncated, 4),
+        "max_tokens": work.lengths.limit,
+        "rollout_batch": work.rollout_batch,
+        "group_size": work.group_size,
+        "mean_length": round(work.lengths.mean, 1),
+        "truncated": round(work.lengths.truncated, 4),
         "steps": stage.steps,
         "rollout_seconds": round(parts.rollout, 3),
         "learn_seconds": round(parts.learn, 3),
         "other_seconds": round(parts.other, 3),
-        "step_seconds": round(stage.timing.seconds, 3),
+        "step_seconds": round(stage.seconds, 3),
         "step_seconds_80_percent": [round(stage.low, 3), round(stage.high, 3)],
         "tail_share": round(parts.tail, 3),
         "idle_share": round(parts.idle, 3),
@@ -117,9 +111,9 @@ def _steps_within(made: Plan, hours: float) -> int:
     """Steps of the recipe, stage after stage, that end within so many hours."""
     left, steps = hours * 3600, 0
     for stage in made.stages:
-        fitting = min(stage.steps, int(left / stage.timing.seconds))
+        fitting = min(stage.steps, int(left / stage.seconds))
         steps += fitting
-        left -= fitting * stage.timing.seconds
+        left -= fitting * stage.seconds
         if fitting < stage.steps:
             break
     return steps
@@ -129,22 +123,22 @@ def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
     """Other numbers of accelerators, D_R and group sizes at the plan's longest stage; null where nothing fits."""
     from magicrl.planning.planner import longest_stage, over_batches, over_gpus
 
-    index = longest_stage(made)
+    index = longest_stage(made.stages)
     over: list[dict[str, Any]] = []
-    for point in over_gpus(config, made):
-        stage = None if point.stage is None else _stage_facts(point.stage)
+    for gpus, stage in over_gpus(config, made).items():
+        facts = {} if stage is None else _stage_facts(stage)
         keys = ("step_seconds", "step_seconds_80_percent", "rollout_seconds")
-        over.append({"gpus": point.gpus, **{key: None if stage is None else stage[key] for key in keys}})
+        over.append({"gpus": gpus, **{key: facts.get(key) for key in keys}})
     return {
         "longest_stage": index,
-        "over_gpus_max_tokens": made.stages[index].limit,
+        "over_gpus_max_tokens": made.stages[index].work.lengths.limit,
         "over_gpus": over,
         "over_batches": [
             {
                 "rollout_batch": point.rollout_batch,
                 "group_size": point.group_size,
-                "step_seconds": None if point.seconds is None else round(point.seconds, 3),
-                "seconds_a_response": None if point.per_response is None else round(point.per_response, 6),
+                "step_seconds": _rounded(point.seconds),
+                "seconds_a_response": _rounded(point.per_response, 6),
             }
             for point in over_batches(config, made)
         ],
@@ -234,21 +228,17 @@ def plan(
         offload_moments=offload_moments,
     )
     config, main = planned(recipe, set_ or [], model, gpu, options)
-    others = [(text, _alternative(recipe, set_ or [], model, gpu, options, text)) for text in compare or []]
     facts = plan_facts(main, hours, cost_per_gpu_hour)
+    facts["compare"] = [
+        {"change": text, **_alternative(recipe, set_ or [], model, gpu, options, text, hours, cost_per_gpu_hour)}
+        for text in compare or []
+    ]
     if json or page is not None:
         facts |= neighbours(config, main)
-        facts["compare"] = [
-            {
-                "change": text,
-                **(plan_facts(other, hours, cost_per_gpu_hour) if not isinstance(other, str) else {"refused": other}),
-            }
-            for text, other in others
-        ]
     if json:
         sys.stdout.write(json_text.dumps(facts, indent=1) + "\n")
     else:
-        _print(main, facts, others, Console(highlight=False))
+        _print(facts, Console(highlight=False))
     if page is not None:
         from magicrl.reporting.plan_page import write_plan_page
 
@@ -289,11 +279,16 @@ def start_model(config: TrainConfig) -> str | TinyModelConfig:
 
 
 def _alternative(
-    recipe: Path, overrides: Sequence[str], model: str | None, gpu: str, options: Options, text: str
-) -> Plan | str:
-    """The plan with an alternative's settings; the reason where it cannot be."""
-    from dataclasses import replace
-
+    recipe: Path,
+    overrides: Sequence[str],
+    model: str | None,
+    gpu: str,
+    options: Options,
+    text: str,
+    hours: float | None,
+    price: float | None,
+) -> dict[str, Any]:
+    """Facts of the plan with an alternative's settings; ``refused`` with the reason where it cannot be."""
     changed, sets = options, list(overrides)
     for part in text.split(","):
         key, equals, value = part.strip().partition("=")
@@ -309,59 +304,50 @@ def _alternative(
             model = value
         else:
             sets.append(f"{key}={value}")
-    from magicrl.config.errors import RecipeError
-
     try:
-        return planned(recipe, sets, model, gpu, changed)[1]
+        return plan_facts(planned(recipe, sets, model, gpu, changed)[1], hours, price)
     except RecipeError:
         raise
     except ValueError as error:
-        return str(error)
+        return {"refused": str(error)}
 
 
-def _print(made: Plan, facts: dict[str, Any], others: Sequence[tuple[str, Plan | str]], console: Console) -> None:
+def _print(facts: dict[str, Any], console: Console) -> None:
+    def say(text: str) -> None:
+        console.print(text, soft_wrap=True, markup=False)
+
     layout, memory = facts["layout"], facts["memory_gib"]
-    console.print(f"{facts['model']}, {facts['parameters'] / 1e9:.3g}B parameters, on {facts['gpus']} x {facts['gpu']}")
-    sides = (
-        "in turn on all"
-        if layout["colocated"]
-        else f"engine {layout['rollout_gpus']}, learner {layout['learner_gpus']}"
-    )
-    console.print(
-        f"layout: {sides}; tensor parallel {layout['tensor_parallel']}, sequence parallel {layout['sequence_parallel']}"
-    )
+    say(f"{facts['model']}, {facts['parameters'] / 1e9:.3g}B parameters, on {facts['gpus']} x {facts['gpu']}")
+    split = f"engine {layout['rollout_gpus']}, learner {layout['learner_gpus']}"
+    sides = "in turn on all" if layout["colocated"] else split
+    degrees = f"tensor parallel {layout['tensor_parallel']}, sequence parallel {layout['sequence_parallel']}"
+    say(f"layout: {sides}; {degrees}")
     for side in ("learner", "engine"):
         terms = ", ".join(f"{name} {value:.2f}" for name, value in memory[side].items() if value >= 0.005)
-        console.print(f"{side}, GiB of {memory['budget']:.1f} an accelerator: {terms}", soft_wrap=True)
-    console.print(f"fits: the learner's peak is {memory['learner_total']:.1f} GiB")
+        say(f"{side}, GiB of {memory['budget']:.1f} an accelerator: {terms}")
+    say(f"fits: the learner's peak is {memory['learner_total']:.1f} GiB")
     console.print(_stage_table(facts))
-    console.print(f"all stages: {_seconds(facts['hours'])} h, {_seconds(facts['gpu_hours'])} accelerator-hours")
+    say(f"all stages: {_hours(facts)}")
     if "cost" in facts:
-        console.print(f"cost: {facts['cost']:,.2f}")
+        say(f"cost: {facts['cost']:,.2f}")
     if "budget_hours" in facts:
-        total = sum(stage.steps for stage in made.stages)
-        console.print(f"{facts['budget_hours']:g} h hold {facts['steps_in_budget']} of {total} steps")
+        total = sum(stage["steps"] for stage in facts["stages"])
+        say(f"{facts['budget_hours']:g} h hold {facts['steps_in_budget']} of {total} steps")
     if "stated" in facts:
-        console.print(_stated_line(facts["stated"], facts["gpus"]), soft_wrap=True, markup=False)
+        say(_stated_line(facts["stated"], facts["gpus"]))
     for change in facts["what_if"]:
-        then = (
-            "does not fit"
-            if change["seconds"] is None
-            else f"{change['seconds']:.4g} s a step, x {change['ratio']:.2f}"
-        )
-        console.print(f"with {change['change']}: {then}")
-    for text, other in others:
-        if isinstance(other, str):
-            console.print(f"instead {text}: refused: {other}", soft_wrap=True, markup=False)
+        fits = change["seconds"] is not None
+        then = f"{change['seconds']:.4g} s a step, x {change['ratio']:.2f}" if fits else "does not fit"
+        say(f"with {change['change']}: {then}")
+    for other in facts["compare"]:
+        if "refused" in other:
+            say(f"instead {other['change']}: refused: {other['refused']}")
             continue
-        there = plan_facts(other, None, None)
-        step = ", ".join(f"{stage['step_seconds']:.4g}" for stage in there["stages"])
-        cost = f"{_seconds(there['hours'])} h, {_seconds(there['gpu_hours'])} accelerator-hours"
-        console.print(f"instead {text}: {step} s a step, {cost}", markup=False)
-    console.print(
+        step = ", ".join(f"{stage['step_seconds']:.4g}" for stage in other["stages"])
+        say(f"instead {other['change']}: {step} s a step, {_hours(other)}")
+    say(
         f"efficiencies: {facts['calibration']['source']}. Lengths, survivors and prompts are assumed where not given; "
-        "what is not proven: docs/planning.md",
-        soft_wrap=True,
+        "what is not proven: docs/planning.md"
     )
 
 
@@ -377,6 +363,10 @@ def _stated_line(stated: dict[str, Any], gpus: int) -> str:
     if "hours" not in stated:
         return f"{text}: does not fit"
     return f"{text}: all stages {_seconds(stated['hours'])} h, x {stated['times_the_plan']:.2f} of the layout above"
+
+
+def _hours(facts: dict[str, Any]) -> str:
+    return f"{_seconds(facts['hours'])} h, {_seconds(facts['gpu_hours'])} accelerator-hours"
 
 
 def _seconds(value: float) -> str:

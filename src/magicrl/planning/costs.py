@@ -16,13 +16,12 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from importlib import resources
 from math import ceil, exp, log, sqrt
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from scipy.special import ndtri
 
 from magicrl.planning.hardware import Hardware
@@ -30,55 +29,35 @@ from magicrl.planning.shapes import ModelShape
 
 BF16 = 2.0
 FLOAT32 = 4.0
-ALL_REDUCE_LATENCY = 10e-6
-"""Seconds of one small all-reduce inside a node."""
+ALL_REDUCE_LATENCY = 10e-6  # Seconds of one small all-reduce inside a node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Efficiency:
-    """What is reached of the peaks, and what the host adds.
+    """What is reached of the peaks, and what the host adds."""
 
-    Attributes:
-        kv: share of the memory bandwidth reached on reading keys and values, scheduling of a sequence included.
-        step_overhead: seconds a decode step, whatever its batch.
-        learner: share of the peak arithmetic reached by learner and log-prob passes, recomputation counted as work.
-        other: seconds a response outside rollout, log-probs and updates (judging, data handling, offloading).
-        weights: share of the memory bandwidth reached on reading weights.
-        matmul: share of the peak arithmetic reached by decode and prefill products.
-        network: share of a link's bandwidth reached by collectives.
-        row: seconds of a sequence's token in a decode step beside arithmetic and memory (sampling, bookkeeping, small
-            products): what makes a narrow model's step dearer with its batch.
-    """
-
-    kv: float
-    step_overhead: float
-    learner: float
-    other: float
-    weights: float = 0.7
-    matmul: float = 0.6
-    network: float = 0.7
+    kv: float  # share of the memory bandwidth reached on reading keys and values, scheduling of a sequence included
+    step_overhead: float  # seconds a decode step, whatever its batch
+    learner: float  # share of the peak arithmetic reached by learner and log-prob passes, recomputation counted as work
+    other: float  # seconds a response outside rollout, log-probs and updates (judging, data handling, offloading)
+    weights: float = 0.7  # share of the memory bandwidth reached on reading weights
+    matmul: float = 0.6  # share of the peak arithmetic reached by decode and prefill products
+    network: float = 0.7  # share of a link's bandwidth reached by collectives
+    # seconds of a sequence's token in a decode step beside arithmetic and memory (sampling, bookkeeping, small
+    # products): what makes a narrow model's step dearer with its batch
     row: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeCost:
-    """Seconds of one decode step of one replica: linear in its sequences and in their tokens of context.
+    """Seconds of one decode step of one replica: linear in its sequences and in their tokens of context."""
 
-    Attributes:
-        overhead: host time and collectives' latency.
-        weights: reading the weights once.
-        sequence: arithmetic of one sequence's token; hidden behind ``weights`` while the batch is small.
-        context: reading one token's keys and values.
-        prefill: seconds of one token that is prefilled.
-        row: of one sequence's token, hidden behind nothing.
-    """
-
-    overhead: float
-    weights: float
-    sequence: float
-    context: float
-    prefill: float
-    row: float = 0.0
+    overhead: float  # host time and collectives' latency
+    weights: float  # reading the weights once
+    sequence: float  # arithmetic of one sequence's token; hidden behind ``weights`` while the batch is small
+    context: float  # reading one token's keys and values
+    prefill: float  # seconds of one token that is prefilled
+    row: float = 0.0  # of one sequence's token, hidden behind nothing
 
     def base(self, sequences: int) -> float:
         """Seconds of a step of so many sequences, without their context."""
@@ -146,25 +125,16 @@ def _head_flops(shape: ModelShape, tokens: float) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerWork:
-    """What the learner computes in a step.
+    """What the learner computes in a step."""
 
-    Attributes:
-        tokens: prompt and response tokens of the surviving groups, over all accelerators and passes.
-        mean_context: tokens that a token sees, on average.
-        responses: samples, passes counted.
-        variation: standard deviation of a sample's tokens over their mean.
-        sgd_steps: optimizer steps.
-        micro_batch_tokens: tokens of one forward/backward on one accelerator (of a sequence-parallel group together).
-        recompute: layers are computed again in the backward pass.
-    """
-
-    tokens: float
-    mean_context: float
-    responses: float
-    variation: float
-    sgd_steps: int
+    tokens: float  # prompt and response tokens of the surviving groups, over all accelerators and passes
+    mean_context: float  # tokens that a token sees, on average
+    responses: float  # samples, passes counted
+    variation: float  # standard deviation of a sample's tokens over their mean
+    sgd_steps: int  # optimizer steps
+    # tokens of one forward/backward on one accelerator (of a sequence-parallel group together)
     micro_batch_tokens: float
-    recompute: bool
+    recompute: bool  # layers are computed again in the backward pass
 
 
 def collective_bandwidth(hardware: Hardware, efficiency: Efficiency, gpus: int) -> float:
@@ -235,51 +205,18 @@ def weight_sync_seconds(shape: ModelShape, hardware: Hardware, efficiency: Effic
     return BF16 * shape.parameters / collective_bandwidth(hardware, efficiency, gpus)
 
 
-SHARES = ("kv", "learner", "weights", "matmul", "network")
-"""Efficiencies that are shares of a peak and cannot pass 1."""
-
-
-class CalibrationEntry(BaseModel):
-    """A table of ``calibration.toml``."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    hardware: str
-    """Accelerator that it is for; ``gpu`` for all that have none of their own."""
-    hidden: int = Field(ge=1)
-    """Width of the model that it was found on."""
-    kv: float = Field(gt=0)
-    step_overhead: float = Field(ge=0)
-    learner: float = Field(gt=0)
-    other: float = Field(ge=0)
-    weights: float = Field(gt=0)
-    matmul: float = Field(gt=0)
-    network: float = Field(gt=0)
-    row: float = Field(ge=0, default=0.0)
-    unknowns: tuple[str, ...]
-    """Those that were fitted."""
-    covariance: tuple[tuple[float, ...], ...]
-    """Of their logarithms."""
-    source: str
+SHARES = ("kv", "learner", "weights", "matmul", "network")  # Efficiencies that are shares of a peak and cannot pass 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Efficiencies and how sure they are.
+    """Efficiencies and how sure they are."""
 
-    Attributes:
-        name: of the table.
-        efficiency: its values.
-        unknowns: names of those that were fitted.
-        covariance: ``[unknowns, unknowns]`` of their logarithms.
-        source: what they were found from.
-    """
-
-    name: str
-    efficiency: Efficiency
-    unknowns: tuple[str, ...]
-    covariance: NDArray[np.float64]
-    source: str
+    name: str  # of the table
+    efficiency: Efficiency  # its values
+    unknowns: tuple[str, ...]  # names of those that were fitted
+    covariance: NDArray[np.float64]  # ``[unknowns, unknowns]`` of their logarithms
+    source: str  # what they were found from
 
     def drawn(self, count: int, seed: int = 0) -> list[Efficiency]:
         """Efficiencies drawn from their uncertainty; shares of a peak stay at 1 or below."""
@@ -305,36 +242,28 @@ class Calibration:
 
 def load_calibration(hardware: str, hidden: int) -> Calibration:
     """The efficiencies for an accelerator and a model's width: its own where there are any, else the published ones."""
-    text = resources.files("magicrl.planning").joinpath("calibration.toml").read_text(encoding="utf-8")
-    entries = TypeAdapter(dict[str, CalibrationEntry]).validate_python(tomllib.loads(text))
-    own = {name: e for name, e in entries.items() if e.hardware == hardware}
-    candidates = own or {name: e for name, e in entries.items() if e.hardware == "gpu"}
-    name, entry = min(candidates.items(), key=lambda item: abs(log(item[1].hidden / hidden)))
-    kept = entry.model_dump(exclude={"covariance", "source", "hardware", "hidden", "unknowns"})
+    tables = tomllib.loads(resources.files("magicrl.planning").joinpath("calibration.toml").read_text(encoding="utf-8"))
+    own = {name: table for name, table in tables.items() if table["hardware"] == hardware}
+    candidates = own or {name: table for name, table in tables.items() if table["hardware"] == "gpu"}
+    name, table = min(candidates.items(), key=lambda item: abs(log(item[1]["hidden"] / hidden)))
     return Calibration(
         name=name,
-        efficiency=Efficiency(**kept),
-        unknowns=entry.unknowns,
-        covariance=np.array(entry.covariance),
-        source=entry.source,
+        efficiency=Efficiency(**{f.name: table[f.name] for f in fields(Efficiency) if f.name in table}),
+        unknowns=tuple(table["unknowns"]),
+        covariance=np.array(table["covariance"]),
+        source=table["source"],
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SequenceWork:
-    """The tokens of one pass over prompts and their responses; passes add up.
+    """The tokens of one pass over prompts and their responses; passes add up."""
 
-    Attributes:
-        tokens: that enter the layers: each prompt once, and of each response all but the last, which predicts nothing.
-        predicted: response tokens, each predicted by the output head.
-        seen: tokens that the entering ones attend to, themselves included, summed.
-        prompts: tokens of the prompts.
-    """
-
+    # that enter the layers: each prompt once, and of each response all but the last, which predicts nothing
     tokens: int = 0
-    predicted: int = 0
-    seen: int = 0
-    prompts: int = 0
+    predicted: int = 0  # response tokens, each predicted by the output head
+    seen: int = 0  # tokens that the entering ones attend to, themselves included, summed
+    prompts: int = 0  # tokens of the prompts
 
     def __add__(self, other: SequenceWork) -> SequenceWork:
         return SequenceWork(

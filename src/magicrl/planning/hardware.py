@@ -8,62 +8,50 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 GIB = 2.0**30
 
 
 class HardwareEntry(BaseModel):
-    """A table of a hardware file, in the units that data sheets use."""
+    """A table of a hardware file, in the units that data sheets use; link and network count one direction."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    memory_gib: float = Field(gt=0)
-    """Memory of one accelerator, GiB."""
-    bf16_tflops: float = Field(gt=0)
-    """Dense bf16 arithmetic, 1e12 FLOP/s."""
-    memory_tb_s: float = Field(gt=0)
-    """Memory bandwidth, 1e12 bytes/s."""
-    link_gb_s: float = Field(gt=0)
-    """One direction inside a node, 1e9 bytes/s."""
-    network_gb_s: float = Field(gt=0)
-    """One direction between nodes, for each accelerator, 1e9 bytes/s."""
-    gpus_per_node: int = Field(ge=1)
-    usable: float = Field(default=0.92, gt=0, le=1)
-    """Share of the memory that can be planned with."""
-    runtime_gib: float = Field(default=3.0, ge=0)
-    """Contexts, communication buffers and the allocator's gaps, GiB."""
+    memory_gib: PositiveFloat
+    bf16_tflops: PositiveFloat  # dense
+    memory_tb_s: PositiveFloat
+    link_gb_s: PositiveFloat  # inside a node
+    network_gb_s: PositiveFloat  # between nodes, for each accelerator
+    gpus_per_node: PositiveInt
+    usable: float = Field(default=0.92, gt=0, le=1)  # share of the memory that can be planned with
+    runtime_gib: NonNegativeFloat = 3.0  # contexts, communication buffers and the allocator's gaps
     source: str = ""
-    """Where the figures are from."""
-    cuda_names: tuple[str, ...] = ()
-    """What CUDA calls the accelerators that have this arithmetic rate."""
+    cuda_names: tuple[str, ...] = ()  # what CUDA calls the accelerators that have this arithmetic rate
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One accelerator and its links, in base units.
+    """One accelerator and its links, in base units."""
 
-    Attributes:
-        name: as on the command line.
-        memory: bytes.
-        usable: share of ``memory`` that can be planned with.
-        flops: dense bf16 FLOP/s.
-        bandwidth: bytes/s of its memory.
-        link: bytes/s, one direction, inside a node.
-        network: bytes/s, one direction, between nodes.
-        gpus_per_node: accelerators of a node.
-        runtime: bytes of contexts, communication buffers and the allocator's gaps.
-    """
-
-    name: str
-    memory: float
-    usable: float
-    flops: float
-    bandwidth: float
-    link: float
-    network: float
-    gpus_per_node: int
-    runtime: float = 3.0 * GIB
+    name: str  # as on the command line
+    memory: float  # bytes
+    usable: float  # share of ``memory`` that can be planned with
+    flops: float  # dense bf16 FLOP/s
+    bandwidth: float  # bytes/s of its memory
+    link: float  # bytes/s, one direction, inside a node
+    network: float  # bytes/s, one direction, between nodes
+    gpus_per_node: int  # accelerators of a node
+    runtime: float = 3.0 * GIB  # bytes of contexts, communication buffers and the allocator's gaps
 
     @property
     def budget(self) -> float:
@@ -91,7 +79,7 @@ def load_hardware(name: str) -> Hardware:
 
 def known_hardware() -> dict[str, Hardware]:
     """All accelerators that the package knows."""
-    return {name: _hardware(name, entry) for name, entry in _parse(_package_file()).items()}
+    return {name: _hardware(name, entry) for name, entry in _package_entries().items()}
 
 
 def peak_flops(cuda_name: str) -> float | None:
@@ -99,24 +87,22 @@ def peak_flops(cuda_name: str) -> float | None:
 
     Only the exact name counts: the PCIe card of a generation is slower than the one with NVLink.
     """
-    for entry in _parse(_package_file()).values():
-        if cuda_name in entry.cuda_names:
-            return entry.bf16_tflops * 1e12
-    return None
+    known = (entry.bf16_tflops * 1e12 for entry in _package_entries().values() if cuda_name in entry.cuda_names)
+    return next(known, None)
 
 
-def _package_file() -> str:
-    return resources.files("magicrl.planning").joinpath("hardware.toml").read_text(encoding="utf-8")
+def _package_entries() -> dict[str, HardwareEntry]:
+    return _parse(resources.files("magicrl.planning").joinpath("hardware.toml").read_text(encoding="utf-8"))
 
 
 def _from_file(path: Path) -> Hardware:
     try:
-        found = {name: _hardware(name, entry) for name, entry in _parse(path.read_text(encoding="utf-8")).items()}
+        found = _parse(path.read_text(encoding="utf-8"))
     except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
         raise ValueError(f"{path}: not a hardware file: {error}") from None
     if len(found) != 1:
         raise ValueError(f"{path}: must hold exactly one table, [name], but has {len(found)}")
-    return next(iter(found.values()))
+    return _hardware(*found.popitem())
 
 
 def _parse(text: str) -> dict[str, HardwareEntry]:

@@ -7,7 +7,7 @@ A recipe's ``[cluster]`` may state its layout (``Stated``): it is checked, and c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from magicrl.config.schema import ClusterConfig, LearnerPlacement, RolloutPlacement
@@ -27,58 +27,28 @@ from magicrl.planning.memory import (
 from magicrl.planning.shapes import ModelShape
 from magicrl.planning.workload import Layout
 
-MOST_GPUS = 4096
-"""Where the search for enough accelerators ends."""
-SPLITS = (0.25, 0.5, 0.75, 0.875)
-"""Shares of the accelerators that a split layout may give to the engine."""
+MOST_GPUS = 4096  # Where the search for enough accelerators ends
+SPLITS = (0.25, 0.5, 0.75, 0.875)  # Shares of the accelerators that a split layout may give to the engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Demand:
-    """What of a recipe decides memory.
-
-    Attributes:
-        shape: of the model.
-        hardware: of one accelerator.
-        longest: tokens of the longest sample, the prompt's limit and the largest T.
-        micro_batch_tokens: tokens of a forward/backward.
-        checkpointing: only layers' inputs are kept in the longest micro-batch.
-        head_chunk_tokens: rows of logits that exist at once.
-        reference: a frozen reference is kept.
-        offload_moments: AdamW's moments live in the host's memory.
-        rows: sequences that a replica decodes at once.
-        cache_limit: bytes that the engine's cache may take at most.
-        adapters: parameters of LoRA adapters, which alone are trained; 0: everything is.
-    """
+class Demand(LearnerSetup):
+    """What of a recipe decides memory; a layout says how many accelerators share the learner."""
 
     shape: ModelShape
-    hardware: Hardware
-    longest: int
-    micro_batch_tokens: int
-    checkpointing: bool
-    head_chunk_tokens: int
-    reference: bool
-    offload_moments: bool = False
-    rows: int = 256
-    cache_limit: float = float("inf")
-    adapters: int = 0
+    hardware: Hardware  # of one accelerator
+    rows: int = 256  # sequences that a replica decodes at once
+    cache_limit: float = float("inf")  # bytes that the engine's cache may take at most
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """A layout and its memory.
+    """A layout and its memory."""
 
-    Attributes:
-        layout: which accelerators do what.
-        learner: bytes on one of the learner's accelerators, by term.
-        engine: bytes on one of the engine's.
-        missing: bytes that the worse of the two lacks; 0 or less where both fit.
-    """
-
-    layout: Layout
-    learner: LearnerMemory
-    engine: EngineMemory
-    missing: float
+    layout: Layout  # which accelerators do what
+    learner: LearnerMemory  # bytes on one of the learner's accelerators, by term
+    engine: EngineMemory  # bytes on one of the engine's
+    missing: float  # bytes that the worse of the two lacks; 0 or less where both fit
 
     @property
     def fits(self) -> bool:
@@ -134,18 +104,7 @@ def _narrowest(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, *,
 def place(demand: Demand, rollout_gpus: int, learner_gpus: int, tp: int, sp: int, *, colocated: bool) -> Placed:
     """One layout with its memory."""
     hardware, shape = demand.hardware, demand.shape
-    setup = LearnerSetup(
-        gpus=learner_gpus,
-        sequence_parallel=sp,
-        micro_batch_tokens=demand.micro_batch_tokens,
-        longest=demand.longest,
-        checkpointing=demand.checkpointing,
-        head_chunk_tokens=demand.head_chunk_tokens,
-        offload_moments=demand.offload_moments,
-        reference=demand.reference,
-        adapters=demand.adapters,
-    )
-    learner = learner_memory(shape, setup, hardware.runtime)
+    learner = learner_memory(shape, replace(demand, gpus=learner_gpus, sequence_parallel=sp), hardware.runtime)
     engine = engine_memory(shape, hardware, tp, learner.resident if colocated else 0.0)
     engine = replace(engine, cache=min(engine.cache, demand.cache_limit))
     layout = Layout(
@@ -171,64 +130,68 @@ def cache_short(demand: Demand, engine: EngineMemory, tensor_parallel: int) -> f
 
 def remedies(demand: Demand, gpus: int) -> list[str]:
     """Changes that would each, alone, make the recipe fit; empty where none of them does."""
-    found: list[str] = []
-
-    def helps(changed: Demand, count: int = gpus) -> bool:
-        return any(placed.fits for placed in candidates(changed, count))
-
-    if not demand.checkpointing and helps(replace(demand, checkpointing=True)):
-        found.append("model.gradient_checkpointing = true")
-    more = _first(lambda n: helps(demand, n), [gpus * 2**k for k in range(1, 13) if gpus * 2**k <= MOST_GPUS])
-    if more is not None:
-        found.append(f"--gpus {more}")
-    if helps(replace(demand, offload_moments=True)):
-        found.append("AdamW's moments in the host's memory (--offload-moments)")
-    smaller = [demand.longest >> k for k in range(1, 8) if demand.longest >> k >= 256]
-    shorter = _first(
-        lambda n: helps(replace(demand, longest=n, micro_batch_tokens=min(n, demand.micro_batch_tokens))), smaller
+    shorter = (demand.longest >> k for k in range(1, 8) if demand.longest >> k >= 256)
+    # of each kind the smallest change that suffices
+    kinds: list[Iterable[tuple[str, Demand, int]]] = [
+        [("model.gradient_checkpointing = true", replace(demand, checkpointing=True), gpus)],
+        [(f"--gpus {more}", demand, more) for more in _doubled(gpus)],
+        [("AdamW's moments in the host's memory (--offload-moments)", replace(demand, offload_moments=True), gpus)],
+        [
+            (
+                f"samples of at most {n} tokens, prompt and T together (model.micro_batch_tokens too)",
+                replace(demand, longest=n, micro_batch_tokens=min(n, demand.micro_batch_tokens)),
+                gpus,
+            )
+            for n in shorter
+        ],
+    ]
+    if demand.checkpointing:
+        del kinds[0]
+    found = (
+        next((text for text, changed, count in kind if any(p.fits for p in candidates(changed, count))), None)
+        for kind in kinds
     )
-    if shorter is not None:
-        found.append(f"samples of at most {shorter} tokens, prompt and T together (model.micro_batch_tokens too)")
-    return found
+    return [text for text in found if text is not None]
 
 
-def _first(test: Callable[[int], bool], values: list[int]) -> int | None:
-    return next((value for value in values if test(value)), None)
+def _doubled(gpus: int) -> list[int]:
+    return [gpus * 2**k for k in range(1, 13) if gpus * 2**k <= MOST_GPUS]
 
 
 def refusal(demand: Demand, gpus: int) -> str:
     """Why nothing fits, by term, and what would make it fit."""
     best = min(candidates(demand, gpus), key=lambda placed: placed.missing)
-    learner_short = best.learner.total > demand.hardware.budget
-    terms = best.learner.terms() if learner_short else best.engine.terms()
-    side = "the learner" if learner_short else "the engine"
-    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
-    layout = "colocated" if best.layout.colocated else "split"
-    ways = remedies(demand, gpus)
-    cure = "What would make it fit, each alone: " + "; ".join(ways) if ways else "No single change makes it fit"
+    layout, learner_short = best.layout, best.learner.total > demand.hardware.budget
+    split = "colocated" if layout.colocated else "split"
+    lacking = _lacking(
+        "the learner" if learner_short else "the engine",
+        best.missing,
+        (best.learner if learner_short else best.engine).terms(),
+        demand,
+        remedies(demand, gpus),
+    )
     return (
         f"{demand.shape.name} with samples of {demand.longest} tokens does not fit on {gpus} x {demand.hardware.name}: "
-        f"in the best layout ({layout}, tensor parallel {best.layout.tensor_parallel}, sequence parallel "
-        f"{best.layout.sequence_parallel}) {side} lacks {best.missing / GIB:.1f} GiB of "
-        f"{demand.hardware.budget / GIB:.1f} an accelerator ({shown}). {cure}."
+        f"in the best layout ({split}, tensor parallel {layout.tensor_parallel}, sequence parallel "
+        f"{layout.sequence_parallel}) {lacking}"
     )
+
+
+def _lacking(who: str, short: float, terms: dict[str, float], needed: Demand, ways: Iterable[str]) -> str:
+    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
+    changes = "; ".join(ways)
+    cure = f"What would make it fit, each alone: {changes}" if changes else "No single change makes it fit"
+    return f"{who} lacks {short / GIB:.1f} GiB of {needed.hardware.budget / GIB:.1f} an accelerator ({shown}). {cure}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stated:
-    """What a plan says of ``[cluster]``.
+    """What a plan says of ``[cluster]``."""
 
-    Attributes:
-        needs: accelerators.
-        placed: the layout with its memory; None where the numbers themselves do not go together.
-        faults: what would stop the run, each with what to change; empty where nothing would.
-        seconds: of all stages under this layout; None where it does not fit.
-    """
-
-    needs: int
-    placed: Placed | None
-    faults: tuple[str, ...]
-    seconds: float | None = None
+    needs: int  # accelerators
+    placed: Placed | None  # the layout with its memory; None where the numbers themselves do not go together
+    faults: tuple[str, ...]  # what would stop the run, each with what to change; empty where nothing would
+    seconds: float | None = None  # of all stages under this layout; None where it does not fit
 
     @property
     def fits(self) -> bool:
@@ -256,8 +219,12 @@ def check_stated(needed: Demand, cluster: ClusterConfig, gpus: int) -> Stated:
     if any("must divide" in fault for fault in faults):
         return Stated(needs=needs, placed=None, faults=tuple(faults))
     placed = placed_as(needed, cluster.learner, cluster.rollout)
-    faults += _short_learner(needed, cluster, placed)
-    faults += _short_engine(needed, cluster, placed)
+    if (short := _short_learner(needed, placed)) > 0:
+        ways = _ways(needed, cluster, _short_learner)
+        faults.append(_lacking("a learner rank", short, placed.learner.terms(), needed, ways))
+    if (short := _short_cache(needed, placed)) > 0:
+        what = f"a replica, for one sample of {needed.longest} tokens in its cache,"
+        faults.append(_lacking(what, short, placed.engine.terms(), needed, _ways(needed, cluster, _short_cache)))
     return Stated(needs=needs, placed=placed, faults=tuple(faults))
 
 
@@ -308,72 +275,43 @@ def _misplaced(shape: ModelShape, hardware: Hardware, cluster: ClusterConfig, gp
         yield fault
 
 
-def _short_learner(needed: Demand, cluster: ClusterConfig, placed: Placed) -> Iterator[str]:
-    short = placed.learner.total - needed.hardware.budget
-    if short <= 0:
-        return
-    learner, rollout = cluster.learner, cluster.rollout
-
-    def helps(changed: Demand = needed, **further: int | bool) -> bool:
-        try:
-            other = LearnerPlacement.model_validate(learner.model_dump() | further)
-        except ValueError:  # these ranks are no multiple of that degree
-            return False
-        return placed_as(changed, other, _beside(rollout, other.ranks)).learner.total <= needed.hardware.budget
-
-    ways: list[str] = []
-    if not needed.checkpointing and helps(replace(needed, checkpointing=True)):
-        ways.append("model.gradient_checkpointing = true")
-    counts = (learner.ranks * 2**k for k in range(1, 13) if learner.ranks * 2**k <= MOST_GPUS)
-    more = next((count for count in counts if helps(ranks=count)), None)
-    if more is not None:
-        both = f" with cluster.rollout.replicas = {more // rollout.tensor_parallel}" if rollout.colocated else ""
-        ways.append(f"cluster.learner.ranks = {more}{both}")
-    shape = needed.shape
-    wider = (sp for sp in degrees(shape.kv_heads) if sp > learner.sequence_parallel and not shape.heads % sp)
-    degree = next((sp for sp in wider if not shape.kv_heads % sp and helps(sequence_parallel=sp)), None)
-    if degree is not None:
-        ways.append(f"cluster.learner.sequence_parallel = {degree}")
-    if not learner.offload_optimizer and helps(offload_optimizer=True):
-        ways.append("cluster.learner.offload_optimizer = true")
-    yield _lacking("a learner rank", short, placed.learner.terms(), needed, ways)
-
-
-def _beside(rollout: RolloutPlacement, ranks: int) -> RolloutPlacement:
-    """The replicas that go with ``ranks``: colocated as many as these have accelerators for."""
-    if not rollout.colocated:
-        return rollout
-    return rollout.model_copy(update={"replicas": max(1, ranks // rollout.tensor_parallel)})
+def _short_learner(needed: Demand, placed: Placed) -> float:
+    return placed.learner.total - needed.hardware.budget
 
 
 def _short_cache(needed: Demand, placed: Placed) -> float:
     return cache_short(needed, placed.engine, placed.layout.tensor_parallel)
 
 
-def _short_engine(needed: Demand, cluster: ClusterConfig, placed: Placed) -> Iterator[str]:
-    short = _short_cache(needed, placed)
-    if short <= 0:
-        return
-    shape, rollout = needed.shape, cluster.rollout
-    wider = (tp for tp in degrees(needed.hardware.gpus_per_node) if tp > rollout.tensor_parallel)
-    ways: list[str] = []
-    for tp in wider:
-        other = _beside(rollout.model_copy(update={"tensor_parallel": tp}), cluster.learner.ranks)
-        if shape.heads % tp == 0 and _short_cache(needed, placed_as(needed, cluster.learner, other)) <= 0:
-            both = f" with cluster.rollout.replicas = {other.replicas}" if rollout.colocated else ""
-            ways.append(f"cluster.rollout.tensor_parallel = {tp}{both}")
+def _ways(needed: Demand, cluster: ClusterConfig, short: Callable[[Demand, Placed], float]) -> Iterator[str]:
+    """Settings that would each, alone, leave nothing short; of each kind the smallest change that does."""
+    learner, rollout, heads = cluster.learner, cluster.rollout, needed.shape.heads
+
+    def helps(learner: LearnerPlacement, rollout: RolloutPlacement, needed: Demand = needed) -> bool:
+        return short(needed, placed_as(needed, learner, rollout)) <= 0
+
+    if not needed.checkpointing and helps(learner, rollout, replace(needed, checkpointing=True)):
+        yield "model.gradient_checkpointing = true"
+    for ranks in _doubled(learner.ranks):
+        # colocated replicas live on the ranks' accelerators
+        beside = rollout.model_copy(update={"replicas": max(1, ranks // rollout.tensor_parallel)})
+        if helps(learner.model_copy(update={"ranks": ranks}), beside if rollout.colocated else rollout):
+            both = f" with cluster.rollout.replicas = {beside.replicas}" if rollout.colocated else ""
+            yield f"cluster.learner.ranks = {ranks}{both}"
             break
-    spared = cluster.learner.model_copy(update={"offload_optimizer": True})
-    if rollout.colocated and _short_cache(needed, placed_as(needed, spared, rollout)) <= 0:
-        ways.append("cluster.learner.offload_optimizer = true")
-    what = f"a replica's accelerator, for one sample of {needed.longest} tokens in its cache,"
-    yield _lacking(what, short, placed.engine.terms(), needed, ways)
-
-
-def _lacking(who: str, short: float, terms: dict[str, float], needed: Demand, ways: list[str]) -> str:
-    shown = ", ".join(f"{name} {value / GIB:.1f}" for name, value in terms.items() if abs(value) >= 0.05 * GIB)
-    cure = "; ".join(ways) if ways else "no single setting of [cluster] does: a smaller T, or larger accelerators"
-    return (
-        f"{who} lacks {short / GIB:.1f} GiB of {needed.hardware.budget / GIB:.1f} ({shown}). "
-        f"What would make it fit, each alone: {cure}"
-    )
+    for sp in degrees(needed.shape.kv_heads):
+        divides = not (heads % sp or needed.shape.kv_heads % sp or learner.ranks % sp)
+        wider = learner.model_copy(update={"sequence_parallel": sp})
+        if sp > learner.sequence_parallel and divides and helps(wider, rollout):
+            yield f"cluster.learner.sequence_parallel = {sp}"
+            break
+    for tp in degrees(needed.hardware.gpus_per_node):
+        replicas = max(1, learner.ranks // tp) if rollout.colocated else rollout.replicas
+        wider = rollout.model_copy(update={"tensor_parallel": tp, "replicas": replicas})
+        if tp > rollout.tensor_parallel and not heads % tp and helps(learner, wider):
+            both = f" with cluster.rollout.replicas = {replicas}" if rollout.colocated else ""
+            yield f"cluster.rollout.tensor_parallel = {tp}{both}"
+            break
+    spared = learner.model_copy(update={"offload_optimizer": True})
+    if not learner.offload_optimizer and helps(spared, rollout):
+        yield "cluster.learner.offload_optimizer = true"

@@ -5,43 +5,32 @@ them, and the share of groups that survive rejection, from the ``metrics.jsonl``
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import exp, log, sqrt
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-MEAN_AT_32K = 12_500
-"""Mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K, tokens: published."""
-SIGMA = 0.8
-"""Spread of the logarithm of lengths, where no run has been measured: assumed, since not published."""
-SHARED = 0.5
-"""How much of that spread a group shares: assumed."""
-KEPT = 0.6
-"""Share of the groups that survive rejection: assumed."""
+MEAN_AT_32K = 12_500  # Mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K, tokens: published
+SIGMA = 0.8  # Spread of the logarithm of lengths, where no run has been measured: assumed, since not published
+SHARED = 0.5  # How much of that spread a group shares: assumed
+KEPT = 0.6  # Share of the groups that survive rejection: assumed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lengths:
-    """Lengths of responses in tokens, end token included.
+    """Lengths of responses in tokens, end token included."""
 
-    Attributes:
-        median: of the untruncated distribution.
-        sigma: standard deviation of the logarithm.
-        limit: T; longer responses have exactly this length.
-        shared: share of the logarithm's variance that the responses of a group have in common (hard problems are
-            long for every sample), 0 to 1.
-    """
-
-    median: float
-    sigma: float
-    limit: int
+    median: float  # of the untruncated distribution
+    sigma: float  # standard deviation of the logarithm
+    limit: int  # T; longer responses have exactly this length
+    # share of the logarithm's variance that the responses of a group have in common (hard problems are long for every
+    # sample), 0 to 1
     shared: float = 0.0
 
     def __post_init__(self) -> None:
@@ -101,24 +90,6 @@ def lengths_of_mean(mean: float, sigma: float, limit: int, shared: float = 0.0) 
     return Lengths(median=exp(root), sigma=sigma, limit=limit, shared=shared)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LengthCourse:
-    """Lengths that change over training: the median goes geometrically from one end to the other.
-
-    Attributes:
-        start: at the first step.
-        end: median at the last step.
-    """
-
-    start: Lengths
-    end: float
-
-    def at(self, progress: float) -> Lengths:
-        """Lengths at ``progress`` of training, 0 to 1."""
-        assert 0 <= progress <= 1
-        return replace(self.start, median=self.start.median ** (1 - progress) * self.end**progress)
-
-
 @cache
 def reasoning_lengths(
     limit: int, mean_at_32k: float = MEAN_AT_32K, sigma: float = SIGMA, shared: float = SHARED
@@ -127,23 +98,16 @@ def reasoning_lengths(
     return lengths_of_mean(mean_at_32k, sigma, 32768, shared).at(limit)
 
 
-WINDOW = 20
-"""Last steps that are averaged."""
-NINTH_DECILE = 1.2815515655446004
-"""Standard normal quantile of 0.9."""
+WINDOW = 20  # Last steps that are averaged
+NINTH_DECILE = 1.2815515655446004  # Standard normal quantile of 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """What a run's last steps looked like.
+    """What a run's last steps looked like."""
 
-    Attributes:
-        lengths: under the T of those steps.
-        kept: share of the groups that was trained on.
-    """
-
-    lengths: Lengths
-    kept: float
+    lengths: Lengths  # under the T of those steps
+    kept: float  # share of the groups that was trained on
 
 
 def read_measured(folder: Path) -> Measured:
@@ -161,13 +125,10 @@ def read_measured(folder: Path) -> Measured:
         raise ValueError(f"{path}: holds no step yet")
     last = [record["values"] for record in records if record["stage"] == records[-1]["stage"]][-WINDOW:]
     limit = int(last[-1]["stage/max_tokens"])
-    median, ninth = _mean(last, "length/q50"), _mean(last, "length/q90")
-    inside = 0 < median < ninth < limit
+    keys = ("length/mean", "length/q50", "length/q90", "groups/trained", "groups/sampled")
+    mean = {key: float(np.mean([values[key] for values in last])) for key in keys}
+    median, ninth = mean["length/q50"], mean["length/q90"]
+    inside = 0 < median < ninth < limit  # a decile at T says nothing of the spread
     sigma = min(2.0, max(0.05, log(ninth / median) / NINTH_DECILE)) if inside else SIGMA
-    kept = _mean(last, "groups/trained") / _mean(last, "groups/sampled")
-    mean = min(_mean(last, "length/mean"), 0.99 * limit)
-    return Measured(lengths=lengths_of_mean(mean, sigma, limit, SHARED), kept=min(1.0, max(kept, 0.01)))
-
-
-def _mean(steps: Sequence[dict[str, Any]], key: str) -> float:
-    return float(np.mean([values[key] for values in steps]))
+    lengths = lengths_of_mean(min(mean["length/mean"], 0.99 * limit), sigma, limit, SHARED)
+    return Measured(lengths=lengths, kept=min(1.0, max(mean["groups/trained"] / mean["groups/sampled"], 0.01)))

@@ -10,7 +10,7 @@ says too little: 2 nodes of 8 GPUs have 10 left beside 6 ranks, but hold only tw
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,62 +24,37 @@ from magicrl.planning.shapes import ModelShape
 
 WORKING_WIDTHS = 10
 """Values of width d a token that a layer keeps for its backward pass, beside three of the feed-forward's width."""
-LOGIT_COPIES = 3
-"""Float32 tensors of logits' size that exist at once in the chunked head."""
+LOGIT_COPIES = 3  # Float32 tensors of logits' size that exist at once in the chunked head
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerSetup:
-    """How the learner lays out its state.
+    """How the learner lays out its state."""
 
-    Attributes:
-        gpus: accelerators that shard parameters, gradients and moments.
-        sequence_parallel: accelerators that share a sequence.
-        micro_batch_tokens: tokens of a forward/backward; a longer sample goes alone.
-        longest: tokens of the longest sample, prompt and T.
-        checkpointing: only the layers' inputs are kept.
-        head_chunk_tokens: rows of logits that exist at once.
-        offload_moments: AdamW's moments live in the host's memory.
-        reference: a frozen reference model is kept, sharded, in bf16.
-        adapters: parameters of LoRA adapters, which alone are trained; 0: everything is.
-    """
-
-    gpus: int
-    sequence_parallel: int
-    micro_batch_tokens: int
-    longest: int
-    checkpointing: bool
-    head_chunk_tokens: int
-    offload_moments: bool = False
-    reference: bool = False
-    adapters: int = 0
+    gpus: int = 1  # accelerators that shard parameters, gradients and moments
+    sequence_parallel: int = 1  # accelerators that share a sequence
+    micro_batch_tokens: int  # tokens of a forward/backward; a longer sample goes alone
+    longest: int  # tokens of the longest sample, prompt and T
+    checkpointing: bool  # only the layers' inputs are kept
+    head_chunk_tokens: int  # rows of logits that exist at once
+    offload_moments: bool = False  # AdamW's moments live in the host's memory
+    reference: bool = False  # a frozen reference model is kept, sharded, in bf16
+    adapters: int = 0  # parameters of LoRA adapters, which alone are trained; 0: everything is
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerMemory:
-    """Bytes on one accelerator while it learns.
+    """Bytes on one accelerator while it learns."""
 
-    Attributes:
-        master: float32 weights (shard).
-        gradients: float32 (shard).
-        moments: AdamW's two, float32 (shard); 0 when offloaded.
-        reference: bf16 (shard).
-        frozen: weights that LoRA leaves as they are, bf16 (shard).
-        gathered: two layers and the embeddings in bf16, whole.
-        activations: of one micro-batch.
-        head: logits of one chunk.
-        runtime: contexts and buffers.
-    """
-
-    master: float
-    gradients: float
-    moments: float
-    reference: float
-    frozen: float
-    gathered: float
-    activations: float
-    head: float
-    runtime: float
+    master: float  # float32 weights (shard)
+    gradients: float  # float32 (shard)
+    moments: float  # AdamW's two, float32 (shard); 0 when offloaded
+    reference: float  # bf16 (shard)
+    frozen: float  # weights that LoRA leaves as they are, bf16 (shard)
+    gathered: float  # two layers and the embeddings in bf16, whole
+    activations: float  # of one micro-batch
+    head: float  # logits of one chunk
+    runtime: float  # contexts and buffers
 
     @property
     def resident(self) -> float:
@@ -127,19 +102,12 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineMemory:
-    """Bytes on one accelerator while it generates.
+    """Bytes on one accelerator while it generates."""
 
-    Attributes:
-        weights: bf16, divided by the tensor-parallel degree.
-        learner: what the learner leaves resident there (0 where the engine has its own accelerators).
-        runtime: contexts and buffers, where the learner's are not counted already.
-        cache: what is left for keys and values; negative where nothing is.
-    """
-
-    weights: float
-    learner: float
-    runtime: float
-    cache: float
+    weights: float  # bf16, divided by the tensor-parallel degree
+    learner: float  # what the learner leaves resident there (0 where the engine has its own accelerators)
+    runtime: float  # contexts and buffers, where the learner's are not counted already
+    cache: float  # what is left for keys and values; negative where nothing is
 
     def terms(self) -> dict[str, float]:
         """Term to bytes."""
@@ -153,8 +121,7 @@ def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, l
     return EngineMemory(weights=weights, learner=learner, runtime=own, cache=hardware.budget - weights - learner - own)
 
 
-RUNTIME = 0.7 * GIB
-"""torch and transformers, before a model is loaded."""
+RUNTIME = 0.7 * GIB  # torch and transformers, before a model is loaded
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
@@ -184,8 +151,6 @@ def learner_terms(
     """
     micro_batch, above = min(model.micro_batch_tokens, batch_tokens), model.checkpoint_above_tokens
     setup = LearnerSetup(
-        gpus=1,
-        sequence_parallel=1,
         micro_batch_tokens=micro_batch,
         longest=longest,
         checkpointing=model.gradient_checkpointing or (above is not None and max(micro_batch, longest) > above),
@@ -251,9 +216,8 @@ def _smaller(model: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
         yield "lora = { rank = 16 }", model.model_copy(update={"lora": LoraConfig()})
 
 
-RANK_CPUS = 1
-"""Each learner rank on a GPU reserves one."""
-_MOST_NODES = 1024
+RANK_CPUS = 1  # Each learner rank on a GPU reserves one
+_MOST_NODES = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -338,23 +302,17 @@ def _share_left(node: NodeRoom) -> float:
 
 def _told(nodes: Sequence[NodeRoom]) -> str:
     """Each node's room, equal ones counted."""
-    kinds: dict[NodeRoom, int] = {}
-    for node in nodes:
-        kinds[node] = kinds.get(node, 0) + 1
     words = (
         f"{count} x {node.gpus:g}" + ("" if math.isinf(node.cpus) else f" (with {node.cpus:g} CPUs)")
-        for node, count in kinds.items()
+        for node, count in Counter(nodes).items()
     )
     return f"there are nodes of {', '.join(words)} GPUs"
 
 
 def _more_nodes(nodes: Sequence[NodeRoom], fits: Callable[[Sequence[NodeRoom]], bool]) -> list[str]:
-    """The least number of further nodes like the largest that suffices; more CPUs where even those do not."""
+    """The least number of further nodes like the largest that suffices; more CPUs where even many do not."""
     largest = max(nodes, key=lambda node: (node.gpus, node.cpus))
-    most = 1
-    while not fits([*nodes, *[largest] * most]):
-        most *= 2
-        if most > _MOST_NODES:
-            return ["nodes with more CPUs, or smaller cluster.rollout.cpus"]
-    least = bisect_left(range(most + 1), 1, key=lambda count: fits([*nodes, *[largest] * count]))
-    return [f"{least} more {'node' if least == 1 else 'nodes'} of {largest.gpus:g} GPUs"]
+    for count in range(1, _MOST_NODES + 1):
+        if fits([*nodes, *[largest] * count]):
+            return [f"{count} more {'node' if count == 1 else 'nodes'} of {largest.gpus:g} GPUs"]
+    return ["nodes with more CPUs, or smaller cluster.rollout.cpus"]

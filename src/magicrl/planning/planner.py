@@ -19,42 +19,27 @@ from magicrl.planning.shapes import ModelShape
 from magicrl.planning.simulator import one_step_off, simulate_async
 from magicrl.planning.workload import Layout, StepTime, Workload, replica_setup, step_parts, step_time
 
-LONG_CONTEXT = 4096
-"""From this T on, lengths are taken to be those of an R1-distilled model; below, half of T."""
-INTERVAL = (0.1, 0.9)
-"""Quantiles of the step time's interval."""
-DRAWS = 8
-"""Efficiencies drawn for the interval."""
+LONG_CONTEXT = 4096  # From this T on, lengths are taken to be those of an R1-distilled model; below, half of T
+INTERVAL = (0.1, 0.9)  # Quantiles of the step time's interval
+DRAWS = 8  # Efficiencies drawn for the interval
 PROMPT = 256
-ASYNC_STEPS = 8
-"""Played for an asynchronous step; the second half counts."""
-SHORT_LIST = 3
-"""Layouts that are played out of those that an estimate puts first, for asynchronous steps."""
+ASYNC_STEPS = 8  # Played for an asynchronous step; the second half counts
+SHORT_LIST = 3  # Layouts that are played out of those that an estimate puts first, for asynchronous steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a plan assumes beside the recipe.
+    """What a plan assumes beside the recipe."""
 
-    Attributes:
-        gpus: accelerators.
-        staleness: updates that rollouts may be behind; 0 synchronous, 1 one step off, more fully asynchronous.
-        mean_length: mean response tokens at the recipe's largest T; None: assumed.
-        prompt: mean prompt tokens; None: 256, or T where that is less.
-        kept: share of groups that survive rejection; None: that of ``measured``, or 0.6 where the recipe rejects.
-        measured: lengths and survivors of a run that exists, instead of assumed ones.
-        other: seconds a response outside rollout and GPU passes; None: the calibration's.
-        offload_moments: AdamW's moments in the host's memory.
-    """
-
-    gpus: int
-    staleness: int = 0
-    mean_length: float | None = None
-    prompt: int | None = None
+    gpus: int  # accelerators
+    staleness: int = 0  # updates that rollouts may be behind; 0 synchronous, 1 one step off, more fully asynchronous
+    mean_length: float | None = None  # mean response tokens at the recipe's largest T; None: assumed
+    prompt: int | None = None  # mean prompt tokens; None: 256, or T where that is less
+    # share of groups that survive rejection; None: that of ``measured``, or 0.6 where the recipe rejects
     kept: float | None = None
-    measured: Measured | None = None
-    other: float | None = None
-    offload_moments: bool = False
+    measured: Measured | None = None  # lengths and survivors of a run that exists, instead of assumed ones
+    other: float | None = None  # seconds a response outside rollout and GPU passes; None: the calibration's
+    offload_moments: bool = False  # AdamW's moments in the host's memory
 
     def __post_init__(self) -> None:
         if self.gpus < 1:
@@ -70,66 +55,34 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """Seconds of a step under a schedule.
-
-    Attributes:
-        parts: of the synchronous step: rollout, updates, everything else, tail, idle time.
-        seconds: a step, overlapped where the schedule overlaps.
-    """
-
-    parts: StepTime
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class StagePlan:
-    """One stage.
+    """One stage: seconds of a step with nine tenths of the drawn efficiencies above ``low``, a tenth above ``high``."""
 
-    Attributes:
-        limit: T.
-        rollout_batch: D_R.
-        group_size: M.
-        lengths: of its responses.
-        steps: the stage's ``max_steps``.
-        timing: of a step.
-        low: seconds a step, a tenth of the drawn efficiencies are faster.
-        high: a tenth are slower.
-    """
-
-    limit: int
-    rollout_batch: int
-    group_size: int
-    lengths: Lengths
-    steps: int
-    timing: Timing
+    work: Workload  # of a step, with T, D_R, M and lengths
+    steps: int  # the stage's ``max_steps``
+    parts: StepTime  # of the synchronous step: rollout, updates, everything else, tail, idle time
+    seconds: float  # a step, overlapped where the schedule overlaps
     low: float
     high: float
 
     @property
     def hours_per_1000(self) -> float:
         """Hours of 1000 steps."""
-        return self.timing.seconds / 3.6
+        return self.seconds / 3.6
 
     @property
     def hours(self) -> float:
         """Hours of the whole stage."""
-        return self.timing.seconds * self.steps / 3600
+        return self.seconds * self.steps / 3600
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WhatIf:
-    """A change and what a step of the longest stage then takes.
+    """A change and what a step of the longest stage then takes."""
 
-    Attributes:
-        change: in words.
-        seconds: a step; None where it does not fit.
-        ratio: to the plan's step.
-    """
-
-    change: str
-    seconds: float | None
-    ratio: float | None
+    change: str  # in words
+    seconds: float | None  # a step; None where it does not fit
+    ratio: float | None  # to the plan's step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -217,13 +170,16 @@ def timing(
     layout: Layout,
     staleness: int,
     draws: int = 3,
-) -> Timing:
-    """A step under the schedule that the staleness allows: colocated layouts are synchronous whatever it is."""
+) -> tuple[StepTime, float]:
+    """Parts of a synchronous step, and the seconds of one under the schedule that the staleness allows.
+
+    Colocated layouts are synchronous whatever it is.
+    """
     parts = step_time(shape, hardware, efficiency, work, layout, draws)
     if layout.colocated or staleness == 0:
-        return Timing(parts=parts, seconds=parts.seconds)
+        return parts, parts.seconds
     if staleness == 1:
-        return Timing(parts=parts, seconds=one_step_off(parts.rollout, parts.parts))
+        return parts, one_step_off(parts.rollout, parts.parts)
     stream = simulate_async(
         [work.drawn(seed) for seed in range(ASYNC_STEPS)],
         work.prompt,
@@ -232,7 +188,7 @@ def timing(
         parts.parts,
         staleness,
     )
-    return Timing(parts=parts, seconds=stream.seconds_per_step(ASYNC_STEPS // 2))
+    return parts, stream.seconds_per_step(ASYNC_STEPS // 2)
 
 
 def estimate(
@@ -241,7 +197,7 @@ def estimate(
     """Seconds a step, for a first choice of layouts: an asynchronous step is not played, but the slower of the
     learner's side and of an engine whose replicas stay full with the responses that may be on their way."""
     if layout.colocated or staleness < 2:
-        return timing(shape, hardware, efficiency, work, layout, staleness, draws=1).seconds
+        return timing(shape, hardware, efficiency, work, layout, staleness, draws=1)[1]
     setup = replica_setup(shape, hardware, efficiency, layout)
     context = work.prompt + work.lengths.mean_context
     on_their_way = (staleness + 1) * work.responses / layout.replicas / 2
@@ -252,25 +208,19 @@ def estimate(
     return max(engine, parts.total)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """A recipe's stages as workloads, with how many steps each has."""
+Job = Sequence[tuple[Workload, int]]
+"""A recipe's stages as workloads, with how many steps each has."""
 
-    works: tuple[Workload, ...]
-    steps: tuple[int, ...]
 
-    def total(self, needed: Demand, efficiency: Efficiency, layout: Layout, staleness: int, *, played: bool) -> float:
-        """Seconds of all stages, from one draw; estimated, or played."""
-        shape, hardware = needed.shape, needed.hardware
-        return sum(
-            steps
-            * (
-                timing(shape, hardware, efficiency, work, layout, staleness, draws=1).seconds
-                if played
-                else estimate(shape, hardware, efficiency, work, layout, staleness)
-            )
-            for work, steps in zip(self.works, self.steps, strict=True)
-        )
+def total_seconds(
+    needed: Demand, efficiency: Efficiency, job: Job, layout: Layout, staleness: int, *, played: bool
+) -> float:
+    """Seconds of all stages, from one draw; estimated, or played."""
+    total = 0.0
+    for work, steps in job:
+        setting = (needed.shape, needed.hardware, efficiency, work, layout, staleness)
+        total += steps * (timing(*setting, draws=1)[1] if played else estimate(*setting))
+    return total
 
 
 def best_layout(
@@ -280,17 +230,15 @@ def best_layout(
 
     Asynchronous steps are estimated for all layouts and played for the first ``short_list``.
     """
-    fitting = [placed for placed in candidates(needed, options.gpus) if placed.fits]
-    if not fitting:
-        return None
 
     def seconds(placed: Placed, *, played: bool) -> float:
-        return job.total(needed, efficiency, placed.layout, options.staleness, played=played)
+        return total_seconds(needed, efficiency, job, placed.layout, options.staleness, played=played)
 
+    fitting = [placed for placed in candidates(needed, options.gpus) if placed.fits]
     first = sorted(fitting, key=lambda placed: seconds(placed, played=False))
     if options.staleness < 2 or short_list == 1:
-        return first[0]
-    return min(first[:short_list], key=lambda placed: seconds(placed, played=True))
+        return next(iter(first), None)
+    return min(first[:short_list], key=lambda placed: seconds(placed, played=True), default=None)
 
 
 def make_plan(
@@ -306,30 +254,28 @@ def make_plan(
         calibration = calibration.given("other", options.other)
     efficiency, needed = calibration.efficiency, demand(config, shape, hardware, options)
     longest = max(stage.max_tokens for stage in config.stages)
-    lengths = [stage_lengths(stage, longest, options) for stage in config.stages]
-    works = tuple(workload(config, s, options, at) for s, at in zip(config.stages, lengths, strict=True))
-    job = Job(works=works, steps=tuple(stage.max_steps for stage in config.stages))
+    job = [
+        (workload(config, stage, options, stage_lengths(stage, longest, options)), stage.max_steps)
+        for stage in config.stages
+    ]
     placed = best_layout(needed, options, efficiency, job)
     if placed is None:
         raise ValueError(refusal(needed, options.gpus))
     stages: list[StagePlan] = []
-    for stage, work in zip(config.stages, works, strict=True):
-        found = timing(shape, hardware, efficiency, work, placed.layout, options.staleness)
-        drawn = [
-            timing(shape, hardware, e, work, placed.layout, options.staleness, draws=1).seconds
-            for e in calibration.drawn(DRAWS if options.staleness < 2 else DRAWS // 2)
-        ]
+    for work, steps in job:
+        setting = (work, placed.layout, options.staleness)
+        parts, seconds = timing(shape, hardware, efficiency, *setting)
+        others = calibration.drawn(DRAWS if options.staleness < 2 else DRAWS // 2)
+        drawn = [timing(shape, hardware, other, *setting, draws=1)[1] for other in others]
         low, high = np.quantile(drawn, INTERVAL)
         stages.append(
             StagePlan(
-                limit=stage.max_tokens,
-                rollout_batch=stage.rollout_batch,
-                group_size=stage.group_size,
-                lengths=work.lengths,
-                steps=stage.max_steps,
-                timing=found,
-                low=min(float(low), found.seconds),
-                high=max(float(high), found.seconds),
+                work=work,
+                steps=steps,
+                parts=parts,
+                seconds=seconds,
+                low=min(float(low), seconds),
+                high=max(float(high), seconds),
             )
         )
     return Plan(
@@ -339,7 +285,7 @@ def make_plan(
         calibration=calibration,
         placed=placed,
         stages=tuple(stages),
-        what_if=_what_if(needed, options, efficiency, job, stages) if what_if else (),
+        what_if=_what_if(needed, options, efficiency, stages) if what_if else (),
         stated=_stated(config, needed, options, efficiency, job),
     )
 
@@ -352,65 +298,48 @@ def _stated(config: TrainConfig, needed: Demand, options: Options, efficiency: E
     if not found.fits or found.placed is None:
         return found
     played = options.staleness >= 2  # as for the layout that is compared with
-    return replace(found, seconds=job.total(needed, efficiency, found.placed.layout, options.staleness, played=played))
+    seconds = total_seconds(needed, efficiency, job, found.placed.layout, options.staleness, played=played)
+    return replace(found, seconds=seconds)
 
 
 def _what_if(
-    needed: Demand, options: Options, efficiency: Efficiency, job: Job, stages: Sequence[StagePlan]
+    needed: Demand, options: Options, efficiency: Efficiency, stages: Sequence[StagePlan]
 ) -> tuple[WhatIf, ...]:
     """Twice the accelerators, D_R or group size, at the stage that takes longest; each in its own best layout."""
-    index = max(range(len(stages)), key=lambda i: stages[i].hours)
-    work, now = job.works[index], stages[index].timing.seconds
-    changes = (
-        (f"{2 * options.gpus} accelerators", replace(options, gpus=2 * options.gpus), work),
+    stage = stages[longest_stage(stages)]
+    work, now = stage.work, stage.seconds
+    changes = [
         (f"D_R {2 * work.rollout_batch}", options, replace(work, rollout_batch=2 * work.rollout_batch)),
         (f"group size {2 * work.group_size}", options, replace(work, group_size=2 * work.group_size)),
-    )
+    ]
+    if needed.hardware.gpus_per_node > 1:  # else this machine has no second accelerator
+        changes.insert(0, (f"{2 * options.gpus} accelerators", replace(options, gpus=2 * options.gpus), work))
     found: list[WhatIf] = []
     for change, other, heavier in changes:
-        if needed.hardware.gpus_per_node == 1 and other.gpus > 1:
-            continue  # this machine has no second accelerator
-        placed = best_layout(needed, other, efficiency, Job(works=(heavier,), steps=(1,)), short_list=1)
-        if placed is None:
-            found.append(WhatIf(change=change, seconds=None, ratio=None))
-            continue
-        then = timing(needed.shape, needed.hardware, efficiency, heavier, placed.layout, other.staleness).seconds
-        found.append(WhatIf(change=change, seconds=then, ratio=then / now))
+        then = _step_seconds(needed, other, efficiency, heavier)
+        found.append(WhatIf(change=change, seconds=then, ratio=None if then is None else then / now))
     return tuple(found)
 
 
-FACTORS = (0.25, 0.5, 1, 2, 4, 8)
-"""Of the accelerators."""
-BATCHES = (0.5, 1, 2, 4)
-"""Of D_R and of the group size."""
+def _step_seconds(needed: Demand, options: Options, efficiency: Efficiency, work: Workload) -> float | None:
+    """Seconds of a step in its own best layout; None where nothing fits."""
+    placed = best_layout(needed, options, efficiency, [(work, 1)], short_list=1)
+    if placed is None:
+        return None
+    return timing(needed.shape, needed.hardware, efficiency, work, placed.layout, options.staleness)[1]
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class GpuPoint:
-    """A step of the longest stage on another number of accelerators.
-
-    Attributes:
-        gpus: accelerators.
-        stage: its plan; None where nothing fits.
-    """
-
-    gpus: int
-    stage: StagePlan | None
+FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # Of the accelerators
+BATCHES = (0.5, 1, 2, 4)  # Of D_R and of the group size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchPoint:
-    """A step with another D_R or group size, on the plan's accelerators.
+    """A step with another D_R or group size, on the plan's accelerators."""
 
-    Attributes:
-        rollout_batch: D_R.
-        group_size: M.
-        seconds: a step; None where nothing fits.
-    """
-
-    rollout_batch: int
-    group_size: int
-    seconds: float | None
+    rollout_batch: int  # D_R
+    group_size: int  # M
+    seconds: float | None  # a step; None where nothing fits
 
     @property
     def per_response(self) -> float | None:
@@ -418,56 +347,45 @@ class BatchPoint:
         return None if self.seconds is None else self.seconds / (self.rollout_batch * self.group_size)
 
 
-def longest_stage(plan: Plan) -> int:
-    """Index of the stage that takes most hours: the one that a sweep is about."""
-    return max(range(len(plan.stages)), key=lambda i: plan.stages[i].hours)
+def longest_stage(stages: Sequence[StagePlan]) -> int:
+    """Index of the stage that takes most hours: the one that changes and sweeps are about."""
+    return max(range(len(stages)), key=lambda i: stages[i].hours)
 
 
-def over_gpus(config: TrainConfig, plan: Plan, factors: Sequence[float] = FACTORS) -> tuple[GpuPoint, ...]:
-    """Table 9's curve for this recipe; the plan's own number of accelerators is among the points.
+def over_gpus(config: TrainConfig, plan: Plan, factors: Sequence[float] = FACTORS) -> dict[int, StagePlan | None]:
+    """Table 9's curve for this recipe: accelerators to a step of the longest stage on them, None where nothing fits.
 
-    A machine with one accelerator gives its own point alone.
+    The plan's own number is among them; a machine with one accelerator gives its own alone.
     """
-    index, gpus = longest_stage(plan), plan.options.gpus
+    index, gpus = longest_stage(plan.stages), plan.options.gpus
     counts = sorted({gpus, *(round(gpus * f) for f in factors if gpus * f >= 1)})
+    one = config.model_copy(update={"stages": (config.stages[index],)})
+
+    def stage(count: int) -> StagePlan | None:
+        try:
+            options = replace(plan.options, gpus=count)
+            return make_plan(one, plan.shape, plan.hardware, options, what_if=False).stages[0]
+        except ValueError:
+            return None
+
     if plan.hardware.gpus_per_node == 1:
         counts = [gpus]
-    one = config.model_copy(update={"stages": (config.stages[index],)})
-    found: list[GpuPoint] = []
-    for count in counts:
-        if count == gpus:
-            found.append(GpuPoint(gpus=count, stage=plan.stages[index]))
-            continue
-        try:
-            there = make_plan(one, plan.shape, plan.hardware, replace(plan.options, gpus=count), what_if=False)
-        except ValueError:
-            found.append(GpuPoint(gpus=count, stage=None))
-        else:
-            found.append(GpuPoint(gpus=count, stage=there.stages[0]))
-    return tuple(found)
+    return {count: plan.stages[index] if count == gpus else stage(count) for count in counts}
 
 
 def over_batches(config: TrainConfig, plan: Plan, factors: Sequence[float] = BATCHES) -> tuple[BatchPoint, ...]:
     """D_R and group size by turns, the others as they are; the plan's own is among the points once."""
-    index, options = longest_stage(plan), plan.options
-    stage, now = config.stages[index], plan.stages[index]
-    work = workload(config, stage, options, now.lengths)
-    needed = demand(config, plan.shape, plan.hardware, options)
-    d_r, size = work.rollout_batch, work.group_size
-    pairs = {(round(d_r * f), size): None for f in factors} | {(d_r, round(size * f)): None for f in factors}
+    now, options = plan.stages[longest_stage(plan.stages)], plan.options
+    work = now.work
+    needed, efficiency = demand(config, plan.shape, plan.hardware, options), plan.calibration.efficiency
+    own = (work.rollout_batch, work.group_size)
+    pairs = {(round(own[0] * f), own[1]): None for f in factors} | {(own[0], round(own[1] * f)): None for f in factors}
     found: list[BatchPoint] = []
     for batch, members in pairs:
         if batch < 1 or members < 2:  # a group of one has no advantages
             continue
-        seconds: float | None = now.timing.seconds
-        if (batch, members) != (d_r, size):
-            other = replace(work, rollout_batch=batch, group_size=members)
-            efficiency = plan.calibration.efficiency
-            placed = best_layout(needed, options, efficiency, Job(works=(other,), steps=(1,)), short_list=1)
-            seconds = (
-                None
-                if placed is None
-                else timing(plan.shape, plan.hardware, efficiency, other, placed.layout, options.staleness).seconds
-            )
+        other = replace(work, rollout_batch=batch, group_size=members)
+        same = (batch, members) == own
+        seconds = now.seconds if same else _step_seconds(needed, options, efficiency, other)
         found.append(BatchPoint(rollout_batch=batch, group_size=members, seconds=seconds))
     return tuple(found)

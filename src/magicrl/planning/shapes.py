@@ -13,41 +13,25 @@ from typing import Any, cast
 
 from magicrl.config.schema import TinyModelConfig
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-"""Architectures whose parameters are counted exactly."""
-TINY_VOCABULARY = 32
-"""Symbols of a generated task, about."""
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # Architectures whose parameters are counted exactly
+TINY_VOCABULARY = 32  # Symbols of a generated task, about
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelShape:
-    """A dense decoder with grouped-query attention and a gated feed-forward part.
+    """A dense decoder with grouped-query attention and a gated feed-forward part."""
 
-    Attributes:
-        name: for people.
-        hidden: width d.
-        intermediate: width of the feed-forward part.
-        layers: decoder layers.
-        heads: query heads.
-        kv_heads: key/value heads.
-        head_dim: width of a head.
-        vocabulary: rows of the embedding.
-        tied: the output head is the embedding.
-        qkv_bias: query, key and value projections have a bias (Qwen2).
-        qk_norm: a norm over each query and key head (Qwen3).
-    """
-
-    name: str
-    hidden: int
-    intermediate: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocabulary: int
-    tied: bool
-    qkv_bias: bool = False
-    qk_norm: bool = False
+    name: str  # for people
+    hidden: int  # width d
+    intermediate: int  # width of the feed-forward part
+    layers: int  # decoder layers
+    heads: int  # query heads
+    kv_heads: int  # key/value heads
+    head_dim: int  # width of a head
+    vocabulary: int  # rows of the embedding
+    tied: bool  # the output head is the embedding
+    qkv_bias: bool = False  # query, key and value projections have a bias (Qwen2)
+    qk_norm: bool = False  # a norm over each query and key head (Qwen3)
 
     @property
     def layer_parameters(self) -> int:

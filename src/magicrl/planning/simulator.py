@@ -1,5 +1,5 @@
 """A rollout played event by event (continuous batching on replicas, refill, a full cache, the tail), and how steps
-follow each other: synchronous, with partial rollouts, one step off-policy, fully asynchronous.
+follow each other: synchronous, one step off-policy, fully asynchronous.
 
 Between two events (a response ends, the cache is full, a clock is reached) a replica's batch is constant and its
 context grows by a token a sequence and step, so that any number of steps has a closed form (``DecodeCost.steps``): a
@@ -8,7 +8,7 @@ step of a thousand responses takes milliseconds to play, whatever their length.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
@@ -25,38 +25,23 @@ Deal = Literal["blocks", "interleaved"]
 
 @dataclass(slots=True)
 class Request:
-    """One response to be generated.
+    """One response to be generated."""
 
-    Attributes:
-        index: its number, unique in a simulation.
-        group: responses of a group share their prompt's prefill on a replica.
-        prompt: tokens.
-        length: tokens that it will have.
-        done: tokens that it has.
-        batch: the training step that it belongs to.
-    """
-
-    index: int
-    group: int
-    prompt: int
-    length: int
-    done: int = 0
-    batch: int = 0
+    index: int  # its number, unique in a simulation
+    group: int  # responses of a group share their prompt's prefill on a replica
+    prompt: int  # tokens
+    length: int  # tokens that it will have
+    done: int = 0  # tokens that it has
+    batch: int = 0  # the training step that it belongs to
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplicaSetup:
-    """One replica of the engine.
+    """One replica of the engine."""
 
-    Attributes:
-        cost: its decode step.
-        capacity: tokens of context that its cache holds.
-        rows: sequences that it decodes at once.
-    """
-
-    cost: DecodeCost
-    capacity: int
-    rows: int
+    cost: DecodeCost  # its decode step
+    capacity: int  # tokens of context that its cache holds
+    rows: int  # sequences that it decodes at once
 
 
 @dataclass(slots=True)
@@ -77,6 +62,7 @@ class Replica:
     waiting: deque[Request] = field(default_factory=deque[Request])
     running: dict[int, tuple[Request, int]] = field(default_factory=dict[int, tuple[Request, int]])
     finished: list[tuple[float, Request]] = field(default_factory=list[tuple[float, Request]])
+    pending: Counter[int] = field(default_factory=Counter[int])  # unfinished responses of each training step
     _ends: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     _prompts: set[int] = field(default_factory=set[int])
     _blocked: bool = False
@@ -96,6 +82,7 @@ class Replica:
                     f"{self.setup.capacity} tokens; divide the model over more accelerators, or lower T"
                 )
             self.waiting.append(request)
+            self.pending[request.batch] += 1
 
     def outstanding(self) -> int:
         """Requests that are not finished."""
@@ -127,19 +114,6 @@ class Replica:
         self.clock += self.setup.cost.prefill * self.context
         self.recomputed += self.context
         self._prompts.clear()
-
-    def withdraw(self) -> list[Request]:
-        """Take back everything unfinished, with the tokens that each has."""
-        kept: list[Request] = []
-        for request, end in self.running.values():
-            request.done = request.length - (end - self.tick)
-            kept.append(request)
-        kept += self.waiting
-        self.running.clear()
-        self.waiting.clear()
-        self._ends.clear()
-        self.context = 0
-        return kept
 
     def _admit(self) -> None:
         setup = self.setup
@@ -173,6 +147,9 @@ class Replica:
             request.done = request.length
             self.context -= request.prompt + request.length
             self.finished.append((self.clock, request))
+            self.pending[request.batch] -= 1
+            if not self.pending[request.batch]:
+                del self.pending[request.batch]
             self._blocked = False
 
     def _preempt(self) -> None:
@@ -198,23 +175,14 @@ class Replica:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """What a played rollout took.
+    """What a played rollout took."""
 
-    Attributes:
-        seconds: until the last response ended.
-        finish: ``[responses]`` seconds at which each ended, in the order of the requests.
-        replica_seconds: ``[replicas]`` when each had nothing left.
-        tokens: generated, over all replicas.
-        preemptions: sequences that gave up their place.
-        recomputed: tokens prefilled again after that.
-    """
-
-    seconds: float
-    finish: NDArray[np.float64]
-    replica_seconds: NDArray[np.float64]
-    tokens: int
-    preemptions: int
-    recomputed: int
+    seconds: float  # until the last response ended
+    finish: NDArray[np.float64]  # ``[responses]`` seconds at which each ended, in the order of the requests
+    replica_seconds: NDArray[np.float64]  # ``[replicas]`` when each had nothing left
+    tokens: int  # generated, over all replicas
+    preemptions: int  # sequences that gave up their place
+    recomputed: int  # tokens prefilled again after that
 
     @property
     def idle(self) -> float:
@@ -282,19 +250,12 @@ def simulate_rollout(requests: Sequence[Request], setup: ReplicaSetup, replicas:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepParts:
-    """Seconds of a step outside its rollout.
+    """Seconds of a step outside its rollout."""
 
-    Attributes:
-        logprobs: old and reference log-probs.
-        learn: updates.
-        sync: new weights to the engine.
-        other: judging, data handling.
-    """
-
-    logprobs: float
-    learn: float
-    sync: float
-    other: float
+    logprobs: float  # old and reference log-probs
+    learn: float  # updates
+    sync: float  # new weights to the engine
+    other: float  # judging, data handling
 
     @property
     def total(self) -> float:
@@ -309,24 +270,11 @@ def one_step_off(rollout: float, parts: StepParts) -> float:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stream:
-    """Several steps played in a row.
+    """Several steps played in a row."""
 
-    Attributes:
-        updates: ``[steps]`` seconds at which each update ended.
-        rollout: mean seconds a step until the batch was there.
-        tokens: generated until the last update.
-        trained: tokens of the batches that were learned.
-        recomputed: tokens prefilled again after interruptions and preemptions.
-        in_flight: tokens generated that no update has used at the end.
-        staleness: the largest number of updates between a response's first token's weights and its own update.
-    """
-
-    updates: NDArray[np.float64]
-    tokens: int
-    trained: int
-    recomputed: int
-    in_flight: int
-    staleness: int
+    updates: NDArray[np.float64]  # [steps] seconds at which each update ended
+    tokens: int  # generated
+    recomputed: int  # tokens prefilled again after interruptions and preemptions
 
     def seconds_per_step(self, warm: int = 2) -> float:
         """Mean seconds between updates after the first ``warm``."""
@@ -362,14 +310,12 @@ def simulate_async(
     engines = [Replica(setup) for _ in range(replicas)]
     issued, now, first = 0, 0.0, 0
     updates: list[float] = []
-    lags: list[int] = []
-    for step, batch in enumerate(batches):
+    for step in range(len(batches)):
         while issued < len(batches) and issued <= step + staleness:
             requests = requests_of(batches[issued], prompt, issued, first)
             first += len(requests)
             to_least_loaded(requests, engines, now)
             issued += 1
-            lags.append(issued - 1 - step)
         ready = max(_run_until_ready(engine, step) for engine in engines)
         now = max(now, ready) + parts.total - parts.sync
         for engine in engines:
@@ -378,94 +324,14 @@ def simulate_async(
             engine.recompute_context()
         now += parts.sync
         updates.append(now)
-        assert batch.size > 0
-    return _stream(engines, updates, sum(int(b.sum()) for b in batches), max(lags))
+    return Stream(
+        updates=np.array(updates),
+        tokens=sum(engine.generated for engine in engines),
+        recomputed=sum(engine.recomputed for engine in engines),
+    )
 
 
 def _run_until_ready(engine: Replica, step: int) -> float:
     """Run to the end of the engine's last response of batches up to ``step``; that time (0 where it has none)."""
-    seen = 0
-    left = sum(request.batch <= step for request in engine.waiting)
-    left += sum(request.batch <= step for request, _ in engine.running.values())
-    last = max((time for time, request in engine.finished if request.batch == step), default=0.0)
-    start = len(engine.finished)
-
-    def done() -> bool:
-        nonlocal seen, left, last
-        for time, request in engine.finished[start + seen :]:
-            seen += 1
-            if request.batch <= step:
-                left -= 1
-                last = max(last, time)
-        return left == 0
-
-    engine.run(stop=done)
-    done()
-    return last
-
-
-def simulate_partial(
-    batches: Sequence[NDArray[np.int64]],
-    prompt: int,
-    setup: ReplicaSetup,
-    replicas: int,
-    parts: StepParts,
-    extra: float,
-) -> Stream:
-    """Synchronous steps that do not wait for the tail: each holds ``1 + extra`` batches of responses, and ends when a
-    batch's worth is there; the others go on from where they are in the next step, whose weights compute their cache
-    anew.
-
-    Raises:
-        ValueError: ``extra`` is negative, or a response is longer than the cache.
-    """
-    if extra < 0:
-        raise ValueError(f"partial rollouts need extra >= 0, got {extra:g}")
-    carried: list[Request] = []
-    supply = [r for j, b in enumerate(batches) for r in requests_of(b, prompt, j, j * b.size)]
-    needed, now, spent, recomputed, trained, first_used = batches[0].size, 0.0, 0, 0, 0, dict[int, int]()
-    updates: list[float] = []
-    lag = 0
-    while len(supply) + len(carried) >= needed:
-        wanted = max(0, round(needed * (1 + extra)) - len(carried))
-        work, supply = carried + supply[:wanted], supply[wanted:]
-        for request in work:
-            first_used.setdefault(request.index, len(updates))
-        # played once to learn when the batch is full, and once more up to then
-        ends = np.sort(simulate_rollout([_copy(r) for r in work], setup, replicas, "interleaved").finish)
-        engines = [Replica(setup) for _ in range(replicas)]
-        for i, engine in enumerate(engines):
-            engine.add(work[i::replicas], 0.0)
-            engine.run(until=float(ends[needed - 1]))
-        finished = [request for engine in engines for _, request in engine.finished]
-        carried = [request for engine in engines for request in engine.withdraw()]
-        lag = max([lag, *(len(updates) - first_used[r.index] for r in finished)])
-        trained += sum(request.length for request in finished)
-        spent += sum(engine.generated for engine in engines)
-        recomputed += sum(engine.recomputed for engine in engines)
-        now += float(ends[needed - 1]) + parts.total
-        updates.append(now)
-    return Stream(
-        updates=np.array(updates),
-        tokens=spent,
-        trained=trained,
-        recomputed=recomputed,
-        in_flight=sum(request.done for request in carried),
-        staleness=lag,
-    )
-
-
-def _copy(request: Request) -> Request:
-    return Request(request.index, request.group, request.prompt, request.length, request.done, request.batch)
-
-
-def _stream(engines: Sequence[Replica], updates: list[float], trained: int, staleness: int) -> Stream:
-    tokens = sum(engine.generated for engine in engines)
-    return Stream(
-        updates=np.array(updates),
-        tokens=tokens,
-        trained=trained,
-        recomputed=sum(engine.recomputed for engine in engines),
-        in_flight=sum(r.done for engine in engines for r in engine.withdraw()),
-        staleness=staleness,
-    )
+    engine.run(stop=lambda: all(batch > step for batch in engine.pending))
+    return max((time for time, request in engine.finished if request.batch <= step), default=0.0)

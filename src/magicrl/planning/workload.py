@@ -25,33 +25,19 @@ from magicrl.planning.simulator import Deal, ReplicaSetup, Rollout, StepParts, r
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """The work of one step.
+    """The work of one step."""
 
-    Attributes:
-        lengths: of the responses; its limit is T.
-        prompt: tokens.
-        rollout_batch: D_R.
-        group_size: M.
-        sgd_steps: N_SGD, passes counted.
-        reuse: passes over the buffer.
-        kept: share of the groups that survive rejection.
-        forwards: further forwards over tokens: 1 for old log-probs of all responses, 1 for a reference.
-        micro_batch_tokens: tokens of one forward/backward.
-        recompute: layers are computed again in the backward pass.
-        shared_prompts: learner and log-prob passes compute a prompt once for its group.
-    """
-
-    lengths: Lengths
-    prompt: int
-    rollout_batch: int
-    group_size: int
-    sgd_steps: int = 1
-    reuse: int = 1
-    kept: float = 1.0
-    forwards: int = 0
-    micro_batch_tokens: int = 16384
-    recompute: bool = True
-    shared_prompts: bool = False
+    lengths: Lengths  # of the responses; its limit is T
+    prompt: int  # tokens
+    rollout_batch: int  # D_R
+    group_size: int  # M
+    sgd_steps: int = 1  # N_SGD, passes counted
+    reuse: int = 1  # passes over the buffer
+    kept: float = 1.0  # share of the groups that survive rejection
+    forwards: int = 0  # further forwards over tokens: 1 for old log-probs of all responses, 1 for a reference
+    micro_batch_tokens: int = 16384  # tokens of one forward/backward
+    recompute: bool = True  # layers are computed again in the backward pass
+    shared_prompts: bool = False  # learner and log-prob passes compute a prompt once for its group
 
     @property
     def responses(self) -> int:
@@ -77,27 +63,16 @@ class Workload:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Which accelerators do what.
+    """Which accelerators do what."""
 
-    Attributes:
-        rollout_gpus: of the engine.
-        tensor_parallel: accelerators of one replica.
-        learner_gpus: that shard the learner.
-        sequence_parallel: that share a sequence in the learner.
-        colocated: engine and learner are the same accelerators, one after the other.
-        cache_bytes: for keys and values on each of the engine's accelerators.
-        rows: sequences that a replica decodes at once.
-        deal: how responses go to replicas.
-    """
-
-    rollout_gpus: int
-    tensor_parallel: int
-    learner_gpus: int
-    sequence_parallel: int
-    colocated: bool
-    cache_bytes: float
-    rows: int = 256
-    deal: Deal = "blocks"
+    rollout_gpus: int  # of the engine
+    tensor_parallel: int  # accelerators of one replica
+    learner_gpus: int  # that shard the learner
+    sequence_parallel: int  # that share a sequence in the learner
+    colocated: bool  # engine and learner are the same accelerators, one after the other
+    cache_bytes: float  # for keys and values on each of the engine's accelerators
+    rows: int = 256  # sequences that a replica decodes at once
+    deal: Deal = "blocks"  # how responses go to replicas
 
     @property
     def gpus(self) -> int:
@@ -112,21 +87,13 @@ class Layout:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepTime:
-    """Seconds of one synchronous step.
+    """Seconds of one synchronous step."""
 
-    Attributes:
-        rollout: t_R, mean over draws of lengths.
-        parts: everything else.
-        tail: share of the rollout after nine tenths of the responses had ended.
-        idle: share of the replicas' rollout time with nothing to do.
-        preemptions: a step.
-    """
-
-    rollout: float
-    parts: StepParts
-    tail: float
-    idle: float
-    preemptions: float
+    rollout: float  # t_R, mean over draws of lengths
+    parts: StepParts  # everything else
+    tail: float  # share of the rollout after nine tenths of the responses had ended
+    idle: float  # share of the replicas' rollout time with nothing to do
+    preemptions: float  # a step
 
     @property
     def learn(self) -> float:
