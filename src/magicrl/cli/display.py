@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
@@ -24,13 +23,10 @@ from rich.text import Text
 from magicrl.records import StepMetrics
 from magicrl.reporting.wording import duration, number, percent, visible
 
-MOST_REPLICAS, MOST_VERIFIERS = 4, 2
-"""Rows; of more there are the slowest replicas and the busiest verifiers."""
+MOST_REPLICAS, MOST_VERIFIERS = 4, 2  # rows; of more there are the slowest replicas and the busiest verifiers
 COLUMN_GAP = 2
 COLUMNS = ("tokens/s", "busy", "queue", "memory", "MFU", "per device")
 """The first ones stay where there is little room. ``queue``: now (most in the step); ``per device``: of tokens/s."""
-_REPLICA = re.compile(r"cluster/replica_(\d+)/tokens")
-_VERIFIER = re.compile(r"cluster/verifier_(\d+)/judged")
 _LOST = (("replicas", "replica"), ("learner", "learner rank"), ("verifiers", "verifier node"))
 
 
@@ -44,34 +40,64 @@ class WorkerRow:
 
 def worker_rows(metrics: StepMetrics) -> tuple[list[WorkerRow], Text]:
     """The rows of a step and a note below them; none where the run has no cluster."""
-    found = _Figures(metrics)
-    replicas, verifiers = found.numbers(_REPLICA), found.numbers(_VERIFIER)
+    replicas, verifiers = _workers(metrics, "replica", "tokens"), _workers(metrics, "verifier", "judged")
     if not replicas and not verifiers:
         return [], Text()
-    slowest = sorted(replicas, key=lambda n: found[f"cluster/replica_{n}/tokens_per_second"] or 0.0)[:MOST_REPLICAS]
-    busiest = sorted(verifiers, key=lambda n: -(found[f"cluster/verifier_{n}/busy_seconds"] or 0.0))[:MOST_VERIFIERS]
+    slowest = sorted(replicas, key=lambda n: figure(metrics, f"{n}/tokens_per_second") or 0.0)[:MOST_REPLICAS]
+    busiest = sorted(verifiers, key=lambda n: -(figure(metrics, f"{n}/busy_seconds") or 0.0))[:MOST_VERIFIERS]
+    # learner and engine as a whole; they work while the step is in these parts
     rows = [
-        found.all_of("learner", ("time/train", "time/other/old_logprobs")),
-        found.all_of("engine", ("time/rollout",)),
+        _worker(metrics, "learner", "speed/learner", "memory/learner", ("time/train", "time/other/old_logprobs")),
+        _worker(metrics, "engine", "speed/engine", "memory/engine", ("time/rollout",)),
     ]
-    rows += [found.one(f"replica {n}", f"cluster/replica_{n}") for n in sorted(slowest)]
-    rows += [found.one(f"verifier {n}", f"cluster/verifier_{n}") for n in sorted(busiest)]
+    for kind, shown in (("replica", slowest), ("verifier", busiest)):
+        for number_, key in sorted((int(key.rpartition("_")[2]), key) for key in shown):
+            rows.append(_worker(metrics, f"{kind} {number_}", key, key, (f"{key}/busy_seconds",)))
     left_out = [
         f"{len(shown)} {which} of {len(there)}"
         for shown, there, which in ((slowest, replicas, "slowest replicas"), (busiest, verifiers, "busiest verifiers"))
         if len(shown) < len(there)
     ]
-    lost = [(int(found[f"cluster/{key}/lost"] or 0), name) for key, name in _LOST]
+    lost = [(int(figure(metrics, f"cluster/{key}/lost") or 0), name) for key, name in _LOST]
     told = [f"{count} {name}{'s' if count > 1 else ''}" for count, name in lost if count]
     notes = [Text(", ".join(left_out), style="dim")] if left_out else []
     notes += [Text(f"lost: {', '.join(told)}", style="yellow")] if told else []
     return [row for row in rows if row.cells], Text("; ").join(notes)
 
 
+def _workers(metrics: StepMetrics, kind: str, measured: str) -> list[str]:
+    """Keys of the workers of a kind, ``cluster/replica_0``."""
+    pattern = re.compile(rf"(cluster/{kind}_\d+)/{measured}")
+    return [match[1] for match in map(pattern.fullmatch, metrics.values) if match]
+
+
+def _worker(metrics: StepMetrics, name: str, speed: str, memory_key: str, busy: Sequence[str]) -> WorkerRow:
+    """What was measured under these keys; ``busy``: metrics whose seconds are its work."""
+    found = {key: figure(metrics, f"{speed}/{key}") for key in ("tokens_per_second", "mfu", "queue", "queue_max")}
+    each, peak = figure(metrics, f"{speed}/tokens_per_second_per_device"), figure(metrics, f"{memory_key}/peak_mb")
+    step, seconds = figure(metrics, "time/step"), [s for part in busy if (s := figure(metrics, part)) is not None]
+    cells: dict[str, str] = {}
+    for column, value in (("tokens/s", found["tokens_per_second"]), ("per device", each)):
+        if value is not None:
+            cells[column] = f"{value:,.0f}"
+    if step and seconds:
+        cells["busy"] = percent(min(1.0, sum(seconds) / step), 0)
+    if peak:
+        cells["memory"] = memory(peak)
+    if found["mfu"] is not None:
+        cells["MFU"] = percent(found["mfu"], 0)
+    if found["queue"] is not None:
+        most = found["queue_max"]
+        cells["queue"] = f"{found['queue']:.0f}" + ("" if most is None else f" ({most:.0f})")
+    return WorkerRow(name=name, cells=cells)
+
+
 def worker_table(rows: Sequence[WorkerRow], width: int) -> Table:
     """The rows with as many columns as fit into ``width`` characters."""
     columns = [column for column in COLUMNS if any(column in row.cells for row in rows)]
-    while len(columns) > 1 and _width(rows, columns) > width:
+    wide = {column: max(len(column), *(len(row.cells.get(column, "")) for row in rows)) for column in columns}
+    name = max(len(row.name) for row in rows)
+    while len(columns) > 1 and name + sum(COLUMN_GAP + wide[column] for column in columns) > width:
         columns.pop()
     table = Table.grid(padding=(0, COLUMN_GAP))
     table.add_column(no_wrap=True)
@@ -88,66 +114,12 @@ def memory(mebibytes: float) -> str:
     return f"{mebibytes / 1024:.1f} GiB" if mebibytes >= 1024 else f"{mebibytes:.0f} MiB"
 
 
-class _Figures:
-    """A step's numbers, and rows made of them."""
-
-    def __init__(self, metrics: StepMetrics) -> None:
-        self._values = metrics.values
-
-    def __getitem__(self, key: str) -> float | None:
-        value = self._values.get(key)
-        return float(value) if isinstance(value, (int, float)) else None
-
-    def numbers(self, pattern: re.Pattern[str]) -> list[int]:
-        return sorted(int(match[1]) for match in map(pattern.fullmatch, self._values) if match)
-
-    def all_of(self, kind: str, parts: Sequence[str]) -> WorkerRow:
-        """The learner, or the engine, as a whole; it works while the step is in ``parts``."""
-        mfu = self[f"speed/{kind}/mfu"]
-        cells = self._cells(
-            speed=self[f"speed/{kind}/tokens_per_second"],
-            busy=sum(self[part] or 0.0 for part in parts),
-            peak=self[f"memory/{kind}/peak_mb"],
-            each=self[f"speed/{kind}/tokens_per_second_per_device"],
-        )
-        return WorkerRow(name=kind, cells=cells | ({} if mfu is None else {"MFU": percent(mfu, 0)}))
-
-    def one(self, name: str, key: str) -> WorkerRow:
-        cells = self._cells(
-            speed=self[f"{key}/tokens_per_second"], busy=self[f"{key}/busy_seconds"], peak=self[f"{key}/peak_mb"]
-        )
-        queue, most = self[f"{key}/queue"], self[f"{key}/queue_max"]
-        if queue is not None:
-            cells["queue"] = f"{queue:.0f}" + ("" if most is None else f" ({most:.0f})")
-        return WorkerRow(name=name, cells=cells)
-
-    def _cells(
-        self, *, speed: float | None, busy: float | None, peak: float | None, each: float | None = None
-    ) -> dict[str, str]:
-        step = self["time/step"]
-        cells = {
-            name: f"{value:,.0f}" for name, value in (("tokens/s", speed), ("per device", each)) if value is not None
-        }
-        if step and busy is not None:
-            cells["busy"] = percent(min(1.0, busy / step), 0)
-        if peak:
-            cells["memory"] = memory(peak)
-        return cells
-
-
-def _width(rows: Sequence[WorkerRow], columns: Sequence[str]) -> int:
-    cells = [max(len(column), *(len(row.cells.get(column, "")) for row in rows)) for column in columns]
-    return max(len(row.name) for row in rows) + sum(COLUMN_GAP + cell for cell in cells)
-
-
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
 BAR_WIDTH = 24
-FRAME = 4
-"""Columns of a panel's border and padding."""
+FRAME = 4  # Columns of a panel's border and padding
 GAP = 3
-RECENT_STEPS = 10
-"""Steps whose mean time foretells the rest."""
+RECENT_STEPS = 10  # Steps whose mean time foretells the rest
 STYLES = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
 
 
@@ -279,32 +251,32 @@ class RunPanel:
 
 def facts(metrics: StepMetrics) -> list[tuple[str, str]]:
     """Label and value of what a step measured; what it did not measure is left out."""
-    shown: list[tuple[str, str]] = []
-    accuracy, target = figure(metrics, "train/accuracy/mean"), figure(metrics, "entropy/target")
-    entropy = figure(metrics, "entropy/exact/mean")
-    entropy = figure(metrics, "entropy/sampled/mean") if entropy is None else entropy
-    if accuracy is not None:
-        shown.append(("accuracy", percent(accuracy)))
-    if entropy is not None:
-        shown.append(("entropy", f"{entropy:.3f}" + (f" (target {target:g})" if target is not None else "")))
-    for label, key in (("alpha", "entropy/alpha"), ("length", "length/mean"), ("staleness", "staleness/mean")):
-        value = figure(metrics, key)
-        if value is not None:
-            shown.append((label, number(value)))
-    for label, key in (("truncated", "train/truncation/ratio"), ("rejected", "groups/rejected/ratio")):
-        value = figure(metrics, key)
-        if value is not None:
-            shown.append((label, percent(value, 0)))
-    clipped = figure(metrics, "learner/clip_ratio")
-    if clipped is not None and (clipped > 0 or (figure(metrics, "learner/sgd_steps") or 0) > 1):
-        shown.append(("clipped", percent(clipped)))  # a single on-policy update has ratio 1 and nothing to clip
-    speed = figure(metrics, "tokens/per_second")
-    if speed is not None:
-        shown.append(("tokens/s", f"{speed:,.0f}"))
-    peaks = [figure(metrics, f"memory/{who}/peak_mb") or 0.0 for who in ("learner", "engine")]
-    if max(peaks):
-        shown.append(("memory", memory(max(peaks))))
-    return shown
+
+    def share(value: float) -> str:
+        return percent(value, 0)
+
+    found: dict[str, float | None] = {key: figure(metrics, key) for key in metrics.values}
+    target = found.get("entropy/target")
+    found["entropy"] = found.get("entropy/exact/mean")
+    if found["entropy"] is None:
+        found["entropy"] = found.get("entropy/sampled/mean")
+    if not found.get("learner/clip_ratio") and (found.get("learner/sgd_steps") or 0) <= 1:
+        found["learner/clip_ratio"] = None  # a single on-policy update has ratio 1 and nothing to clip
+    peaks = [found.get(f"memory/{who}/peak_mb") or 0.0 for who in ("learner", "engine")]
+    found["memory"] = max(peaks) or None
+    shown: tuple[tuple[str, str, Callable[[float], str]], ...] = (
+        ("accuracy", "train/accuracy/mean", percent),
+        ("entropy", "entropy", lambda e: f"{e:.3f}" + (f" (target {target:g})" if target is not None else "")),
+        ("alpha", "entropy/alpha", number),
+        ("length", "length/mean", number),
+        ("staleness", "staleness/mean", number),
+        ("truncated", "train/truncation/ratio", share),
+        ("rejected", "groups/rejected/ratio", share),
+        ("clipped", "learner/clip_ratio", percent),
+        ("tokens/s", "tokens/per_second", lambda speed: f"{speed:,.0f}"),
+        ("memory", "memory", memory),
+    )
+    return [(label, form(value)) for label, key, form in shown if (value := found.get(key)) is not None]
 
 
 def event_text(event: Mapping[str, object]) -> Text:
@@ -375,8 +347,7 @@ def _clean(value: object) -> str:
     return visible("" if value is None else str(value))
 
 
-SILENCE_SECONDS = 10.0
-"""Without a terminal, longest time without a line while work goes on."""
+SILENCE_SECONDS = 10.0  # Without a terminal, longest time without a line while work goes on
 
 
 class LiveDisplay:
@@ -420,9 +391,7 @@ class LiveDisplay:
         self._live = start_panel(self._console, self.panel)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.panel.phase = None
         if self._live is not None:
             self._live.stop()

@@ -11,11 +11,11 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from rich.box import SIMPLE_HEAD
@@ -27,7 +27,7 @@ from rich.text import Text
 from magicrl import registry
 from magicrl.cli.options import EvalOptions, ProblemOptions
 from magicrl.config.errors import RecipeError
-from magicrl.evaluation.benchmarks import Asked, LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
+from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS, TABLE13_SETS
 from magicrl.evaluation.results import Ask, Price, write_results
 from magicrl.evaluation.samples import RESULTS, SampleRow
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
     from magicrl.evaluation.runner import Cost, EvaluationSettings
 
 
-SILENCE_SECONDS = 10.0
-"""Without a terminal, seconds between lines."""
+SILENCE_SECONDS = 10.0  # Without a terminal, seconds between lines
 
 
 class EvalDisplay:
@@ -54,26 +53,19 @@ class EvalDisplay:
         self._clock = clock
         self._last_line = -float("inf")
         self._began: dict[str, float] = {}
-        self._counts: dict[str, tuple[int, int, int]] = {}
+        self._counts: dict[str, tuple[int, int, int]] = {}  # right, judged, tokens
         self._bars: dict[str, TaskID] = {}
         self._progress: Progress | None = None
 
     def __enter__(self) -> Self:
         if self._console.is_terminal and not self._console.is_dumb_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=24),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[facts]}"),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
+            columns = (TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn())
+            facts = TextColumn("{task.fields[facts]}")
+            self._progress = Progress(*columns, facts, TimeRemainingColumn(), console=self._console)
             self._progress.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._progress is not None:
             self._progress.stop()
 
@@ -81,8 +73,7 @@ class EvalDisplay:
         for cost in costs:
             done = cost.wanted - cost.missing
             there = f"; {done} of them are there already" if done else ""
-            price = cost.most_price
-            paid = "" if price is None else f", {_money(price)} at the prices given"
+            paid = "" if cost.most_price is None else f", {_money(cost.most_price)} at the prices given"
             self._line(
                 f"{cost.name}: {cost.problems} problems x {cost.samples} samples, {cost.wanted} in this call{there}; "
                 f"at most {cost.most_tokens:,} tokens to generate{paid}"
@@ -99,8 +90,11 @@ class EvalDisplay:
         self._counts[name] = (right + row.correct, judged + row.counted, tokens + row.tokens)
 
     def progress(self, name: str, done: int, total: int) -> None:
-        self._began.setdefault(name, self._clock())
-        facts = self._facts(name)
+        seconds = self._clock() - self._began.setdefault(name, self._clock())
+        right, judged, tokens = self._counts.get(name, (0, 0, 0))
+        facts = f"{percent(right / judged)} right in this call" if judged else ""
+        if judged and seconds > 0:
+            facts += f", {tokens / seconds:,.0f} tokens/s"
         if self._progress is not None:
             if name not in self._bars:
                 self._bars[name] = self._progress.add_task(name, total=total, facts="")
@@ -108,18 +102,14 @@ class EvalDisplay:
         elif done == total or self._clock() - self._last_line >= SILENCE_SECONDS:
             self._line(f"{name}: {done} of {total} samples{', ' + facts if facts else ''}")
 
-    def _facts(self, name: str) -> str:
-        right, judged, tokens = self._counts.get(name, (0, 0, 0))
-        if not judged:
-            return ""
-        seconds = self._clock() - self._began[name]
-        speed = f", {tokens / seconds:,.0f} tokens/s" if seconds > 0 else ""
-        return f"{percent(right / judged)} right in this call{speed}"
-
     def _line(self, text: str) -> None:
         self._last_line = self._clock()
         console = self._progress.console if self._progress is not None else self._console
-        console.print(text, soft_wrap=True, highlight=False, markup=False)
+        _say(console, text)
+
+
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(text, soft_wrap=True, highlight=False, markup=False, style=style)
 
 
 def show_results(path: Path, console: Console) -> None:
@@ -132,7 +122,7 @@ def show_results(path: Path, console: Console) -> None:
         table.add_row(
             Text(name),
             f"@{result['samples']} {_cent(result['accuracy']['mean'])}",
-            f"{_cent(result['accuracy']['low'])} to {_cent(result['accuracy']['high'])}",
+            _interval(result["accuracy"]),
             _best(result["pass_at"]),
             _best(result["majority_at"]),
             number(result["length"]["mean"]),
@@ -148,38 +138,34 @@ def show_results(path: Path, console: Console) -> None:
             notes.append(f"{name}: {result['not_judged']} samples could not be judged and count nowhere")
         if name in TABLE13_SETS and result["table13"]["differs"]:
             notes.append(f"{name}: not comparable with Table 13: {'; '.join(result['table13']['differs'])}")
-    console.print(table)
-    for note in notes:
-        console.print(note, highlight=False, soft_wrap=True, markup=False)
     for name, mean in document["means"].items():
         spread = f"standard error {percent(mean['standard_error'])}"
-        console.print(
-            f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})", highlight=False
-        )
+        notes.append(f"mean of {', '.join(mean['sets'])} ({name}): {percent(mean['mean'])} ({spread})")
+    console.print(table)
+    for note in notes:
+        _say(console, note)
     _show_fresh(document["benchmarks"], console)
     if "table13" in document:
         _show_table13(document["table13"], console)
-    console.print(_used(document["usage"]), highlight=False, soft_wrap=True)
-    console.print(f"results: {path}", highlight=False, soft_wrap=True)
+    _say(console, _used(document["usage"]))
+    _say(console, f"results: {path}")
 
 
 def _show_fresh(benchmarks: Mapping[str, Mapping[str, Any]], console: Console) -> None:
     """Samples drawn anew at other limits beside the long ones cut there."""
     columns = ("limit", "tokens", "anew", "95 % interval", "cut", "anew less cut")
-    table = _table(
-        "Accuracy in per cent: samples drawn anew at a limit, and the long ones cut there", "benchmark", columns
-    )
+    title = "Accuracy in per cent: samples drawn anew at a limit, and the long ones cut there"
+    table = _table(title, "benchmark", columns)
     for name, result in benchmarks.items():
         for point in result["scaling"]["fresh"]:
-            difference = point["difference"]
             table.add_row(
                 Text(name),
                 str(point["limit"]),
                 number(point["mean_tokens"]["mean"]),
                 _cent(point["accuracy"]["mean"]),
-                f"{_cent(point['accuracy']['low'])} to {_cent(point['accuracy']['high'])}",
+                _interval(point["accuracy"]),
                 "–" if point["cut"] is None else _cent(point["cut"]["mean"]),
-                "–" if difference is None else f"{points(difference['low'])} to {points(difference['high'])}",
+                "–" if point["difference"] is None else _interval(point["difference"], points),
             )
     if table.row_count:
         console.print(table)
@@ -195,11 +181,10 @@ def _used(usage: Mapping[str, Any]) -> str:
     if usage["samples_without_times"]:
         text += f" (times of {usage['samples_without_times']} samples are lost)"
     price = usage["price"]
-    if price is None:
-        return text
-    return text + (
-        f"; {_money(price['total'])} at the prices given" if price["total"] is not None else "; the price is unknown"
-    )
+    if price is not None:
+        known = price["total"] is not None
+        text += f"; {_money(price['total'])} at the prices given" if known else "; the price is unknown"
+    return text
 
 
 def _money(amount: float) -> str:
@@ -214,7 +199,7 @@ def _show_table13(beside: Mapping[str, Any], console: Console) -> None:
         figures = [row[name] for name in ("aime24", "aime25", "livecodebench", "average")]
         table.add_row(row["model"], *("–" if figure is None else f"{figure:.1f}" for figure in figures))
     console.print(table)
-    console.print(beside["note"], style="dim", highlight=False)
+    _say(console, beside["note"], style="dim")
 
 
 def show_comparison(document: Mapping[str, Any], console: Console) -> None:
@@ -227,33 +212,24 @@ def show_comparison(document: Mapping[str, Any], console: Console) -> None:
             notes.append(f"{name}: not comparable, {row['why']}")
             continue
         notes += [f"{name}: settings differ too ({line})" for line in row["settings_differ"]]
-        difference = row["difference"]
         table.add_row(
             Text(name),
             str(row["problems"]),
             _cent(row["before"]),
             _cent(row["after"]),
-            points(difference["mean"]),
-            f"{points(difference['low'])} to {points(difference['high'])}",
+            points(row["difference"]["mean"]),
+            _interval(row["difference"], points),
             "<0.001" if row["p_value"] < 0.001 else f"{row['p_value']:.3f}",
             f"{row['better']}/{row['worse']}",
         )
-        notes.append(_efficiency_note(name, row))
+        thrift = row["efficiency"]
+        if thrift["before"] is not None and thrift["after"] is not None:
+            shares = f"before {percent(thrift['before'])}, after {percent(thrift['after'])}"
+            notes.append(f"{name}: at {thrift['mean_tokens']:.0f} tokens a response on average: {shares}")
     if table.row_count:
         console.print(table)
     for note in [*notes, *(f"{name}: in one of the two only" for name in document["only_in_one"])]:
-        if note:
-            console.print(visible(note), highlight=False, soft_wrap=True, markup=False)
-
-
-def _efficiency_note(name: str, row: Mapping[str, Any]) -> str:
-    thrift = row["efficiency"]
-    if thrift["before"] is None or thrift["after"] is None:
-        return ""
-    return (
-        f"{name}: at {thrift['mean_tokens']:.0f} tokens a response on average: before {percent(thrift['before'])}, "
-        f"after {percent(thrift['after'])}"
-    )
+        _say(console, visible(note))
 
 
 def show_benchmarks(console: Console) -> None:
@@ -281,6 +257,10 @@ def _cent(share: float) -> str:
     return f"{100 * share:.1f}"
 
 
+def _interval(estimate: Mapping[str, float], form: Callable[[float], str] = _cent) -> str:
+    return f"{form(estimate['low'])} to {form(estimate['high'])}"
+
+
 def _best(by_k: Mapping[str, Mapping[str, float]]) -> str:
     if not by_k:
         return "–"
@@ -294,7 +274,7 @@ INTERRUPTED = 130
 def run_eval(options: EvalOptions) -> int:
     """Do what the options say. Returns the exit status."""
     console = Console()
-    instead, output = options.instead, options.asked.output
+    asked, instead, output = options.asked, options.instead, options.asked.output
     if instead.list_benchmarks:
         show_benchmarks(console)
         return 0
@@ -305,29 +285,21 @@ def run_eval(options: EvalOptions) -> int:
         for comparison in document["comparisons"]:
             show_comparison(comparison, console)
         if output is not None:
-            console.print(f"comparison: {write_comparison(document, output)}", highlight=False, soft_wrap=True)
+            _say(console, f"comparison: {write_comparison(document, output)}")
         return 0
     if output is None:
         raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
     ask = ask_of(options)
     if instead.merge:
-        show_results(write_results(output, _names(options.asked.benchmark, output), ask), console)
+        show_results(write_results(output, _names(asked.benchmark, output), ask), console)
         return 0
-    if options.asked.run is not None:
-        return _checkpoints(options, options.asked.run, output, ask, console)
-    return _sample(options, output, ask, console)
-
-
-def _checkpoints(options: EvalOptions, run: Path, output: Path, ask: Ask, console: Console) -> int:
-    from magicrl.cli.eval import evaluate_checkpoints
-
-    if options.asked.model is not None or options.engine.engine == "openai":
+    if asked.run is None:
+        return _sample(options, output, ask, console)
+    if asked.model is not None or options.engine.engine == "openai":
         raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
-
-    def evaluate_one(chosen: EvalOptions, folder: Path) -> int:
-        return _sample(chosen, folder, ask, console)
-
-    return evaluate_checkpoints(options, run, output, evaluate_one, console)
+    return evaluate_checkpoints(
+        options, asked.run, output, lambda chosen, folder: _sample(chosen, folder, ask, console), console
+    )
 
 
 def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> int:
@@ -356,9 +328,7 @@ def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> i
         with EvalDisplay(console) as display:
             results = evaluate(benchmarks, chosen.engine, engine, settings, output, display)
     except KeyboardInterrupt:
-        console.print(
-            f"interrupted; every finished sample is in {output}: the same command again goes on", soft_wrap=True
-        )
+        _say(console, f"interrupted; every finished sample is in {output}: the same command again goes on")
         return INTERRUPTED
     if results is not None:
         show_results(results, console)
@@ -371,11 +341,7 @@ def settings_of(options: EvalOptions, ask: Ask) -> EvaluationSettings:
 
     sampling, judging = options.sampling, options.judging
     preset = PRESETS[sampling.preset] if sampling.preset is not None else None
-    given = {
-        "temperature": sampling.temperature,
-        "max_tokens": sampling.max_tokens,
-        "extract": judging.extract,
-    }
+    given = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "extract": judging.extract}
     chosen: dict[str, Any] = {} if preset is None else {name: getattr(preset, name) for name in given}
     chosen |= {name: value for name, value in given.items() if value is not None}
     return EvaluationSettings(
@@ -393,17 +359,13 @@ def settings_of(options: EvalOptions, ask: Ask) -> EvaluationSettings:
 
 
 def ask_of(options: EvalOptions) -> Ask:
-    """What is to be reported.
-
-    Raises:
-        RecipeError: lists of numbers that are none, or a price below 0.
-    """
+    """What is to be reported. Raises ``RecipeError``: lists of numbers that are none, or a price below 0."""
     scores = options.scores
-    if (scores.price_in is None) != (scores.price_out is None):
-        raise RecipeError("give both --price-in and --price-out, what a million tokens cost; 0 if they cost nothing")
     price = None
     if scores.price_in is not None and scores.price_out is not None:
         price = Price(per_million_in=scores.price_in, per_million_out=scores.price_out)
+    elif scores.price_in is not None or scores.price_out is not None:
+        raise RecipeError("give both --price-in and --price-out, what a million tokens cost; 0 if they cost nothing")
     limits = parse_counts("--fresh-limits", options.sampling.fresh_limits)
     return Ask(
         pass_at=parse_counts("--pass-at", scores.pass_at),
@@ -422,23 +384,18 @@ def reading_of(options: ProblemOptions) -> Reading:
     """
     if options.verifier is not None:
         registry.check("reward", options.verifier)
-    fields = _pairs("--field", options.field or (), "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN")
     return Reading(
         limit=options.limit,
         limit_seed=options.limit_seed,
         template=options.template,
-        fields=fields,
+        fields=_pairs("--field", options.field or (), "prompt=COLUMN, answer=COLUMN, id=COLUMN or level=COLUMN"),
         verifier=options.verifier,
         window=None if options.window is None else parse_window(options.window),
     )
 
 
 def parse_engine_options(engine: str, texts: Sequence[str]) -> dict[str, Any]:
-    """``["concurrency=8"]`` as a dictionary of texts, which the engine reads.
-
-    Raises:
-        RecipeError: not of that form, given twice, or the engine has no options of its own.
-    """
+    """``["concurrency=8"]`` as a dictionary of texts, which the engine reads; the built-in one has none."""
     if texts and engine == "in_process":
         name = texts[0].partition("=")[0]
         raise RecipeError(f"--engine-option {name}: in_process has no options of its own; choose another --engine")
@@ -449,47 +406,32 @@ def _pairs(option: str, texts: Sequence[str], form: str) -> dict[str, str]:
     """``NAME=VALUE`` texts as a table. What is refused is not shown beyond its name: a value may be a secret."""
     pairs: dict[str, str] = {}
     for text in texts:
-        name, equals, value = text.partition("=")
-        if not equals or not name or not value or name in pairs:
+        name, _, value = text.partition("=")
+        if not name or not value or name in pairs:
             raise RecipeError(f"{option} {name}: give {form}, each name once")
         pairs[name] = value
     return pairs
 
 
 def parse_window(text: str) -> Window:
-    """``"2024-08-01..2025-02-01"`` as two days; either may be missing.
-
-    Raises:
-        RecipeError: not of that form.
-    """
-    first, dots, last = text.partition("..")
+    """``"2024-08-01..2025-02-01"`` as two days; either may be missing."""
     try:
-        if not dots:
-            raise ValueError("no '..'")
-        days = tuple(date.fromisoformat(day) if day else None for day in (first, last))
-    except ValueError as error:
-        raise RecipeError(f"--window {text}: give FIRST..LAST, e.g. 2024-08-01..2025-02-01 ({error})") from None
-    return days[0], days[1]
+        first, last = (date.fromisoformat(day) if day else None for day in text.split(".."))
+    except ValueError:
+        raise RecipeError(f"--window {text}: give FIRST..LAST, two days, e.g. 2024-08-01..2025-02-01") from None
+    return first, last
 
 
 def parse_shard(text: str) -> tuple[int, int]:
-    """``"0/4"`` as ``(0, 4)``.
-
-    Raises:
-        RecipeError: not of that form, or no such shard.
-    """
-    index, slash, count = text.partition("/")
-    if not slash or not index.isdecimal() or not count.isdecimal() or not int(index) < int(count):
+    """``"0/4"`` as ``(0, 4)``."""
+    index, _, count = text.partition("/")
+    if not index.isdecimal() or not count.isdecimal() or not int(index) < int(count):
         raise RecipeError(f"--shard {text}: give I/N with I from 0 to N-1, e.g. 0/4 for the first of four")
     return int(index), int(count)
 
 
 def parse_counts(option: str, text: str | None) -> tuple[int, ...] | None:
-    """``"1,4"`` as ``(1, 4)``; None stays None.
-
-    Raises:
-        RecipeError: not whole numbers of at least 1.
-    """
+    """``"1,4"`` as ``(1, 4)``; None stays None."""
     if text is None:
         return None
     parts = [part.strip() for part in text.split(",")]
@@ -500,15 +442,10 @@ def parse_counts(option: str, text: str | None) -> tuple[int, ...] | None:
 
 def _benchmarks(texts: Sequence[str], reading: Reading) -> list[LoadedBenchmark]:
     asked = [parse_asked(text) for text in texts]
-    _check_names(asked)
-    return [load_benchmark(one, reading) for one in asked]
-
-
-def _check_names(asked: Sequence[Asked]) -> None:
-    names = [one.name for one in asked]
-    for name in names:
-        if names.count(name) > 1:
+    for name, count in Counter(one.name for one in asked).items():
+        if count > 1:
             raise RecipeError(f"--benchmark: {name} is named twice; give one of them another name with NAME=FILE")
+    return [load_benchmark(one, reading) for one in asked]
 
 
 def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
@@ -521,8 +458,7 @@ def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     return names
 
 
-LOOK_EVERY = 5.0
-"""Seconds between looks for a new checkpoint."""
+LOOK_EVERY = 5.0  # Seconds between looks for a new checkpoint
 
 
 def evaluate_checkpoints(
@@ -548,54 +484,32 @@ def evaluate_checkpoints(
     Raises:
         ValueError: ``run`` is no run folder, or has no checkpoint.
     """
-    from magicrl.training.checkpoint import checkpoint_folders, run_status
+    from magicrl.evaluation.comparison import compare_all, write_comparison
+    from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint, run_status
 
     while True:
         going = options.asked.follow and run_status(run) == "running"  # asked first: the last checkpoint comes before
         waiting = [c for c in checkpoint_folders(run) if not (output / c.name / RESULTS).exists()]
-        for checkpoint in waiting[:1]:
-            status = _one(options, run, checkpoint, output, evaluate, console)
-            if status:
-                return status
+        if not waiting and not going:
+            break
         if not waiting:
-            if not going:
-                break
             time.sleep(look_every)
-    return _compare(run, output, console)
-
-
-def _one(
-    options: EvalOptions,
-    run: Path,
-    checkpoint: Path,
-    output: Path,
-    evaluate: Callable[[EvalOptions, Path], int],
-    console: Console,
-) -> int:
-    from magicrl.training.checkpoint import export_checkpoint
-
-    model = output / "models" / checkpoint.name
-    try:
-        export_checkpoint(run, checkpoint, model)
-    except (OSError, ValueError):
-        if checkpoint.exists():
-            raise
-        return 0  # the run has removed it meanwhile
-    console.print(f"{checkpoint.name} of {run}", highlight=False)
-    status = evaluate(replace(options, asked=replace(options.asked, model=str(model))), output / checkpoint.name)
-    if not status:
+            continue
+        checkpoint, model = waiting[0], output / "models" / waiting[0].name
+        try:
+            export_checkpoint(run, checkpoint, model)
+        except (OSError, ValueError):
+            if checkpoint.exists():
+                raise
+            continue  # the run has removed it meanwhile
+        _say(console, f"{checkpoint.name} of {run}")
+        status = evaluate(replace(options, asked=replace(options.asked, model=str(model))), output / checkpoint.name)
+        if status:
+            return status
         shutil.rmtree(model)
-    return status
-
-
-def _compare(run: Path, output: Path, console: Console) -> int:
-    from magicrl.evaluation.comparison import compare_all, write_comparison
-
     done = sorted(path.parent for path in output.glob(f"step-*/{RESULTS}"))
     if not done:
-        raise ValueError(
-            f"{run} has no checkpoint to evaluate; checkpoint.every of its recipe says how often it writes"
-        )
+        raise ValueError(f"{run} has no checkpoint to evaluate; checkpoint.every of its recipe says how often it saves")
     if len(done) > 1:
-        console.print(f"comparison: {write_comparison(compare_all(done), output)}", highlight=False, soft_wrap=True)
+        _say(console, f"comparison: {write_comparison(compare_all(done), output)}")
     return 0

@@ -157,9 +157,6 @@ def dry_run(recipe: Path, overrides: Sequence[str]) -> int:
     Raises:
         ValueError: what the run itself would say.
     """
-    from magicrl.cli.train import parts_of
-    from magicrl.reporting.run_page import write_report
-    from magicrl.reporting.trackers import make_trackers
     from magicrl.training.recorder import NullObserver
     from magicrl.training.session import train
 
