@@ -12,13 +12,13 @@ import pytest
 from magicrl.data.families import make_family, unique_problems
 from magicrl.data.word_problems import (
     INSTRUCTION,
-    PEOPLE,
     WordProblems,
     evaluate,
     expression,
     instance_split,
     load_stories,
     make_word_problems,
+    people,
 )
 from magicrl.records import Problem
 
@@ -156,6 +156,15 @@ def test_no_held_out_sentence_stands_in_a_training_story() -> None:
     assert not texts["validation"] & texts["test"]
 
 
+def test_every_story_has_known_sentences_and_an_answer_to_each_question() -> None:
+    events = "open add sub open_groups add_groups sub_groups share more fewer"
+    questions = "ask tell ask_share tell_share ask_friend tell_friend ask_both tell_both"
+    for story in load_stories():
+        assert set(story.sentences) <= {*events.split(), *questions.split()}, story.key
+        for ending in ("", "_share", "_friend", "_both"):
+            assert len(story.sentences.get(f"ask{ending}", ())) == len(story.sentences.get(f"tell{ending}", ()))
+
+
 def test_held_out_by_instance_shares_stories_but_no_computation() -> None:
     train, test = (problems(split, held_out="instance") for split in ("train", "test"))
     assert {p.extra["story"] for p in train} & {p.extra["story"] for p in test}
@@ -216,7 +225,7 @@ def test_english_is_clean(split: str) -> None:
 
 def test_heroes_friends_and_items_agree() -> None:
     for problem in problems("train"):
-        named = [name for name in PEOPLE if re.search(rf"\b{name}\b", problem.prompt)]
+        named = [name for name in people() if re.search(rf"\b{name}\b", problem.prompt)]
         assert len(named) <= 2
     for story in load_stories():
         text = " ".join(s for phrasings in story.sentences.values() for s in phrasings)

@@ -32,8 +32,7 @@ IMPORTS = "\n".join(
         "from typing import *",
         "",
     ]
-)
-"""What a site such as LeetCode imports before a solution; starter code takes ``List`` for granted."""
+)  # What a site such as LeetCode imports before a solution; starter code takes ``List`` for granted
 
 _TEXT_OPCODES = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
 _OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
@@ -80,18 +79,20 @@ def released_tests(tests: Mapping[str, Any]) -> dict[str, Any]:
     return known
 
 
-def _parsed(value: Any) -> Any:
+def _parsed(record: Mapping[str, Any], name: str) -> Any:
+    """A field that may be JSON text; empty text is None."""
+    value = record.get(name)
     if not isinstance(value, str):
         return value
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"text that is no JSON: {error}") from None
+        return json.loads(value) if value.strip() else None
+    except (ValueError, RecursionError) as error:  # int() refuses more than 4300 digits with a ValueError, too
+        raise ValueError(f"field {name!r} is text that is no JSON ({error})") from None
 
 
 def _given(record: Mapping[str, Any], prompt: str) -> CodeTask:
     """Tests as an object of their own: ``{type, inputs, outputs, fn_name?}``, ``{type, code}``, a checker."""
-    tests = _parsed(record["tests"])
+    tests = _parsed(record, "tests")
     if not isinstance(tests, Mapping):
         raise ValueError(f"field 'tests' must be an object, got {type(tests).__name__}")
     known = {name: value for name, value in tests.items() if name != "type" and value is not None}
@@ -102,7 +103,7 @@ def _given(record: Mapping[str, Any], prompt: str) -> CodeTask:
     if tolerance:
         known.setdefault("float_tolerance", tolerance)
     if record.get("plus_inputs") and record.get("entry_point") and record.get("reference_solution"):
-        plus = {"fn_name": record["entry_point"], "inputs": _parsed(record["plus_inputs"])}
+        plus = {"fn_name": record["entry_point"], "inputs": _parsed(record, "plus_inputs")}
         shown = _statement(record, known, prompt)[0]
         checker = reference_checker(record, str(record["entry_point"]), tolerance)
         return CodeTask(prompt=shown, tests=plus | {"checker": checker}, style="function")
@@ -120,16 +121,24 @@ def _statement(record: Mapping[str, Any], tests: Mapping[str, Any], prompt: str)
     """What to say beside the prompt so that it names what the tests call."""
     starter = tests.get("starter_code") or record.get("starter_code")
     if starter:
-        return f"{prompt.rstrip()}\n\nStart from this:\n```python\n{str(starter).rstrip()}\n```", "function"
+        return _started(prompt, str(starter)), "function"
     entry = tests.get("entry_point") or tests.get("fn_name")
     if entry and _is_stub(prompt, str(entry)):
         return prompt, "complete"
     code = str(tests.get("code") or tests.get("test_code") or "")
     if code and "assert " not in prompt:
-        return f"{prompt.rstrip()}\n\nThese tests must pass:\n{_assertions(code)}", "function"
+        return _with_tests(prompt, _assertions(code)), "function"
     if tests.get("fn_name") and str(entry) not in prompt:
         return f"{prompt.rstrip()}\n\nThe function is named {entry}.", "function"
     return prompt, "function" if entry or code else "stdin"
+
+
+def _started(prompt: str, starter: str) -> str:
+    return f"{prompt.rstrip()}\n\nStart from this:\n```python\n{starter.rstrip()}\n```"
+
+
+def _with_tests(prompt: str, tests: str) -> str:
+    return f"{prompt.rstrip()}\n\nThese tests must pass:\n{tests}"
 
 
 def _assertions(code: str) -> str:
@@ -137,14 +146,19 @@ def _assertions(code: str) -> str:
     return "\n".join(lines[:3]) if all(line.startswith("assert ") for line in lines) else "\n".join(lines)
 
 
+def _last_function(prompt: str) -> ast.FunctionDef | None:
+    """The function that a prompt of Python ends in; None where it is no Python, or ends otherwise."""
+    try:
+        body = ast.parse(prompt).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    return body[-1] if body and isinstance(body[-1], ast.FunctionDef) else None
+
+
 def _is_stub(prompt: str, entry: str) -> bool:
     """Whether the prompt is Python that ends in the function to be written, its docstring its only body."""
-    try:
-        tree = ast.parse(prompt)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    last = tree.body[-1] if tree.body else None
-    if not isinstance(last, ast.FunctionDef) or last.name != entry:
+    last = _last_function(prompt)
+    if last is None or last.name != entry:
         return False
     return all(isinstance(node, ast.Expr | ast.Import | ast.ImportFrom | ast.Pass) for node in last.body)
 
@@ -154,12 +168,8 @@ def before_stub(prompt: str) -> str:
 
     The stub itself is left out: in the tests' process it would stand for the program's function.
     """
-    try:
-        tree = ast.parse(prompt)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return ""
-    last = tree.body[-1] if tree.body else None
-    if not isinstance(last, ast.FunctionDef):
+    last = _last_function(prompt)
+    if last is None:
         return ""
     start = min([last.lineno, *(node.lineno for node in last.decorator_list)])
     return "".join(prompt.splitlines(keepends=True)[: start - 1])
@@ -218,17 +228,13 @@ def _humaneval(record: Mapping[str, Any], prompt: str) -> CodeTask:
 
 
 def _mbpp(record: Mapping[str, Any], prompt: str) -> CodeTask:
+    """MBPP shows its ``test_list`` and is judged by it; MBPP+ (which has ``test``) by that."""
     cases = record["test_list"]
-    imports = record.get("test_imports") or []
-    prefix = "\n".join([*imports, *([record["test_setup_code"]] if record.get("test_setup_code") else [])])
-    statement = f"{prompt.rstrip()}\n\nThese tests must pass:\n" + "\n".join(map(str, cases))
-    return CodeTask(prompt=statement, tests={"assert_case": list(cases), "import_prefix": prefix}, style="function")
-
-
-def _mbpp_plus(record: Mapping[str, Any], prompt: str) -> CodeTask:
-    statement = f"{prompt.rstrip()}\n\nThese tests must pass:\n" + "\n".join(map(str, record["test_list"]))
-    prefix = "\n".join(record.get("test_imports") or [])
-    return CodeTask(prompt=statement, tests={"test_code": record["test"], "import_prefix": prefix}, style="function")
+    setup = record.get("test_setup_code")
+    prefix = "\n".join([*(record.get("test_imports") or []), *([setup] if setup else [])])
+    tests = {"test_code": record["test"]} if "test" in record else {"assert_case": list(cases)}
+    shown = _with_tests(prompt, "\n".join(map(str, cases)))
+    return CodeTask(prompt=shown, tests={**tests, "import_prefix": prefix}, style="function")
 
 
 def _livecodebench(record: Mapping[str, Any], prompt: str) -> CodeTask:
@@ -236,15 +242,14 @@ def _livecodebench(record: Mapping[str, Any], prompt: str) -> CodeTask:
     if not cases:
         raise ValueError("no test case; a problem without tests cannot be judged")
     tests: dict[str, Any] = {"inputs": [c["input"] for c in cases], "outputs": [c["output"] for c in cases]}
-    metadata = _parsed(record.get("metadata") or "{}")
+    metadata = _parsed(record, "metadata")
     name = metadata.get("func_name") if isinstance(metadata, Mapping) else None
     functional = [case.get("testtype") == "functional" for case in cases]
     if any(functional) and not (all(functional) and name):
         raise ValueError("test cases of both kinds, or functional ones without metadata.func_name")
     if not name or not all(functional):
         return CodeTask(prompt=prompt, tests=tests, style="stdin")
-    starter = str(record.get("starter_code") or "").rstrip()
-    statement = f"{prompt.rstrip()}\n\nStart from this:\n```python\n{starter}\n```"
+    statement = _started(prompt, str(record.get("starter_code") or ""))
     return CodeTask(prompt=statement, tests={**tests, "fn_name": name, "import_prefix": IMPORTS}, style="function")
 
 
@@ -289,19 +294,6 @@ def unwrapped_text(value: str) -> str:
     return text
 
 
-def _json_field(record: Mapping[str, Any], name: str) -> Any:
-    """A field that may be JSON text; empty text is None."""
-    value = record.get(name)
-    if not isinstance(value, str):
-        return value
-    if not value.strip():
-        return None
-    try:
-        return json.loads(value)
-    except (ValueError, RecursionError) as error:  # int() refuses more than 4300 digits with a ValueError, too
-        raise ValueError(f"field {name!r} is text that is no JSON ({error})") from None
-
-
 def _texts(value: Any, name: str) -> list[str]:
     if value is None:
         return []
@@ -312,7 +304,7 @@ def _texts(value: Any, name: str) -> list[str]:
 
 def _apps(record: Mapping[str, Any], prompt: str) -> CodeTask:
     """APPS and TACO: tests and solutions are JSON texts, limits are written out (``2.0 seconds``)."""
-    tests = _json_field(record, "input_output")
+    tests = _parsed(record, "input_output")
     if not isinstance(tests, Mapping):
         raise ValueError("field 'input_output' holds no tests")
     tests = dict(tests)
@@ -320,7 +312,7 @@ def _apps(record: Mapping[str, Any], prompt: str) -> CodeTask:
     memory = _quantity(record.get("memory_limit"), {"megabyte": 1.0, "gigabyte": 1024.0, "kilobyte": 1 / 1024})
     limits = {"time_limit": seconds, "memory_limit_mb": memory}
     known = tests | {key: value for key, value in limits.items() if value is not None}
-    solutions = _texts(_json_field(record, "solutions"), "solutions")
+    solutions = _texts(_parsed(record, "solutions"), "solutions")
     return _with_solutions({**record, "tests": known}, prompt, solutions)
 
 
@@ -414,7 +406,7 @@ _KINDS: dict[str, Callable[[Mapping[str, Any], str], CodeTask]] = {
     "given": _given,
     "humaneval": _humaneval,
     "mbpp": _mbpp,
-    "mbpp_plus": _mbpp_plus,
+    "mbpp_plus": _mbpp,
     "livecodebench": _livecodebench,
     "leetcode": _leetcode,
     "apps": _apps,

@@ -19,34 +19,21 @@ from magicrl.config.errors import RecipeError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One record of a source.
+    """One record of a source."""
 
-    Attributes:
-        index: running number of the record within its source, from 0.
-        where: its place in words, e.g. ``train.jsonl, line 3``.
-        record: its fields.
-    """
-
-    index: int
-    where: str
-    record: dict[str, Any]
+    index: int  # running number of the record within its source, from 0
+    where: str  # its place in words, e.g. ``train.jsonl, line 3``.
+    record: dict[str, Any]  # its fields
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadRow:
-    """A record that cannot be read, in a file whose others can.
+    """A record that cannot be read, in a file whose others can."""
 
-    Attributes:
-        index: running number of the record within its source, from 0.
-        where: its place in words.
-        reason: what is wrong and what to do, the place included.
-        text: the record as it stands, as far as that can be shown.
-    """
-
-    index: int
-    where: str
-    reason: str
-    text: str
+    index: int  # running number of the record within its source, from 0
+    where: str  # its place in words
+    reason: str  # what is wrong and what to do, the place included
+    text: str  # the record as it stands, as far as that can be shown
 
 
 def read_rows(path: Path) -> Iterator[Row | BadRow]:
@@ -296,8 +283,7 @@ _READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-KINDS = tuple(_READERS)
-"""Suffixes of the files that are read."""
+KINDS = tuple(_READERS)  # Suffixes of the files that are read
 
 
 def read_hub(

@@ -99,12 +99,10 @@ class RunningSumOptions(FamilyOptions):
 
     variant: Literal["first", "stages", "ladder"] = "stages"
     phase: Literal["habits", "skill"] = "habits"
-    operands: int = Field(default=9, ge=3, le=30)
-    """K. Another K than 9 needs ``stops`` and ``level_shares``."""
+    operands: int = Field(default=9, ge=3, le=30)  # K. Another K than 9 needs ``stops`` and ``level_shares``.
     stops: str | None = None
     """Shares of the strategies in demonstrations, e.g. ``"2:0.7 9:0.3"``: operands added -> share."""
-    level_shares: str | None = None
-    """Shares of the levels among problems, written the same way."""
+    level_shares: str | None = None  # Shares of the levels among problems, written the same way
     noise: float = Field(default=0.02, ge=0, lt=1)
     """Share of the running totals that a demonstration gets wrong (and goes on from)."""
     ramble: Ramble | None = None
@@ -112,10 +110,8 @@ class RunningSumOptions(FamilyOptions):
     """Share of the demonstrations that ramble; default 0.35 (``run``), 0.75 (``tail``)."""
     run_chance: float = Field(default=0.5, ge=0, le=1)
     """``run``: chance of a run of filler after a block of a rambling demonstration."""
-    run_continue: float = Field(default=0.8, ge=0, lt=1)
-    """``run``: chance that a run goes on by another filler word."""
-    recheck_continue: float = Field(default=0.97, ge=0, lt=1)
-    """``tail``: chance that another re-check follows."""
+    run_continue: float = Field(default=0.8, ge=0, lt=1)  # ``run``: chance that a run goes on by another filler word
+    recheck_continue: float = Field(default=0.97, ge=0, lt=1)  # ``tail``: chance that another re-check follows
     recheck_filler: float = Field(default=0.0, ge=0, le=1)
     """``tail``: chance that a re-check after the first begins with a filler word in place of ``?`` (``hm t``): gives
     rambling entropy, and leaves its lengths and the greedy choice of strategy as they are."""

@@ -16,11 +16,12 @@ from __future__ import annotations
 import hashlib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
 from importlib import resources
-from typing import Any, Literal, Self, cast
+from operator import add, floordiv, mul, sub
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -32,87 +33,25 @@ Operator = Literal["+", "-", "*", "/"]
 Strategy = Literal["direct", "partial", "worked"]
 _REFERENCE = re.compile(r"s(\d+)")
 
-_EQUATIONS: dict[str, tuple[str, ...]] = {
-    "+": (
-        "{l} + {r} = {v}",
-        "{l} plus {r} is {v}",
-        "{l} and {r} make {v}",
-        "adding {r} to {l} gives {v}",
-        "{r} more than {l} is {v}",
-    ),
-    "-": (
-        "{l} - {r} = {v}",
-        "{l} minus {r} is {v}",
-        "taking {r} from {l} leaves {v}",
-        "{l} less {r} is {v}",
-        "taking away {r} from {l} gives {v}",
-    ),
-    "*": (
-        "{l} x {r} = {v}",
-        "{l} times {r} is {v}",
-        "{l} groups of {r} make {v}",
-        "{l} lots of {r} give {v}",
-        "multiplying {l} by {r} gives {v}",
-    ),
-    "/": (
-        "{l} / {r} = {v}",
-        "{l} divided by {r} is {v}",
-        "{l} shared by {r} gives {v}",
-        "splitting {l} into {r} equal parts gives {v}",
-    ),
-}
+_OPERATORS: Mapping[str, Callable[[int, int], int]] = {"+": add, "-": sub, "*": mul, "/": floordiv}
 _SYMBOLS = {"+": "+", "-": "-", "*": "x", "/": "/"}
-_FIRST_LEADS = ("", "First, ", "To begin, ", "We start: ", "Step 1: ", "At the start, ")
-_LATER_LEADS = ("", "Then ", "Next, ", "After that, ", "Now ", "So now ")
-_LAST_LEADS = ("", "Then ", "Finally, ", "At last, ", "In the end, ", "So ")
-_PLANS = (
-    "We need {e}.",
-    "The plan: {e}.",
-    "I have to find {e}.",
-    "This is {e}.",
-    "In one line: {e}.",
-    "Let us compute {e}.",
-)
-_LISTS = ("The numbers are {e}.", "Given: {e}.", "We know {e}.", "The story has {e}.")
-_CHECKS = ("Check: {e}.", "To check, {e}.", "Going back, {e}.", "Test: {e}, good.", "Indeed {e}.")
-_REPAIRS = (
-    "No, {e}.",
-    "Wait, {e}.",
-    "That is wrong: {e}.",
-    "Let me redo it: {e}.",
-    "Not quite, {e}.",
-    "I slipped, {e}.",
-)
-_CLOSINGS = (
-    "The answer is {answer}.",
-    "Answer: {answer}.",
-    "So the answer is {answer}.",
-    "That makes {answer} {items}.",
-    "So it is {answer} {items}.",
-    "Result: {answer} {items}.",
-    "This gives {answer}.",
-)
+_INVERSES = {"+": "{v} - {r} = {l}", "-": "{v} + {r} = {l}", "*": "{v} / {l} = {r}", "/": "{v} x {r} = {l}"}
 
 
 class ChainStyle(FamilyOptions):
     """How often demonstrations do what."""
 
-    direct: float = Field(default=0.25, ge=0, le=1)
-    """Share that answers without any working."""
+    direct: float = Field(default=0.25, ge=0, le=1)  # Share that answers without any working
     partial: float = Field(default=0.15, ge=0, le=1)
     """Share that stops before the last step (problems of several steps)."""
     slips: float = Field(default=0.15, ge=0, le=1)
     """Share of the worked ones with a slip that nobody notices: their answer is wrong."""
     repairs: float = Field(default=0.1, ge=0, le=1)
     """Share of the worked ones with a slip that is noticed and put right."""
-    plans: float = Field(default=0.3, ge=0, le=1)
-    """Share of the worked ones that say first what is to be computed."""
-    checks: float = Field(default=0.2, ge=0, le=1)
-    """Checks by the inverse operation, a solution."""
-    decompositions: float = Field(default=0.3, ge=0, le=1)
-    """Share of steps that go through tens and ones."""
-    plain: float = Field(default=0.3, ge=0, le=1)
-    """Share of equations in symbols whatever the other phrasings."""
+    plans: float = Field(default=0.3, ge=0, le=1)  # Share of the worked ones that say first what is to be computed
+    checks: float = Field(default=0.2, ge=0, le=1)  # Checks by the inverse operation, a solution
+    decompositions: float = Field(default=0.3, ge=0, le=1)  # Share of steps that go through tens and ones
+    plain: float = Field(default=0.3, ge=0, le=1)  # Share of equations in symbols whatever the other phrasings
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
@@ -134,32 +73,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chain:
-    """A written demonstration.
+    """A written demonstration."""
 
-    Attributes:
-        text: what the model learns to write.
-        strategy: direct, partial or worked.
-        slipped: a slip was left standing.
-        repaired: a slip was noticed and put right.
-    """
-
-    text: str
-    strategy: Strategy
-    slipped: bool
-    repaired: bool
+    text: str  # what the model learns to write
+    strategy: Strategy  # direct, partial or worked
+    slipped: bool  # a slip was left standing
+    repaired: bool  # a slip was noticed and put right
 
 
 def apply(operator: str, left: int, right: int) -> int:
     """The value of ``left operator right``; division must come out even."""
-    if operator == "+":
-        return left + right
-    if operator == "-":
-        return left - right
-    if operator == "*":
-        return left * right
-    assert operator == "/", operator
-    assert left % right == 0, f"no whole number: {left} / {right}"
-    return left // right
+    assert operator != "/" or left % right == 0, f"no whole number: {left} / {right}"
+    return _OPERATORS[operator](left, right)
 
 
 def evaluate(steps: Sequence[str], slip: tuple[int, int] | None = None) -> list[Step] | None:
@@ -175,9 +100,7 @@ def evaluate(steps: Sequence[str], slip: tuple[int, int] | None = None) -> list[
         if operator == "/" and a % b:
             assert slip is not None
             return None
-        value = apply(operator, a, b)
-        if slip is not None and slip[0] == index:
-            value = slip[1]
+        value = slip[1] if slip is not None and slip[0] == index else apply(operator, a, b)
         if value < 2:
             return None
         done.append(Step(operator=operator, left=a, right=b, value=value))
@@ -223,23 +146,23 @@ def write_chain(steps: Sequence[str], *, items: str, tell: str, style: ChainStyl
     assert solution is not None
     route = rng.random()
     if route < style.direct:
-        return Chain(
-            text=_closing(solution[-1].value, items, tell, rng), strategy="direct", slipped=False, repaired=False
-        )
+        text = _closing(solution[-1].value, items, tell, rng)
+        return Chain(text=text, strategy="direct", slipped=False, repaired=False)
+    strategy: Strategy = "worked"
+    slipped, repair = False, None
     if len(steps) > 1 and route < style.direct + style.partial:
+        strategy, slipped = "partial", True
         stop = int(rng.integers(1, len(steps)))
-        body = _body(solution[:stop], steps[:stop], items, style, rng, repair=None)
-        text = f"{body} {_closing(solution[stop - 1].value, items, tell, rng)}"
-        return Chain(text=text, strategy="partial", slipped=True, repaired=False)
-    fate = rng.random()
-    slipped = fate < style.slips
-    repaired = not slipped and fate < style.slips + style.repairs
-    repair = int(rng.integers(len(steps))) if repaired else None
-    if slipped:
-        solution = _with_slip(steps, solution, rng)
+        solution, steps = solution[:stop], steps[:stop]
+    else:
+        fate = rng.random()
+        slipped = fate < style.slips
+        repair = int(rng.integers(len(steps))) if not slipped and fate < style.slips + style.repairs else None
+        if slipped:
+            solution = _with_slip(steps, solution, rng)
     body = _body(solution, steps, items, style, rng, repair=repair)
     text = f"{body} {_closing(solution[-1].value, items, tell, rng)}"
-    return Chain(text=text, strategy="worked", slipped=slipped, repaired=repaired)
+    return Chain(text=text, strategy=strategy, slipped=slipped, repaired=repair is not None)
 
 
 def _with_slip(steps: Sequence[str], solution: Sequence[Step], rng: np.random.Generator) -> list[Step]:
@@ -274,43 +197,37 @@ def _body(
     if rng.random() < style.plans:
         parts.append(_plan(steps, rng))
     for index, step in enumerate(solution):
-        if index == 0:
-            lead = _pick(_FIRST_LEADS, rng)
-        else:
-            lead = _pick(_LAST_LEADS if index == len(solution) - 1 else _LATER_LEADS, rng)
+        kind = "first_leads" if index == 0 else "last_leads" if index == len(solution) - 1 else "later_leads"
+        lead = _pick(kind, rng)
         noun = f" {items}" if rng.random() < 0.3 else ""
-        right = apply_or_none(step) == step.value
+        # a slip before may have made the step uneven
+        uneven = step.operator == "/" and step.left % step.right != 0
+        right = not uneven and apply(step.operator, step.left, step.right) == step.value
         if repair == index:
-            wrong = Step(operator=step.operator, left=step.left, right=step.right, value=_wrong_value(step, rng))
+            wrong = replace(step, value=_wrong_value(step, rng))
             parts.append(_sentence(lead + _equation(wrong, style, rng)))
-            parts.append(_pick(_REPAIRS, rng).format(e=_equation(step, style, rng)))
+            parts.append(_pick("repairs", rng).format(e=_equation(step, style, rng)))
         elif right and (split := _decomposed(step, rng)) is not None and rng.random() < style.decompositions:
             parts.append(_sentence(lead + split))
         else:
             parts.append(_sentence(lead + _equation(step, style, rng) + noun))
         if right and rng.random() < style.checks / len(solution):
-            parts.append(_pick(_CHECKS, rng).format(e=_inverse(step)))
+            inverse = _INVERSES[step.operator].format(l=step.left, r=step.right, v=step.value)
+            parts.append(_pick("checks", rng).format(e=inverse))
     return " ".join(parts)
-
-
-def apply_or_none(step: Step) -> int | None:
-    """The true value of a step, None where a slip before it makes it uneven."""
-    if step.operator == "/" and step.left % step.right:
-        return None
-    return apply(step.operator, step.left, step.right)
 
 
 def _plan(steps: Sequence[str], rng: np.random.Generator) -> str:
     if rng.random() < 0.7:
-        return _pick(_PLANS, rng).format(e=expression(steps))
+        return _pick("plans", rng).format(e=expression(steps))
     numbers = [word for step in steps for word in step.split(" ")[::2] if word.isdigit()]
-    return _pick(_LISTS, rng).format(e=", ".join(numbers[:-1]) + " and " + numbers[-1])
+    return _pick("lists", rng).format(e=", ".join(numbers[:-1]) + " and " + numbers[-1])
 
 
 def _equation(step: Step, style: ChainStyle, rng: np.random.Generator) -> str:
-    forms = _EQUATIONS[step.operator]
+    forms: Sequence[str] = _data()["phrases"]["equations"][step.operator]
     # the plain equation is the commonest way to write it
-    form = forms[0] if rng.random() < style.plain else _pick(forms, rng)
+    form = forms[0] if rng.random() < style.plain else forms[int(rng.integers(len(forms)))]
     return form.format(l=step.left, r=step.right, v=step.value)
 
 
@@ -332,23 +249,14 @@ def _decomposed(step: Step, rng: np.random.Generator) -> str | None:
     return None
 
 
-def _inverse(step: Step) -> str:
-    l, r, v = step.left, step.right, step.value
-    if step.operator == "+":
-        return f"{v} - {r} = {l}"
-    if step.operator == "-":
-        return f"{v} + {r} = {l}"
-    if step.operator == "*":
-        return f"{v} / {l} = {r}"
-    return f"{v} x {r} = {l}"
-
-
 def _closing(answer: int, items: str, tell: str, rng: np.random.Generator) -> str:
-    form = tell if rng.random() < 0.4 else _pick(_CLOSINGS, rng)
+    form = tell if rng.random() < 0.4 else _pick("closings", rng)
     return form.format(answer=f"\\boxed{{{answer}}}", items=items)
 
 
-def _pick(choices: Sequence[str], rng: np.random.Generator) -> str:
+def _pick(kind: str, rng: np.random.Generator) -> str:
+    """One of the data file's phrases of a kind."""
+    choices: Sequence[str] = _data()["phrases"][kind]
     return choices[int(rng.integers(len(choices)))]
 
 
@@ -356,64 +264,43 @@ def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
 
-# name, and the four pronoun slots it fills: He, he, him, his
-_SHE = {"He": "She", "he": "she", "him": "her", "his": "her", "His": "Her"}
-_HE = {"He": "He", "he": "he", "him": "him", "his": "his", "His": "His"}
-PEOPLE: Mapping[str, Mapping[str, str]] = {
-    **dict.fromkeys(
-        ("Ana", "Mia", "Lena", "Nora", "Priya", "Ruth", "Sofia", "Tara", "Zoe", "Emma", "Kim", "Laila"), _SHE
-    ),
-    **dict.fromkeys(("Ben", "Omar", "Paul", "Ravi", "Sam", "Tom", "Leo", "Ivan", "Hugo", "Carl", "Jack", "Emil"), _HE),
-}
-
-_SENTENCES = (
-    *("open", "add", "sub", "open_groups", "add_groups", "sub_groups", "share", "more", "fewer"),
-    *("ask", "tell", "ask_share", "tell_share", "ask_friend", "tell_friend", "ask_both", "tell_both"),
-)
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Story:
-    """One template.
+    """One template."""
 
-    Attributes:
-        key: its name.
-        split: the split that may use it when templates are held out.
-        who: the hero when it is not a person, e.g. ``the library``.
-        items: plural nouns the story may be about.
-        sentences: what may happen, by kind (see the head of the data file); each kind has phrasings.
-    """
-
-    key: str
-    split: Split
-    who: str | None
-    items: tuple[str, ...]
+    key: str  # its name
+    split: Split  # the split that may use it when templates are held out
+    who: str | None  # the hero when it is not a person, e.g. ``the library``.
+    items: tuple[str, ...]  # plural nouns the story may be about
+    # what may happen, by kind (see the head of the data file); each kind has phrasings
     sentences: Mapping[str, tuple[str, ...]]
 
 
-def _story(row: Mapping[str, Any]) -> Story:
-    unknown = set(row) - set(_SENTENCES) - {"key", "split", "who", "items"}
-    assert not unknown, f"story {row.get('key')!r} has unknown entries {sorted(unknown)}"
-    assert len(row["ask"]) == len(row["tell"]), f"story {row['key']!r}: each question needs its answer sentence"
-    sentences: dict[str, tuple[str, ...]] = {}
-    for kind in _SENTENCES:
-        if kind in row:
-            value = row[kind]
-            sentences[kind] = (value,) if isinstance(value, str) else tuple(value)
-    return Story(
-        key=row["key"],
-        split=cast("Split", row["split"]),
-        who=row.get("who"),
-        items=tuple(row["items"]),
-        sentences=sentences,
-    )
+@cache
+def _data() -> Mapping[str, Any]:
+    return tomllib.loads(resources.files("magicrl.data").joinpath("word_stories.toml").read_text(encoding="utf-8"))
 
 
-@lru_cache(maxsize=1)
+_SHE = {"He": "She", "he": "she", "him": "her", "his": "her", "His": "Her"}
+_HE = {slot: slot for slot in _SHE}
+
+
+def people() -> dict[str, Mapping[str, str]]:
+    """Each name with the pronouns that go with it."""
+    she, he = _data()["people"]["she"], _data()["people"]["he"]
+    return dict.fromkeys(she, _SHE) | dict.fromkeys(he, _HE)
+
+
+@cache
 def load_stories() -> tuple[Story, ...]:
     """Every story that ships, in file order."""
-    text = resources.files("magicrl.data").joinpath("word_stories.toml").read_text(encoding="utf-8")
-    return tuple(_story(row) for row in tomllib.loads(text)["story"])
+    found: list[Story] = []
+    for row in _data()["story"]:
+        said = {kind: row[kind] for kind in row.keys() - {"key", "split", "who", "items"}}
+        sentences = {kind: (text,) if isinstance(text, str) else tuple(text) for kind, text in said.items()}
+        items = tuple(row["items"])
+        found.append(Story(key=row["key"], split=row["split"], who=row.get("who"), items=items, sentences=sentences))
+    return tuple(found)
 
 
 NAME = "word_problems"
@@ -444,19 +331,15 @@ SHAPES: Mapping[int, tuple[tuple[str, ...], ...]] = {
         *(("open_groups", move, "share") for move in _MOVES),
         *(("open_groups", compare, "both") for compare in _COMPARE),
     ),
-}
-"""Orders of events by level; ``both`` asks for the hero's and the friend's together."""
+}  # Orders of events by level; ``both`` asks for the hero's and the friend's together
 
 
 class WordOptions(ChainStyle):
     """Options of the family: its numbers, what is held out, and the style of the demonstrations."""
 
-    max_number: int = Field(default=40, ge=10)
-    """Largest number that a story starts with, gains or loses."""
-    max_factor: int = Field(default=5, ge=3)
-    """Largest number of groups, and of parts in a division."""
-    max_unit: int = Field(default=12, ge=4)
-    """Largest size of one group."""
+    max_number: int = Field(default=40, ge=10)  # Largest number that a story starts with, gains or loses
+    max_factor: int = Field(default=5, ge=3)  # Largest number of groups, and of parts in a division
+    max_unit: int = Field(default=12, ge=4)  # Largest size of one group
     held_out: Literal["template", "instance"] = "template"
     """``template``: validation and test have stories of their own; ``instance``: every split tells all stories.
     Instances are disjoint in both."""
@@ -536,7 +419,7 @@ class WordProblems:
 
     def _problem(self, story: Story, level: int, split: Split, rng: np.random.Generator) -> Problem | None:
         """One problem of this story, or None when the draw allows no sensible one or belongs to another split."""
-        shapes = [shape for shape in SHAPES[level] if _tellable(story, shape)]
+        shapes = [shape for shape in SHAPES[level] if set(shape) <= {*story.sentences, "both"}]
         if not shapes:
             return None
         telling = self._tell(story, shapes[int(rng.integers(len(shapes)))], rng)
@@ -610,12 +493,6 @@ def instance_split(steps: Sequence[str]) -> Split:
     return _SPLITS[1] if bucket == 0 else _SPLITS[2] if bucket == 1 else _SPLITS[0]
 
 
-def _tellable(story: Story, shape: Sequence[str]) -> bool:
-    """Whether the story has every sentence of the shape."""
-    needed = [event for event in shape if event != "both"]
-    return all(event in story.sentences for event in needed)
-
-
 def _advance(telling: _Telling, event: str, k: int, n: int) -> None:
     """Take up an event: its steps, what the hero has after it, and which question it ends in."""
     telling.ending = ""
@@ -638,11 +515,12 @@ def _advance(telling: _Telling, event: str, k: int, n: int) -> None:
 
 def _cast(story: Story, rng: np.random.Generator) -> dict[str, str]:
     """Who plays, and with what: the slots of the story's sentences."""
-    names = list(PEOPLE)
+    pronouns = people()
+    names = list(pronouns)
     first, second = (names[int(i)] for i in rng.choice(len(names), size=2, replace=False))
     hero = story.who or first
     return {
-        **PEOPLE[first],
+        **pronouns[first],
         "who": hero,
         "Who": hero[0].upper() + hero[1:],
         "friend": second,
