@@ -30,17 +30,11 @@ WIDEST_BAND = 0.5
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        name: what was compared.
-        committed: the ratio in ``docs/figures``.
-        measured: ratios of this run.
-    """
-
-    name: str
-    committed: float
-    measured: tuple[float, ...]
+    name: str  # what was compared
+    committed: float  # the ratio in ``docs/figures``
+    measured: tuple[float, ...]  # ratios of this run
 
     @property
     def band(self) -> float:

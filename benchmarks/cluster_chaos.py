@@ -40,30 +40,20 @@ from magicrl.training.recorder import write_atomically
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 REMEDY = "a prompt was lost or counted twice, or the run did not survive; see runs under --work"
 LOSSES = ("cluster/replicas/lost", "cluster/learner/lost", "cluster/verifiers/lost")
-EVERY = 3
-"""Steps between checkpoints."""
+EVERY = 3  # Steps between checkpoints
 PAGE = ROOT / "docs" / "cluster.md"
 REPLICA, RANK, JUDGE = "ray::Replica", "ray::_RankActor", "ray::JudgeActor"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """A model with its recipe.
+    """A model with its recipe."""
 
-    Attributes:
-        recipe: of the single machine.
-        overrides: of both runs: fewer and shorter steps.
-        store: bytes of each node's object store: two versions of the weights.
-        cache_mb: of vLLM's cache.
-        start: settings of the supervised start, where it is another than the recipe's.
-
-    """
-
-    recipe: str
-    overrides: tuple[str, ...]
-    store: int
-    cache_mb: int
-    start: tuple[str, ...] = ()
+    recipe: str  # of the single machine
+    overrides: tuple[str, ...]  # of both runs: fewer and shorter steps
+    store: int  # bytes of each node's object store: two versions of the weights
+    cache_mb: int  # of vLLM's cache
+    start: tuple[str, ...] = ()  # settings of the supervised start, where it is another than the recipe's
 
 
 NO_TESTS = (
@@ -72,8 +62,7 @@ NO_TESTS = (
     "data.validation=[]",
     "evaluation.every=0",
     'entropy.estimator="sampled"',
-)
-"""Also of the single machine: vLLM reports no entropies."""
+)  # Also of the single machine: vLLM reports no entropies
 ENGINE = ('rollout.engine="vllm"', "rollout.max_rows=8")
 CASES = {
     "tiny": Case(

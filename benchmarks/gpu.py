@@ -45,25 +45,15 @@ Job = Callable[[], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """What is measured.
+    """What is measured."""
 
-    Attributes:
-        heads: cases of ``head_speed.py``.
-        engines: each with graphs and without.
-        learners: each with checkpointing and without.
-        decoding: engine cases whose steps are profiled.
-        update: learner case that is profiled.
-        side: of the plain matrix product.
-        copied: bytes of the plain copy.
-    """
-
-    heads: str
-    engines: tuple[EngineCase, ...]
-    learners: tuple[LearnerCase, ...]
-    decoding: tuple[EngineCase, ...]
-    update: LearnerCase
-    side: int
-    copied: int
+    heads: str  # cases of ``head_speed.py``
+    engines: tuple[EngineCase, ...]  # each with graphs and without
+    learners: tuple[LearnerCase, ...]  # each with checkpointing and without
+    decoding: tuple[EngineCase, ...]  # engine cases whose steps are profiled
+    update: LearnerCase  # learner case that is profiled
+    side: int  # of the plain matrix product
+    copied: int  # bytes of the plain copy
 
 
 def full() -> Plan:

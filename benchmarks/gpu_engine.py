@@ -22,27 +22,16 @@ from magicrl.rollout.in_process import InProcessEngine
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineCase:
-    """One batch, all of it decoding from the first step to the last.
+    """One batch, all of it decoding from the first step to the last."""
 
-    Attributes:
-        name: of the case in the JSON.
-        shape: of the model.
-        prompts: groups.
-        samples: responses of each; they share their prompt's cache.
-        prompt_tokens: random tokens of every prompt.
-        generated: tokens of every response.
-        generations: how often; the last one counts, so that graphs of the ones before are there.
-        cache_mb: most memory of the cache.
-    """
-
-    name: str
+    name: str  # of the case in the JSON
     shape: ModelShape
-    prompts: int
-    samples: int
-    prompt_tokens: int
-    generated: int
-    generations: int
-    cache_mb: int = 65536
+    prompts: int  # groups
+    samples: int  # responses of each; they share their prompt's cache
+    prompt_tokens: int  # random tokens of every prompt
+    generated: int  # tokens of every response
+    generations: int  # how often; the last one counts, so that graphs of the ones before are there
+    cache_mb: int = 65536  # most memory of the cache
 
     @property
     def rows(self) -> int:

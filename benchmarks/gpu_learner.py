@@ -34,23 +34,15 @@ CONTROLS = Controls(learning_rate=1e-6)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerCase:
-    """One update on one response.
+    """One update on one response."""
 
-    Attributes:
-        name: of the case in the JSON.
-        shape: of the model.
-        tokens: of the response, behind a prompt of 8.
-        checkpointing: layers are computed again in the backward pass.
-        lora: whether adapters are trained; None: where the whole model does not fit even with checkpointing.
-        updates: measured, after a first one that compiles kernels.
-    """
-
-    name: str
+    name: str  # of the case in the JSON
     shape: ModelShape
-    tokens: int
-    checkpointing: bool
+    tokens: int  # of the response, behind a prompt of 8
+    checkpointing: bool  # layers are computed again in the backward pass
+    # whether adapters are trained; None: where the whole model does not fit even with checkpointing
     lora: bool | None = None
-    updates: int = 3
+    updates: int = 3  # measured, after a first one that compiles kernels
 
     @property
     def adapters(self) -> int:

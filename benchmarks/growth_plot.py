@@ -16,17 +16,11 @@ _COLOURS = ("#2a78c8", "#c8641e")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Panel:
-    """One chart.
+    """One chart."""
 
-    Attributes:
-        title: what is shown, with its unit.
-        axis: what varies.
-        points: ``(x, y)``, x positive.
-    """
-
-    title: str
-    axis: str
-    points: Sequence[tuple[float, float]]
+    title: str  # what is shown, with its unit
+    axis: str  # what varies
+    points: Sequence[tuple[float, float]]  # ``(x, y)``, x positive
 
 
 def chart(panels: Sequence[Panel], columns: int = 2) -> str:

@@ -32,30 +32,23 @@ from magicrl.records import Problem, Verdict
 from magicrl.verifiers.pool import VerifierPool
 
 FORMS = {"gsm8k": "number", "svamp": "number", "math500": "maths"}
-SOLUTIONS = 300
-"""Of each set, the first ones."""
+SOLUTIONS = 300  # Of each set, the first ones
 NOTHING = ("[invalid]", "[invalidanswer]", "[none]", "")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Item:
-    """One text and magicrl's verdict.
-
-    Attributes:
-        texts: which population.
-        form: ``number`` or ``maths``: which of the peer's scorers.
-        cut: the response was cut at the limit, which makes it wrong here whatever it says.
-    """
+    """One text and magicrl's verdict."""
 
     key: str
-    texts: str
-    form: str
+    texts: str  # which population
+    form: str  # ``number`` or ``maths``: which of the peer's scorers
     gold: str
     response: str
     correct: bool
     judged_correct: bool
-    cut: bool
+    cut: bool  # the response was cut at the limit, which makes it wrong here whatever it says
     extracted: str | None
 
 

@@ -33,25 +33,15 @@ Head = Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """Sizes of one comparison.
+    """Sizes of one comparison."""
 
-    Attributes:
-        name: in the JSON.
-        tokens: response tokens at once.
-        vocab: rows of the output head.
-        width: d.
-        dtype: of hidden states and weight.
-        chunk_tokens: rows of logits at once, of every side that has chunks.
-        naive: whether the whole logits of the naive head fit here.
-    """
-
-    name: str
-    tokens: int
-    vocab: int
-    width: int
-    dtype: str = "bfloat16"
-    chunk_tokens: int = 1024
-    naive: bool = True
+    name: str  # in the JSON
+    tokens: int  # response tokens at once
+    vocab: int  # rows of the output head
+    width: int  # d
+    dtype: str = "bfloat16"  # of hidden states and weight
+    chunk_tokens: int = 1024  # rows of logits at once, of every side that has chunks
+    naive: bool = True  # whether the whole logits of the naive head fit here
 
 
 CASES = {

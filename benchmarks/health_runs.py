@@ -49,8 +49,7 @@ SICK: dict[str, tuple[str, ...]] = {
     "length_explosion": ("optimizer.learning_rate=3e-3", "rollout.weight_lag=4", "stages.0.max_tokens=128"),
     "truncation_stuck": ("optimizer.learning_rate=1e-7", "stages.0.max_tokens=24"),
     REPLAYED: ("optimizer.learning_rate=1e-7", "stages.0.max_steps=25", "logging.rollouts_every=1"),
-}
-"""Rule -> settings of a run that has its sign."""
+}  # Rule -> settings of a run that has its sign
 
 
 def main() -> None:

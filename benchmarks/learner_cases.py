@@ -25,31 +25,19 @@ class Response:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One update's work.
+    """One update's work."""
 
-    Attributes:
-        name: of the case in the JSON.
-        model: a name that ``bench_models`` knows.
-        dtype: precision of ours; bfloat16 is autocast over float32 weights on TRL's side, as ours has float32 masters.
-        prompts: groups.
-        samples: responses of each.
-        prompt_tokens: tokens of every prompt.
-        tokens: response tokens: of every response, or the longest where ``median`` is set.
-        median: median response length of the long-tailed case; None for equal lengths.
-        peer_batch: sequences of one of TRL's forward passes: the fastest found by ``--tune``.
-        micro_batch_tokens: the same of ours.
-    """
-
-    name: str
-    model: str
+    name: str  # of the case in the JSON
+    model: str  # a name that ``bench_models`` knows
+    # precision of ours; bfloat16 is autocast over float32 weights on TRL's side, as ours has float32 masters
     dtype: DType
-    prompts: int
-    samples: int
-    prompt_tokens: int
-    tokens: int
-    peer_batch: int
-    micro_batch_tokens: int
-    median: int | None = None
+    prompts: int  # groups
+    samples: int  # responses of each
+    prompt_tokens: int  # tokens of every prompt
+    tokens: int  # response tokens: of every response, or the longest where ``median`` is set
+    peer_batch: int  # sequences of one of TRL's forward passes: the fastest found by ``--tune``
+    micro_batch_tokens: int  # the same of ours
+    median: int | None = None  # median response length of the long-tailed case; None for equal lengths
 
     def responses(self) -> list[Response]:
         """Stories, cut to the case's lengths; in each group every other response is right."""

@@ -43,31 +43,21 @@ TABLE = Path(__file__).with_suffix(".toml")
 PACKAGE = Path("src/magicrl")
 CPU_LIMIT, WALL_LIMIT = 240, 1800
 """Seconds of one fault's tests: a fault that makes them run on and on is seen, and so is one that makes them wait."""
-_WORTH_SHARING = 5
-"""More rows than so many: others' packages are imported once for all of them."""
+_WORTH_SHARING = 5  # More rows than so many: others' packages are imported once for all of them
 _BROKEN_RUN = (3, 4, 5)  # pytest's internal error, wrong usage, no tests
 _RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: unique.
-        file: below the package, such as ``training/step.py``.
-        edits: (old text, new text); each old text stands exactly once.
-        breaks: what is wrong then, for a reader.
-        tests: what pytest is given, nearest first.
-        survives: why no test can see it; empty for all that a test must see.
-    """
-
-    name: str
-    file: str
-    edits: tuple[tuple[str, str], ...]
-    breaks: str
-    tests: tuple[str, ...]
-    survives: str = ""
+    name: str  # unique
+    file: str  # below the package, such as ``training/step.py``
+    edits: tuple[tuple[str, str], ...]  # (old text, new text); each old text stands exactly once
+    breaks: str  # what is wrong then, for a reader
+    tests: tuple[str, ...]  # what pytest is given, nearest first
+    survives: str = ""  # why no test can see it; empty for all that a test must see
 
 
 class TableError(SystemExit):

@@ -35,32 +35,21 @@ from magicrl.planning.simulator import ReplicaSetup, requests_of, simulate_rollo
 
 HARDWARE = load_hardware("cpu-2core")
 START = Efficiency(kv=0.4, step_overhead=0.003, learner=0.2, other=1e-4)
-TINY = 1e7
-"""Parameters below which a decode step is the host's time, not arithmetic."""
+TINY = 1e7  # Parameters below which a decode step is the host's time, not arithmetic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """One measured step.
-
-    Attributes:
-        lengths: ``[groups, group_size]`` tokens sampled.
-        prompt: mean tokens.
-        groups: that were trained on.
-        trained: response tokens of these.
-        rollout: seconds.
-        train: seconds.
-        other: seconds.
-    """
+    """One measured step."""
 
     stage: int
-    lengths: np.ndarray
-    prompt: float
-    groups: int
-    trained: int
-    rollout: float
-    train: float
-    other: float
+    lengths: np.ndarray  # ``[groups, group_size]`` tokens sampled
+    prompt: float  # mean tokens
+    groups: int  # that were trained on
+    trained: int  # response tokens of these
+    rollout: float  # seconds
+    train: float  # seconds
+    other: float  # seconds
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -31,56 +31,35 @@ from magicrl.planning.shapes import ModelShape, load_shape
 from magicrl.planning.workload import Layout, StepTime, Workload, step_time
 
 PROMPT = 256
-ENGINE_SHARE = 0.8
-"""Of the memory, for weights and cache, as in the released scripts."""
+ENGINE_SHARE = 0.8  # Of the memory, for weights and cache, as in the released scripts
 
 Part = Literal["rollout", "learn", "other", "step"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Setting:
-    """A published run.
+    """A published run."""
 
-    Attributes:
-        model: known name.
-        hardware: known name.
-        gpus: accelerators, all of them doing both parts in turn.
-        limit: T.
-        rollout_batch: D_R.
-        group_size: M.
-        sgd_steps: N_SGD.
-        tensor_parallel: of the engine.
-        sequence_parallel: of the learner.
-    """
-
-    model: str
-    hardware: str
-    gpus: int
-    limit: int
-    rollout_batch: int
-    group_size: int
-    sgd_steps: int = 1
-    tensor_parallel: int = 1
-    sequence_parallel: int = 1
+    model: str  # known name
+    hardware: str  # known name
+    gpus: int  # accelerators, all of them doing both parts in turn
+    limit: int  # T
+    rollout_batch: int  # D_R
+    group_size: int  # M
+    sgd_steps: int = 1  # N_SGD
+    tensor_parallel: int = 1  # of the engine
+    sequence_parallel: int = 1  # of the learner
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """One published figure.
+    """One published figure."""
 
-    Attributes:
-        name: where it stands.
-        setting: of the run.
-        part: which part of a step.
-        seconds: a step.
-        fitted: one of the figures that the unknowns are fitted on.
-    """
-
-    name: str
-    setting: Setting
-    part: Part
-    seconds: float
-    fitted: bool = False
+    name: str  # where it stands
+    setting: Setting  # of the run
+    part: Part  # which part of a step
+    seconds: float  # a step
+    fitted: bool = False  # one of the figures that the unknowns are fitted on
 
 
 def seven(gpus: int = 32, sgd_steps: int = 1) -> Setting:
@@ -186,17 +165,11 @@ START = Efficiency(kv=0.3, step_overhead=0.004, learner=0.3, other=0.05)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fitted:
-    """Values of the unknowns and how sure they are.
+    """Values of the unknowns and how sure they are."""
 
-    Attributes:
-        efficiency: the values.
-        covariance: ``[4, 4]`` of their logarithms, in the order of ``UNKNOWNS``.
-        residuals: log(predicted / published) of the fitted rows.
-    """
-
-    efficiency: Efficiency
-    covariance: NDArray[np.float64]
-    residuals: dict[str, float]
+    efficiency: Efficiency  # the values
+    covariance: NDArray[np.float64]  # ``[4, 4]`` of their logarithms, in the order of ``UNKNOWNS``
+    residuals: dict[str, float]  # log(predicted / published) of the fitted rows
 
 
 def with_unknowns(logarithms: NDArray[np.float64], base: Efficiency = START) -> Efficiency:

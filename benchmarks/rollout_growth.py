@@ -40,23 +40,14 @@ SHAPES = {  # width, intermediate width, layers, heads, kv heads; a head of 64 a
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Point:
-    """One measurement.
+    """One measurement."""
 
-    Attributes:
-        question: what varies.
-        prompts: different prompts.
-        samples: responses of each.
-        prompt_tokens: tokens of each prompt.
-        tokens: tokens of each response.
-        shape: of ``SHAPES``, or None for SmolLM2 itself.
-    """
-
-    question: str
-    prompts: int
-    samples: int
-    prompt_tokens: int
-    tokens: int
-    shape: str | None = None
+    question: str  # what varies
+    prompts: int  # different prompts
+    samples: int  # responses of each
+    prompt_tokens: int  # tokens of each prompt
+    tokens: int  # tokens of each response
+    shape: str | None = None  # of ``SHAPES``, or None for SmolLM2 itself
 
 
 def points(quick: bool) -> Iterator[Point]:

@@ -25,17 +25,11 @@ from magicrl.rollout.sampling import sample_tokens
 
 @dataclass(kw_only=True, slots=True)
 class Tally:
-    """Of every decoding step so far.
+    """Of every decoding step so far."""
 
-    Attributes:
-        rows: computed.
-        read: cached tokens that attention reads in one layer, keys and values as one.
-        held: cached tokens that the rows need: each prompt once, each response.
-        attention_s, sampling_s: CPU seconds.
-    """
-
-    rows: int = 0
-    read: int = 0
+    rows: int = 0  # computed
+    read: int = 0  # cached tokens that attention reads in one layer, keys and values as one
+    # cached tokens that the rows need: each prompt once, each response. attention_s, sampling_s: CPU seconds.
     held: int = 0
     attention_s: float = 0.0
     sampling_s: float = 0.0

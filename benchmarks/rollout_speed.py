@@ -53,29 +53,17 @@ SIDES = ("magicrl", "transformers")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One workload.
+    """One workload."""
 
-    Attributes:
-        name: of the case in the JSON.
-        model: a name that ``bench_models`` knows.
-        dtype: precision of the weights and the cache.
-        prompts: different prompts.
-        samples: responses of each. Where lengths differ each response is a request of its own on both sides.
-        prompt_tokens: tokens of every prompt.
-        tokens: response tokens: of every response, or the longest where ``median`` is set.
-        median: median response length of the long-tailed case; None for equal lengths.
-        rows: sequences that may decode at once (ours refills rows, the peer runs batches of as many).
-    """
-
-    name: str
-    model: str
-    dtype: DType
-    prompts: int
-    samples: int
-    prompt_tokens: int
-    tokens: int
-    rows: int
-    median: int | None = None
+    name: str  # of the case in the JSON
+    model: str  # a name that ``bench_models`` knows
+    dtype: DType  # precision of the weights and the cache
+    prompts: int  # different prompts
+    samples: int  # responses of each. Where lengths differ each response is a request of its own on both sides.
+    prompt_tokens: int  # tokens of every prompt
+    tokens: int  # response tokens: of every response, or the longest where ``median`` is set
+    rows: int  # sequences that may decode at once (ours refills rows, the peer runs batches of as many)
+    median: int | None = None  # median response length of the long-tailed case; None for equal lengths
 
     @property
     def sequences(self) -> int:

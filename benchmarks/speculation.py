@@ -37,16 +37,10 @@ NGRAM = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Played:
-    """A step played again.
+    """A step played again."""
 
-    Attributes:
-        cost: CPU seconds of its passes.
-        passes: forward passes.
-        drafted, kept: tokens drafted, and those of them that were right.
-    """
-
-    cost: float
-    passes: int
+    cost: float  # CPU seconds of its passes
+    passes: int  # forward passes. drafted, kept: tokens drafted, and those of them that were right.
     drafted: int
     kept: int
 

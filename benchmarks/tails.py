@@ -23,19 +23,13 @@ Cost = Callable[[int], float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """One group of a step.
+    """One group of a step."""
 
-    Attributes:
-        problem: its id.
-        lengths: ``[M]`` response tokens.
-        rewards: ``[M]``; empty where responses are made up.
-        truncated: ``[M]``; likewise.
-    """
-
-    problem: str
-    lengths: Lengths
+    problem: str  # its id
+    lengths: Lengths  # ``[M]`` response tokens
+    # ``[M]``; empty where responses are made up
     rewards: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
-    truncated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))
+    truncated: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, dtype=np.bool_))  # ``[M]``; likewise
 
 
 class Player:
@@ -110,16 +104,11 @@ class Player:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Played:
-    """What a step took.
+    """What a step took."""
 
-    Attributes:
-        passes: of the model, one token a row each.
-        seconds: of these passes.
-        complete: groups in the order in which they were complete, with the passes and seconds by then.
-    """
-
-    passes: int
-    seconds: float
+    passes: int  # of the model, one token a row each
+    seconds: float  # of these passes
+    # groups in the order in which they were complete, with the passes and seconds by then
     complete: tuple[tuple[int, int, float], ...] = ()
 
 

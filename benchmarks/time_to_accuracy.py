@@ -45,27 +45,18 @@ OUTPUT = FIGURES / "bench-time-to-accuracy.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Case:
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        recipe: magicrl's side whole, and what both sides share: start, problems, stage, optimizer.
-        overrides: of the recipe, for both sides.
-        trl: what TRL was tuned to (docs/claims.md says how): of ``WholeSettings``, and ``weights``, the dtype of its
-            model's own weights, float32 unless it says otherwise.
-        target: accuracy at temperature 1 on the held-out problems at which an arm ends.
-        every: updates between measurements.
-        problems, samples: of a measurement.
-        steps: an arm that has not reached the target by then never does.
-    """
-
-    recipe: str
-    overrides: tuple[str, ...]
+    recipe: str  # magicrl's side whole, and what both sides share: start, problems, stage, optimizer
+    overrides: tuple[str, ...]  # of the recipe, for both sides
+    # what TRL was tuned to (docs/claims.md says how): of ``WholeSettings``, and ``weights``, the dtype of its model's
+    # own weights, float32 unless it says otherwise
     trl: Mapping[str, Any]
-    target: float
-    every: int
+    target: float  # accuracy at temperature 1 on the held-out problems at which an arm ends
+    every: int  # updates between measurements. problems, samples: of a measurement.
     problems: int
     samples: int
-    steps: int
+    steps: int  # an arm that has not reached the target by then never does
 
 
 CASES = {

@@ -26,19 +26,12 @@ from trl import GRPOConfig, GRPOTrainer
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeerSettings:
-    """How TRL runs.
+    """How TRL runs."""
 
-    Attributes:
-        bf16: autocast to bfloat16 over float32 weights (TRL's default); False computes in the weights' precision.
-        per_device_batch: sequences of one forward pass.
-        learning_rate: of every update.
-        max_grad_norm: gradients are clipped to this norm.
-    """
-
-    bf16: bool
-    per_device_batch: int
-    learning_rate: float
-    max_grad_norm: float
+    bf16: bool  # autocast to bfloat16 over float32 weights (TRL's default); False computes in the weights' precision
+    per_device_batch: int  # sequences of one forward pass
+    learning_rate: float  # of every update
+    max_grad_norm: float  # gradients are clipped to this norm
 
 
 class PeerHooks:

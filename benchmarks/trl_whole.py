@@ -22,36 +22,27 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-Measure = Callable[[int, Times, Any], bool]
-"""Told ``(updates, time so far, model)`` after an update; True ends the run."""
+Measure = Callable[[int, Times, Any], bool]  # Told ``(updates, time so far, model)`` after an update; True ends the run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WholeSettings:
-    """What decides TRL's run.
-
-    Attributes:
-        prompts, samples: a step's prompts and responses a prompt.
-        max_tokens: responses are cut here.
-        per_device_batch: sequences of one forward pass of its learner.
-        learning_rate, beta2, weight_decay, max_grad_norm: of AdamW.
-        bf16: autocast to bfloat16 over float32 weights.
-        entropy_target, entropy_step, entropy_maximum: of its adaptive entropy bonus; no target switches it off.
-        steps: at most so many.
-        seed: of sampling and of the prompts' order.
-    """
+    """What decides TRL's run."""
 
     prompts: int
     samples: int
-    max_tokens: int
+    max_tokens: int  # responses are cut here
+    # sequences of one forward pass of its learner. learning_rate, beta2, weight_decay, max_grad_norm: of AdamW.
     per_device_batch: int
     learning_rate: float
     beta2: float
     weight_decay: float
     max_grad_norm: float
+    # autocast to bfloat16 over float32 weights. entropy_target, entropy_step, entropy_maximum: of its adaptive entropy
+    # bonus; no target switches it off.
     bf16: bool
-    steps: int
-    seed: int
+    steps: int  # at most so many
+    seed: int  # of sampling and of the prompts' order
     entropy_target: float | None = None
     entropy_step: float = 0.005
     entropy_maximum: float = 1.0

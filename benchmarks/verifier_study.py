@@ -41,19 +41,12 @@ RESPONSE_KINDS = ("model-response", "model-response-autolabel")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Other:
-    """A verifier from PyPI.
+    """A verifier from PyPI."""
 
-    Attributes:
-        name: in the output.
-        judge: which function of `verifier_study_judge.py` drives it.
-        packages: what its environment holds, pinned.
-        dependencies: whether pip may bring in what they need.
-    """
-
-    name: str
-    judge: str
-    packages: tuple[str, ...]
-    dependencies: bool = True
+    name: str  # in the output
+    judge: str  # which function of `verifier_study_judge.py` drives it
+    packages: tuple[str, ...]  # what its environment holds, pinned
+    dependencies: bool = True  # whether pip may bring in what they need
 
 
 OTHERS = (

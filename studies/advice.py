@@ -28,15 +28,10 @@ class _Part(BaseModel):
 
 
 class Text(_Part):
-    """One possible answer.
+    """One possible answer."""
 
-    Attributes:
-        when: conditions ``CLAIM VERDICT`` that must all be met; none: always.
-        text: what is then said.
-    """
-
-    when: tuple[str, ...] = ()
-    text: str
+    when: tuple[str, ...] = ()  # conditions ``CLAIM VERDICT`` that must all be met; none: always
+    text: str  # what is then said
 
     @model_validator(mode="after")
     def _conditions_are_readable(self) -> Self:
@@ -47,19 +42,12 @@ class Text(_Part):
 
 
 class Entry(_Part):
-    """A setting or a question.
+    """A setting or a question."""
 
-    Attributes:
-        about: the setting's name, or the question.
-        page: where it is printed.
-        texts: the first whose conditions are met is printed; the last has none.
-        claims: whose verdicts are listed below it.
-    """
-
-    about: str
-    page: Literal["settings", "questions"]
-    texts: tuple[Text, ...] = Field(min_length=1)
-    claims: tuple[str, ...] = ()
+    about: str  # the setting's name, or the question
+    page: Literal["settings", "questions"]  # where it is printed
+    texts: tuple[Text, ...] = Field(min_length=1)  # the first whose conditions are met is printed; the last has none
+    claims: tuple[str, ...] = ()  # whose verdicts are listed below it
 
     @model_validator(mode="after")
     def _last_is_unconditional(self) -> Self:

@@ -34,12 +34,9 @@ from studies.definition import (
 )
 
 Decision: TypeAlias = Literal["holds", "does not hold", "undecided", "not run"]
-Runs: TypeAlias = Mapping[str, Mapping[int, Result]]
-"""Results by arm and seed."""
-LOOKS = 2
-"""How often the suite's verdicts are drawn: at five seeds and, as was decided then for all arms alike, at ten."""
-LEVEL = 0.05 / LOOKS
-"""What Holm's correction may leave of a p-value, Bonferroni's share of one look."""
+Runs: TypeAlias = Mapping[str, Mapping[int, Result]]  # Results by arm and seed
+LOOKS = 2  # How often the suite's verdicts are drawn: at five seeds and, as was decided then for all arms alike, at ten
+LEVEL = 0.05 / LOOKS  # What Holm's correction may leave of a p-value, Bonferroni's share of one look
 LEAST_SEEDS = 3
 """Fewer decide nothing: two runs that agree by chance, to the last digit of a coarse measure, have no spread."""
 MOST_SEEDS = 1000
@@ -47,33 +44,24 @@ MOST_SEEDS = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """What the runs say about a claim.
+    """What the runs say about a claim."""
 
-    Attributes:
-        claim: its id.
-        decision: after Holm's correction, see ``decide``.
-        effect: the mean over seeds, in the direction that the claim states: at least ``bar`` is what it needs.
-        low, high: its 95 % interval.
-        bar: the least effect that counts.
-        p: one-sided, before correction: of an effect of 0 or less (of less than ``bar``, for a level or an equality).
-        seeds: runs an arm.
-        seeds_needed: for an undecided claim, the seeds at which an effect and spread like these would be decided, with
-            the correction for the claims that do not hold yet; None where no number up to ``MOST_SEEDS`` would.
-        spread: standard deviation over seeds.
-        null: what the test compares the effect with.
-    """
-
-    claim: str
-    decision: Decision
+    claim: str  # its id
+    decision: Decision  # after Holm's correction, see ``decide``
+    # the mean over seeds, in the direction that the claim states: at least ``bar`` is what it needs. low, high: its 95
+    # % interval.
     effect: float
     low: float
     high: float
-    bar: float
+    bar: float  # the least effect that counts
+    # one-sided, before correction: of an effect of 0 or less (of less than ``bar``, for a level or an equality)
     p: float
-    seeds: int
+    seeds: int  # runs an arm
+    # for an undecided claim, the seeds at which an effect and spread like these would be decided, with the correction
+    # for the claims that do not hold yet; None where no number up to ``MOST_SEEDS`` would
     seeds_needed: int | None = None
-    spread: float = math.nan
-    null: float = 0.0
+    spread: float = math.nan  # standard deviation over seeds
+    null: float = 0.0  # what the test compares the effect with
 
 
 def decide(claims: Sequence[Claim], runs: Mapping[str, Runs]) -> list[Verdict]:

@@ -89,8 +89,7 @@ CURVES = {
     "rejected": "groups/rejected/ratio",
     "grad_norm": "learner/grad_norm",
     "validation": "validation/accuracy/mean",
-}
-"""Names of the curves that a result keeps, and the metric each is."""
+}  # Names of the curves that a result keeps, and the metric each is
 COSTS = {"tokens": "tokens/sampled", "updates": "learner/sgd_steps", "seconds": "time/step"}
 """Costs of a step; results keep their running sums."""
 WINDOW = 5
@@ -227,36 +226,22 @@ class _Part(BaseModel):
 
 
 class Arm(_Part):
-    """One configuration.
+    """One configuration."""
 
-    Attributes:
-        name: as figures and claims call it.
-        set: overrides of the base recipe, as for ``magicrl train --set``.
-        after: another arm whose trained model this one starts from (the same seed's).
-    """
-
-    name: str
-    set: tuple[str, ...] = ()
-    after: str | None = None
+    name: str  # as figures and claims call it
+    set: tuple[str, ...] = ()  # overrides of the base recipe, as for ``magicrl train --set``
+    after: str | None = None  # another arm whose trained model this one starts from (the same seed's)
 
 
 class ScaleDefinition(_Part):
-    """The arms at one scale.
+    """The arms at one scale."""
 
-    Attributes:
-        base: recipe that every arm starts from, a file of ``experiments/bases``.
-        seeds: runs an arm.
-        set: overrides for every arm.
-        start_set: overrides for the supervised start.
-        arms: the first one is the one that others are drawn beside.
-        minutes: CPU minutes of one run of one arm, measured on one core; None where nobody has measured it.
-    """
-
-    base: str
-    seeds: int = Field(default=5, ge=1)
-    set: tuple[str, ...] = ()
-    start_set: tuple[str, ...] = ()
-    arms: tuple[Arm, ...] = Field(min_length=1)
+    base: str  # recipe that every arm starts from, a file of ``experiments/bases``
+    seeds: int = Field(default=5, ge=1)  # runs an arm
+    set: tuple[str, ...] = ()  # overrides for every arm
+    start_set: tuple[str, ...] = ()  # overrides for the supervised start
+    arms: tuple[Arm, ...] = Field(min_length=1)  # the first one is the one that others are drawn beside
+    # CPU minutes of one run of one arm, measured on one core; None where nobody has measured it
     minutes: float | None = Field(default=None, gt=0)
 
     @model_validator(mode="after")
@@ -294,15 +279,12 @@ class _Claim(_Part):
 
 
 class DifferenceClaim(_Claim):
-    """``arm`` has a higher (lower) measure than ``than``, by ``effect`` at least; paired by seed.
-
-    Attributes:
-        than_measure: of ``than``, where it is another one: one arm against itself at another step, for example.
-    """
+    """``arm`` has a higher (lower) measure than ``than``, by ``effect`` at least; paired by seed."""
 
     kind: Literal["difference"] = "difference"
     arm: str
     than: str
+    # of ``than``, where it is another one: one arm against itself at another step, for example
     than_measure: str | None = None
     direction: Literal["higher", "lower"]
     effect: float = Field(ge=0)

@@ -89,19 +89,12 @@ def _reached(rows: Mapping[int, Result], cost: str, curve: str, bound: float) ->
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Simulated:
-    """An arm's counterpart at the report's scale.
+    """An arm's counterpart at the report's scale."""
 
-    Attributes:
-        name: of that arm.
-        gpus: that it is given.
-        seconds: a step of its last stage, by ``magicrl plan``'s simulator.
-        hours: of all its steps.
-    """
-
-    name: str
-    gpus: int
-    seconds: float
-    hours: float
+    name: str  # of that arm
+    gpus: int  # that it is given
+    seconds: float  # a step of its last stage, by ``magicrl plan``'s simulator
+    hours: float  # of all its steps
 
 
 def simulate(ablation: Ablation, gpus: Sequence[int]) -> list[Simulated]:
@@ -178,10 +171,8 @@ def _stage_hours(ablation: Ablation) -> str:
     return "The report's own arms on 64 GPUs, simulated:\n\n" + "\n".join(lines) + "\n"
 
 
-LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)
-"""Response limits of Fig. 8, tokens."""
-LEAST_ENTROPY = 0.003
-"""Drawn in place of less, nats a token: the axis is logarithmic."""
+LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)  # Response limits of Fig. 8, tokens.
+LEAST_ENTROPY = 0.003  # Drawn in place of less, nats a token: the axis is logarithmic
 ENTROPY_ARMS = ("0", "6", "8", "9")
 """Ablations whose arms make Fig. 13: one task, one start a seed, entropy moved in different ways."""
 

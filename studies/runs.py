@@ -36,24 +36,17 @@ from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.training.recorder import environment_facts
 from studies.definition import COSTS, CURVES, Ablation, Arm, Result, Scale, ScaleDefinition, base_recipe
 
-THREADS = 1
-"""Of every run: tensors this small gain nothing from a second thread, and runs are done side by side."""
+THREADS = 1  # Of every run: tensors this small gain nothing from a second thread, and runs are done side by side
 _UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedStart:
-    """One phase of a supervised start that runs share.
+    """One phase of a supervised start that runs share."""
 
-    Attributes:
-        key: of its recipe, seed included, and of what it goes on from.
-        recipe: resolved, with this phase alone; its model is replaced by that of ``after``.
-        after: the phase before, None for the first.
-    """
-
-    key: str
-    recipe: SftConfig
-    after: PlannedStart | None = None
+    key: str  # of its recipe, seed included, and of what it goes on from
+    recipe: SftConfig  # resolved, with this phase alone; its model is replaced by that of ``after``
+    after: PlannedStart | None = None  # the phase before, None for the first
 
     def chain(self) -> list[PlannedStart]:
         """All phases up to this one, the first one first."""
@@ -62,28 +55,18 @@ class PlannedStart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlannedRun:
-    """One run of one arm.
+    """One run of one arm."""
 
-    Attributes:
-        key: a hash of everything that decides the result.
-        scale: tiny, small, paper or quick.
-        seed: of the start, the prompts and the sampling.
-        config: the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``.
-        start: the supervised start, of the first run where one goes on from another; None where the recipe names a
-            model. It is also the reference, where the recipe wants one and names none.
-        after: key of the run whose model this one starts from.
-        arms: ``(ablation, arm)`` names that this run serves.
-        minutes: CPU minutes that it is expected to take.
-    """
-
-    key: str
-    scale: Scale
-    seed: int
-    config: TrainConfig
+    key: str  # a hash of everything that decides the result
+    scale: Scale  # tiny, small, paper or quick
+    seed: int  # of the start, the prompts and the sampling
+    config: TrainConfig  # the resolved recipe; its start is replaced by the folder of ``start`` or of the run ``after``
+    # the supervised start, of the first run where one goes on from another; None where the recipe names a model. It is
+    # also the reference, where the recipe wants one and names none.
     start: PlannedStart | None
-    after: str | None
-    arms: tuple[tuple[str, str], ...]
-    minutes: float | None = field(default=None, compare=False)
+    after: str | None  # key of the run whose model this one starts from
+    arms: tuple[tuple[str, str], ...]  # ``(ablation, arm)`` names that this run serves
+    minutes: float | None = field(default=None, compare=False)  # CPU minutes that it is expected to take
 
 
 def plan_runs(ablations: Iterable[Ablation], scale: Scale, seeds: Sequence[int] | None = None) -> list[PlannedRun]:
@@ -277,17 +260,11 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outlook:
-    """What is left to do.
+    """What is left to do."""
 
-    Attributes:
-        missing: runs without a result, in the order in which they will be done.
-        done: number of runs that have one.
-        cpu_minutes: what the missing ones are expected to take; None where nobody knows of one of them.
-    """
-
-    missing: tuple[PlannedRun, ...]
-    done: int
-    cpu_minutes: float | None
+    missing: tuple[PlannedRun, ...]  # runs without a result, in the order in which they will be done
+    done: int  # number of runs that have one
+    cpu_minutes: float | None  # what the missing ones are expected to take; None where nobody knows of one of them
 
 
 def outlook(planned: Sequence[PlannedRun], results: Mapping[str, Result]) -> Outlook:
