@@ -1,7 +1,7 @@
 """How the learner's cost grows with length, batch, group size and model size: a section of docs/performance.md.
 
-    python benchmarks/learner_growth.py            # minutes of CPU: docs/figures/growth-learner.json, plots, page
-    python benchmarks/learner_growth.py --draw     # plots and page from the JSON that is there
+    python benchmarks/learner_growth.py            # minutes of CPU: docs/figures/growth-learner.json, page
+    python benchmarks/learner_growth.py --draw     # the page from the JSON that is there
     python benchmarks/learner_growth.py --quick    # seconds: shows that the script runs
 
 Models are Llamas with random weights: what a token costs does not depend on what it says. One update is warm-up, the
@@ -20,13 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 from measure import FIGURES, ROOT, document, rounded, timed
-from page_sections import put_section
+from page_sections import put_section, table
 from tensor_memory import peak_of
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.config.schema import AlgorithmConfig, ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
-from magicrl.reporting.charts import Chart, Series, draw
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
@@ -67,14 +66,11 @@ QUICK = {"batch": ("responses an update", [replace(BASE, width=32, layers=1, tok
 TITLES = {"length": "Length", "batch": "Batch", "group": "Group size", "model": "Model size"}
 
 
-def x_of(sweep: str, point: Point, parameters: int) -> float:
-    """Where a point stands on its sweep's axis."""
-    return {
-        "length": point.tokens,
-        "batch": point.groups * point.samples,
-        "group": point.samples,
-        "model": parameters / 1e6,
-    }[sweep.partition("-")[0]]
+def x_of(sweep: str, row: dict[str, Any]) -> float:
+    """Where a measurement stands on its sweep's axis."""
+    if sweep == "model":
+        return row["parameters"] / 1e6
+    return {"length": row["tokens"], "batch": row["groups"] * row["samples"], "group": row["samples"]}[sweep]
 
 
 def learner_of(point: Point) -> LocalLearner:
@@ -136,39 +132,8 @@ def measured(point: Point) -> dict[str, Any]:
     }
 
 
-def charts(rows: dict[str, list[dict[str, Any]]]) -> list[Chart]:
-    """Rate and memory over each sweep."""
-    found: list[Chart] = []
-    for sweep in (s for s in rows if "-" not in s):
-        for key, title in (
-            ("response_tokens_per_cpu_s", "response tokens a CPU second"),
-            ("mib_above_state", "MiB above the state"),
-        ):
-            lines: list[Series] = []
-            for color, name in enumerate(n for n in rows if n.partition("-")[0] == sweep):
-                points = [
-                    (x_of(sweep, Point(**{k: row[k] for k in asdict(BASE)}), row["parameters"]), row[key])
-                    for row in rows[name]
-                ]
-                label = "checkpointed" if "-" in name else "as it is" if f"{sweep}-checkpointed" in rows else title
-                lines.append(Series(label=label, points=tuple(points), color=color, dots=True))
-            found.append(
-                Chart(
-                    key=f"growth-learner-{sweep}-{'memory' if key.startswith('mib') else 'rate'}",
-                    title=f"{TITLES[sweep]}: {title}",
-                    series=tuple(lines),
-                    y_low=0,
-                    x_name=(SWEEPS | QUICK)[sweep][0],
-                    x_word="at",
-                    x_whole=sweep != "model",
-                    compact=True,
-                )
-            )
-    return found
-
-
-def section(document: dict[str, Any], drawn: list[Chart]) -> str:
-    """The page's part: how it was measured, pictures, tables."""
+def section(document: dict[str, Any]) -> str:
+    """The page's part: how it was measured, and a table a sweep."""
     run = document["run"]
     lines = [
         "## Learner",
@@ -178,26 +143,28 @@ def section(document: dict[str, Any], drawn: list[Chart]) -> str:
         "tokens; where a sweep does not change them: 4 layers of width 256. Memory is what an update adds to weights, "
         "gradients and moments.",
     ]
-    for sweep in (s for s in document["sweeps"] if "-" not in s):
-        lines += ["", f"### {TITLES[sweep]}", ""]
-        lines += [f"![{c.title}](figures/{c.key}.svg)" for c in drawn if f"-{sweep}-" in c.key]
-        lines += ["", f"| {(SWEEPS | QUICK)[sweep][0]} | | tokens a CPU second | MiB |", "|---|---|---|---|"]
-        for name, rows in document["sweeps"].items():
-            if name.partition("-")[0] == sweep:
-                for row in rows:
-                    x = x_of(sweep, Point(**{k: row[k] for k in asdict(BASE)}), row["parameters"])
-                    kind = "checkpointed" if row["checkpoint"] else ""
-                    lines.append(
-                        f"| {x:.4g} | {kind} | {row['response_tokens_per_cpu_s']:.0f} | {row['mib_above_state']:.0f} |"
-                    )
+    for sweep, title in TITLES.items():
+        found = [row for name, rows in document["sweeps"].items() if name.partition("-")[0] == sweep for row in rows]
+        if found:
+            shown = [
+                (
+                    f"{x_of(sweep, row):.4g}",
+                    "checkpointed" if row["checkpoint"] else "",
+                    f"{row['response_tokens_per_cpu_s']:.0f}",
+                    f"{row['mib_above_state']:.0f}",
+                )
+                for row in found
+            ]
+            axis = (SWEEPS | QUICK)[sweep][0]
+            lines += ["", f"### {title}", "", *table(f"{axis} | | tokens a CPU second | MiB", shown)]
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one tiny sweep, seconds")
-    parser.add_argument("--draw", action="store_true", help="measure nothing")
-    parser.add_argument("--output", type=Path, default=JSON, help="the JSON; pictures are written beside it")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: the page from the JSON")
+    parser.add_argument("--output", type=Path, default=JSON)
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
     arguments = parser.parse_args()
     if not arguments.draw:
@@ -205,11 +172,7 @@ def main() -> None:
         sweeps = QUICK if arguments.quick else SWEEPS
         rows = {name: [measured(point) for point in points] for name, (_, points) in sweeps.items()}
         write_atomically(arguments.output, json.dumps({"run": head, "sweeps": rows}, indent=1) + "\n")
-    whole = json.loads(arguments.output.read_text())
-    drawn = charts(whole["sweeps"])
-    for chart in drawn:
-        write_atomically(arguments.output.parent / f"{chart.key}.svg", str(draw(chart, alone=True)) + "\n")
-    put_section(arguments.page, "learner", section(whole, drawn))
+    put_section(arguments.page, "learner", section(json.loads(arguments.output.read_text())))
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from magicrl.training.recorder import write_atomically
@@ -22,3 +23,9 @@ def put_section(page: Path, name: str, text: str) -> None:
     before, rest = whole.split(first, 1)
     assert last in rest, f"{page} has {first} and no {last}"
     write_atomically(page, f"{before}{first}\n\n{text}\n\n{last}{rest.split(last, 1)[1]}")
+
+
+def table(columns: str, rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a table; ``columns`` are its head, ``"rows | tokens"``."""
+    lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
+    return [*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]

@@ -1,6 +1,6 @@
 """How the cost of a rollout grows: tokens a CPU second and memory against rows, context, group size and model size.
 
-    python benchmarks/rollout_growth.py      # minutes; writes docs/figures/growth-rollout.json and .svg
+    python benchmarks/rollout_growth.py      # minutes; writes docs/figures/growth-rollout.json and the page
     python benchmarks/rollout_growth.py --quick --output /tmp/growth.json --page /tmp/performance.md
 
 SmolLM2-135M-Instruct in bfloat16, one thread, the in-process engine; random weights of Llama's shape for the other
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,9 +18,8 @@ from typing import Any
 
 import torch
 from bench_models import SMOLLM2, TINY, model_folder, parameters, random_prompts, vocabulary
-from growth_plot import Panel, chart
 from measure import FIGURES, ROOT, PeakMemory, document, rounded, timed
-from page_sections import put_section
+from page_sections import put_section, table
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from magicrl.models.loading import load_policy
@@ -133,68 +131,48 @@ def measured(point: Point, model: Any) -> dict[str, Any]:
     }
 
 
-def panels(rows: list[dict[str, Any]]) -> list[Panel]:
-    """What the page shows of the measurements."""
+AXES = {
+    "rows": ("rows decoded at once", "samples"),
+    "context": ("tokens of context, 4 rows", "prompt_tokens"),
+    "group": ("samples a prompt of 256 tokens, 16 rows", "samples"),
+    "model": ("parameters, 16 rows", "parameters"),
+}
 
-    def of(question: str, across: str, up: str) -> list[tuple[float, float]]:
-        return [(float(row[across]), float(row[up])) for row in rows if row["question"] == question]
 
-    found = [
-        Panel(
-            title="tokens decoded a CPU second",
-            axis="rows decoded at once",
-            points=of("rows", "samples", "decode_tokens_per_cpu_s"),
-        ),
-        Panel(
-            title="tokens decoded a CPU second",
-            axis="tokens of context, 4 rows",
-            points=of("context", "prompt_tokens", "decode_tokens_per_cpu_s"),
-        ),
-        Panel(
-            title="memory above weights, MiB",
-            axis="tokens of context, 4 rows",
-            points=of("context", "prompt_tokens", "memory_mib"),
-        ),
-        Panel(
-            title="tokens a CPU second, prefill included",
-            axis="samples a prompt of 256 tokens, 16 rows",
-            points=of("group", "samples", "whole_tokens_per_cpu_s"),
-        ),
-        Panel(
-            title="memory above weights, MiB",
-            axis="samples a prompt of 256 tokens, 16 rows",
-            points=of("group", "samples", "memory_mib"),
-        ),
-        Panel(
-            title="tokens decoded a CPU second",
-            axis="parameters, 16 rows",
-            points=of("model", "parameters", "decode_tokens_per_cpu_s"),
-        ),
+def section(document: dict[str, Any]) -> str:
+    """The page's part: how it was measured, and a table a question."""
+    run = document["run"]
+    lines = [
+        "## Rollout",
+        "",
+        f"`{run['command']}`, {run['machine']['started'][:10]}: the in-process engine, bfloat16, one thread, "
+        "SmolLM2-135M-Instruct and random weights of other sizes. Memory is above the weights.",
     ]
-    return [panel for panel in found if panel.points]
+    for question, (axis, key) in AXES.items():
+        rates = ("decode_tokens_per_cpu_s", "whole_tokens_per_cpu_s", "memory_mib")
+        rows = [
+            (row[key], *(f"{row[rate]:.4g}" for rate in rates))
+            for row in document["points"]
+            if row["question"] == question
+        ]
+        if rows:
+            lines += ["", *table(f"{axis} | tokens decoded a CPU second | with prefill | MiB", rows)]
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="a tiny model, seconds: shows that the script runs")
+    parser.add_argument("--draw", action="store_true", help="measure nothing: the page from the JSON")
     parser.add_argument("--output", type=Path, default=FIGURES / "growth-rollout.json")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "performance.md")
     arguments = parser.parse_args()
-    head = document({"threads": 1, "dtype": "bfloat16"})
-    rows: list[dict[str, Any]] = []
-    for point in points(arguments.quick):
-        rows.append(measured(point, model_of(point, arguments.quick)))
-        print({key: rows[-1][key] for key in ("question", "decode_tokens_per_cpu_s", "memory_mib")})
-    write_atomically(arguments.output, json.dumps({"run": head, "points": rows}, indent=1, allow_nan=False) + "\n")
-    picture = arguments.output.with_suffix(".svg")
-    write_atomically(picture, chart(panels(rows)))
-    text = (
-        "## Rollout\n\nThe in-process engine, bfloat16, one thread, SmolLM2-135M-Instruct and random weights of other "
-        "sizes: "
-        f"`python benchmarks/rollout_growth.py`, {head['machine']['started'][:10]}.\n\n"
-        f"![How the cost of a rollout grows]({Path(os.path.relpath(picture, arguments.page.parent)).as_posix()})"
-    )
-    put_section(arguments.page, "rollout", text)
+    if not arguments.draw:
+        head = document({"threads": 1, "dtype": "bfloat16"})
+        quick: bool = arguments.quick
+        rows = [measured(point, model_of(point, quick)) for point in points(quick)]
+        write_atomically(arguments.output, json.dumps({"run": head, "points": rows}, indent=1, allow_nan=False) + "\n")
+    put_section(arguments.page, "rollout", section(json.loads(arguments.output.read_text())))
 
 
 if __name__ == "__main__":

@@ -6,24 +6,36 @@ import json
 import sys
 from pathlib import Path
 
+import bench_models
 import learner_growth
 import pytest
+import rollout_growth
 import tensor_memory
 import torch
 from measure import ROOT
 from page_sections import put_section
 
 
-def test_growth_writes_its_section_and_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_of_a_learner_writes_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output, page = tmp_path / "growth.json", tmp_path / "performance.md"
     script = str(ROOT / "benchmarks" / "learner_growth.py")
     monkeypatch.setattr(sys, "argv", [script, "--quick", "--output", str(output), "--page", str(page)])
     learner_growth.main()
     rows = json.loads(output.read_text())["sweeps"]["batch"]
     assert rows[1]["mib_above_state"] >= rows[0]["mib_above_state"] > 0
-    pictures = sorted(path.name for path in tmp_path.glob("*.svg"))
-    assert pictures == ["growth-learner-batch-memory.svg", "growth-learner-batch-rate.svg"]
-    assert all(name in page.read_text() for name in pictures)
+    assert f"| 8 |  | {rows[1]['response_tokens_per_cpu_s']:.0f} |" in page.read_text()
+
+
+def test_growth_of_a_rollout_writes_points_and_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench_models, "MODELS", tmp_path)
+    output, page = tmp_path / "growth.json", tmp_path / "performance.md"
+    script = str(ROOT / "benchmarks" / "rollout_growth.py")
+    monkeypatch.setattr(sys, "argv", [script, "--quick", "--output", str(output), "--page", str(page)])
+    rollout_growth.main()
+    points = json.loads(output.read_text())["points"]
+    assert {point["question"] for point in points} == {"rows", "context", "group"}
+    assert all(point["decode_tokens_per_cpu_s"] > 0 for point in points)
+    assert page.read_text().count("\n| ") == 3 + len(points)
 
 
 def test_sections_leave_each_other_alone(tmp_path: Path) -> None:
