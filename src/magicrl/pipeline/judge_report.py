@@ -10,13 +10,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import combinations, zip_longest
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from magicrl.pipeline.judge_votes import CRITERIA, Judgement
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
+
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 def fleiss_kappa(counts: Sequence[tuple[int, int]]) -> float | None:
@@ -35,16 +40,12 @@ def fleiss_kappa(counts: Sequence[tuple[int, int]]) -> float | None:
         >>> round(fleiss_kappa([(3, 0), (0, 3), (2, 1), (1, 2)]) or 0, 4)
         0.3333
     """
-    rated = [(yes, no) for yes, no in counts if yes + no >= 2]
-    if not rated:
+    votes = np.asarray([pair for pair in counts if sum(pair) >= 2], dtype=np.float64).reshape(-1, 2)
+    totals = votes.sum(axis=1)
+    by_chance = float(((votes.sum(axis=0) / max(1.0, totals.sum())) ** 2).sum())
+    if not len(votes) or by_chance == 1:
         return None
-    total = sum(yes + no for yes, no in rated)
-    share = sum(yes for yes, _ in rated) / total
-    by_chance = share**2 + (1 - share) ** 2
-    if by_chance == 1:
-        return None
-    agreeing = [(yes * (yes - 1) + no * (no - 1)) / ((yes + no) * (yes + no - 1)) for yes, no in rated]
-    observed = sum(agreeing) / len(agreeing)
+    observed = float(((votes * (votes - 1)).sum(axis=1) / (totals * (totals - 1))).mean())
     return (observed - by_chance) / (1 - by_chance)
 
 
@@ -55,14 +56,23 @@ def cohen_kappa(pairs: Iterable[tuple[bool, bool]]) -> float | None:
         >>> cohen_kappa([(True, True), (False, False), (True, False), (True, True)])
         0.5
     """
-    held = list(pairs)
-    if not held:
+    held = np.asarray([*pairs], dtype=np.float64).reshape(-1, 2)
+    if not len(held):
         return None
-    n = len(held)
-    observed = sum(a == b for a, b in held) / n
-    first, second = sum(a for a, _ in held) / n, sum(b for _, b in held) / n
-    by_chance = first * second + (1 - first) * (1 - second)
+    first, second = held.mean(axis=0)
+    by_chance = float(first * second + (1 - first) * (1 - second))
+    observed = float((held[:, 0] == held[:, 1]).mean())
     return None if by_chance == 1 else (observed - by_chance) / (1 - by_chance)
+
+
+_STRENGTHS = (
+    (0.0, "worthless: no better than chance"),
+    (0.2, "weak: slight agreement"),
+    (0.4, "weak: fair agreement"),
+    (0.6, "moderate agreement"),
+    (0.8, "substantial agreement"),
+    (float("inf"), "almost perfect agreement"),
+)
 
 
 def strength(kappa: float | None) -> str:
@@ -74,100 +84,55 @@ def strength(kappa: float | None) -> str:
     """
     if kappa is None:
         return "not known: too few votes, or all the same"
-    for limit, word in ((0.0, "worthless: no better than chance"), (0.2, "weak: slight agreement")):
-        if kappa <= limit:
-            return word
-    for limit, word in ((0.4, "weak: fair agreement"), (0.6, "moderate agreement"), (0.8, "substantial agreement")):
-        if kappa <= limit:
-            return word
-    return "almost perfect agreement"
+    return next(word for limit, word in _STRENGTHS if kappa <= limit)
 
 
 _DRAWS = 1000  # of the bootstrap
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Sampled:
-    """A problem of the sample.
-
-    Attributes:
-        problem: its id.
-        weight: how many problems it stands for.
-    """
-
-    problem: str
-    weight: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class ThresholdRow:
-    """What a threshold would do, by a person's labels. All shares are weighted to the whole set.
+    """What a threshold would do, by a person's labels. All shares are weighted to the whole set."""
 
-    Attributes:
-        threshold: least votes for keeping.
-        kept: share of all problems that would be kept.
-        precision: share of the kept that are good; None where none would be kept.
-        recall: share of the good that are kept.
-        flawed_kept: share of the flawed that are kept nevertheless; None where there are none.
-        recall_interval, precision_interval: 95 % bootstrap intervals.
-    """
-
-    threshold: int
-    kept: float
-    precision: float | None
-    recall: float
-    flawed_kept: float | None
-    precision_interval: tuple[float, float]
+    threshold: int  # least votes for keeping
+    kept: float  # share of all problems that would be kept
+    precision: float | None  # share of the kept that are good; None where none would be kept
+    recall: float  # share of the good that are kept
+    flawed_kept: float | None  # share of the flawed that are kept nevertheless; None where there are none
+    precision_interval: tuple[float, float]  # 95 % bootstrap
     recall_interval: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Calibration:
-    """Votes against labels.
+    """Votes against labels."""
 
-    Attributes:
-        labelled: how many problems have a label and votes.
-        flawed: how many of these are labelled as flawed.
-        rows: for each threshold, from 1 to the number of votes.
-        threshold: the highest that keeps the wanted share of the good; None where there is no such one.
-        least_recall: that share.
-        judge_kappa: of each judge's majority against the label, beyond chance.
-        judge_accuracy: share of labelled problems where they agree.
-    """
-
-    labelled: int
-    flawed: int
-    rows: tuple[ThresholdRow, ...]
-    threshold: int | None
+    labelled: int  # problems that have a label and votes
+    flawed: int  # of these, labelled as flawed
+    rows: tuple[ThresholdRow, ...]  # for each threshold, from 1 to the number of votes
+    threshold: int | None  # the highest that keeps ``least_recall`` of the good, if there is one
     least_recall: float
-    judge_kappa: Mapping[str, float | None]
-    judge_accuracy: Mapping[str, float]
+    judge_kappa: Mapping[str, float | None]  # of each judge's majority against the label
+    judge_accuracy: Mapping[str, float]  # share of labelled problems where they agree
 
 
-def sample_for_labels(judgements: Iterable[Judgement], *, count: int, seed: int) -> list[Sampled]:
-    """Problems for a person to label: evenly over the numbers of votes, so that every threshold is informed.
+def sample_for_labels(judgements: Iterable[Judgement], *, count: int, seed: int) -> dict[str, float]:
+    """Problems for a person to label, with how many problems each stands for.
 
-    Only ids and numbers of votes are held in memory. The order is random: it says nothing of the votes.
+    They are drawn evenly over the numbers of votes, so that every threshold is informed. The order is random: it says
+    nothing of the votes.
     """
     strata: dict[int, list[str]] = {}
     for judgement in judgements:
         strata.setdefault(judgement.keeps, []).append(judgement.problem)
     draw = random.Random(seed)
-    quota = dict.fromkeys(sorted(strata), 0)
-    left = min(count, sum(len(members) for members in strata.values()))
-    while left:  # round by round, so that small strata are taken whole
-        for keeps in quota:
-            if left and quota[keeps] < len(strata[keeps]):
-                quota[keeps] += 1
-                left -= 1
-    chosen = [
-        Sampled(problem=name, weight=len(strata[keeps]) / number)
-        for keeps, number in quota.items()
-        if number
-        for name in draw.sample(strata[keeps], number)
-    ]
+    shuffled = [draw.sample(strata[keeps], len(strata[keeps])) for keeps in sorted(strata)]
+    # round by round, so that small strata are taken whole
+    rounds = [(name, place) for one in zip_longest(*shuffled) for place, name in enumerate(one) if name is not None]
+    chosen = rounds[:count]
+    taken = Counter(place for _, place in chosen)
     draw.shuffle(chosen)
-    return chosen
+    return {name: len(shuffled[place]) / taken[place] for name, place in chosen}
 
 
 def read_labels(path: Path) -> dict[str, bool]:
@@ -179,8 +144,7 @@ def read_labels(path: Path) -> dict[str, bool]:
     rows: list[tuple[int, dict[str, Any]]] = []
     try:
         if path.suffix == ".json":
-            content: Any = json.loads(path.read_text(encoding="utf-8"))
-            rows = list(enumerate(cast("list[dict[str, Any]]", content["labels"]), 1))
+            rows = list(enumerate(json.loads(path.read_text(encoding="utf-8"))["labels"], 1))
         else:
             with path.open(encoding="utf-8-sig", newline="") as file:
                 rows = list(enumerate(csv.DictReader(file), 2))
@@ -228,131 +192,110 @@ def calibrate(
     keeps = np.asarray([judgement.keeps for judgement in held])
     weight = np.asarray([(weights or {}).get(judgement.problem, 1.0) for judgement in held])
     votes = max(len(judgement.votes) for judgement in held)
-    rows = tuple(_row(threshold, keeps, good, weight) for threshold in range(1, votes + 1))
-    enough = [row.threshold for row in rows if row.recall >= least_recall]
-    pairs = _majorities(held, labels)
+    rows = tuple(_row(threshold, keeps >= threshold, good, weight) for threshold in range(1, votes + 1))
+    majorities: dict[str, list[tuple[bool, bool]]] = {}
+    for judgement in held:
+        for judge, (yes, no) in _counts(judgement).items():
+            if yes != no:  # a tie is no majority
+                majorities.setdefault(judge, []).append((yes > no, labels[judgement.problem]))
     return Calibration(
         labelled=len(held),
         flawed=int((~good).sum()),
         rows=rows,
-        threshold=max(enough, default=None),
+        threshold=max((row.threshold for row in rows if row.recall >= least_recall), default=None),
         least_recall=least_recall,
-        judge_kappa={judge: cohen_kappa(found) for judge, found in pairs.items()},
-        judge_accuracy={judge: sum(a == b for a, b in found) / len(found) for judge, found in pairs.items()},
+        judge_kappa={judge: cohen_kappa(pairs) for judge, pairs in majorities.items()},
+        judge_accuracy={judge: sum(a == b for a, b in pairs) / len(pairs) for judge, pairs in majorities.items()},
     )
 
 
-def _row(threshold: int, keeps: Any, good: Any, weight: Any) -> ThresholdRow:
-    kept = keeps >= threshold
-    drawn = np.random.default_rng(threshold).integers(0, len(keeps), (_DRAWS, len(keeps)))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        right = (weight * (kept & good))[drawn].sum(axis=1)
-        precision = right / (weight * kept)[drawn].sum(axis=1)
-        recall = right / (weight * good)[drawn].sum(axis=1)
+def _row(threshold: int, kept: Bools, good: Bools, weight: Floats) -> ThresholdRow:
+    drawn = np.random.default_rng(threshold).integers(0, len(kept), (_DRAWS, len(kept)))
+
+    def share(part: Bools, whole: Bools) -> float | None:
+        total = float(weight[whole].sum())
+        return float(weight[part & whole].sum()) / total if total else None
+
+    def interval(whole: Bools) -> tuple[float, float]:
+        with np.errstate(invalid="ignore"):
+            shares = (weight * (kept & good))[drawn].sum(axis=1) / (weight * whole)[drawn].sum(axis=1)
+        known = shares[np.isfinite(shares)]
+        low, high = np.quantile(known, [0.025, 0.975]) if len(known) else (0.0, 1.0)
+        return float(low), float(high)
+
     return ThresholdRow(
         threshold=threshold,
         kept=float(weight[kept].sum() / weight.sum()),
-        precision=_share(kept & good, kept, weight),
-        recall=_share(kept & good, good, weight) or 0.0,
-        flawed_kept=_share(kept & ~good, ~good, weight),
-        precision_interval=_interval(precision),
-        recall_interval=_interval(recall),
+        precision=share(good, kept),
+        recall=share(kept, good) or 0.0,
+        flawed_kept=share(kept, ~good),
+        precision_interval=interval(kept),
+        recall_interval=interval(good),
     )
 
 
-def _share(part: Any, whole: Any, weight: Any) -> float | None:
-    total = float(weight[whole].sum())
-    return float(weight[part].sum()) / total if total else None
+def _counts(judgement: Judgement) -> dict[str, tuple[int, int]]:
+    """By judge: votes for keeping and for dropping."""
+    said = Counter((vote.judge, vote.keep) for vote in judgement.votes)
+    return {judge: (said[judge, True], said[judge, False]) for judge in sorted({judge for judge, _ in said})}
 
 
-def _interval(values: Any) -> tuple[float, float]:
-    known = values[np.isfinite(values)]
-    if not len(known):
-        return 0.0, 1.0
-    low, high = np.quantile(known, [0.025, 0.975])
-    return float(low), float(high)
-
-
-def _majorities(held: Sequence[Judgement], labels: Mapping[str, bool]) -> dict[str, list[tuple[bool, bool]]]:
-    """By judge: its majority and the label, where it has one; a tie is none."""
-    found: dict[str, list[tuple[bool, bool]]] = {}
-    for judgement in held:
-        for judge in sorted({vote.judge for vote in judgement.votes}):
-            said = [vote.keep for vote in judgement.votes if vote.judge == judge and vote.keep is not None]
-            keeps = sum(said)
-            if 2 * keeps != len(said):
-                found.setdefault(judge, []).append((2 * keeps > len(said), labels[judgement.problem]))
-    return found
-
-
-class JudgingReport:
-    """Collects judgements, one at a time; memory holds a few numbers a problem."""
-
-    def __init__(self, settings: JudgingSettings) -> None:
-        self._settings = settings
-        names = [judge.shown_name for judge in settings.judges]
-        self._sums = {name: Counter[str]() for name in names}
-        self._by_judge: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
-        self._counts: list[tuple[int, int]] = []
-        self._histogram: dict[int, int] = {}
-        self._kept = 0
-        self._undecided = 0
-
-    def add(self, judgement: Judgement) -> None:
-        """Count a judgement."""
-        for name, sums in self._sums.items():
-            votes = [vote for vote in judgement.votes if vote.judge == name]
-            said = Counter(vote.status for vote in votes)
-            keeps = sum(vote.keep is True for vote in votes)
-            sums.update(
-                {"votes": len(votes), "keeps": keeps, **said},
-                prompt_tokens=sum(vote.prompt_tokens for vote in votes),
-                completion_tokens=sum(vote.completion_tokens for vote in votes),
+def report_of(judgements: Iterable[Judgement], settings: JudgingSettings) -> dict[str, Any]:
+    """Agreement, shares, tokens and cost, as JSON values. Memory holds a few numbers a problem."""
+    names = [judge.shown_name for judge in settings.judges]
+    sums = {name: Counter[str]() for name in names}
+    by_judge: dict[str, list[tuple[int, int]]] = {name: [] for name in names}
+    together: list[tuple[int, int]] = []
+    histogram, kept, undecided = Counter[int](), 0, 0
+    for judgement in judgements:
+        counts = _counts(judgement)
+        for name in names:
+            by_judge[name].append(counts.get(name, (0, 0)))
+        for vote in judgement.votes:
+            tokens = {"prompt_tokens": vote.prompt_tokens, "completion_tokens": vote.completion_tokens}
+            sums[vote.judge].update({"votes": 1, vote.status: 1, **tokens})
+        together.append((judgement.keeps, judgement.valid - judgement.keeps))
+        histogram[judgement.keeps] += 1
+        kept += judgement.keep
+        undecided += not judgement.decided
+    kappa = fleiss_kappa(together)
+    return {
+        "problems": len(together),
+        "kept": kept,
+        "dropped": len(together) - kept,
+        "undecided": undecided,
+        "threshold": settings.threshold,
+        "votes_a_problem": settings.votes,
+        "fleiss_kappa": kappa,
+        "agreement": strength(kappa),
+        "keep_votes": {str(keeps): number for keeps, number in sorted(histogram.items())},
+        "judges": {
+            judge.shown_name: _of_judge(judge, sums[judge.shown_name], by_judge[judge.shown_name])
+            for judge in settings.judges
+        },
+        "between_judges": {
+            f"{first} / {second}": cohen_kappa(
+                (a[0] > a[1], b[0] > b[1])
+                for a, b in zip(by_judge[first], by_judge[second], strict=True)
+                if a[0] != a[1] and b[0] != b[1]  # a tie is no majority
             )
-            self._by_judge[name].append((keeps, said["valid"] - keeps))
-        self._counts.append((judgement.keeps, judgement.valid - judgement.keeps))
-        self._histogram[judgement.keeps] = self._histogram.get(judgement.keeps, 0) + 1
-        self._kept += judgement.keep
-        self._undecided += not judgement.decided
+            for first, second in combinations(names, 2)
+        },
+    }
 
-    def as_dict(self) -> dict[str, Any]:
-        """Everything, as JSON values."""
-        return {
-            "problems": len(self._counts),
-            "kept": self._kept,
-            "dropped": len(self._counts) - self._kept,
-            "undecided": self._undecided,
-            "threshold": self._settings.threshold,
-            "votes_a_problem": self._settings.votes,
-            "fleiss_kappa": fleiss_kappa(self._counts),
-            "agreement": strength(fleiss_kappa(self._counts)),
-            "keep_votes": {str(keeps): number for keeps, number in sorted(self._histogram.items())},
-            "judges": {judge.shown_name: self._of(judge) for judge in self._settings.judges},
-            "between_judges": self._between(),
-        }
 
-    def _of(self, judge: JudgeSettings) -> dict[str, Any]:
-        sums = self._sums[judge.shown_name]
-        kappa = fleiss_kappa(self._by_judge[judge.shown_name])
-        return {
-            **{name: sums[name] for name in ("votes", "valid", "unreadable", "failed")},
-            "says_keep": sums["keeps"] / sums["valid"] if sums["valid"] else None,
-            "fleiss_kappa": kappa,
-            "agreement_with_itself": strength(kappa),
-            "prompt_tokens": sums["prompt_tokens"],
-            "completion_tokens": sums["completion_tokens"],
-            "dollars": cost(judge, sums["prompt_tokens"], sums["completion_tokens"]),
-        }
-
-    def _between(self) -> dict[str, float | None]:
-        """Cohen's kappa of the majorities of each pair of judges; ties do not count."""
-        names, found = list(self._by_judge), dict[str, float | None]()
-        for place, first in enumerate(names):
-            for second in names[place + 1 :]:
-                pairs = zip(self._by_judge[first], self._by_judge[second], strict=True)
-                majorities = [(a[0] > a[1], b[0] > b[1]) for a, b in pairs if a[0] != a[1] and b[0] != b[1]]
-                found[f"{first} / {second}"] = cohen_kappa(majorities)
-        return found
+def _of_judge(judge: JudgeSettings, sums: Mapping[str, int], counts: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    kappa = fleiss_kappa(counts)
+    keeps, tokens = sum(yes for yes, _ in counts), (sums["prompt_tokens"], sums["completion_tokens"])
+    return {
+        **{name: sums[name] for name in ("votes", "valid", "unreadable", "failed")},
+        "says_keep": keeps / sums["valid"] if sums["valid"] else None,
+        "fleiss_kappa": kappa,
+        "agreement_with_itself": strength(kappa),
+        "prompt_tokens": tokens[0],
+        "completion_tokens": tokens[1],
+        "dollars": cost(judge, *tokens),
+    }
 
 
 def cost(judge: JudgeSettings, prompt_tokens: float, completion_tokens: float) -> float:
@@ -412,8 +355,7 @@ def as_text(report: Mapping[str, Any], calibration: Calibration | None = None) -
     """The report for a terminal or a file; a weak judge is called one."""
     lines = [
         f"{report['problems']} problems, {report['kept']} kept: at least {report['threshold']} of "
-        f"{report['votes_a_problem']} votes",
-        f"{report['undecided']} had too few readable votes" if report["undecided"] else "",
+        f"{report['votes_a_problem']} votes; {report['undecided']} had too few readable votes",
         f"all votes: Fleiss' kappa {_number(report['fleiss_kappa'])}, {report['agreement']}",
     ]
     for name, judge in report["judges"].items():
@@ -425,41 +367,30 @@ def as_text(report: Mapping[str, Any], calibration: Calibration | None = None) -
     lines += [f"between {names}: kappa {_number(kappa)}" for names, kappa in report["between_judges"].items()]
     if calibration is None:
         lines.append("agreement with people is not known: label a sample to calibrate the judges")
-    else:
-        lines += _calibration_lines(calibration)
-    return "\n".join(line for line in lines if line) + "\n"
-
-
-def _calibration_lines(calibration: Calibration) -> list[str]:
-    lines = [f"{calibration.labelled} labelled by a person, {calibration.flawed} of them as flawed"]
+        return "\n".join(lines) + "\n"
+    lines.append(f"{calibration.labelled} labelled by a person, {calibration.flawed} of them as flawed")
     for name, kappa in calibration.judge_kappa.items():
-        accuracy = calibration.judge_accuracy[name]
-        lines.append(
-            f"judge {name} against the labels: {accuracy:.2f} equal, kappa {_number(kappa)}, {strength(kappa)}"
-        )
+        share = calibration.judge_accuracy[name]
+        lines.append(f"judge {name} against the labels: {share:.2f} equal, kappa {_number(kappa)}, {strength(kappa)}")
     lines.append("threshold  kept  precision  recall  flawed kept")
     lines += [
         f"{row.threshold:9d} {row.kept:5.2f} {_number(row.precision):>10} {row.recall:7.2f} "
         f"{_number(row.flawed_kept):>12}"
         for row in calibration.rows
     ]
+    wanted = f"{calibration.least_recall:.0%} of the good problems"
     if calibration.threshold is None:
-        lines.append(
-            f"no threshold keeps {calibration.least_recall:.0%} of the good problems: these judges are too weak"
-        )
+        lines.append(f"no threshold keeps {wanted}: these judges are too weak")
     else:
-        lines.append(
-            f"threshold that follows: {calibration.threshold} (the highest that keeps {calibration.least_recall:.0%} "
-            "of the good)"
-        )
-    return lines
+        lines.append(f"threshold that follows: {calibration.threshold} (the highest that keeps {wanted})")
+    return "\n".join(lines) + "\n"
 
 
 def _number(value: float | None) -> str:
     return "unknown" if value is None else f"{value:.2f}"
 
 
-def write_sheet(sample: Sequence[Sampled], texts: Mapping[str, str], folder: Path) -> Path:
+def write_sheet(sample: Mapping[str, float], texts: Mapping[str, str], folder: Path) -> Path:
     """Write ``sheet.html``, ``sheet.csv`` and ``weights.json`` (for ``calibrate``) and return the page's path.
 
     The page shows one problem at a time and no votes, so that they cannot sway a label; it asks nothing of a network,
@@ -471,9 +402,8 @@ def write_sheet(sample: Sequence[Sampled], texts: Mapping[str, str], folder: Pat
         folder: is made.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    problems = [{"id": one.problem, "text": texts[one.problem]} for one in sample]
     # the text of a problem must not end the script element that holds it
-    data = json.dumps(problems).replace("<", "\\u003c")
+    data = json.dumps([{"id": name, "text": texts[name]} for name in sample]).replace("<", "\\u003c")
     criteria = "".join(f"<li>{html.escape(text)}</li>" for text in CRITERIA.values())
     page = files("magicrl.pipeline").joinpath("label_sheet.html").read_text(encoding="utf-8")
     path = folder / "sheet.html"
@@ -481,7 +411,6 @@ def write_sheet(sample: Sequence[Sampled], texts: Mapping[str, str], folder: Pat
     with (folder / "sheet.csv").open("w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(["id", "label", "note", "text"])
-        table.writerows([one["id"], "", "", one["text"]] for one in problems)
-    weights = {one.problem: one.weight for one in sample}
-    (folder / "weights.json").write_text(json.dumps(weights, indent=1), encoding="utf-8")
+        table.writerows([name, "", "", texts[name]] for name in sample)
+    (folder / "weights.json").write_text(json.dumps(dict(sample), indent=1), encoding="utf-8")
     return path

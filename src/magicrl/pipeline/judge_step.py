@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ import httpx2
 from magicrl.files import write_atomically
 from magicrl.pipeline.entry import Document, Entry
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
-from magicrl.pipeline.judge_report import JudgingReport, as_text, estimated_cost, flawed_figures
+from magicrl.pipeline.judge_report import as_text, estimated_cost, flawed_figures, report_of
 from magicrl.pipeline.judge_votes import Judgement, judge_problems, votes_missing
 from magicrl.pipeline.maths_rules import note_of
 from magicrl.pipeline.parts import Part, StepFolder, read_part
@@ -114,13 +114,14 @@ def _stop(server: subprocess.Popen[bytes]) -> None:
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if server.poll() is None:
             os.killpg(server.pid, sign)
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 server.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                continue
 
 
-_FREE = ("concurrency", "requests_per_minute", "attempts", "attempt_seconds", "key_variable", "base_url")
+_FREE = {
+    *("concurrency", "requests_per_minute", "attempts", "attempt_seconds", "key_variable", "base_url"),
+    *("dollars_per_million_input", "dollars_per_million_output"),
+}
 """Settings of a judge that decide no vote."""
 
 
@@ -130,12 +131,7 @@ class Judge(Step[JudgeStep]):
     use = "judge"
 
     def identity(self, context: Context) -> Any:
-        known = self._settings.settings.model_dump(mode="json")
-        for judge in known["judges"]:
-            for name in _FREE:
-                judge.pop(name)
-            for name in [name for name in judge if name.startswith("dollars")]:
-                judge.pop(name)
+        known = self._settings.settings.model_dump(mode="json", exclude={"judges": {"__all__": _FREE}})
         return known | {"flawed": self._settings.flawed}
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
@@ -151,16 +147,17 @@ class Judge(Step[JudgeStep]):
                 f"judge {name}: {cost['votes']} votes to ask for, {cost['prompt_tokens']} tokens in, at most "
                 f"{cost['most_completion_tokens']} out, at most {cost['most_dollars']:.2f} dollars"
             )
-        report = JudgingReport(settings)
         lines: list[str] = []
-        with ExitStack() as stack:
-            if any(missing.values()) or self._settings.flawed:
-                stack.enter_context(served(self._settings, context, folder.work / "server.log"))
-            for done, judgement in enumerate(judge_problems(_problems(parts), settings, folder=folder.work), start=1):
-                report.add(judgement)
+
+        def judged() -> Iterator[Judgement]:
+            for judgement in judge_problems(_problems(parts), settings, folder=folder.work):
                 lines.append(json.dumps(_line(judgement)) + "\n")
-                context.watcher.progress(self.use, done, total, "problems")
-            told = report.as_dict()
+                context.watcher.progress(self.use, len(lines), total, "problems")
+                yield judgement
+
+        serve = any(missing.values()) or self._settings.flawed
+        with served(self._settings, context, folder.work / "server.log") if serve else nullcontext():
+            told = report_of(judged(), settings)
             if self._settings.flawed:
                 known = judge_problems(FLAWED, settings, folder=folder.work)
                 told["flawed"] = flawed_figures(known, [problem.id for problem in FLAWED])

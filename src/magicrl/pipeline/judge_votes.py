@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
-import os
 import re
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from threading import Event, Lock
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from magicrl.files import only_writer
-from magicrl.pipeline.embedders import Requests
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
-from magicrl.rollout.openai_http import ServerError, ServerSettings, usage_of
-
-VoteStatus = Literal["valid", "unreadable", "failed"]
+from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport, usage_of
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,45 +25,31 @@ class Vote:
     """One answer of one judge.
 
     Attributes:
-        problem: id of the problem.
-        judge: name of the judge.
-        index: of the vote, from 0.
         status: ``valid``: a verdict was read; ``unreadable``: the judge answered something else, every time it was
             asked; ``failed``: the server refused this problem for good.
-        keep: the verdict; None unless valid.
-        reasons: what the judge wrote before it, or the error.
         criteria: its verdict on each criterion, by name, as far as it gave them.
-        prompt_tokens, completion_tokens: as the server counted them; 0 where it did not.
     """
 
-    problem: str
-    judge: str
-    index: int
-    status: VoteStatus
-    keep: bool | None
-    reasons: str
+    problem: str  # id
+    judge: str  # its name
+    index: int  # of the vote, from 0
+    status: Literal["valid", "unreadable", "failed"]
+    keep: bool | None  # the verdict; None unless valid
+    reasons: str  # what the judge wrote before it, or the error
     criteria: dict[str, bool]
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # as the server counted them; 0 where it did not
     completion_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgement:
-    """All votes on one problem.
+    """All votes on one problem."""
 
-    Attributes:
-        problem: its id.
-        votes: of every judge, in the order of judges and indices.
-        valid: how many were readable.
-        keeps: how many of these say that the problem is well posed.
-        keep: whether that is at least the threshold; what the settings say where too few votes are valid.
-    """
-
-    problem: str
-    votes: tuple[Vote, ...]
-    valid: int
-    keeps: int
-    keep: bool
+    problem: str  # id
+    votes: tuple[Vote, ...]  # of every judge, in the order of judges and indices
+    valid: int  # how many were readable
+    keeps: int  # how many of these say that the problem is well posed
+    keep: bool  # at least the threshold; what the settings say where too few votes are valid
 
     @property
     def decided(self) -> bool:
@@ -98,7 +80,7 @@ _FORM = (
 Structure = Literal["json_schema", "json_object", "none"]
 _YES = frozenset({"keep", "yes", "true", "good", "pass"})
 _NO = frozenset({"drop", "no", "false", "bad", "fail", "reject"})
-_MOST_BRACES = 200  # that begin no object, before an answer is given up
+_MOST_BRACES = 1000  # of a hostile answer each one may begin something that is parsed to its end
 _PLAIN = re.compile(r"\bverdict\W{0,12}(keep|drop)\b", re.I)
 
 
@@ -119,20 +101,16 @@ def response_format(structure: Structure, reasons_characters: int | None = None)
         return {}
     if structure == "json_object":
         return {"response_format": {"type": "json_object"}}
-    # the order of properties is the order of writing: reasons before verdicts
     length = {} if reasons_characters is None else {"maxLength": reasons_characters}
-    properties: dict[str, Any] = {"reasons": {"type": "string", **length}}
-    properties |= {name: {"type": "boolean"} for name in CRITERIA}
-    properties["verdict"] = {"type": "string", "enum": ["keep", "drop"]}
-    schema = {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
+    # the order of properties is the order of writing: reasons before verdicts
+    properties = {
+        "reasons": {"type": "string", **length},
+        **{name: {"type": "boolean"} for name in CRITERIA},
+        "verdict": {"type": "string", "enum": ["keep", "drop"]},
     }
-    return {
-        "response_format": {"type": "json_schema", "json_schema": {"name": "review", "strict": True, "schema": schema}}
-    }
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    review = {"name": "review", "strict": True, "schema": schema}
+    return {"response_format": {"type": "json_schema", "json_schema": review}}
 
 
 def read_answer(text: str) -> tuple[bool, str, dict[str, bool]]:
@@ -171,22 +149,20 @@ def _verdict(value: Any) -> bool | None:
 
 def _objects(text: str) -> list[dict[str, Any]]:
     """Every JSON object in a text that is not within another one."""
-    decoder, found, place, failed = json.JSONDecoder(strict=False), list[dict[str, Any]](), 0, 0
-    while failed < _MOST_BRACES and (place := text.find("{", place)) >= 0:
-        try:
-            value, end = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):
-            place, failed = place + 1, failed + 1
-            continue
-        found.append(cast("dict[str, Any]", value))
-        place = end
+    decoder, found, end = json.JSONDecoder(strict=False), list[dict[str, Any]](), 0
+    for brace in islice(re.finditer("{", text), _MOST_BRACES):
+        if brace.start() >= end:
+            try:
+                value, end = decoder.raw_decode(text, brace.start())
+            except (ValueError, RecursionError):
+                continue
+            found.append(value)
     return found
 
 
 _WEAKER: dict[Structure, Structure] = {"json_schema": "json_object", "json_object": "none"}
 _ABOUT_FORM = re.compile(r"response.?format|json.?(schema|object)|structured|guided|grammar|extra.*(field|input)", re.I)
 _REFUSED = frozenset({400, 413, 422})  # what a server says of this request, rather than of all
-_PROBE = Document(id="probe", text="What is 1 + 1?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,19 +174,8 @@ class Wanted:
     key: bytes
 
 
-@dataclass(slots=True)
-class _Try:
-    """A vote on its way: answers so far that could not be read, and the tokens they cost."""
-
-    wanted: Wanted
-    structure: Structure = "none"
-    attempt: int = 0
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-
 class JudgeClient:
-    """Asks one model for votes.
+    """Asks one model for votes. Everything but the constructor belongs to one event loop.
 
     Raises:
         ValueError: the address is none, or the key's variable is named and not set.
@@ -218,10 +183,11 @@ class JudgeClient:
 
     def __init__(self, settings: JudgeSettings, judging: JudgingSettings) -> None:
         self.settings = settings
-        self._instructions = judging.instructions
-        self._seed = judging.seed
+        self._judging = judging
         self._structure: Structure = "json_schema" if settings.structured == "auto" else settings.structured
         self._answered = False
+        self._gap = 60.0 / settings.requests_per_minute if settings.requests_per_minute else 0.0
+        self._next = 0.0
         server = ServerSettings(
             base_url=settings.base_url,
             model=settings.model,
@@ -231,139 +197,109 @@ class JudgeClient:
             attempts=settings.attempts,
             attempt_seconds=settings.attempt_seconds,
         )
-        self._where = f"judge {settings.shown_name!r}"
-        self._requests: Requests[int] = Requests(server, "/chat/completions", per_minute=settings.requests_per_minute)
+        self._transport = Transport(server, ServerUsage())
 
-    @property
-    def retries(self) -> int:
-        """Requests sent again so far, because the server failed them."""
-        return self._requests.usage.retries
-
-    def votes(self, wanted: Sequence[Wanted], stop: Event) -> Iterator[tuple[Wanted, Vote]]:
-        """Votes as they arrive. When ``stop`` is set no new one is asked for.
+    async def vote(self, wanted: Wanted, stopped: Callable[[], bool]) -> Vote:
+        """One vote, asked for again while the answer cannot be read.
 
         Raises:
-            ServerError: the server cannot be reached, refuses the key or the model, or fails for too long; votes that
-                had arrived were yielded.
+            ServerError: the server cannot be reached, refuses the key or the model, or fails for too long.
         """
-        open_tries = [_Try(one) for one in wanted]
-        while open_tries and not stop.is_set():
-            again: list[_Try] = []
-            failure: ServerError | None = None
-            bodies = ((i, self._body(t)) for i, t in enumerate(open_tries) if not (failure or stop.is_set()))
-            for number, answer in self._requests.all(bodies):
-                current = open_tries[number]
-                try:
-                    vote = self._vote(current, answer)
-                except ServerError as error:  # of the first; what is under way is paid for and still taken
-                    failure = failure or error
+        vote = Vote(
+            problem=wanted.problem.id,
+            judge=self.settings.shown_name,
+            index=wanted.index,
+            status="unreadable",
+            keep=None,
+            reasons="",
+            criteria={},
+        )
+        attempt = 0
+        while attempt < self.settings.unreadable_attempts:
+            structure = self._structure
+            try:
+                answer = await self._send(self._body(wanted.problem.text, wanted.key, attempt), stopped)
+            except ServerError as error:
+                if error.status not in _REFUSED:
+                    raise self._named(error) from None
+                if self._weakened(structure, str(error)):
                     continue
-                if vote is None:
-                    again.append(current)
-                else:
-                    yield current.wanted, vote
-            if failure is not None:
-                raise failure
-            open_tries = again
+                if not self._answered:
+                    await self._probe(error)
+                return replace(vote, status="failed", reasons=str(error))
+            self._answered = True
+            attempt += 1
+            prompt, completion = usage_of(answer) or (0, 0)
+            paid, written = vote.prompt_tokens + prompt, vote.completion_tokens + completion
+            vote = replace(vote, prompt_tokens=paid, completion_tokens=written)
+            try:
+                keep, reasons, criteria = read_answer(_content(answer))
+            except UnreadableAnswer as error:
+                vote = replace(vote, reasons=str(error))
+                continue
+            return replace(vote, status="valid", keep=keep, reasons=reasons, criteria=criteria)
+        return vote
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the connections."""
-        self._requests.close()
+        await self._transport.close()
 
-    def _body(self, current: _Try) -> dict[str, Any]:
-        settings, wanted = self.settings, current.wanted
-        current.structure = self._structure
-        drawn = f"{self._seed} {wanted.key.hex()} {current.attempt}"
-        body: dict[str, Any] = {
+    def _body(self, problem: str, key: bytes, attempt: int) -> dict[str, Any]:
+        settings = self.settings
+        drawn = hashlib.sha256(f"{self._judging.seed} {key.hex()} {attempt}".encode()).digest()
+        body = {
             "model": settings.model,
-            "messages": messages(wanted.problem.text, self._instructions),
+            "messages": messages(problem, self._judging.instructions),
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
-            "seed": int.from_bytes(hashlib.sha256(drawn.encode()).digest()[:4], "little") >> 1,
+            "seed": int.from_bytes(drawn[:4], "little") >> 1,
+            **response_format(self._structure, settings.reasons_characters),
+            **settings.extra,
         }
-        body |= response_format(current.structure, settings.reasons_characters) | settings.extra
         return {name: value for name, value in body.items() if value is not None}
 
-    def _vote(self, current: _Try, answer: dict[str, Any] | ServerError) -> Vote | None:
-        """The vote that an answer is; None when it must be asked for again."""
-        if isinstance(answer, ServerError):
-            return self._refusal(current, answer)
-        self._answered = True
-        counted = usage_of(answer) or (0, 0)
-        current.prompt_tokens += counted[0]
-        current.completion_tokens += counted[1]
-        current.attempt += 1
-        try:
-            keep, reasons, criteria = read_answer(_content(answer))
-        except UnreadableAnswer as error:
-            if current.attempt < self.settings.unreadable_attempts:
-                return None
-            return self._made(current, "unreadable", None, str(error), {})
-        return self._made(current, "valid", keep, reasons, criteria)
+    async def _send(self, body: dict[str, Any], stopped: Callable[[], bool]) -> dict[str, Any]:
+        if self._gap:
+            now = time.monotonic()
+            self._next = max(self._next, now) + self._gap
+            await asyncio.sleep(self._next - self._gap - now)
+        return await self._transport.send("POST", "/chat/completions", body, stopped=stopped)
 
-    def _refusal(self, current: _Try, error: ServerError) -> Vote | None:
-        """A refusal of the answer's form is met with a weaker one; one of this problem is a failed vote.
+    def _weakened(self, structure: Structure, refusal: str) -> bool:
+        """Whether it was the answer's form that was refused; the next request then asks for a weaker one."""
+        if self.settings.structured != "auto" or structure not in _WEAKER or not _ABOUT_FORM.search(refusal):
+            return False
+        if structure == self._structure:  # others of the same form may have been under way
+            self._structure = _WEAKER[structure]
+        return True
 
-        Raises:
-            ServerError: one that concerns every request.
-        """
-        text = str(error)
-        if error.status not in _REFUSED:
-            raise self._named(error)
-        if self.settings.structured == "auto" and current.structure in _WEAKER and _ABOUT_FORM.search(text):
-            if current.structure == self._structure:  # others of the same form may have been under way
-                self._structure = _WEAKER[current.structure]
-            return None
-        if not self._answered:
-            self._probe(error)
-        return self._made(current, "failed", None, text, {})
-
-    def _probe(self, error: ServerError) -> None:
+    async def _probe(self, refusal: ServerError) -> None:
         """See whether the server refuses one problem or all: ask about one that nothing is wrong with.
 
         Raises:
             ServerError: it refuses all.
         """
         try:
-            self._requests.one(self._body(_Try(Wanted(_PROBE, 0, b""))))
+            await self._send(self._body("What is 1 + 1?", b"", 0), lambda: False)
         except ServerError:
-            raise self._named(error) from None
+            raise self._named(refusal) from None
         self._answered = True
 
     def _named(self, error: ServerError) -> ServerError:
-        return ServerError(f"{self._where}: {error}", status=error.status, retryable=error.retryable)
-
-    def _made(
-        self,
-        current: _Try,
-        status: Any,
-        keep: bool | None,
-        reasons: str,
-        criteria: dict[str, bool],
-    ) -> Vote:
-        return Vote(
-            problem=current.wanted.problem.id,
-            judge=self.settings.shown_name,
-            index=current.wanted.index,
-            status=status,
-            keep=keep,
-            reasons=reasons,
-            criteria=criteria,
-            prompt_tokens=current.prompt_tokens,
-            completion_tokens=current.completion_tokens,
-        )
+        text = f"judge {self.settings.shown_name!r}: {error}"
+        return ServerError(text, status=error.status, retryable=error.retryable)
 
 
-def _content(answer: dict[str, Any]) -> str:
+def _content(answer: Any) -> str:
     """The text of the first choice.
 
     Raises:
         UnreadableAnswer: there is none.
     """
-    choices = answer.get("choices")
-    first: Any = cast("list[Any]", choices)[0] if isinstance(choices, list) and choices else None
-    message: Any = cast("dict[str, Any]", first).get("message") if isinstance(first, dict) else None
-    content: Any = cast("dict[str, Any]", message).get("content") if isinstance(message, dict) else None
+    try:
+        content = answer["choices"][0]["message"]["content"]
+    except (LookupError, TypeError):
+        content = None
     if not isinstance(content, str):
         raise UnreadableAnswer("the answer holds no message with text")
     return content
@@ -401,41 +337,6 @@ class VoteCache:
     def __init__(self, path: Path) -> None:
         self._places: dict[bytes, int] = {}
         self._file = path.open("a+b")
-        self._load()
-
-    def __contains__(self, key: bytes) -> bool:
-        return key in self._places
-
-    def __len__(self) -> int:
-        return len(self._places)
-
-    def get(self, key: bytes, problem: str, judge: str) -> Vote:
-        """The vote, under the names that problem and judge have now."""
-        self._file.seek(self._places[key])
-        fields = cast("dict[str, Any]", json.loads(self._file.readline()))
-        del fields["key"]
-        fields |= {"problem": problem, "judge": judge}
-        return Vote(**fields)
-
-    def put(self, key: bytes, vote: Vote) -> None:
-        """Write a vote; when this returns, it outlives the process."""
-        line = json.dumps({"key": key.hex(), **asdict(vote)}) + "\n"
-        place = self._file.seek(0, os.SEEK_END)
-        try:
-            self._file.write(line.encode())
-            self._file.flush()
-        except OSError as error:
-            raise ValueError(
-                f"{self._file.name}: a vote could not be written ({error}); make room and go on"
-            ) from error
-        self._places[key] = place
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-    def _load(self) -> None:
-        """Read the keys; a line that a kill or a full disk cut short is cut off."""
         self._file.seek(0)
         place = 0
         for line in self._file:
@@ -447,9 +348,39 @@ class VoteCache:
                 break
             self._places[key] = place
             place += len(line)
-        rest = self._file.seek(0, os.SEEK_END) - place
-        if rest:
-            self._file.truncate(place)
+        self._file.truncate(place)  # a kill or a full disk may have cut the last line short
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def get(self, key: bytes, problem: str, judge: str) -> Vote:
+        """The vote, under the names that problem and judge have now."""
+        self._file.seek(self._places[key])
+        return replace(_read_vote(self._file.readline()), problem=problem, judge=judge)
+
+    def put(self, key: bytes, vote: Vote) -> None:
+        """Write a vote; when this returns, it outlives the process."""
+        place = self._file.seek(0, 2)
+        try:
+            self._file.write((json.dumps({"key": key.hex(), **asdict(vote)}) + "\n").encode())
+            self._file.flush()
+        except OSError as error:
+            name = self._file.name
+            raise ValueError(f"{name}: a vote could not be written ({error}); make room and go on") from error
+        self._places[key] = place
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def _read_vote(line: str | bytes) -> Vote:
+    fields: dict[str, Any] = json.loads(line)
+    del fields["key"]
+    return Vote(**fields)
 
 
 @contextmanager
@@ -483,14 +414,25 @@ def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, f
             arrived is kept.
     """
     waiting = iter(problems)
-    with open_cache(folder) as cache, ExitStack() as judges:
-        opened: list[JudgeClient] = []
-        for one in settings.judges:
-            judge = JudgeClient(one, settings)
-            judges.callback(judge.close)
-            opened.append(judge)
-        while chunk := list(islice(waiting, CHUNK)):
-            yield from _judged(chunk, settings, cache, opened)
+    with open_cache(folder) as cache, asyncio.Runner() as runner:
+        judges = [JudgeClient(one, settings) for one in settings.judges]
+        try:
+            while chunk := list(islice(waiting, CHUNK)):
+                names = [problem.id for problem in chunk]
+                if len(set(names)) < len(names):
+                    doubled = next(name for name in names if names.count(name) > 1)
+                    raise ValueError(f"two problems have the id {doubled!r}; ids must be unique")
+                runner.run(_ask(chunk, settings, cache, judges))
+                for problem in chunk:
+                    votes = [
+                        cache.get(vote_key(problem, judge, index, settings), problem.id, judge.shown_name)
+                        for judge in settings.judges
+                        for index in range(judge.votes)
+                    ]
+                    yield decide(problem.id, votes, settings.threshold, settings.undecided == "keep")
+        finally:
+            for judge in judges:
+                runner.run(judge.close())
 
 
 def votes_missing(problems: Iterable[Document], settings: JudgingSettings, *, folder: Path) -> dict[str, int]:
@@ -514,40 +456,33 @@ def decide(problem: str, votes: Sequence[Vote], threshold: int, undecided: bool 
     return found if found.decided or undecided is None else replace(found, keep=undecided)
 
 
-def _judged(
+async def _ask(
     chunk: Sequence[Document], settings: JudgingSettings, cache: VoteCache, judges: Sequence[JudgeClient]
-) -> Iterator[Judgement]:
-    ids = [problem.id for problem in chunk]
-    if len(set(ids)) < len(ids):
-        doubled = next(name for name in ids if ids.count(name) > 1)
-        raise ValueError(f"two problems have the id {doubled!r}; ids must be unique")
-    _ask(chunk, settings, cache, judges)
-    for problem in chunk:
-        votes = [
-            cache.get(vote_key(problem, judge, index, settings), problem.id, judge.shown_name)
-            for judge in settings.judges
-            for index in range(judge.votes)
-        ]
-        yield decide(problem.id, votes, settings.threshold, settings.undecided == "keep")
+) -> None:
+    """Ask all judges at once for what is missing, and write each vote as it arrives.
 
+    After an error nothing new is asked for, but what is under way is paid for and still taken.
+    """
+    failed: list[ValueError] = []
 
-def _ask(chunk: Sequence[Document], settings: JudgingSettings, cache: VoteCache, judges: Sequence[JudgeClient]) -> None:
-    """Ask all judges at once for what is missing, and write it."""
-    lock, stop = Lock(), Event()
+    async def work(judge: JudgeClient, waiting: Iterator[Wanted]) -> None:
+        for wanted in waiting:
+            if failed:
+                return
+            try:
+                vote = await judge.vote(wanted, lambda: bool(failed))
+                if wanted.key not in cache:  # judges of one model share their votes
+                    cache.put(wanted.key, vote)
+            except ValueError as error:
+                failed.append(error)
 
-    def run(judge: JudgeClient) -> None:
-        try:
-            for wanted, vote in judge.votes(_wanted(chunk, judge.settings, settings, cache), stop):
-                with lock:
-                    if wanted.key not in cache:  # two equal problems share their votes
-                        cache.put(wanted.key, vote)
-        except BaseException:
-            stop.set()  # the others end with what is under way
-            raise
-
-    with ThreadPoolExecutor(len(judges)) as pool:
-        for done in [pool.submit(run, judge) for judge in judges]:
-            done.result()
+    workers: list[Any] = []
+    for judge in judges:
+        waiting = iter(_wanted(chunk, judge.settings, settings, cache))
+        workers += [work(judge, waiting) for _ in range(judge.settings.concurrency)]
+    await asyncio.gather(*workers)
+    if failed:
+        raise failed[0]
 
 
 def _wanted(
@@ -584,9 +519,7 @@ def stored_judgements(folder: Path, problems: Collection[str], threshold: int) -
         for line in file:
             if not line.endswith("\n"):
                 break  # cut short by a kill
-            fields: dict[str, Any] = json.loads(line)
-            del fields["key"]
-            vote = Vote(**fields)
+            vote = _read_vote(line)
             if vote.problem in problems:
                 votes.setdefault(vote.problem, {})[vote.judge, vote.index] = vote
     return [decide(name, tuple(found.values()), threshold) for name, found in votes.items()]

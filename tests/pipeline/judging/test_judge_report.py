@@ -18,7 +18,6 @@ from magicrl.cli.data import calibrate as calibrate_command
 from magicrl.cli.data import sheet
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_report import (
-    JudgingReport,
     as_text,
     calibrate,
     cohen_kappa,
@@ -27,6 +26,7 @@ from magicrl.pipeline.judge_report import (
     flawed_figures,
     fleiss_kappa,
     read_labels,
+    report_of,
     sample_for_labels,
     strength,
     write_sheet,
@@ -94,10 +94,7 @@ def test_cohen_kappa_by_hand() -> None:
 def test_votes_of_known_agreement(planted: tuple[list[Judgement], dict[str, bool]]) -> None:
     """Votes that are right with probability q on a share s of good problems have a kappa that can be told."""
     judgements, _ = planted
-    report = JudgingReport(SETTINGS)
-    for judgement in judgements:
-        report.add(judgement)
-    told = report.as_dict()
+    told = report_of(judgements, SETTINGS)
     right, good = 0.9, 0.9
     keep = good * right + (1 - good) * (1 - right)
     chance = keep**2 + (1 - keep) ** 2
@@ -129,10 +126,7 @@ def test_the_sheet_finds_the_threshold_and_the_weak_judge(planted: tuple[list[Ju
     assert strength(result.judge_kappa["sure"]).endswith("agreement")
     assert "weak" not in strength(result.judge_kappa["sure"])
     assert strength(result.judge_kappa["coin"]).startswith(("weak", "worthless"))
-    report = JudgingReport(SETTINGS)
-    for judgement in judgements:
-        report.add(judgement)
-    text = as_text(report.as_dict(), result)
+    text = as_text(report_of(judgements, SETTINGS), result)
     assert f"threshold that follows: {result.threshold}" in text
     assert "judge coin against the labels" in text
 
@@ -140,11 +134,10 @@ def test_the_sheet_finds_the_threshold_and_the_weak_judge(planted: tuple[list[Ju
 def test_a_weighted_sample_tells_what_all_labels_tell(planted: tuple[list[Judgement], dict[str, bool]]) -> None:
     judgements, labels = planted
     sample = sample_for_labels(judgements, count=300, seed=1)
-    assert len({one.problem for one in sample}) == 300
-    assert sum(one.weight for one in sample) == pytest.approx(1000)
+    assert len(sample) == 300
+    assert sum(sample.values()) == pytest.approx(1000)
     assert sample == sample_for_labels(judgements, count=300, seed=1)
-    weights = {one.problem: one.weight for one in sample}
-    some = calibrate(judgements, {name: labels[name] for name in weights}, weights=weights)
+    some = calibrate(judgements, {name: labels[name] for name in sample}, weights=sample)
     whole = calibrate(judgements, labels)
     for few, all_ in zip(some.rows, whole.rows, strict=True):
         assert few.kept == pytest.approx(all_.kept, abs=1e-9)  # strata are the numbers of votes themselves
@@ -241,11 +234,9 @@ def step(tmp_path: Path) -> Path:
     with serving(answer) as server:
         judge = JudgeSettings(base_url=server.url, model="m", votes=4, concurrency=1)
         settings = JudgingSettings(judges=(judge,))
-        report = JudgingReport(settings)
         problems = [Document(id=name, text=text) for name, text in TEXTS.items()]
-        for judgement in judge_problems(problems, settings, folder=folder / "work"):
-            report.add(judgement)
-    (folder / "work" / "judging.json").write_text(json.dumps(report.as_dict()))
+        report = report_of(judge_problems(problems, settings, folder=folder / "work"), settings)
+    (folder / "work" / "judging.json").write_text(json.dumps(report))
     return folder
 
 

@@ -19,7 +19,7 @@ import torch
 
 from magicrl.models.small_models import prepare_gguf_package
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.judge_report import JudgingReport, as_text, calibrate
+from magicrl.pipeline.judge_report import as_text, calibrate, report_of
 from magicrl.pipeline.judge_step import FLAWED
 from magicrl.pipeline.judge_votes import judge_problems
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
@@ -80,11 +80,8 @@ def test_a_small_model_judges_and_is_said_to_be_weak(judge: JudgeSettings, tmp_p
     assert len(votes) == 3
     assert {vote.status for vote in votes} <= {"valid", "unreadable"}
     assert all(vote.prompt_tokens > 100 and 0 < vote.completion_tokens <= 32 for vote in votes)
-    report = JudgingReport(settings)
-    for judgement in found:
-        report.add(judgement)
     labels = {problem.id: problem is GOOD for problem in problems}
-    text = as_text(report.as_dict(), calibrate(found, labels))
+    text = as_text(report_of(found, settings), calibrate(found, labels))
     assert "substantial" not in text.partition("against the labels")[2].partition("\n")[0]
     # the votes are on disk: nothing listens at this address
     elsewhere = judge.model_copy(update={"base_url": "http://127.0.0.1:9/v1", "attempts": 1})

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from scripted import Reply, Server, said, serving, verdict
 
-from magicrl.pipeline import embedders
+from magicrl.pipeline import judge_votes
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.judge_votes import Judgement, UnreadableAnswer, judge_problems, read_answer, votes_missing
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
@@ -121,8 +121,6 @@ def test_equal_problems_share_their_votes_and_ids_are_unique(tmp_path: Path) -> 
 
 
 def test_a_full_disk_says_so_and_loses_no_vote(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from magicrl.pipeline import judge_votes
-
     put = judge_votes.VoteCache.put
     full = []
 
@@ -284,8 +282,8 @@ def test_the_rate_limit_spaces_requests(tmp_path: Path, monkeypatch: pytest.Monk
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    monkeypatch.setattr(embedders, "time", SimpleNamespace(monotonic=lambda: 5.0))
-    monkeypatch.setattr(embedders, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
+    monkeypatch.setattr(judge_votes, "time", SimpleNamespace(monotonic=lambda: 5.0))
+    monkeypatch.setattr(judge_votes, "asyncio", SimpleNamespace(**vars(asyncio) | {"sleep": sleep}))
     with serving(lambda body, number: verdict(True)) as server:
         ask(judging(server, votes=2, requests_per_minute=120), tmp_path)
     assert waits == [0.0, 0.5, 1.0, 1.5, 2.0, 2.5]
