@@ -124,7 +124,7 @@ def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: py
     held = many(60)
     whole = run(held, tmp_path / "whole")
     assert sum(one.stage == "exact" for one in whole.dropped) == 30
-    for place in ("write_bands", "link_near", "make_embedder", "_clusters"):
+    for place in ("bands_of", "link_near", "make_embedder", "_clusters"):
         with monkeypatch.context() as patch:
             patch.setattr(dedup_step, place, stopped)
             with pytest.raises(KeyboardInterrupt):
@@ -132,7 +132,7 @@ def test_a_killed_call_goes_on_and_ends_the_same(tmp_path: Path, monkeypatch: py
         assert run(held, tmp_path / place) == whole
     # what is done is not done again
     with monkeypatch.context() as patch:
-        for place in ("write_bands", "link_near", "make_embedder", "canonical", "number_key"):
+        for place in ("bands_of", "link_near", "make_embedder", "canonical", "number_key"):
             patch.setattr(dedup_step, place, stopped)
         assert run(held, tmp_path / "whole") == whole
 

@@ -6,7 +6,6 @@ embedding.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections import Counter
@@ -31,7 +30,7 @@ from magicrl.pipeline.guard import are_different, numbers_of
 from magicrl.pipeline.import_source import import_source
 from magicrl.pipeline.parts import Part, StepFolder, hash_of
 from magicrl.pipeline.pipeline_schema import DecontaminateStep, DecontaminationSettings, HitKind
-from magicrl.pipeline.texts import U64, Texts, mixed, runs
+from magicrl.pipeline.texts import U64, Texts, mixed, runs, spooled
 from magicrl.records import prompt_key
 
 Tokens = Sequence[str]
@@ -162,7 +161,7 @@ def _quoted(text: str) -> str:
 
 CHUNK = 2048
 _FITTED = 200_000  # documents whose words the hashed embedder counts; more would not change what is rare
-_VERSION = 2
+_VERSION = 3
 _WHOLE, _LONGER = 0.9, 1.3  # share of a test problem's n-grams, and times its length, of a text that contains it
 _DIGITS = re.compile(r"\d+(?:[.,]\d+)*")
 
@@ -189,11 +188,9 @@ def find_contamination(
     held = [(name, document) for name, members in references.items() for document in members]
     if not held:
         raise ValueError("nothing to decontaminate against: every reference set is empty")
-    ids, texts, digest = _spooled(documents, folder)
-    for name, document in held:
-        digest.update(repr((name, document.id, document.text)).encode("utf-8", "surrogatepass"))
-    digest.update(f"{_VERSION} {settings.model_dump_json()}".encode())
-    state = folder / f"hits-{digest.hexdigest()[:24]}"
+    ids, _, texts, digest = spooled(documents, folder / "documents.arrow")
+    asked = [(name, document.id, document.text) for name, document in held]
+    state = folder / f"hits-{hash_of(_VERSION, digest, asked, settings.model_dump(mode='json'))[:24]}"
     state.mkdir(parents=True, exist_ok=True)
     search: _Search | None = None
     try:
@@ -209,22 +206,6 @@ def find_contamination(
     finally:
         if search is not None:
             search.close()
-
-
-def _spooled(documents: Iterable[Document], folder: Path) -> tuple[list[str], Texts, Any]:
-    """The documents' ids, their texts on disk, and a digest of both."""
-    ids: list[str] = []
-    digest = hashlib.sha256()
-
-    def read() -> Iterator[str]:
-        for document in documents:
-            ids.append(document.id)
-            digest.update(repr((document.id, len(document.text))).encode())
-            digest.update(document.text.encode("utf-8", "surrogatepass"))
-            yield document.text
-
-    Texts.write(folder / "documents", read())
-    return ids, Texts(folder / "documents"), digest
 
 
 class _Reference:

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 from array import array
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,116 +22,44 @@ from numpy.typing import NDArray
 from magicrl.files import whole_file, write_atomically
 from magicrl.pipeline.canonical import canonical
 from magicrl.pipeline.disguise import keys_of
-from magicrl.pipeline.embedders import make_embedder
+from magicrl.pipeline.embedders import Embedder, make_embedder
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_id
 from magicrl.pipeline.guard import number_key
-from magicrl.pipeline.near_duplicates import (
-    CHUNK,
-    LINK,
-    Links,
-    NeighbourSearch,
-    Vectors,
-    buckets,
-    link_near,
-    write_bands,
-)
-from magicrl.pipeline.parts import Part, StepFolder, read_part
-from magicrl.pipeline.pipeline_schema import DedupSettings, DedupStep, Stage
-from magicrl.pipeline.texts import Texts
+from magicrl.pipeline.near_duplicates import Links, Numbers, bands_of, buckets, link_near, link_neighbours
+from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
+from magicrl.pipeline.pipeline_schema import DedupSettings, DedupStep, EmbeddingSettings, Stage
+from magicrl.pipeline.texts import U64, Texts, spooled
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Duplicate:
-    """A dropped document.
-
-    Attributes:
-        id: of the dropped document.
-        kept: id of the copy that stays in its place.
-        stage: which stage found it.
-        similarity: of the pair that the stage found, in 0..1: 1 (exact, disguised), Jaccard (near), cosine (embedding).
-        twin: the other document of that pair; it is ``kept`` itself, or was dropped for it in turn.
-    """
+    """A dropped document."""
 
     id: str
-    kept: str
-    stage: Stage
-    similarity: float
-    twin: str
+    kept: str  # id of the copy that stays in its place
+    stage: Stage  # that found it
+    similarity: float  # of the pair that the stage found: 1 (exact, disguised), Jaccard (near), cosine (embedding)
+    twin: str  # the other document of that pair; it is ``kept`` itself, or was dropped for it in turn
 
 
 @dataclass(frozen=True, kw_only=True)
 class DuplicateClusters:
-    """All duplicates of one call.
+    """All duplicates of one call."""
 
-    Attributes:
-        documents: how many were read.
-        dropped: in the order of the input.
-        pairs_guarded: by stage, pairs that were similar enough and differ in a number, a formula or a deciding word.
-    """
-
-    documents: int
-    dropped: tuple[Duplicate, ...]
-    pairs_guarded: Mapping[Stage, int]
+    documents: int  # how many were read
+    dropped: tuple[Duplicate, ...]  # in the order of the input
+    pairs_guarded: Mapping[Stage, int]  # similar enough, but with another number, formula or deciding word
 
     @cached_property
-    def by_id(self) -> Mapping[str, Duplicate]:
-        """The dropped documents by id; whoever is not in it is kept."""
+    def by_id(self) -> dict[str, Duplicate]:
+        """The dropped documents by their ids."""
         return {duplicate.id: duplicate for duplicate in self.dropped}
 
 
-_VERSION = 1  # raised whenever equal documents and settings would give other files
-
-
-class Steps:
-    """Arrays made by steps, each kept under a key of everything that decides it.
-
-    Args:
-        folder: is made.
-        inputs: digest of the documents.
-    """
-
-    def __init__(self, folder: Path, inputs: str) -> None:
-        self.folder = folder
-        self._inputs = inputs
-        self._record = folder / "steps.json"
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def key(self, *decides: Any) -> str:
-        """A digest of the documents and of JSON values."""
-        text = json.dumps([_VERSION, self._inputs, *decides], sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:24]
-
-    def is_done(self, name: str, key: str) -> bool:
-        """Whether the step's files are of this key."""
-        return self._read().get(name) == key
-
-    def finish(self, name: str, key: str) -> None:
-        """Record that the step's files are whole."""
-        write_atomically(self._record, json.dumps(self._read() | {name: key}))
-
-    def array(self, name: str, key: str, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
-        """The array of a step, from its file or made now."""
-        path = self.folder / f"{name}.npy"
-        if not self.is_done(name, key):
-            made = make()
-            with whole_file(path) as file:
-                np.save(file, made)
-            self.finish(name, key)
-        return np.load(path)
-
-    def _read(self) -> dict[str, str]:
-        if not self._record.is_file():
-            return {}
-        return cast("dict[str, str]", json.loads(self._record.read_text()))
-
-
-_ORDER: tuple[Stage, ...] = (
-    "exact",
-    "disguised",
-    "near",
-    "embedding",
-)  # cheap ones first, whatever order they are listed in
+_VERSION = 2  # raised whenever equal documents and settings would give other files
+_ORDER: tuple[Stage, ...] = ("exact", "disguised", "near", "embedding")  # cheap ones first, however they are listed
+_VECTORS = 4096  # of a file
 
 
 def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, folder: Path) -> DuplicateClusters:
@@ -143,98 +71,66 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
     Args:
         documents: read once; texts go to disk; ids, ranks and, in the embedding stage, vectors in half precision are
             in memory.
-        folder: for what is on disk; a call that was killed goes on from the steps that are done there. It holds the
+        folder: for what is on disk; a call that was killed goes on from the stages that are done there. It holds the
             texts and may be deleted afterwards.
 
     Raises:
         ValueError: an id comes twice, or qualities are of different lengths.
         ServerError: an embedding server refused.
     """
-    found = _Documents(documents, folder)
-    if not found.ids:
+    ids, qualities, texts, digest = spooled(documents, folder / "raw.arrow")
+    twice = [name for name, count in Counter(ids).items() if count > 1]
+    if twice:
+        raise ValueError(f"two documents have the id {twice[0]!r}; ids must be unique within one call")
+    for name, quality in zip(ids, qualities, strict=True):
+        if len(quality) != len(qualities[0]):
+            raise ValueError(
+                f"document {name!r}: its quality has {len(quality)} values, that of {ids[0]!r} has {len(qualities[0])}"
+            )
+    if not ids:
         return DuplicateClusters(documents=0, dropped=(), pairs_guarded={})
-    search = _Search(found, settings, Steps(folder, found.digest))
-    stages: dict[Stage, NDArray[np.void]] = {stage: search.links(stage) for stage in _ORDER if stage in settings.stages}
-    return _clusters(found, stages, search.guarded)
-
-
-class _Documents:
-    """The documents on disk, and what of them stays in memory."""
-
-    def __init__(self, documents: Iterable[Document], folder: Path) -> None:
-        self.ids: list[str] = []
-        self._digest = hashlib.sha256()
-        quality: list[tuple[float, ...]] = []
-        Texts.write(folder / "raw", self._spooled(documents, quality))
-        self.texts = Texts(folder / "raw")
-        self.digest = self._digest.hexdigest()
-        columns = np.asarray(quality, dtype=np.float64).reshape(len(quality), len(quality[0]) if quality else 0)
-        order = np.lexsort([np.arange(len(quality)), *(-columns.T[::-1])])
-        self.rank = np.empty(len(quality), dtype=np.int64)
-        self.rank[order] = np.arange(len(quality))
-
-    def _spooled(self, documents: Iterable[Document], quality: list[tuple[float, ...]]) -> Iterator[str]:
-        seen: set[str] = set()
-        for document in documents:
-            if document.id in seen:
-                raise ValueError(f"two documents have the id {document.id!r}; ids must be unique within one call")
-            if quality and len(document.quality) != len(quality[0]):
-                raise ValueError(
-                    f"document {document.id!r}: its quality has {len(document.quality)} values, that of "
-                    f"{self.ids[0]!r} has {len(quality[0])}"
-                )
-            seen.add(document.id)
-            self.ids.append(document.id)
-            quality.append(document.quality)
-            self._digest.update(repr((document.id, document.quality, len(document.text))).encode())
-            self._digest.update(document.text.encode("utf-8", "surrogatepass"))
-            yield document.text
+    # the largest quality first, of equal ones the earliest
+    order = np.lexsort([np.arange(len(ids)), *(-np.asarray(qualities, dtype=np.float64).T[::-1])])
+    rank = np.empty(len(ids), dtype=np.int64)
+    rank[order] = np.arange(len(ids))
+    search = _Search(texts, rank, settings, folder / hash_of(_VERSION, digest, settings.model_dump(mode="json"))[:24])
+    return _clusters(ids, {stage: search.stage(stage) for stage in _ORDER if stage in settings.stages})
 
 
 class _Search:
-    """Runs the stages, or takes what an earlier call left of them."""
+    """Runs the stages, or takes what an earlier call left of them in ``folder``."""
 
-    def __init__(self, documents: _Documents, settings: DedupSettings, steps: Steps) -> None:
-        self._documents = documents
+    def __init__(self, raw: Texts, rank: Numbers, settings: DedupSettings, folder: Path) -> None:
+        self._raw = raw
+        self._rank = rank
         self._settings = settings
-        self._steps = steps
-        self._alive = np.ones(len(documents.ids), dtype=bool)
-        self._before: list[str] = []  # keys of the stages so far: each sees only what they left
-        self.guarded: dict[Stage, int] = {}
-        path = steps.folder / "canonical"
-        key = steps.key("canonical")
-        if not (steps.is_done("canonical", key) and Texts.exist(path)):
-            Texts.write(path, (canonical(text) for text in documents.texts))
-            steps.finish("canonical", key)
+        self._folder = folder
+        self._alive = np.ones(len(rank), dtype=bool)
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / "canonical.arrow"
+        if not path.is_file():
+            Texts.write(path, map(canonical, raw))
         self._texts = Texts(path)
 
-    def links(self, stage: Stage) -> NDArray[np.void]:
-        """The stage's links; what they drop is gone for the next stage."""
-        ways = {"exact": self._exact, "disguised": self._disguised, "near": self._near, "embedding": self._embedding}
-        run = ways[stage]
-        settings = self._settings.model_dump(mode="json")
-        own = {name: settings[name] for name in (stage, "compare_numbers") if name in settings}
-        key = self._steps.key(stage, own, self._before)
-        rows = self._steps.array(stage, key, lambda: self._made(run))
-        # the last row counts the pairs that the guard kept apart
-        self.guarded[stage] = int(rows[-1]["dropped"])
-        self._before.append(key)
-        self._alive[rows[:-1]["dropped"]] = False
-        return rows[:-1]
-
-    def _made(self, run: object) -> NDArray[np.void]:
-        links = Links(len(self._alive), self._alive, self._documents.rank)
-        assert callable(run)
-        run(links)
-        last = np.asarray([(links.guarded, -1, 0.0)], dtype=LINK)
-        return np.concatenate([links.as_array(), last])
+    def stage(self, stage: Stage) -> dict[str, Any]:
+        """The stage's links, and how many pairs it kept apart; what it drops is gone for the next stage."""
+        path = self._folder / f"{stage}.json"
+        if not path.is_file():
+            links = Links(self._alive, self._rank)
+            ways = {"exact": self._exact, "disguised": self._disguised}
+            ways |= {"near": self._near, "embedding": self._embedding}
+            ways[stage](links)
+            write_atomically(path, json.dumps({"links": links.found, "guarded": links.guarded}))
+        told = json.loads(path.read_text())
+        self._alive[[dropped for dropped, _, _ in told["links"]]] = False
+        return told
 
     def _exact(self, links: Links) -> None:
         keys = np.empty(len(self._texts), dtype=np.uint64)
         for number, text in enumerate(self._texts):
             # of a text without words and numbers its own characters count
-            digest = hashlib.blake2b((text or self._documents.texts[number]).encode("utf-8", "surrogatepass"))
-            keys[number] = int.from_bytes(digest.digest()[:8], "little")
+            digest = hashlib.blake2b((text or self._raw[number]).encode("utf-8", "surrogatepass"), digest_size=8)
+            keys[number] = int.from_bytes(digest.digest(), "little")
 
         def equal(a: int, b: int) -> float | None:
             return 1.0 if self._texts[a] == self._texts[b] else None
@@ -246,9 +142,9 @@ class _Search:
         """Equal but for the names of variables and people and for text around it."""
         keys, owners, whole = array("Q"), array("q"), bytearray()  # whole: the key is of all that the document asks
         for number in np.flatnonzero(self._alive).tolist():
-            own, inside = keys_of(self._documents.texts[number])
+            own, inside = keys_of(self._raw[number])
             keys.extend(own + inside)
-            owners.extend([number] * (len(own) + len(inside)))
+            owners.extend([number] * len(own + inside))
             whole += bytes([True] * len(own) + [False] * len(inside))
         of, is_whole = np.asarray(owners, dtype=np.int64), np.asarray(whole, dtype=np.uint8)
         for bucket in buckets(np.asarray(keys, dtype=np.uint64), np.arange(len(of))):
@@ -262,71 +158,73 @@ class _Search:
 
     def _near(self, links: Links) -> None:
         near = self._settings.near
-        path = self._steps.folder / "bands.npy"
-        key = self._steps.key("bands", near.shingle_characters, near.permutations, near.rows, near.seed)
-        if not (self._steps.is_done("bands", key) and path.is_file()):
-            write_bands(path, self._texts, near)
-            self._steps.finish("bands", key)
-        bands = np.load(path, mmap_mode="r")
+        bands = self._array("bands", lambda: bands_of(self._texts, near))
         guard = self._settings.compare_numbers
-        link_near(links, self._texts, self._documents.texts, bands, self._numbers(), near, guard=guard)
+        link_near(links, self._texts, self._raw, bands, self._numbers(), near, guard=guard)
 
     def _embedding(self, links: Links) -> None:
         stage = self._settings.embedding
-        members = np.flatnonzero(self._alive)
-        raw = self._documents.texts
+        vectors = self._vectors(stage.embedder)
+        guard = self._settings.compare_numbers
+        link_neighbours(links, self._raw, vectors, self._numbers(), similarity=stage.similarity, guard=guard)
 
-        def texts(first: int, last: int) -> Sequence[str]:
-            return [raw[int(number)] for number in members[first:last]]
+    def _vectors(self, settings: EmbeddingSettings) -> NDArray[np.float16]:
+        """Of the documents alive ``[n, d]``; each file of some thousand is made once."""
+        members = np.flatnonzero(self._alive).tolist()
+        chunks = [members[first : first + _VECTORS] for first in range(0, len(members), _VECTORS)]
 
-        folder = self._steps.folder / "vectors"
-        key = self._steps.key("vectors", stage.embedder.model_dump(mode="json"), self._before)
-        if not self._steps.is_done("vectors", key):
-            shutil.rmtree(folder, ignore_errors=True)
-            self._steps.finish("vectors", key)  # from here on the files of the folder are of this key
-        vectors = Vectors(folder, len(members))
+        def texts(chunk: Sequence[int]) -> list[str]:
+            return [self._raw[number] for number in chunk]
 
-        def corpus() -> Iterator[Sequence[str]]:
-            return (texts(first, first + CHUNK) for first in range(0, len(members), CHUNK))
+        embedder: Embedder | None = None
+        found: list[NDArray[np.float16]] = []
+        try:
+            for number, chunk in enumerate(chunks):
+                path = self._folder / f"vectors-{number:06d}.npy"
+                if not path.is_file():
+                    embedder = embedder or make_embedder(settings, lambda: map(texts, chunks))
+                    self._save(path, embedder.embed(texts(chunk)).astype(np.float16))
+                found.append(np.load(path))
+        finally:
+            if embedder is not None:
+                embedder.close()
+        return np.concatenate(found)
 
-        vectors.fill(lambda: make_embedder(stage.embedder, corpus), texts)
-        rows = np.full(len(self._alive), -1, dtype=np.int64)
-        rows[members] = np.arange(len(members))
-        search = NeighbourSearch(
-            links,
-            raw,
-            rows,
-            vectors.load(),
-            similarity=stage.similarity,
-            guard=self._settings.compare_numbers,
-        )
-        search.run(self._numbers())
-
-    def _numbers(self) -> NDArray[np.uint64]:
-        def made() -> NDArray[np.uint64]:
+    def _numbers(self) -> U64:
+        def made() -> U64:
             return np.fromiter((number_key(text.split()) for text in self._texts), np.uint64, len(self._texts))
 
-        return self._steps.array("numbers", self._steps.key("numbers"), made)
+        return self._array("numbers", made)
+
+    def _array(self, name: str, make: Callable[[], U64]) -> U64:
+        """An array from its file, or made now."""
+        path = self._folder / f"{name}.npy"
+        if not path.is_file():
+            self._save(path, make())
+        return np.load(path, mmap_mode="r")
+
+    def _save(self, path: Path, values: NDArray[Any]) -> None:
+        with whole_file(path) as file:
+            np.save(file, values)
 
 
-def _clusters(
-    documents: _Documents, stages: dict[Stage, NDArray[np.void]], guarded: dict[Stage, int]
-) -> DuplicateClusters:
-    links: dict[int, tuple[Stage, int, float]] = {}
-    for stage, rows in stages.items():
-        for dropped, kept, similarity in rows.tolist():
-            links[dropped] = (stage, kept, similarity)
+def _clusters(ids: Sequence[str], stages: Mapping[Stage, Mapping[str, Any]]) -> DuplicateClusters:
+    links: dict[int, tuple[Stage, int, float]] = {
+        dropped: (stage, kept, similarity)
+        for stage, told in stages.items()
+        for dropped, kept, similarity in told["links"]
+    }
 
     def last(number: int) -> int:
         while number in links:
             number = links[number][1]
         return number
 
-    ids = documents.ids
     dropped = tuple(
         Duplicate(id=ids[number], kept=ids[last(number)], stage=stage, similarity=similarity, twin=ids[twin])
         for number, (stage, twin, similarity) in sorted(links.items())
     )
+    guarded = {stage: int(told["guarded"]) for stage, told in stages.items()}
     return DuplicateClusters(documents=len(ids), dropped=dropped, pairs_guarded=guarded)
 
 
@@ -383,9 +281,7 @@ class Dedup(Step[DedupStep]):
         for name, (kept, stage, similarity, _) in document["drops"].items():
             clusters.setdefault(kept, []).append([name, stage, similarity])
         ordered = sorted(clusters.items(), key=lambda item: (-len(item[1]), item[0]))
-        sizes: dict[int, int] = {}
-        for _, copies in ordered:
-            sizes[len(copies) + 1] = sizes.get(len(copies) + 1, 0) + 1
+        sizes = Counter(len(copies) + 1 for _, copies in ordered)
         told = {"pairs_guarded": document["pairs_guarded"], "sizes": sizes, "clusters": dict(ordered)}
         write_atomically(folder.work / "clusters.json", json.dumps(told, indent=1))
 

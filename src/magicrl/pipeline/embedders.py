@@ -8,12 +8,9 @@ translation.
 from __future__ import annotations
 
 import asyncio
-import queue
 import re
-import threading
-import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from typing import Any, Generic, Protocol, TypeVar, cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 from zlib import crc32
 
 import numpy as np
@@ -24,100 +21,6 @@ from magicrl.pipeline.canonical import listed, tokens_of
 from magicrl.pipeline.pipeline_schema import EmbeddingSettings
 from magicrl.pipeline.texts import mixed, shingles
 from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport
-
-K = TypeVar("K", bound=Hashable)
-Body = dict[str, Any]
-
-
-class Requests(Generic[K]):
-    """Requests to one path of one server.
-
-    Args:
-        settings: the server; ``concurrency`` bounds what is in flight.
-        path: below the base URL, as ``/chat/completions``.
-        per_minute: most requests sent a minute, evenly spaced; None: no limit. Tries again count as the first did not.
-
-    Attributes:
-        usage: retries so far; token counts are the caller's to add.
-    """
-
-    def __init__(self, settings: ServerSettings, path: str, *, per_minute: float | None = None) -> None:
-        self.usage = ServerUsage()
-        self._settings = settings
-        self._path = path
-        self._gap = 60.0 / per_minute if per_minute else 0.0
-        self._next = 0.0
-        self._transport = Transport(settings, self.usage)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-requests", daemon=True)
-        self._thread.start()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._stopped = False
-
-    def one(self, body: Body) -> dict[str, Any]:
-        """The answer to one request.
-
-        Raises:
-            ServerError: it was refused, or could not be had within the attempts.
-        """
-        return asyncio.run_coroutine_threadsafe(self._send(body), self._loop).result()
-
-    def all(self, bodies: Iterable[tuple[K, Body]]) -> Iterator[tuple[K, dict[str, Any] | ServerError]]:
-        """Answers and errors under the keys of their requests, in the order in which they arrive.
-
-        ``bodies`` is read as far as the concurrency wants it, so that it may be long.
-        """
-        results: queue.SimpleQueue[tuple[K, dict[str, Any] | ServerError]] = queue.SimpleQueue()
-        waiting, flying = iter(bodies), 0
-        while True:
-            while flying < self._settings.concurrency:
-                item = next(waiting, None)
-                if item is None:
-                    break
-                flying += 1
-                self._loop.call_soon_threadsafe(self._start, *item, results.put)
-            if not flying:
-                return
-            yield results.get()
-            flying -= 1
-
-    def close(self) -> None:
-        """Cancel what is under way and close the connections."""
-        if self._loop.is_closed():
-            return
-        self._stopped = True
-        asyncio.run_coroutine_threadsafe(self._finish(), self._loop).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    # in the event loop's thread
-
-    def _start(self, key: K, body: Body, put: Callable[[tuple[K, Any]], None]) -> None:
-        task = self._loop.create_task(self._ask(key, body, put))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _ask(self, key: K, body: Body, put: Callable[[tuple[K, Any]], None]) -> None:
-        try:
-            put((key, await self._send(body)))
-        except ServerError as error:
-            put((key, error))
-
-    async def _send(self, body: Body) -> dict[str, Any]:
-        if self._gap:
-            now = time.monotonic()
-            self._next = max(self._next, now) + self._gap
-            await asyncio.sleep(self._next - self._gap - now)
-        return await self._transport.send("POST", self._path, body, stopped=lambda: self._stopped)
-
-    async def _finish(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        await self._transport.close()
-
 
 Matrix = NDArray[np.float32]
 
@@ -134,6 +37,39 @@ _STOP = listed(
     "what which find determine compute calculate evaluate let suppose given there has have had he she they his her "
     "their many much do does did will can would each"
 )
+
+
+Corpus = Callable[[], Iterable[Sequence[str]]]
+
+
+class Embedder(Protocol):
+    """Texts to unit vectors."""
+
+    def embed(self, texts: Sequence[str]) -> Matrix:
+        """Unit vectors ``[len(texts), d]``."""
+        ...
+
+    def close(self) -> None:
+        """Give back what it holds."""
+        ...
+
+
+def make_embedder(settings: EmbeddingSettings, corpus: Corpus) -> Embedder:
+    """The embedder that the settings name.
+
+    Args:
+        corpus: chunks of the texts that will be compared; only ``hashed`` reads them, for word frequencies.
+
+    Raises:
+        ValueError: the model cannot be loaded, or the server's key is not set.
+    """
+    match settings.kind:
+        case "hashed":
+            return HashedEmbedder(corpus(), dimensions=settings.dimensions, seed=settings.seed)
+        case "model":
+            return ModelEmbedder(settings)
+        case "server":
+            return ServerEmbedder(settings)
 
 
 class HashedEmbedder:
@@ -153,24 +89,20 @@ class HashedEmbedder:
         for texts in corpus:
             documents += len(texts)
             _count_capitals(texts, capitals, places)
-            features = self._features(texts, None)
-            counts += np.bincount(features.indices, minlength=_FEATURES)
+            counts += np.bincount(self._features(texts, None).indices, minlength=_FEATURES)
         # a word seen capitalised only once is as likely the subject of one problem as a name
         self._names = (capitals >= 2) & (capitals > _NAME_SHARE * places)
         self._weights = np.log((1 + documents) / (1 + counts)).astype(np.float32) + 1
         self._projection = _projection(dimensions, seed)
 
-    @property
-    def dimensions(self) -> int:
-        return int(self._projection.shape[1])
-
     def embed(self, texts: Sequence[str]) -> Matrix:
         """Unit vectors ``[len(texts), dimensions]``; all zero for a text without words."""
         features = self._features(texts, self._names)
         features.data = np.sqrt(features.data) * self._weights[features.indices]
-        vectors: Matrix = (features @ self._projection).toarray().astype(np.float32)
-        norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-        return vectors / np.maximum(norms, 1e-12)
+        return _unit((features @ self._projection).toarray().astype(np.float32))
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def _features(self, texts: Sequence[str], names: NDArray[np.bool_] | None) -> Any:
         """Counts ``[texts, _FEATURES]`` of words, pairs of words and character n-grams."""
@@ -229,47 +161,6 @@ def _hash(word: str) -> int:
     return crc32(word.encode("utf-8", "surrogatepass"))
 
 
-Corpus = Callable[[], Iterable[Sequence[str]]]
-
-
-class Embedder(Protocol):
-    """Texts to unit vectors."""
-
-    def embed(self, texts: Sequence[str]) -> Matrix:
-        """Unit vectors ``[len(texts), d]``."""
-        ...
-
-    def close(self) -> None:
-        """Give back what it holds."""
-        ...
-
-
-def make_embedder(settings: EmbeddingSettings, corpus: Corpus) -> Embedder:
-    """The embedder that the settings name.
-
-    Args:
-        corpus: chunks of the texts that will be compared; only ``hashed`` reads them, for word frequencies.
-
-    Raises:
-        ValueError: the model cannot be loaded, or the server's key is not set.
-    """
-    match settings.kind:
-        case "hashed":
-            return _Hashed(corpus(), settings)
-        case "model":
-            return ModelEmbedder(settings)
-        case "server":
-            return ServerEmbedder(settings)
-
-
-class _Hashed(HashedEmbedder):
-    def __init__(self, corpus: Iterable[Sequence[str]], settings: EmbeddingSettings) -> None:
-        super().__init__(corpus, dimensions=settings.dimensions, seed=settings.seed)
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 class ModelEmbedder:
     """A Hugging Face model; a text's vector is the mean of the last hidden states of its tokens.
 
@@ -298,8 +189,8 @@ class ModelEmbedder:
         """Unit vectors ``[len(texts), hidden]``; a text's does not depend on the others of its batch."""
         import torch
 
+        vectors = np.zeros((len(texts), self._model.config.hidden_size), dtype=np.float32)
         order = sorted(range(len(texts)), key=lambda i: len(texts[i]))  # texts of one length need little padding
-        vectors: list[Any] = [None] * len(texts)
         for first in range(0, len(texts), self._batch):
             chosen = order[first : first + self._batch]
             inputs = self._tokenizer(
@@ -310,15 +201,11 @@ class ModelEmbedder:
                 return_tensors="pt",
             )
             mask = inputs["attention_mask"].unsqueeze(-1) > 0
-            if not mask.shape[1]:  # nothing but texts without tokens
-                continue
-            with torch.no_grad():
-                states = self._model(**inputs).last_hidden_state.float()
-            means = torch.where(mask, states, 0.0).sum(1) / mask.sum(1).clamp(min=1)
-            for i, vector in zip(chosen, means.numpy(), strict=True):
-                vectors[i] = vector
-        empty = np.zeros(self._model.config.hidden_size, dtype=np.float32)
-        return _unit(np.stack([empty if vector is None else vector for vector in vectors]))
+            if mask.shape[1]:  # else nothing but texts without tokens
+                with torch.no_grad():
+                    states = self._model(**inputs).last_hidden_state.float()
+                vectors[chosen] = (torch.where(mask, states, 0.0).sum(1) / mask.sum(1).clamp(min=1)).numpy()
+        return _unit(vectors)
 
     def close(self) -> None:
         """Free the weights."""
@@ -340,7 +227,8 @@ class ServerEmbedder:
             key_variable=settings.key_variable,
             concurrency=settings.concurrency,
         )
-        self._requests: Requests[int] = Requests(self._server, "/embeddings")
+        self._transport = Transport(self._server, ServerUsage())
+        self._runner = asyncio.Runner()
 
     def embed(self, texts: Sequence[str]) -> Matrix:
         """Unit vectors ``[len(texts), d]``.
@@ -348,41 +236,37 @@ class ServerEmbedder:
         Raises:
             ServerError: a request was refused, or its answer does not hold a vector a text.
         """
-        batch = self._settings.batch
-        model = {"model": self._settings.model} if self._settings.model else {}
-        bodies = (
-            (first, model | {"input": [text or " " for text in texts[first : first + batch]]})
-            for first in range(0, len(texts), batch)
-        )
-        parts: dict[int, Matrix] = {}
-        for first, answer in self._requests.all(bodies):
-            if isinstance(answer, ServerError):
-                raise answer
-            parts[first] = self._vectors(answer, len(texts[first : first + batch]))
-        return _unit(np.concatenate([parts[first] for first in sorted(parts)]))
+        size = self._settings.batch
+        batches = [texts[first : first + size] for first in range(0, len(texts), size)]
+        return _unit(np.concatenate(self._runner.run(self._ask(batches))))
 
     def close(self) -> None:
         """Close the connections."""
-        self._requests.close()
+        self._runner.run(self._transport.close())
+        self._runner.close()
+
+    async def _ask(self, batches: Sequence[Sequence[str]]) -> list[Matrix]:
+        model = {"model": self._settings.model} if self._settings.model else {}
+        places = asyncio.Semaphore(self._settings.concurrency)
+
+        async def one(batch: Sequence[str]) -> Matrix:
+            async with places:
+                body = model | {"input": [text or " " for text in batch]}
+                return self._vectors(await self._transport.send("POST", "/embeddings", body), len(batch))
+
+        return await asyncio.gather(*map(one, batches))
 
     def _vectors(self, answer: dict[str, Any], count: int) -> Matrix:
         where = f"POST {self._server.shown('/embeddings')}"
-        rows = answer.get("data")
         try:
-            ordered = sorted(cast("list[dict[str, Any]]", rows), key=lambda row: int(row["index"]))
+            ordered = sorted(answer["data"], key=lambda row: int(row["index"]))
             vectors = np.asarray([row["embedding"] for row in ordered], dtype=np.float32)
         except (TypeError, KeyError, ValueError) as error:
-            raise ServerError(
-                f"{where}: the answer holds no embeddings ({type(error).__name__}); does this server embed?",
-                status=200,
-                retryable=False,
-            ) from None
+            text = f"{where}: the answer holds no embeddings ({type(error).__name__}); does this server embed?"
+            raise ServerError(text, status=200, retryable=False) from None
         if vectors.ndim != 2 or len(vectors) != count or not np.isfinite(vectors).all():
-            raise ServerError(
-                f"{where}: {count} texts were sent and vectors of shape {vectors.shape} came back, or not all finite",
-                status=200,
-                retryable=False,
-            )
+            text = f"{where}: {count} texts were sent and vectors of shape {vectors.shape} came back, or not all finite"
+            raise ServerError(text, status=200, retryable=False)
         return vectors
 
 

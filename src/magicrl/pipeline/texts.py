@@ -2,69 +2,69 @@
 
 from __future__ import annotations
 
-import mmap
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from magicrl.files import whole_file
+from magicrl.pipeline.entry import Document
+
+_SCHEMA = pa.schema([("text", pa.large_binary())])  # bytes: a text may hold half of a surrogate pair
+_BATCH = 65536
 
 
 class Texts:
-    """Texts in one file and their ends in another; memory holds 8 bytes a text.
-
-    Args:
-        path: of the file, ``.txt`` and ``.ends.npy`` are added; ``write`` made it.
-    """
+    """Texts in an Arrow file that is mapped, not read: they take no memory. ``write`` made it."""
 
     def __init__(self, path: Path) -> None:
-        self._ends: NDArray[np.int64] = np.load(path.with_name(path.name + ".ends.npy"))
-        with path.with_name(path.name + ".txt").open("rb") as file:
-            size = int(self._ends[-1]) if len(self._ends) else 0
-            self._map: mmap.mmap | bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) if size else b""
+        self._column = pa.ipc.open_file(pa.memory_map(str(path))).read_all().column("text")
 
     @staticmethod
     def write(path: Path, texts: Iterable[str]) -> None:
-        """Write texts; the file of ends comes last, so that where it is the texts are whole."""
-        ends: list[NDArray[np.int64]] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.with_name(path.name + ".ends.npy").unlink(missing_ok=True)
-        end = 0
-        with path.with_name(path.name + ".txt").open("wb") as file:
-            block: list[int] = []
-            for text in texts:
-                data = text.encode("utf-8", "surrogatepass")
-                file.write(data)
-                end += len(data)
-                block.append(end)
-                if len(block) == 65536:
-                    ends.append(np.asarray(block, dtype=np.int64))
-                    block = []
-            ends.append(np.asarray(block, dtype=np.int64))
-        with whole_file(path.with_name(path.name + ".ends.npy")) as file:
-            np.save(file, np.concatenate(ends))
-
-    @staticmethod
-    def exist(path: Path) -> bool:
-        """Whether texts were written whole."""
-        return path.with_name(path.name + ".ends.npy").is_file()
+        """Write texts; where the file is, they are whole."""
+        waiting = iter(texts)
+        with whole_file(path) as file, pa.ipc.new_file(file, _SCHEMA) as writer:
+            while batch := [text.encode("utf-8", "surrogatepass") for text in islice(waiting, _BATCH)]:
+                writer.write_batch(pa.record_batch([pa.array(batch, pa.large_binary())], schema=_SCHEMA))
 
     def __len__(self) -> int:
-        return len(self._ends)
+        return len(self._column)
 
     def __getitem__(self, number: int) -> str:
-        start = int(self._ends[number - 1]) if number else 0
-        return self._map[start : int(self._ends[number])].decode("utf-8", "surrogatepass")
+        return self._column[number].as_py().decode("utf-8", "surrogatepass")
 
     def __iter__(self) -> Iterator[str]:
-        return (self[number] for number in range(len(self)))
+        return (text for _, chunk in self.chunks(_BATCH) for text in chunk)
 
     def chunks(self, size: int) -> Iterator[tuple[int, list[str]]]:
         """First number and texts of each run of ``size``."""
         for first in range(0, len(self), size):
-            yield first, [self[number] for number in range(first, min(first + size, len(self)))]
+            found = self._column.slice(first, size).to_pylist()
+            yield first, [text.decode("utf-8", "surrogatepass") for text in found]
+
+
+def spooled(documents: Iterable[Document], path: Path) -> tuple[list[str], list[tuple[float, ...]], Texts, str]:
+    """The documents' ids and qualities, their texts in a file at ``path``, and a digest of everything."""
+    ids: list[str] = []
+    qualities: list[tuple[float, ...]] = []
+    digest = hashlib.sha256()
+
+    def read() -> Iterator[str]:
+        for document in documents:
+            ids.append(document.id)
+            qualities.append(document.quality)
+            digest.update(repr((document.id, document.quality, len(document.text))).encode())
+            digest.update(document.text.encode("utf-8", "surrogatepass"))
+            yield document.text
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Texts.write(path, read())
+    return ids, qualities, Texts(path), digest.hexdigest()
 
 
 U64 = NDArray[np.uint64]
