@@ -17,6 +17,7 @@ from zlib import crc32
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from magicrl.config.errors import under
 from magicrl.files import write_atomically
@@ -54,18 +55,17 @@ class GramIndex:
     """
 
     def __init__(self, references: Sequence[Tokens], *, length: int, least: int) -> None:
-        self._count = len(references)
-        self._length = length
-        self._lengths = sorted({min(length, len(r)) for r in references if len(r) >= least})
+        sizes = [min(length, len(tokens)) if len(tokens) >= least else 0 for tokens in references]
+        self._lengths = sorted({size for size in sizes if size})
         sets = [
-            set(self._grams([r], min(length, len(r)))[0].tolist()) if len(r) >= least else set() for r in references
+            np.unique(self._grams([tokens], size)[0]) if size else np.empty(0, dtype=np.uint64)
+            for tokens, size in zip(references, sizes, strict=True)
         ]
-        frequency: Counter[int] = Counter(gram for grams in sets for gram in grams)
-        pairs = sorted((gram, reference) for reference, grams in enumerate(sets) for gram in grams)
-        self._keys = np.asarray([gram for gram, _ in pairs], dtype=np.uint64)
-        self._owners = np.asarray([owner for _, owner in pairs], dtype=np.int64)
-        self._weights = np.asarray([1.0 / frequency[gram] for gram, _ in pairs], dtype=np.float64)
-        self._totals = np.maximum(np.bincount(self._owners, self._weights, self._count), 1e-12)
+        owners = np.repeat(np.arange(len(sets)), [len(grams) for grams in sets])
+        self._keys, columns = np.unique(np.concatenate(sets), return_inverse=True)
+        weights = 1.0 / np.bincount(columns)[columns]
+        self._weights: Any = sparse.csr_matrix((weights, (columns, owners)), shape=(len(self._keys), len(sets)))
+        self._totals = np.maximum(np.bincount(owners, weights, len(sets)), 1e-12)
 
     def overlaps(self, texts: Sequence[Tokens], least: float) -> list[dict[int, float]]:
         """By text: test problems of whose n-grams, by weight, it holds at least this share."""
@@ -73,20 +73,17 @@ class GramIndex:
         if not len(self._keys):
             return found
         rows: list[NDArray[np.int64]] = []
-        grams: list[U64] = []
+        columns: list[NDArray[np.int64]] = []
         for length in self._lengths:
             hashes, starts = self._grams(texts, length)
-            known = np.isin(hashes, self._keys)
+            places = np.minimum(np.searchsorted(self._keys, hashes), len(self._keys) - 1)
+            known = self._keys[places] == hashes
             rows.append(np.repeat(np.arange(len(texts)), np.diff(starts))[known])
-            grams.append(hashes[known])
-        pairs = np.unique(np.stack([np.concatenate(rows).astype(np.uint64), np.concatenate(grams)]), axis=1)
-        scores: Counter[tuple[int, int]] = Counter()
-        left = np.searchsorted(self._keys, pairs[1], side="left")
-        right = np.searchsorted(self._keys, pairs[1], side="right")
-        for row, first, last in zip(pairs[0].tolist(), left.tolist(), right.tolist(), strict=True):
-            for place in range(first, last):
-                scores[int(row), int(self._owners[place])] += self._weights[place]  # type: ignore[assignment]
-        for (row, owner), weight in scores.items():
+            columns.append(places[known])
+        pairs = np.unique(np.stack([np.concatenate(rows), np.concatenate(columns)]), axis=1)
+        held: Any = sparse.csr_matrix((np.ones(pairs.shape[1]), tuple(pairs)), shape=(len(texts), len(self._keys)))
+        scores = (held @ self._weights).tocoo()
+        for row, owner, weight in zip(scores.row.tolist(), scores.col.tolist(), scores.data.tolist(), strict=True):
             share = float(weight / self._totals[owner])
             if share >= least:
                 found[row][owner] = min(share, 1.0)
@@ -100,22 +97,13 @@ class GramIndex:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hit:
-    """One training text against one test problem.
+    """One training text against one test problem."""
 
-    Attributes:
-        document: id of the training text.
-        reference: id of the test problem.
-        reference_set: the set it is of.
-        kind: how they agree.
-        score: in 0..1, of the finding method: share of n-grams or cosine; 1 for equal texts.
-        document_text, reference_text: both texts, whole.
-    """
-
-    document: str
-    reference: str
+    document: str  # id of the training text
+    reference: str  # id of the test problem
     reference_set: str
     kind: HitKind
-    score: float
+    score: float  # in 0..1, of the finding method: share of n-grams or cosine; 1 for equal texts
     document_text: str
     reference_text: str
 
@@ -127,28 +115,25 @@ def write_report(hits: Iterable[Hit], folder: Path) -> Counter[tuple[str, str]]:
     """
     counts: Counter[tuple[str, str]] = Counter()
     folder.mkdir(parents=True, exist_ok=True)
-    body = folder / "hits.body.tmp"
-    with (folder / "hits.jsonl").open("w", encoding="utf-8") as lines, body.open("w", encoding="utf-8") as page:
+    with (folder / "hits.jsonl").open("w", encoding="utf-8") as lines:
         for hit in hits:
             counts[hit.reference_set, hit.kind] += 1
             lines.write(json.dumps(asdict(hit), ensure_ascii=False) + "\n")
-            page.write(_section(hit))
     with (folder / "hits.md").open("w", encoding="utf-8") as page:
         page.write("# Test problems found in training texts\n\n| test set | kind | hits |\n|---|---|---|\n")
-        for (name, kind), count in sorted(counts.items()):
-            page.write(f"| {name} | {kind} | {count} |\n")
-        with body.open(encoding="utf-8") as sections:
-            for line in sections:
-                page.write(line)
-    body.unlink()
+        page.writelines(f"| {name} | {kind} | {count} |\n" for (name, kind), count in sorted(counts.items()))
+        for hit in read_hits(folder / "hits.jsonl"):
+            title = f"{hit.document} repeats {hit.reference} of {hit.reference_set}: {hit.kind}, {hit.score:.2f}"
+            texts = f"Training text:\n\n{_quoted(hit.document_text)}\n\nTest problem:\n\n{_quoted(hit.reference_text)}"
+            page.write(f"\n## {title}\n\n{texts}\n")
     return counts
 
 
-def _section(hit: Hit) -> str:
-    title = f"\n## {hit.document} repeats {hit.reference} of {hit.reference_set}: {hit.kind}, {hit.score:.2f}\n"
-    return (
-        f"{title}\nTraining text:\n\n{_quoted(hit.document_text)}\n\nTest problem:\n\n{_quoted(hit.reference_text)}\n"
-    )
+def read_hits(path: Path) -> Iterator[Hit]:
+    """The hits of a file of JSON Lines."""
+    with path.open(encoding="utf-8") as lines:
+        for line in lines:
+            yield Hit(**json.loads(line))
 
 
 def _quoted(text: str) -> str:
@@ -201,8 +186,7 @@ def find_contamination(
                 last = min(first + CHUNK, len(texts))
                 hits = search.hits(ids[first:last], [texts[number] for number in range(first, last)])
                 write_atomically(path, "".join(json.dumps(asdict(hit)) + "\n" for hit in hits))
-            with path.open(encoding="utf-8") as file:
-                yield from (Hit(**json.loads(line)) for line in file)
+            yield from read_hits(path)
     finally:
         if search is not None:
             search.close()
@@ -212,9 +196,7 @@ class _Reference:
     """A test problem with what is compared of it."""
 
     def __init__(self, name: str, document: Document) -> None:
-        self.set = name
-        self.id = document.id
-        self.text = document.text
+        self.set, self.id, self.text = name, document.id, document.text
         self.tokens = tokens_of(document.text)
         self.key = prompt_key(document.text)
         self.canonical = " ".join(self.tokens)
@@ -353,21 +335,18 @@ class Decontaminate(Step[DecontaminateStep]):
         write_atomically(marker, key)
 
     def decide(self, folder: StepFolder) -> Decide:
-        hits: dict[str, dict[str, Any]] = {}
-        with (folder.work / "hits.jsonl").open(encoding="utf-8") as lines:
-            for line in lines:
-                hit = json.loads(line)
-                if hit["kind"] not in self._settings.settings.drop:
-                    continue  # reported only
-                former = hits.get(hit["document"])
-                if former is None or hit["score"] > former["score"]:
-                    hits[hit["document"]] = hit
+        best: dict[str, Hit] = {}
+        for hit in read_hits(folder.work / "hits.jsonl"):
+            former = best.get(hit.document)
+            # other kinds are reported only
+            if hit.kind in self._settings.settings.drop and (former is None or hit.score > former.score):
+                best[hit.document] = hit
 
         def one(name: str) -> Decision:
-            hit = hits.get(name)
+            hit = best.get(name)
             if hit is None:
                 return None
-            detail = f"{hit['kind']}, score {hit['score']:.3f}: {hit['reference']}: {hit['reference_text'][:300]!r}"
-            return Drop(f"in test set {hit['reference_set']}", detail)
+            detail = f"{hit.kind}, score {hit.score:.3f}: {hit.reference}: {hit.reference_text[:300]!r}"
+            return Drop(f"in test set {hit.reference_set}", detail)
 
         return by_id(one)
