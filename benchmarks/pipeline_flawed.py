@@ -28,7 +28,7 @@ from page_sections import put_section
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
 from magicrl.pipeline.build import build
-from magicrl.pipeline.frame import Silent
+from magicrl.pipeline.frame import Watcher
 from magicrl.pipeline.judge_report import calibrate
 from magicrl.pipeline.judge_step import FLAWED
 from magicrl.pipeline.judge_votes import stored_judgements
@@ -153,9 +153,9 @@ def dropped_by(use: str, options: argparse.Namespace) -> dict[str, str]:
     source["template"] = "{prompt} End with the answer in \\boxed{}."
     tree = {"name": f"flawed-{use}", "workers": 1, "sources": [source], "steps": [step_of(use, options)]}
     output = options.folder / use
-    build(PipelineConfig.model_validate(tree, context={"folder": options.folder}), output=output, watcher=Silent())
+    build(PipelineConfig.model_validate(tree, context={"folder": options.folder}), output=output, watcher=Watcher())
     (step,) = step_folders(output)
-    rows = [row for table in step.dropped_tables(["id", "reason"]) for row in table.to_pylist()]
+    rows = [row for table in step.tables("dropped", ["id", "reason"]) for row in table.to_pylist()]
     return {row["id"].removeprefix("planted/"): row["reason"] for row in rows}
 
 

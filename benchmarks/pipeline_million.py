@@ -28,7 +28,7 @@ import psutil
 
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.pipeline.build import build
-from magicrl.pipeline.frame import Silent
+from magicrl.pipeline.frame import Watcher
 from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.pipeline.stats import counts_of
 
@@ -147,7 +147,7 @@ def build_once(options: argparse.Namespace) -> None:
     """In the slice's own process: build, and say what it cost."""
     began = time.monotonic()
     path = Path(options.slice)
-    build(config_for(path, options.workers), output=options.folder / "run", watcher=Silent())
+    build(config_for(path, options.workers), output=options.folder / "run", watcher=Watcher())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     wall = time.monotonic() - began
     told = {"cpu_seconds": _cpu(), "wall_seconds": wall, "peak_gib": peak, "killed": False}
@@ -192,7 +192,7 @@ def figures(options: argparse.Namespace, path: Path, state: dict[str, Any]) -> d
     seconds = sum(one["wall_seconds"] for one in slices)
     used = sum(one["cpu_seconds"] for one in slices)
     again = _cpu()
-    build(config_for(path, options.workers), output=run, watcher=Silent())
+    build(config_for(path, options.workers), output=run, watcher=Watcher())
     again = _cpu() - again
     counts = counts_of(run)
     return {

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from magicrl.config.paths import counted_from
-from magicrl.pipeline.build import Built, build
+from magicrl.pipeline.build import build
 from magicrl.pipeline.entry import Entry, entries_of
-from magicrl.pipeline.frame import Silent
+from magicrl.pipeline.frame import Watcher
 from magicrl.pipeline.parts import read_part
 from magicrl.pipeline.pipeline_schema import PipelineConfig
 
@@ -38,10 +38,10 @@ class Run:
         self.base = base
         self.output = base / "out"
 
-    def __call__(self, tree: dict[str, Any], watcher: Any = None) -> Built:
+    def __call__(self, tree: dict[str, Any], watcher: Any = None) -> None:
         context = counted_from(self.base / "pipeline.toml")
         config = PipelineConfig.model_validate({"workers": 1, **tree}, context=context)
-        return build(config, output=self.output, watcher=watcher or Silent())
+        build(config, output=self.output, watcher=watcher or Watcher())
 
     def kept(self, step: str) -> list[Entry]:
         """Kept entries of a step, or of ``sources/NAME``."""

@@ -97,7 +97,7 @@ from magicrl.evaluation.samples import SampleFile
 from magicrl.pipeline.build import build
 from magicrl.pipeline.judge_votes import VoteCache
 from magicrl.pipeline.pipeline_schema import PipelineConfig
-from magicrl.pipeline.frame import Silent
+from magicrl.pipeline.frame import Watcher
 
 where, left = sys.argv[4], int(sys.argv[5])
 
@@ -116,7 +116,7 @@ counted(Path, "replace", lambda path: path)
 counted(SampleFile, "append", lambda file: file._path)
 counted(VoteCache, "put", lambda cache: cache._file.name)
 config = PipelineConfig.model_validate(json.loads(sys.argv[1]), context={'folder': Path(sys.argv[2])})
-build(config, output=Path(sys.argv[3]), watcher=Silent())
+build(config, output=Path(sys.argv[3]), watcher=Watcher())
 """
 
 

@@ -242,7 +242,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_files(
         "import json, os, signal, sys; from pathlib import Path\n"
         "from magicrl.pipeline import import_source; import_source.PART_ROWS = 4\n"
         "from magicrl.pipeline.build import build; from magicrl.pipeline.pipeline_schema import PipelineConfig\n"
-        "from magicrl.pipeline.frame import Silent\n"
+        "from magicrl.pipeline.frame import Watcher\n"
         "left, really = int(sys.argv[4]), Path.replace\n"
         "def replace(self, target):\n"
         "    global left\n"
@@ -252,7 +252,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_files(
         "    return really(self, target)\n"
         "Path.replace = replace\n"
         "config = PipelineConfig.model_validate(json.loads(sys.argv[1]), context={'folder': Path(sys.argv[2])})\n"
-        "build(config, output=Path(sys.argv[3]), watcher=Silent())\n"
+        "build(config, output=Path(sys.argv[3]), watcher=Watcher())\n"
     )
     pipeline["steps"][0] = {"use": "clean"}
     run(pipeline)

@@ -65,7 +65,8 @@ def pipeline(write_rows: Callable[..., Path]) -> dict[str, Any]:
 def test_the_training_file_is_the_released_schema_and_is_read_by_the_recipes_reader(
     pipeline: dict[str, Any], run: Any
 ) -> None:
-    mixture = run(pipeline).mixture
+    run(pipeline)
+    mixture = run.output / "mixture"
     path = mixture / "train.parquet"
     assert pq.read_schema(path).names == ["data_source", "prompt", "ability", "reward_model", "extra_info"]
     rows = pq.read_table(path).to_pylist()
@@ -101,7 +102,8 @@ def test_files_by_ability_and_a_card_that_counts_what_the_rows_say(pipeline: dic
         {"use": "clean", "code": {"reference": False}, "maths": {"unreadable_golds": "keep"}},
         {"use": "mix", "split_by_ability": True, "size": 15},
     ]
-    mixture = run(pipeline).mixture
+    run(pipeline)
+    mixture = run.output / "mixture"
     card = json.loads((mixture / "card.json").read_text())
     assert sum(card["files"].values()) == 15
     assert card["files"].keys() == {"train_math.parquet", "train_code.parquet"}

@@ -299,12 +299,13 @@ def _run(config: Any, path: Path, output: Path, overrides: Sequence[str]) -> int
     if config.expected_minutes is not None:
         console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, unless some of it is there already")
     with placed_errors(path, overrides):
-        built = build_pipeline(config, output=output, watcher=_Lines(console))
+        build_pipeline(config, output=output, watcher=_Lines(console))
     _show_counts(counts_of(output), console)
-    if built.mixture is not None:
-        console.print(f"mixture: {built.mixture}, data card: {built.mixture / 'card.html'}", soft_wrap=True)
+    if any(step.use == "mix" for step in config.steps):
+        mixture = output.resolve() / "mixture"
+        console.print(f"mixture: {mixture}, data card: {mixture / 'card.html'}", soft_wrap=True)
     else:
-        console.print(f"rows: {built.output}", soft_wrap=True)
+        console.print(f"rows: {output.resolve()}", soft_wrap=True)
     return 0
 
 

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 SECRET_NAMES = ("KEY", "TOKEN", "SECRET", "PASSWORD", "PASSWD", "CREDENTIALS")
 SHORTEST_SECRET = 8
@@ -26,6 +27,10 @@ class RecipeError(ValueError):
         super().__init__(f"{key}: {problem}" if key else problem)
         self.problem = problem
         self.key = key
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # the text alone, as exceptions are pickled, would lose the key on the way from a worker process
+        return partial(RecipeError, key=self.key), (self.problem,)
 
 
 @contextmanager

@@ -321,18 +321,13 @@ class Decontaminate(Step[DecontaminateStep]):
             with under(f"against.{name}"):
                 yield name, import_source(named, folder, context.max_field_characters)
 
-    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
-        marker = folder.work / "hits.key"
-        if marker.exists() and marker.read_text() == key:
-            return
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         references = {name: list(documents(found)) for name, found in self._references(context)}
         for name, texts in references.items():
             if not texts:
                 raise ValueError(f"against.{name}: the test set holds no problem that can be read; see references/")
-        own = folder.work / key[:12]
-        own.mkdir(parents=True, exist_ok=True)
+        own = folder.work / "search"
         write_report(find_contamination(documents(parts), references, self._settings.settings, folder=own), folder.work)
-        write_atomically(marker, key)
 
     def decide(self, folder: StepFolder) -> Decide:
         best: dict[str, Hit] = {}

@@ -239,20 +239,16 @@ class Dedup(Step[DedupStep]):
     def identity(self, context: Context) -> Any:
         return {"scope": self._settings.scope, **self._settings.settings.model_dump(mode="json")}
 
-    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
-        path = folder.work / "duplicates.json"
-        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["key"] == key:
-            return
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         drops: dict[str, tuple[str, str, float, str]] = {}
         guarded = 0
         for name, group in self._groups(parts):
-            own = folder.work / key[:12] / name
-            own.mkdir(parents=True, exist_ok=True)
-            found = find_duplicates(documents(group), self._settings.settings, folder=own)
+            found = find_duplicates(documents(group), self._settings.settings, folder=folder.work / name)
             guarded += sum(found.pairs_guarded.values())
             drops |= {one.id: (one.kept, one.stage, round(one.similarity, 4), one.twin) for one in found.dropped}
             context.watcher.progress(self.use, len(drops), len(drops), f"duplicates ({name})")
-        write_atomically(path, json.dumps({"key": key, "pairs_guarded": guarded, "drops": drops}))
+        told = json.dumps({"pairs_guarded": guarded, "drops": drops})
+        write_atomically(folder.work / "duplicates.json", told)
 
     def _groups(self, parts: Sequence[Part]) -> Iterator[tuple[str, list[Part]]]:
         """The parts that are compared with each other."""

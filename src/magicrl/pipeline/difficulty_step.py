@@ -223,10 +223,8 @@ class Difficulty(Step[DifficultyStep]):
         assert sampler.model is not None, "the schema checks it"
         return sampler.model
 
-    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         path = folder.work / "counts.json"
-        if path.exists() and json.loads(path.read_text(encoding="utf-8"))["key"] == key:
-            return
         settings = self._settings
         problems, counts = self._problems(parts)
         samples = folder.work / f"samples-{hash_of(self._sampling_identity(context))[:12]}.jsonl"
@@ -257,7 +255,6 @@ class Difficulty(Step[DifficultyStep]):
         wanted = sum(count.total for name, count in counts.items() if name not in overlong)
         made = sum(len(count.indices) for count in counts.values())
         document = {
-            "key": key,
             "model": self.label,
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,

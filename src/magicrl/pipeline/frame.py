@@ -7,17 +7,16 @@ import multiprocessing
 import signal
 import time
 from abc import ABC, abstractmethod
-from collections import Counter, defaultdict
-from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from multiprocessing.util import Finalize
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 import pyarrow as pa
 
 from magicrl.evaluation.provenance import now
@@ -42,53 +41,31 @@ Decide = Callable[[pa.Table], Sequence[Decision]]
 """Decisions on the rows of a part (a table of ``SCHEMA``), in order."""
 
 
-class Watcher(Protocol):
-    """Who is told how a pipeline goes. It only listens."""
+class Watcher:
+    """Who is told how a pipeline goes. It only listens; this one says nothing."""
 
     def step(self, name: str, parts: int, missing: int) -> None:
         """A step begins; ``missing`` of its parts must be made."""
-        ...
 
     def progress(self, name: str, done: int, total: int, unit: str) -> None:
         """So much of a step is done."""
-        ...
 
     def note(self, text: str) -> None:
         """Something a person should know."""
-        ...
-
-
-class Silent:
-    """A watcher that says nothing."""
-
-    def step(self, name: str, parts: int, missing: int) -> None:
-        return None
-
-    def progress(self, name: str, done: int, total: int, unit: str) -> None:
-        return None
-
-    def note(self, text: str) -> None:
-        return None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Context:
-    """What a step may use.
+    """What a step may use."""
 
-    Attributes:
-        output: the run folder.
-        workers: processes.
-        max_field_characters: of a record's field.
-        watcher: told how it goes.
-    """
-
-    output: Path
-    workers: int
-    max_field_characters: int
+    output: Path  # the run folder
+    workers: int  # processes
+    max_field_characters: int  # of a record
     watcher: Watcher
 
 
 S = TypeVar("S")
+R = TypeVar("R")
 
 
 class Step(ABC, Generic[S]):
@@ -114,11 +91,8 @@ class Step(ABC, Generic[S]):
     def identity(self, context: Context) -> Any:
         """All settings and files that its decisions depend on, for the key of its parts."""
 
-    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
-        """Look at all rows and leave what was found in ``folder.work``; goes on where a kill stopped it.
-
-        ``key`` says what it is made from: work with another key does not count.
-        """
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
+        """Look at all rows and leave what was found in ``folder.work``; goes on where a kill stopped it."""
 
     @contextmanager
     def open(self, folder: StepFolder, context: Context) -> Generator[Decide]:
@@ -163,38 +137,27 @@ def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context
     Raises:
         ValueError: a part cannot be read or written; what is finished is kept.
     """
+    began = time.monotonic()
     folder = StepFolder(context.output / name)
     own = hash_of(step.use, step.version, step.identity(context), [part.key for part in parts] if step.whole else None)
     made = [folder.part(part.name, hash_of(own, part.key)) for part in parts]
-    missing = [(part, new) for part, new in zip(parts, made, strict=True) if not folder.has(new.name, new.key)]
+    missing = [(part, new) for part, new in zip(parts, made, strict=True) if not folder.has(new)]
     context.watcher.step(name, len(parts), len(missing))
     with told_when_full(folder.path):
-        _run(step, name, parts, made, missing, folder, own, context)
+        if missing:
+            folder.work.mkdir(parents=True, exist_ok=True)
+            prepared = folder.work / "prepared.key"  # work of another key does not count
+            if not (prepared.is_file() and prepared.read_text() == own):
+                step.prepare(parts, folder, context)
+                write_atomically(prepared, own)
+            for done, _ in enumerate(_make(step, name, missing, folder, context), start=1 + len(parts) - len(missing)):
+                context.watcher.progress(name, done, len(parts), "parts")
+        folder.clear_except([part.name for part in made])
+        recorded = _recorded(folder)
+        if missing or recorded.get("key") != own or recorded.get("inputs") != _keys_of(parts):
+            step.finish(made, folder, context)
+            _summarise(step, name, own, folder, parts, made, time.monotonic() - began, context)
     return made
-
-
-def _run(
-    step: Step[Any],
-    name: str,
-    parts: Sequence[Part],
-    made: Sequence[Part],
-    missing: Sequence[tuple[Part, Part]],
-    folder: StepFolder,
-    own: str,
-    context: Context,
-) -> None:
-    """Make what is missing, and the step's own reports."""
-    began = time.monotonic()
-    if missing:
-        (folder.path / "work").mkdir(parents=True, exist_ok=True)
-        step.prepare(parts, folder, own, context)
-        for done, _ in enumerate(_make(step, name, missing, folder, context), start=1 + len(parts) - len(missing)):
-            context.watcher.progress(name, done, len(parts), "parts")
-    folder.clear_except([part.name for part in made])
-    recorded = _recorded(folder)
-    if missing or recorded.get("key") != own or recorded.get("inputs") != keys_of(parts):
-        step.finish(made, folder, context)
-        _summarise(step, name, own, folder, (parts, made), time.monotonic() - began, context)
 
 
 def _make(
@@ -202,29 +165,43 @@ def _make(
 ) -> Iterator[None]:
     """Make the missing parts; yields after each."""
     workers = min(context.workers, len(missing))
-    if not step.parallel or workers == 1:
-        with step.open(folder, context) as decide:
-            for part, new in missing:
-                _make_part(decide, name, part, new, folder)
-                yield
+    jobs = ((name, part, new, folder) for part, new in missing)
+    if step.parallel and workers > 1:
+        alone = replace(context, watcher=Watcher(), workers=1)
+        yield from in_processes(name, _in_worker, jobs, workers, _open_in_worker, (step, folder, alone))
         return
-    alone = replace(context, watcher=Silent(), workers=1)
-    pool = ProcessPoolExecutor(
-        workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start, initargs=(step, folder, alone)
-    )
-    waiting: set[Future[None]] = set()
+    with step.open(folder, context) as decide:
+        for job in jobs:
+            yield _make_part(decide, *job)
+
+
+def in_processes(
+    name: str,
+    call: Callable[..., R],
+    jobs: Iterable[tuple[Any, ...]],
+    workers: int,
+    start: Callable[..., None],
+    startargs: tuple[Any, ...] = (),
+) -> Iterator[R]:
+    """``call(*job)`` for each job, in order, in several processes that each begin with ``start(*startargs)``.
+
+    Raises:
+        ValueError: a process died; ``name`` says of what.
+    """
+    waiting: deque[Future[R]] = deque()
+    method = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(workers, mp_context=method, initializer=start, initargs=startargs)
     try:
-        for part, new in missing:
-            if len(waiting) >= 2 * workers:
-                done, waiting = wait(waiting, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-            waiting.add(pool.submit(_in_worker, name, part, new, folder))
-        for future in waiting:
-            yield future.result()
+        for job in jobs:
+            if len(waiting) >= 2 * workers:  # a job holds its argument and its result in memory
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(call, *job))
+        while waiting:
+            yield waiting.popleft().result()
     except BrokenProcessPool:
         raise ValueError(
-            f"step {name}: a worker process died (out of memory, or killed); what is finished is kept, run the same "
-            "command again, with fewer workers if memory was short"
+            f"{name}: a worker process died (out of memory, or killed); what is finished is kept, run the same command "
+            "again, with fewer workers if memory was short"
         ) from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
@@ -239,7 +216,7 @@ def start_worker() -> None:
 _decide: list[Decide] = []
 
 
-def _start(step: Step[Any], folder: StepFolder, context: Context) -> None:
+def _open_in_worker(step: Step[Any], folder: StepFolder, context: Context) -> None:
     """In a worker process: open the step once."""
     start_worker()
     stack = ExitStack()
@@ -255,45 +232,35 @@ def _make_part(decide: Decide, name: str, part: Part, new: Part, folder: StepFol
     table = read_part(part.path).select(SCHEMA.names).cast(SCHEMA)
     decisions = decide(table) if table.num_rows else []
     assert len(decisions) == table.num_rows, (name, len(decisions), table.num_rows)
-    kept, dropped = split(table, decisions, name)
-    folder.write(new.name, new.key, kept, dropped)
+    folder.write(new, *split(table, decisions, name))
 
 
 def split(table: pa.Table, decisions: Sequence[Decision], step: str) -> tuple[pa.Table, pa.Table]:
     """Kept and dropped rows of a part, each in order; together they are all of its rows."""
-    drops = [(index, one) for index, one in enumerate(decisions) if isinstance(one, Drop)]
-    changed = [one for one in decisions if isinstance(one, Entry)]
-    gone = {index for index, _ in drops}
-    if changed:
-        both = pa.concat_tables([table, table_of(changed)])
-        place = iter(range(table.num_rows, both.num_rows))
-        wanted = [
-            next(place) if isinstance(one, Entry) else index for index, one in enumerate(decisions) if index not in gone
-        ]
-        kept = both.take(pa.array(wanted, pa.int64()))
-    else:
-        mask = np.ones(table.num_rows, dtype=bool)
-        mask[sorted(gone)] = False
-        kept = table.filter(pa.array(mask))
-    rows = table.take(pa.array([index for index, _ in drops], pa.int64()))
-    columns: dict[str, Any] = {
-        "step": [step] * len(drops),
-        "reason": [drop.reason for _, drop in drops],
-        "detail": [drop.detail for _, drop in drops],
+    both = pa.concat_tables([table, table_of([one for one in decisions if isinstance(one, Entry)])])
+    changed = iter(range(table.num_rows, both.num_rows))
+    places = [next(changed) if isinstance(one, Entry) else place for place, one in enumerate(decisions)]
+    gone = {place: one for place, one in enumerate(decisions) if isinstance(one, Drop)}
+    kept = both.take(pa.array([place for number, place in enumerate(places) if number not in gone], pa.int64()))
+    dropped = table.take(pa.array([*gone], pa.int64()))
+    columns = {
+        "step": [step] * len(gone),
+        "reason": [drop.reason for drop in gone.values()],
+        "detail": [drop.detail for drop in gone.values()],
     }
     for column, values in columns.items():
-        rows = rows.append_column(column, pa.array(values, pa.string()))
-    return kept.combine_chunks(), rows.combine_chunks().cast(DROPPED_SCHEMA)
+        dropped = dropped.append_column(column, pa.array(values, pa.string()))
+    return kept.combine_chunks(), dropped.combine_chunks().cast(DROPPED_SCHEMA)
 
 
-def keys_of(parts: Sequence[Part]) -> str:
+def _keys_of(parts: Sequence[Part]) -> str:
     """What stands for these parts together: a step that read others is of another run of the pipeline."""
     return hash_of([part.key for part in parts])
 
 
 def _recorded(folder: StepFolder) -> dict[str, Any]:
     try:
-        return cast("dict[str, Any]", json.loads(folder.summary.read_text(encoding="utf-8")))
+        return json.loads(folder.summary.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
 
@@ -303,13 +270,13 @@ def _summarise(
     name: str,
     key: str,
     folder: StepFolder,
-    parts: tuple[Sequence[Part], Sequence[Part]],
+    read: Sequence[Part],
+    made: Sequence[Part],
     seconds: float,
     context: Context,
 ) -> None:
     """``step.json``: what went in, stayed and was dropped, by source and reason, counted from the rows themselves."""
     counts = count_rows(folder)
-    read, made = parts
     entered = sum(read_part(part.path, ["source"]).num_rows for part in read)
     counted = sum(one["in"] for one in counts.values())
     assert entered == counted, f"{name}: {entered} rows went in, {counted} are accounted for"
@@ -319,8 +286,8 @@ def _summarise(
         "use": step.use,
         "version": step.version,
         "key": key,
-        "inputs": keys_of(read),
-        "made": keys_of(made),
+        "inputs": _keys_of(read),
+        "made": _keys_of(made),
         "settings": step.identity(context),
         "sources": counts,
         "seconds": round(seconds, 3),
@@ -333,11 +300,11 @@ def count_rows(folder: StepFolder) -> dict[str, dict[str, Any]]:
     """By source: rows that went in, were kept, and were dropped by reason."""
     kept: Counter[str] = Counter()
     dropped: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for table in folder.kept_tables(["source"]):
-        for source, count in counted(table, ["source"]):
+    for table in folder.tables("kept", ["source"]):
+        for source, count in _counted(table, ["source"]):
             kept[source] += count
-    for table in folder.dropped_tables(["source", "reason"]):
-        for source, reason, count in counted(table, ["source", "reason"]):
+    for table in folder.tables("dropped", ["source", "reason"]):
+        for source, reason, count in _counted(table, ["source", "reason"]):
             dropped[source][reason] += count
     return {
         source: {
@@ -349,7 +316,7 @@ def count_rows(folder: StepFolder) -> dict[str, dict[str, Any]]:
     }
 
 
-def counted(table: pa.Table, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+def _counted(table: pa.Table, columns: list[str]) -> Iterable[tuple[Any, ...]]:
     """Each combination of values of the columns with its number of rows."""
-    grouped = table.group_by(list(columns)).aggregate([([], "count_all")]).to_pydict()
-    return list(zip(*(grouped[name] for name in (*columns, "count_all")), strict=True))
+    grouped = table.group_by(columns).aggregate([([], "count_all")]).to_pydict()
+    return zip(*(grouped[name] for name in (*columns, "count_all")), strict=True)

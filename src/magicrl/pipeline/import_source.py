@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,7 +16,7 @@ import pyarrow as pa
 from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.data_files import read_hub, read_place
 from magicrl.data.schemas import Template, catalogue
-from magicrl.data.sources import BadRow, Quarantined, Read, RecordReader, Row
+from magicrl.data.sources import BadRow, Quarantined, RecordReader, Row
 from magicrl.files import write_atomically
 from magicrl.pipeline.entry import DROPPED_SCHEMA, Ability, Entry, entry_of, is_entry, table_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, part_key, read_part, told_when_full
@@ -27,24 +28,23 @@ class NotWanted(ValueError):
 
 
 class EntryReader:
-    """Reads the records of one source of a pipeline: `data.sources`, and what the source's settings leave out."""
+    """Reads the records of one source of a pipeline: `data.sources`, and what the source's settings leave out.
+
+    Args:
+        source: its settings.
+        most_characters: a longer field sets its record aside.
+    """
 
     def __init__(self, source: PipelineSource, most_characters: int) -> None:
-        """
-        Args:
-            source: its settings.
-            most_characters: a longer field sets its record aside.
-        """
         self.source = source
         self._most = most_characters
-        own = source.fields
         self._reader = RecordReader(
             stem=source.label,
-            fields=own,
+            fields=source.fields,
             verifier="code" if source.ability == "code" else "maths",
             offer="--set fields.{field}={column}",
-            solutions=own.solutions,
-            notes=own.notes,
+            solutions=source.fields.solutions,
+            notes=source.fields.notes,
         )
 
     def entry(self, row: Row) -> Entry:
@@ -54,7 +54,12 @@ class EntryReader:
             NotWanted: the settings leave it out.
             ValueError: it cannot be one; says why.
         """
-        self._check_size(row)
+        for name, value in row.record.items():
+            size = len(value) if isinstance(value, str | bytes) else 0
+            if size > self._most:
+                raise ValueError(
+                    f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
+                )
         if is_entry(row.record):
             return entry_of(row.record)
         self._check_wanted(row.record)
@@ -62,23 +67,16 @@ class EntryReader:
             read = self._reader.read(row)
         except Quarantined as error:
             raise ValueError(f"{row.where}: {error}") from None
-        return self._entry(row, read)
-
-    def _entry(self, row: Row, read: Read) -> Entry:
-        label = self.source.label
-        problem = read.problem
+        source, problem = self.source, read.problem
         ability: Ability = "code" if problem.verifier == "code" else "math"
-        if self.source.ability is not None and self.source.ability != ability:
-            raise ValueError(
-                f"{row.where}: is a {ability} problem, and the source is said to hold {self.source.ability}"
-            )
-        own = self.source.template
-        template = Template(text=own) if own is not None else catalogue().templates[read.template]
-        named = self.source.fields.id is not None or read.own_id is None
-        name = (problem.id if named else str(read.own_id)).removeprefix(f"{label}/")
+        if source.ability is not None and source.ability != ability:
+            raise ValueError(f"{row.where}: is a {ability} problem, and the source is said to hold {source.ability}")
+        template = catalogue().templates[read.template] if source.template is None else Template(text=source.template)
+        named = source.fields.id is not None or read.own_id is None
+        name = (problem.id if named else str(read.own_id)).removeprefix(f"{source.label}/")
         return Entry(
-            id=f"{label}/{name}",
-            source=label,
+            id=f"{source.label}/{name}",
+            source=source.label,
             data_source=problem.source,
             ability=ability,
             problem=problem.prompt,
@@ -93,28 +91,16 @@ class EntryReader:
             notes=read.notes,
         )
 
-    def _check_size(self, row: Row) -> None:
-        for name, value in row.record.items():
-            size = len(value) if isinstance(value, str | bytes) else 0
-            if size > self._most:
-                raise ValueError(
-                    f"{row.where}: field {name!r} has {size} characters, more than max_field_characters = {self._most}"
-                )
-
     def _check_wanted(self, record: Mapping[str, Any]) -> None:
         for column, values in self.source.only.items():
             if column not in record:
                 raise ValueError(f"no column {column!r}, which `only` names; it has: {', '.join(map(str, record))}")
             if str(record[column]) not in values:
                 raise NotWanted(f"{column} is {str(record[column])[:80]!r}")
-        before = None if self.source.row is None else self.source.row.before
-        for column in before.columns if before is not None else ():
-            assert before is not None
-            if column in record:
-                year = int(str(record[column]))
-                if year >= before.value:
-                    raise NotWanted(f"{column} {year} is not before {before.value}")
-                return
+        before = self.source.row.before if self.source.row is not None else None
+        column = next((name for name in before.columns if name in record), None) if before is not None else None
+        if before is not None and column is not None and int(str(record[column])) >= before.value:
+            raise NotWanted(f"{column} {record[column]} is not before {before.value}")
 
 
 def _recorded_difficulty(extra: Mapping[str, Any]) -> dict[str, int]:
@@ -153,7 +139,7 @@ def shown(record: Mapping[str, Any] | str, most: int = 4000) -> str:
     return shown(json.dumps(each, ensure_ascii=True, default=str), most)
 
 
-IMPORT_VERSION = 3
+IMPORT_VERSION = 4
 PART_ROWS = 5000
 PART_CHARACTERS = 64 << 20
 """A part ends at so many rows or characters, so that a step holds little in memory whatever the rows."""
@@ -196,20 +182,16 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
     parts, seen, read = _taken_up(step, source.label, key)
     buffer = _Buffer()
     reader = EntryReader(source, most_characters)
-    for number, row in enumerate(_rows(source, files)):
-        if source.limit is not None and number == source.limit:
-            break
-        if number < read:
-            continue
-        _read_one(row, reader, buffer, seen)
-        if buffer.full:
-            parts.append(_write(step, source.label, len(parts), key, buffer))
-            buffer = _Buffer()
-    if buffer.kept or buffer.dropped or not parts:
-        parts.append(_write(step, source.label, len(parts), key, buffer))
-    step.clear_except([part.name for part in parts])
-    state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
     with told_when_full(step.path):
+        for row in islice(_rows(source, files), read, source.limit):
+            _read_one(row, reader, buffer, seen)
+            if buffer.full:
+                parts.append(_write(step, source.label, len(parts), key, buffer))
+                buffer = _Buffer()
+        if buffer.kept or buffer.dropped or not parts:
+            parts.append(_write(step, source.label, len(parts), key, buffer))
+        step.clear_except([part.name for part in parts])
+        state = {"key": key, "parts": [[part.name, part.key] for part in parts]}
         write_atomically(step.path / "source.json", json.dumps(state, indent=1))
     return parts
 
@@ -220,36 +202,33 @@ def _read_one(row: Row | BadRow, reader: EntryReader, buffer: _Buffer, seen: set
             raise ValueError(row.reason)
         entry = reader.entry(row)
         check_text(entry)
-        name = entry.id
-        if name in seen:
-            entry = replace(entry, id=f"{name}#{row.index}")
+        if entry.id in seen:
+            entry = replace(entry, id=f"{entry.id}#{row.index}")
         seen.add(entry.id)
         buffer.kept.append(entry)
         buffer.characters += len(entry.prompt) + sum(map(len, (*entry.golds, *entry.solutions)))
     except ValueError as error:
         unwanted = isinstance(error, NotWanted)
         text = "" if unwanted else shown(row.text if isinstance(row, BadRow) else row.record)
-        said = str(error) + (f"\n{text}" if text else "")
+        label = reader.source.label
         buffer.dropped.append(
             {
-                "id": f"{reader.source.label}/{reader.source.label}-{row.index}",
-                "source": reader.source.label,
+                "id": f"{label}/{label}-{row.index}",
+                "source": label,
                 "where": row.where,
                 "step": "import",
                 "reason": NOT_ASKED_FOR if unwanted else UNREADABLE,
-                "detail": said.encode("utf-8", "backslashreplace").decode(),
+                "detail": f"{error}\n{text}".strip().encode("utf-8", "backslashreplace").decode(),
             }
         )
         buffer.characters += len(text)
 
 
 def _write(step: StepFolder, label: str, number: int, key: str, buffer: _Buffer) -> Part:
-    name = f"{label}.{number:05d}"
-    own = hash_of(key, number)
-    if not step.has(name, own):
-        dropped = pa.Table.from_pylist(buffer.dropped, schema=DROPPED_SCHEMA)
-        step.write(name, own, table_of(buffer.kept), dropped)
-    return step.part(name, own)
+    part = step.part(f"{label}.{number:05d}", hash_of(key, number))
+    if not step.has(part):
+        step.write(part, table_of(buffer.kept), pa.Table.from_pylist(buffer.dropped, schema=DROPPED_SCHEMA))
+    return part
 
 
 def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[str], int]:
@@ -258,12 +237,10 @@ def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[s
     seen: set[str] = set()
     read = 0
     while True:
-        name = f"{label}.{len(parts):05d}"
-        own = hash_of(key, len(parts))
-        dropped = step.dropped / f"{name}.parquet"
-        if not step.has(name, own) or part_key(dropped) != own:
+        part = step.part(f"{label}.{len(parts):05d}", hash_of(key, len(parts)))
+        dropped = step.dropped / part.path.name
+        if not step.has(part) or part_key(dropped) != part.key:
             return parts, seen, read
-        part = step.part(name, own)
         ids: list[str] = read_part(part.path, ["id"]).column("id").to_pylist()
         seen.update(ids)
         read += len(ids) + read_part(dropped, ["id"]).num_rows  # every record is a row, kept or dropped
@@ -273,10 +250,10 @@ def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[s
 def _finished(step: StepFolder, key: str) -> list[Part] | None:
     try:
         state = json.loads((step.path / "source.json").read_text(encoding="utf-8"))
-        parts = [step.part(name, own) for name, own in state["parts"]] if state["key"] == key else None
+        parts = [step.part(name, own) for name, own in state["parts"]]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return parts if parts is not None and all(step.has(part.name, part.key) for part in parts) else None
+    return parts if state["key"] == key and all(map(step.has, parts)) else None
 
 
 def source_files(source: PipelineSource) -> list[Path]:
@@ -288,13 +265,11 @@ def source_files(source: PipelineSource) -> list[Path]:
     found: list[Path] = []
     for text in source.paths:
         path = Path(text).expanduser()
-        if any(sign in text for sign in "*?["):
-            matches = [Path(name) for name in sorted(glob.glob(str(path)))]
-            if not matches:
-                raise RecipeError(f"{path}: no file of that pattern", key="path")
-            found += matches
-        else:
-            found.append(path)
+        pattern = any(sign in text for sign in "*?[")
+        matches = [Path(name) for name in sorted(glob.glob(str(path)))] if pattern else [path]
+        if not matches:
+            raise RecipeError(f"{path}: no file of that pattern", key="path")
+        found += matches
     return found
 
 
@@ -303,12 +278,10 @@ def _rows(source: PipelineSource, files: list[Path]) -> Iterator[Row | BadRow]:
         row = source.row
         name = source.hub or (row.hub if row is not None else None)
         assert name is not None, "the schema checks it"
-        yield from read_hub(
-            name,
-            splits=(source.split or (row.split if row is not None and source.hub is None else "train"),),
-            subset=source.subset or (row.subset if row is not None and source.hub is None else None),
-            revision=source.revision,
-        )
+        known = None if source.hub is not None else row  # of a hub name of one's own the kind knows no subset
+        subset, split = (known.subset, known.split) if known is not None else (None, "train")
+        splits = (source.split or split,)
+        yield from read_hub(name, splits=splits, subset=source.subset or subset, revision=source.revision)
         return
     index = 0
     for path in files:
@@ -324,8 +297,6 @@ def _checksum(path: Path) -> str:
     digest = hashlib.sha256()
     for file in sorted(path.rglob("*")) if path.is_dir() else [path]:
         if file.is_file():
-            digest.update(f"{file.name}\n".encode())
             with file.open("rb") as content:
-                while block := content.read(1 << 22):
-                    digest.update(block)
+                digest.update(f"{file.name} {hashlib.file_digest(content, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()

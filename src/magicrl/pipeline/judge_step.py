@@ -134,10 +134,7 @@ class Judge(Step[JudgeStep]):
         known = self._settings.settings.model_dump(mode="json", exclude={"judges": {"__all__": _FREE}})
         return known | {"flawed": self._settings.flawed}
 
-    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
-        marker = folder.work / "judgements.key"
-        if marker.exists() and marker.read_text() == key:
-            return
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         settings = self._settings.settings
         total = sum(read_part(part.path, ["id"]).num_rows for part in parts)
         missing = votes_missing(_problems(parts), settings, folder=folder.work)
@@ -168,7 +165,6 @@ class Judge(Step[JudgeStep]):
         write_atomically(folder.work / "judging.json", json.dumps(told, indent=1))
         write_atomically(folder.work / "judging.txt", text)
         write_atomically(folder.work / "judgements.jsonl", "".join(lines))
-        write_atomically(marker, key)
 
     def decide(self, folder: StepFolder) -> Decide:
         with (folder.work / "judgements.jsonl").open(encoding="utf-8") as file:

@@ -17,10 +17,11 @@ import pyarrow.parquet as pq
 from magicrl.config.errors import RecipeError
 from magicrl.data.sources import RECORDED_ROLLOUTS
 from magicrl.files import whole_file, write_atomically
+from magicrl.pipeline.card import write_card
 from magicrl.pipeline.entry import RELEASED_FIELDS
 from magicrl.pipeline.frame import Context, Decide, Drop, Step, by_id
 from magicrl.pipeline.parts import Part, StepFolder, read_part
-from magicrl.pipeline.pipeline_schema import MixStep, PipelineConfig
+from magicrl.pipeline.pipeline_schema import MixStep
 
 
 def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[str, int]:
@@ -112,15 +113,11 @@ class Mix(Step[MixStep]):
 
     use = "mix"
 
-    def __init__(self, settings: MixStep, config: PipelineConfig) -> None:
-        super().__init__(settings, config)
-        self._drops: dict[str, str] = {}
-
     def identity(self, context: Context) -> Any:
         return self._settings.model_dump(mode="json")
 
-    def prepare(self, parts: Sequence[Part], folder: StepFolder, key: str, context: Context) -> None:
-        self._drops = self._drawn(parts)
+    def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
+        write_atomically(folder.work / "drops.json", json.dumps(self._drawn(parts)))
 
     def _drawn(self, parts: Sequence[Part]) -> dict[str, str]:
         """Rows that are not drawn, with the reason."""
@@ -167,13 +164,11 @@ class Mix(Step[MixStep]):
                 raise RecipeError(f"no source is called {unknown[0]!r}; known: {', '.join(sorted(known))}", key=key)
 
     def decide(self, folder: StepFolder) -> Decide:
-        return by_id(lambda name: Drop(self._drops[name]) if name in self._drops else None)
+        drops: dict[str, str] = json.loads((folder.work / "drops.json").read_text(encoding="utf-8"))
+        return by_id(lambda name: Drop(drops[name]) if name in drops else None)
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """The training files and the data card."""
-        from magicrl.pipeline.card import write_card
-        from magicrl.pipeline.mix_step import write_mixture
-
         mixture = context.output / "mixture"
         files = write_mixture(parts, mixture, split=self._settings.split_by_ability)
         write_card(self._config, context.output, folder, files)

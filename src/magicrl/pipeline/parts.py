@@ -14,7 +14,7 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -26,17 +26,11 @@ _KEY = b"magicrl_key"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """A file of kept rows.
+    """A file of kept rows."""
 
-    Attributes:
-        name: ``SOURCE.NNNNN``; a step keeps the names of the parts it reads.
-        path: where it is.
-        key: what it was made from.
-    """
-
-    name: str
+    name: str  # SOURCE.NNNNN; a step keeps the names of the parts it reads
     path: Path
-    key: str
+    key: str  # what it was made from
 
 
 def hash_of(*values: Any) -> str:
@@ -71,22 +65,12 @@ def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def write_part(path: Path, table: pa.Table, key: str) -> None:
-    """Write ``table`` so that ``path`` holds all of it or what it held before.
-
-    Raises:
-        ValueError: it cannot be written, e.g. the disk is full.
-    """
+    """Write ``table`` so that ``path`` holds all of it or what it held before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     marked = table.replace_schema_metadata({_KEY: key.encode()})
-    try:
-        with whole_file(path) as file:
-            # checksums: a part that a failing disk changed is an error, never other rows
-            pq.write_table(marked, file, compression="zstd", row_group_size=4096, write_page_checksum=True)
-    except OSError as error:
-        raise ValueError(
-            f"{path} cannot be written: {error.strerror or error}; free some space (or allow it) and run the same "
-            "command again, what is finished is kept"
-        ) from None
+    with whole_file(path) as file:
+        # checksums: a part that a failing disk changed is an error, never other rows
+        pq.write_table(marked, file, compression="zstd", row_group_size=4096, write_page_checksum=True)
 
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -125,32 +109,26 @@ class StepFolder:
         self.work = path / "work"
         self.summary = path / "step.json"
 
-    def has(self, name: str, key: str) -> bool:
-        """Whether the part is there, made from this key. The kept file is written last."""
-        return part_key(self.kept / f"{name}.parquet") == key
-
     def part(self, name: str, key: str) -> Part:
         return Part(name=name, path=self.kept / f"{name}.parquet", key=key)
 
-    def write(self, name: str, key: str, kept: pa.Table, dropped: pa.Table) -> None:
+    def has(self, part: Part) -> bool:
+        """Whether the part is there, made from its key. The kept file is written last."""
+        return part_key(part.path) == part.key
+
+    def write(self, part: Part, kept: pa.Table, dropped: pa.Table) -> None:
         """Write both files of a part, the dropped rows first."""
-        write_part(self.dropped / f"{name}.parquet", dropped, key)
-        write_part(self.kept / f"{name}.parquet", kept, key)
+        write_part(self.dropped / part.path.name, dropped, part.key)
+        write_part(part.path, kept, part.key)
 
     def clear_except(self, names: Sequence[str]) -> None:
         """Delete parts that no longer belong to the step, and what a kill left half written."""
         wanted = {f"{name}.parquet" for name in names}
-        for folder in (self.kept, self.dropped):
-            for path in sorted(folder.glob("*")) if folder.is_dir() else []:
-                if path.name not in wanted:
-                    path.unlink()
+        for path in (*self.kept.glob("*"), *self.dropped.glob("*")):
+            if path.name not in wanted:
+                path.unlink()
 
-    def dropped_tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The dropped rows, a part at a time."""
-        for path in sorted(self.dropped.glob("*.parquet")):
-            yield read_part(path, columns)
-
-    def kept_tables(self, columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
-        """The kept rows, a part at a time."""
-        for path in sorted(self.kept.glob("*.parquet")):
+    def tables(self, which: Literal["kept", "dropped"], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+        """The kept or the dropped rows, a part at a time."""
+        for path in sorted((self.path / which).glob("*.parquet")):
             yield read_part(path, columns)

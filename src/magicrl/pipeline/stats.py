@@ -156,9 +156,9 @@ def passages_of(output: Path, problems: Collection[str]) -> list[Passage]:
     for name, folders in _levels(output):
         kept, dropped = 0, Counter[str]()
         for folder in folders:
-            for table in folder.kept_tables(["id"]):
+            for table in folder.tables("kept", ["id"]):
                 kept += sum(name in wanted for name in table.column("id").to_pylist())
-            for table in folder.dropped_tables(["id", "reason"]):
+            for table in folder.tables("dropped", ["id", "reason"]):
                 dropped.update(row["reason"] for row in table.to_pylist() if row["id"] in wanted)
         told.append(Passage(step=name, reached=kept + dropped.total(), dropped=dict(dropped.most_common())))
     return told
