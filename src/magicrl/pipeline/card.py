@@ -34,62 +34,53 @@ def _svg(title: str, height: float, body: Sequence[str]) -> str:
     )
 
 
-def bars(title: str, labels: Sequence[str], values: Sequence[int], *, faint: Collection[int], note: str) -> str:
-    """Upright bars with their values; those whose place is in ``faint`` are pale."""
+def bars(title: str, values: Sequence[int], *, faint: Collection[int], note: str) -> str:
+    """Upright bars, from 0 on, with their values; those whose place is in ``faint`` are pale."""
     top, bottom, left = 52.0, 250.0, 40.0
     step = (WIDTH - 2 * left) / max(1, len(values))
-    most = max([1, *values])
     body: list[str] = []
-    for place, (label, value) in enumerate(zip(labels, values, strict=True)):
-        height = (bottom - top) * value / most
+    for place, value in enumerate(values):
+        height = (bottom - top) * value / max(1, *values)
         x, middle = left + place * step + step * 0.1, left + place * step + step / 2
-        colour = _FAINT if place in faint else _KEPT
-        body.append(
-            f'<rect x="{x:.1f}" y="{bottom - height:.1f}" width="{0.8 * step:.1f}" height="{height:.1f}" '
-            f'fill="{colour}"/>'
-        )
-        body.append(f'<text x="{middle:.1f}" y="{bottom + 18}" text-anchor="middle">{escape(label)}</text>')
-        body.append(f'<text x="{middle:.1f}" y="{bottom - height - 5:.1f}" text-anchor="middle">{value}</text>')
-    body.append(f'<line x1="{left}" x2="{WIDTH - left}" y1="{bottom}" y2="{bottom}" stroke="{_LINE}"/>')
-    body.append(f'<text x="16" y="{bottom + 44}">{escape(note)}</text>')
+        body.append(_rect(x, bottom - height, 0.8 * step, height, _FAINT if place in faint else _KEPT))
+        body.append(_text(middle, bottom + 18, place, "middle"))
+        body.append(_text(middle, bottom - height - 5, value, "middle"))
+    body.append(_rect(left, bottom, WIDTH - 2 * left, 1, _LINE))
+    body.append(_text(16, bottom + 44, note))
     return _svg(title, bottom + 60, body)
 
 
 def waterfall(title: str, steps: Sequence[StepCounts]) -> str:
     """What is left after each step, from top to bottom, and beside it how many went for which reason."""
-    left, width = 150.0, 400.0
+    left, width, y = 150.0, 400.0, 48.0
     most = max([1, *(step.entered for step in steps)])
-    y = 48.0
     body: list[str] = []
     for step in steps:
         reasons = list(step.reasons.items())
         shown = reasons[:6]
         if len(reasons) > 6:
             shown.append((f"{len(reasons) - 6} other reasons", sum(count for _, count in reasons[6:])))
-        height = max(30.0, 17.0 * len(shown) + 8)
         kept, gone = width * step.kept / most, width * (step.entered - step.kept) / most
-        body.append(f'<text x="{left - 10}" y="{y + 19:.1f}" text-anchor="end">{escape(step.step)}</text>')
-        body.append(f'<rect x="{left}" y="{y:.1f}" width="{kept:.1f}" height="26" fill="{_KEPT}"/>')
-        body.append(f'<rect x="{left + kept:.1f}" y="{y:.1f}" width="{gone:.1f}" height="26" fill="{_GONE}"/>')
-        inside = kept > 70
-        x, colour = (left + kept - 6, "white") if inside else (left + kept + gone + 6, _INK)
-        anchor = "end" if inside else "start"
-        body.append(f'<text x="{x:.1f}" y="{y + 18:.1f}" text-anchor="{anchor}" fill="{colour}">{step.kept:,}</text>')
+        body.append(_text(left - 10, y + 19, step.step, "end"))
+        body += [_rect(left, y, kept, 26, _KEPT), _rect(left + kept, y, gone, 26, _GONE)]
+        if kept > 70:
+            body.append(_text(left + kept - 6, y + 18, f"{step.kept:,}", "end", "white"))
+        else:
+            body.append(_text(left + kept + gone + 6, y + 18, f"{step.kept:,}"))
         for place, (reason, count) in enumerate(shown):
-            body.append(
-                f'<text x="{left + width + 14}" y="{y + 14 + 17 * place:.1f}" font-size="12" fill="{_GONE}">'
-                f"{count:,} {escape(reason)}</text>"
-            )
-        y += height + 10
-    body.append(
-        f'<rect x="{left}" y="{y:.1f}" width="12" height="12" fill="{_KEPT}"/>'
-        f'<text x="{left + 18}" y="{y + 11:.1f}">kept</text>'
-    )
-    body.append(
-        f'<rect x="{left + 70}" y="{y:.1f}" width="12" height="12" fill="{_GONE}"/>'
-        f'<text x="{left + 88}" y="{y + 11:.1f}">dropped</text>'
-    )
+            body.append(_text(left + width + 14, y + 14 + 17 * place, f"{count:,} {reason}", colour=_GONE))
+        y += max(30.0, 17.0 * len(shown) + 8) + 10
+    for x, word, colour in ((left, "kept", _KEPT), (left + 70, "dropped", _GONE)):
+        body += [_rect(x, y, 12, 12, colour), _text(x + 18, y + 11, word)]
     return _svg(title, y + 30, body)
+
+
+def _rect(x: float, y: float, width: float, height: float, colour: str) -> str:
+    return f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>'
+
+
+def _text(x: float, y: float, text: object, anchor: str = "start", colour: str = _INK) -> str:
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
 
 
 _STYLE = (

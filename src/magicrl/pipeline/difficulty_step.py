@@ -12,7 +12,8 @@ import json
 import math
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -85,93 +86,8 @@ def failures_of_sixteen(correct: int, counted: int) -> int:
 
 
 ABILITIES = {"math": "maths", "code": "code"}
-
-
-def difficulty_table(document: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """By ability: problems, never (0/N), always (N/N) and sometimes solved, and what could not be measured.
-
-    Args:
-        document: ``counts.json`` of the difficulty step: ``counts`` holds (ability, correct, judged, N) by problem.
-    """
-    overlong = set(document["overlong"])
-    table: list[dict[str, Any]] = []
-    for ability, word in ABILITIES.items():
-        rows = [(name, row) for name, row in document["counts"].items() if row[0] == ability]
-        measured = [row for name, row in rows if row[2] > 0 and name not in overlong]
-        if not rows:
-            continue
-        never = sum(correct == 0 for _, correct, _, _ in measured)
-        always = sum(correct == counted for _, correct, counted, _ in measured)
-        table.append(
-            {
-                "ability": word,
-                "problems": len(measured),
-                "never": never,
-                "always": always,
-                "kept": len(measured) - never - always,
-                "unmeasured": len(rows) - len(measured),
-            }
-        )
-    return table
-
-
-def write_difficulty_report(document: Mapping[str, Any], folder: Path) -> str:
-    """Write ``difficulty.json``, ``difficulty.txt`` and ``difficulty.svg``; returns the text."""
-    table = difficulty_table(document)
-    told: dict[str, Any] = {
-        "model": document["model"],
-        "temperature": document["temperature"],
-        "max_tokens": document["max_tokens"],
-        "samples": document["samples"],
-        "table": table,
-        "early_stop": document["early_stop"],
-    }
-    lines = [f"difficulty under {document['model']} (tau {document['temperature']:g}, T {document['max_tokens']})"]
-    lines.append(f"{'':8}{'problems':>10}{'0/N':>10}{'N/N':>10}{'kept':>10}{'unmeasured':>12}")
-    for row in table:
-        shares = [f"{100 * row[name] / max(1, row['problems']):.1f} %" for name in ("never", "always", "kept")]
-        cells = "".join(f"{share:>10}" for share in shares)
-        lines.append(f"{row['ability']:8}{row['problems']:>10}{cells}{row['unmeasured']:>12}")
-    samples = document["samples"]
-    lines.append(f"{samples['made']} of {samples['wanted']} samples made")
-    if document["early_stop"] is not None:
-        wrong = expected_errors(document["counts"].values(), EarlyStop.model_validate(document["early_stop"]))
-        told["expected_errors"] = round(wrong, 2)
-        share = samples["saved"] / max(1, samples["wanted"])
-        lines.append(
-            f"early stopping saved {samples['saved']} samples ({100 * share:.1f} %); of the problems closed early as "
-            f"never or always solved, {wrong:.1f} are expected to be neither"
-        )
-    text = "\n".join(lines)
-    write_atomically(folder / "difficulty.json", json.dumps(told, indent=1))
-    write_atomically(folder / "difficulty.txt", text + "\n")
-    write_atomically(folder / "difficulty.svg", _picture(document))
-    return text
-
-
-def expected_errors(counts: Sequence[Any] | Any, rule: EarlyStop) -> float:
-    """How many of the problems closed early as never or always solved are expected to be neither."""
-    closed = [(n, total) for _, correct, n, total in counts if 0 < n < total and correct in (0, n)]
-    return sum(1 - chance_of_the_same(n, total, rule.prior) for n, total in closed)
-
-
-def _picture(document: Mapping[str, Any]) -> str:
-    """Problems by failures of 16."""
-    found = Counter(
-        failures_of_sixteen(correct, counted) for _, correct, counted, _ in document["counts"].values() if counted
-    )
-    labels = [str(failures) for failures in range(17)]
-    return bars(
-        f"Problems by failures of 16, {document['model']}",
-        labels,
-        [found[failures] for failures in range(17)],
-        faint={0, 16},
-        note="0: always solved, 16: never solved; both are dropped",
-    )
-
-
-PILOT_SAMPLES = 32
 UNFIT = "prompt unfit for the model"
+_PILOT = 32  # samples
 
 
 @dataclass(slots=True)
@@ -191,6 +107,14 @@ class Count:
             self.counted += row.counted
             self.correct += row.counted and row.correct
 
+    @property
+    def missing(self) -> int:
+        return self.total - len(self.indices)
+
+    def is_open(self, rule: EarlyStop | None) -> bool:
+        """Whether the problem still needs samples."""
+        return self.missing > 0 and (rule is None or not is_closed(self.correct, self.counted, self.total, rule))
+
 
 class Difficulty(Step[DifficultyStep]):
     """Measures first, with one engine; then rows are dropped or get their ``model_difficulty``."""
@@ -204,10 +128,9 @@ class Difficulty(Step[DifficultyStep]):
         return self._settings.label or Path(sampler.model or sampler.gguf_package or "").name
 
     def identity(self, context: Context) -> Any:
-        known = self._settings.model_dump(mode="json", exclude={"name"})
         sampler = self._settings.sampler
-        for name in ("max_rows", "memory_limit_mb", "threads", "device"):
-            known["sampler"].pop(name)
+        costs = {"max_rows", "memory_limit_mb", "threads", "device"}  # decide no sample
+        known = self._settings.model_dump(mode="json", exclude={"name": True, "sampler": costs})
         known["sampler"]["options"] = {name: v for name, v in sampler.options.items() if name in ("mode", "tokenizer")}
         if sampler.gguf_package is not None:
             known["weights"] = hashlib.sha256(find_gguf(sampler.gguf_package).read_bytes()).hexdigest()
@@ -224,28 +147,21 @@ class Difficulty(Step[DifficultyStep]):
         return sampler.model
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        path = folder.work / "counts.json"
         settings = self._settings
         problems, counts = self._problems(parts)
-        samples = folder.work / f"samples-{hash_of(self._sampling_identity(context))[:12]}.jsonl"
+        # of a single sample: how many are wanted, and when to stop, decides none
+        known: dict[str, Any] = self.identity(context)
+        for name in ("samples", "code_samples", "early_stop", "keep", "label", "overlong_prompts"):
+            known.pop(name)
+        samples = folder.work / f"samples-{hash_of(known)[:12]}.jsonl"
         for row in read_samples([samples]) if samples.exists() else ():
             if row.problem in counts:
                 counts[row.problem].add(row)
         overlong: dict[str, str] = {}
-        if any(self._open(count) for count in counts.values()):
-            sampler = settings.sampler
-            opened = open_engine(
-                sampler.engine,
-                EngineSettings(
-                    model=self._model(context),
-                    dtype=sampler.dtype,
-                    device=sampler.device,
-                    max_rows=sampler.max_rows,
-                    memory_limit_mb=sampler.memory_limit_mb,
-                    threads=sampler.threads,
-                    options=dict(sampler.options),
-                ),
-            )
+        if any(count.is_open(settings.early_stop) for count in counts.values()):
+            own = settings.sampler.model_dump(exclude={"engine", "gguf_package"})
+            engine = EngineSettings(**own | {"model": self._model(context)})
+            opened = open_engine(settings.sampler.engine, engine)
             try:
                 overlong = self._overlong(problems, opened)
                 fitting = [problem for problem in problems if problem.id not in overlong]
@@ -263,14 +179,7 @@ class Difficulty(Step[DifficultyStep]):
             "overlong": overlong,
             "counts": {name: [c.ability, c.correct, c.counted, c.total] for name, c in counts.items()},
         }
-        write_atomically(path, json.dumps(document))
-
-    def _sampling_identity(self, context: Context) -> Any:
-        """What a single sample depends on: how many are wanted, and when to stop, is no part of it."""
-        known = dict(self.identity(context))
-        for name in ("samples", "code_samples", "early_stop", "keep", "label", "overlong_prompts"):
-            known.pop(name)
-        return known
+        write_atomically(folder.work / "counts.json", json.dumps(document))
 
     def _problems(self, parts: Sequence[Part]) -> tuple[list[Problem], dict[str, Count]]:
         problems: list[Problem] = []
@@ -280,16 +189,8 @@ class Difficulty(Step[DifficultyStep]):
                 name = sampled_name(entry)
                 problems.append(replace(entry.as_problem(), id=name))
                 code = entry.ability == "code"
-                total = self._settings.code_samples if code else self._settings.samples
-                counts[name] = Count(total, entry.ability)
+                counts[name] = Count(self._settings.code_samples if code else self._settings.samples, entry.ability)
         return problems, counts
-
-    def _open(self, count: Count) -> bool:
-        """Whether the problem still needs samples."""
-        rule = self._settings.early_stop
-        if len(count.indices) >= count.total:
-            return False
-        return rule is None or not is_closed(count.correct, count.counted, count.total, rule)
 
     def _overlong(self, problems: Sequence[Problem], opened: OpenedEngine) -> dict[str, str]:
         """Problems that cannot be put to the model, with the reason.
@@ -297,11 +198,12 @@ class Difficulty(Step[DifficultyStep]):
         Raises:
             ValueError: there is one and the settings say that there must be none, or no prompt could fit at all.
         """
-        room = opened.max_context - self._settings.max_tokens
+        limit = self._settings.max_tokens
+        room = opened.max_context - limit
         if room <= 0:
             raise ValueError(
-                f"max_tokens = {self._settings.max_tokens} leaves no room for a prompt in the model's context of "
-                f"{opened.max_context} tokens; set it lower"
+                f"max_tokens = {limit} leaves no room for a prompt in the model's context of {opened.max_context} "
+                "tokens; set it lower"
             )
         found: dict[str, str] = {}
         for problem in problems:
@@ -311,7 +213,7 @@ class Difficulty(Step[DifficultyStep]):
                 found[problem.id] = str(error)
                 continue
             if tokens > room:
-                found[problem.id] = f"{tokens} tokens, and {room} fit beside max_tokens = {self._settings.max_tokens}"
+                found[problem.id] = f"{tokens} tokens, and {room} fit beside max_tokens = {limit}"
         if found and self._settings.overlong_prompts == "error":
             name, why = next(iter(found.items()))
             raise ValueError(f"{len(found)} prompts cannot be put to the model, e.g. {name}: {why}")
@@ -325,25 +227,77 @@ class Difficulty(Step[DifficultyStep]):
         path: Path,
         context: Context,
     ) -> None:
-        """Rounds of samples; without early stopping there is one."""
-        settings = self._settings
+        """Rounds of samples: after each, problems that are settled get no more. Without early stopping there is one."""
+        settings, rule = self._settings, self._settings.early_stop
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
-        judging = JudgeOptions(reasoning=reasoning, extract=settings.extract)
-        self._tell_cost(problems, counts, context)
-        file = SampleFile(path)
-        try:
-            with VerifierPool(options=judging, time_limit=settings.time_limit, workers=context.workers) as judge:
-                rounds = _Rounds(settings=settings, counts=counts, opened=opened, judge=judge, file=file, path=path)
-                rounds.run(problems, context, self._open)
-        finally:
-            file.close()
+        options = JudgeOptions(reasoning=reasoning, extract=settings.extract)
+        pool = VerifierPool(options=options, time_limit=settings.time_limit, workers=context.workers)
+        with pool as judge, closing(SampleFile(path)) as file:
 
-    def _tell_cost(self, problems: Sequence[Problem], counts: Mapping[str, Count], context: Context) -> None:
-        missing = sum(counts[p.id].total - len(counts[p.id].indices) for p in problems if self._open(counts[p.id]))
+            def job(some: Sequence[Problem], total: int, most: int | None = None) -> list[int]:
+                """Make what is missing up to ``total``; returns the samples' tokens."""
+                tokens: list[int] = []
+
+                def write(row: SampleRow) -> None:
+                    file.append(row)
+                    counts[row.problem].add(row)
+                    tokens.append(row.tokens)
+
+                plan = SamplingPlan(
+                    samples=total,
+                    temperature=settings.temperature,
+                    max_tokens=settings.max_tokens,
+                    seed=settings.seed,
+                    draws={problem.id: draw_of(problem.id) for problem in some},
+                )
+                run_job(
+                    some,
+                    plan,
+                    opened.engine,
+                    judge,
+                    opened.encode,
+                    write=write,
+                    done=read_samples([path]),
+                    progress=lambda done, of: context.watcher.progress(self.use, done, of, "samples"),
+                    most=most,
+                )
+                return tokens
+
+            longest = max((counts[problem.id].total for problem in problems), default=0)
+            first = longest if rule is None else rule.first
+            for bound in range(first, longest + first, first):
+                groups: dict[int, list[Problem]] = {}
+                for problem in problems:
+                    count = counts[problem.id]
+                    if count.is_open(rule):
+                        groups.setdefault(min(bound, count.total), []).append(problem)
+                if bound == first:
+                    self._tell_cost(groups, counts, job, context)
+                for total in sorted(groups):
+                    job(groups[total], total)
+
+    def _tell_cost(
+        self,
+        groups: Mapping[int, Sequence[Problem]],
+        counts: Mapping[str, Count],
+        job: Callable[[Sequence[Problem], int, int], list[int]],
+        context: Context,
+    ) -> None:
+        """What sampling costs at most; where it is much, a few samples over many problems say what it takes."""
+        missing = sum(counts[problem.id].missing for some in groups.values() for problem in some)
         context.watcher.note(
-            f"{self.label}: {len(problems)} problems, {missing} samples to make at most, "
-            f"{missing * self._settings.max_tokens} tokens at most"
+            f"{self.label}: {missing} samples to make at most, {missing * self._settings.max_tokens} tokens at most"
         )
+        if missing < 4 * _PILOT:
+            return
+        # of the kind that most are of: a handful of code problems says nothing of the rest
+        total = max(groups, key=lambda total: total * len(groups[total]))
+        began = time.monotonic()
+        tokens = job(groups[total], total, _PILOT)
+        if tokens:
+            minutes = (time.monotonic() - began) / len(tokens) * (missing - len(tokens)) / 60
+            mean = sum(tokens) / len(tokens)
+            context.watcher.note(f"pilot: {mean:.0f} tokens a sample; all the rest takes about {minutes:.1f} minutes")
 
     def decide(self, folder: StepFolder) -> Decide:
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
@@ -368,80 +322,58 @@ class Difficulty(Step[DifficultyStep]):
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """``work/difficulty.{txt,json,svg}``: the report's table for this model."""
         document = json.loads((folder.work / "counts.json").read_text(encoding="utf-8"))
-        context.watcher.note(write_difficulty_report(document, folder.work))
+        told, text = difficulty_report(document)
+        failures = Counter(failures_of_sixteen(c, n) for _, c, n, _ in document["counts"].values() if n)
+        picture = bars(
+            f"Problems by failures of 16, {document['model']}",
+            [failures[number] for number in range(17)],
+            faint={0, 16},
+            note="0: always solved, 16: never solved; both are dropped",
+        )
+        write_atomically(folder.work / "difficulty.json", json.dumps(told, indent=1))
+        write_atomically(folder.work / "difficulty.txt", text + "\n")
+        write_atomically(folder.work / "difficulty.svg", picture)
+        context.watcher.note(text)
 
 
-@dataclass(kw_only=True, slots=True)
-class _Rounds:
-    """The sampling job in rounds: after each, problems that are settled get no more samples."""
+def difficulty_report(document: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """By ability: problems, never (0/N), always (N/N) and sometimes solved, and what could not be measured.
 
-    settings: DifficultyStep
-    counts: Mapping[str, Count]
-    opened: OpenedEngine
-    judge: VerifierPool
-    file: SampleFile
-    path: Path
+    Args:
+        document: ``counts.json`` of the step: ``counts`` holds (ability, correct, judged, N) by problem.
 
-    def run(self, problems: Sequence[Problem], context: Context, needs_more: Any) -> None:
-        rule = self.settings.early_stop
-        most = max((self.counts[problem.id].total for problem in problems), default=0)
-        first = rule.first if rule is not None else most
-        piloted = False
-        for bound in range(first, most + first, first):
-            waiting = [problem for problem in problems if needs_more(self.counts[problem.id])]
-            groups: dict[int, list[Problem]] = {}
-            for problem in waiting:
-                groups.setdefault(min(bound, self.counts[problem.id].total), []).append(problem)
-            if groups and not piloted:  # of the most: a handful of code problems says nothing of the rest
-                piloted = True
-                total = max(groups, key=lambda total: total * len(groups[total]))
-                self._pilot(groups[total], total, waiting, context)
-            for total in sorted(groups):
-                self._job(groups[total], total, context, None)
-
-    def _pilot(self, some: Sequence[Problem], total: int, waiting: Sequence[Problem], context: Context) -> None:
-        """A few samples over many problems, and from them what the rest costs."""
-        missing = sum(self.counts[p.id].total - len(self.counts[p.id].indices) for p in waiting)
-        if missing < 4 * PILOT_SAMPLES:
-            return
-        began = time.monotonic()
-        rows = self._job(some, total, context, PILOT_SAMPLES)
+    Returns:
+        the report as JSON values and as text.
+    """
+    lines = [f"difficulty under {document['model']} (tau {document['temperature']:g}, T {document['max_tokens']})"]
+    lines.append(f"{'':8}{'problems':>10}{'0/N':>10}{'N/N':>10}{'kept':>10}{'unmeasured':>12}")
+    table: list[dict[str, Any]] = []
+    for ability, word in ABILITIES.items():
+        rows = {name: row for name, row in document["counts"].items() if row[0] == ability}
+        measured = [row for name, row in rows.items() if row[2] > 0 and name not in document["overlong"]]
+        never = sum(correct == 0 for _, correct, _, _ in measured)
+        always = sum(correct == counted for _, correct, counted, _ in measured)
+        shares = {"never": never, "always": always, "kept": len(measured) - never - always}
         if rows:
-            seconds = (time.monotonic() - began) / len(rows) * (missing - len(rows))
-            mean = sum(row.tokens for row in rows) / len(rows)
-            context.watcher.note(
-                f"pilot: {mean:.0f} tokens a sample; the rest takes about {seconds / 60:.1f} minutes"
-                + (" without early stopping" if self.settings.early_stop is not None else "")
-            )
-
-    def _job(self, some: Sequence[Problem], total: int, context: Context, most: int | None) -> list[SampleRow]:
-        plan = SamplingPlan(
-            samples=total,
-            temperature=self.settings.temperature,
-            max_tokens=self.settings.max_tokens,
-            seed=self.settings.seed,
-            draws={problem.id: draw_of(problem.id) for problem in some},
+            unmeasured = len(rows) - len(measured)
+            table.append({"ability": word, "problems": len(measured), **shares, "unmeasured": unmeasured})
+            cells = "".join(f"{f'{100 * n / max(1, len(measured)):.1f} %':>10}" for n in shares.values())
+            lines.append(f"{word:8}{len(measured):>10}{cells}{unmeasured:>12}")
+    samples = document["samples"]
+    lines.append(f"{samples['made']} of {samples['wanted']} samples made")
+    told = {name: document[name] for name in ("model", "temperature", "max_tokens", "samples", "early_stop")}
+    told["table"] = table
+    if document["early_stop"] is not None:
+        prior = document["early_stop"]["prior"]
+        closed = [(n, total) for _, correct, n, total in document["counts"].values() if correct in (0, n) and n < total]
+        wrong = sum(1 - chance_of_the_same(n, total, prior) for n, total in closed if n)
+        told["expected_errors"] = round(wrong, 2)
+        share = samples["saved"] / max(1, samples["wanted"])
+        lines.append(
+            f"early stopping saved {samples['saved']} samples ({100 * share:.1f} %); of the problems closed early as "
+            f"never or always solved, {wrong:.1f} are expected to be neither"
         )
-        written: list[SampleRow] = []
-
-        def write(row: SampleRow) -> None:
-            self.file.append(row)
-            self.counts[row.problem].add(row)
-            if most is not None:
-                written.append(row)
-
-        run_job(
-            some,
-            plan,
-            self.opened.engine,
-            self.judge,
-            self.opened.encode,
-            write=write,
-            done=read_samples([self.path]),
-            progress=lambda done, of: context.watcher.progress("difficulty", done, of, "samples"),
-            most=most,
-        )
-        return written
+    return told, "\n".join(lines)
 
 
 def sampled_name(entry: Entry) -> str:
