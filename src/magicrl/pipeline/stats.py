@@ -5,31 +5,22 @@ from __future__ import annotations
 import difflib
 import json
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from magicrl.pipeline.frame import count_rows
-from magicrl.pipeline.parts import StepFolder
+from magicrl.pipeline.parts import StepFolder, read_part
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepCounts:
-    """One step of a run.
+    """One step of a run."""
 
-    Attributes:
-        step: its name; ``import`` for what was read.
-        sources: by source, rows ``in``, ``kept``, and ``dropped`` by reason.
-        seconds: that its last run took; None for the import.
-    """
-
-    step: str
-    sources: dict[str, dict[str, Any]]
-    seconds: float | None = None
+    step: str  # its name; ``import`` for what was read
+    sources: dict[str, dict[str, Any]]  # by source, rows ``in``, ``kept``, and ``dropped`` by reason
+    seconds: float | None = None  # that its last run took; None for the import
 
     @property
     def entered(self) -> int:
@@ -42,10 +33,9 @@ class StepCounts:
     @property
     def reasons(self) -> dict[str, int]:
         """Dropped rows by reason, the most frequent first."""
-        total: dict[str, int] = {}
+        total = Counter[str]()
         for one in self.sources.values():
-            for reason, count in one["dropped"].items():
-                total[reason] = total.get(reason, 0) + count
+            total.update(one["dropped"])
         return dict(sorted(total.items(), key=lambda item: (-item[1], item[0])))
 
 
@@ -58,6 +48,19 @@ class Station:
     reason: str
     detail: str
     row: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Passage:
+    """What one step did with some problems: so many reached it, so many it dropped, by reason."""
+
+    step: str
+    reached: int
+    dropped: dict[str, int]
+
+    @property
+    def passed(self) -> int:
+        return self.reached - sum(self.dropped.values())
 
 
 def step_folders(output: Path) -> list[StepFolder]:
@@ -82,13 +85,11 @@ def step_folders(output: Path) -> list[StepFolder]:
     return found
 
 
-def _sources(output: Path) -> list[StepFolder]:
-    return [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
-
-
 def _levels(output: Path) -> list[tuple[str, list[StepFolder]]]:
     """The import, then each finished step, with their folders."""
-    return [("import", _sources(output)), *((step.path.name, [step]) for step in step_folders(output))]
+    steps = [(step.path.name, [step]) for step in step_folders(output)]
+    sources = [StepFolder(path) for path in sorted((output / "sources").iterdir()) if path.is_dir()]
+    return [("import", sources), *steps]
 
 
 def counts_of(output: Path) -> list[StepCounts]:
@@ -97,14 +98,11 @@ def counts_of(output: Path) -> list[StepCounts]:
     Raises:
         ValueError: the folder holds no run, or a part is damaged.
     """
-    steps = step_folders(output)
-    imported: dict[str, dict[str, Any]] = {}
-    for source in _sources(output):
-        imported |= count_rows(source)
-    found = [StepCounts(step="import", sources=imported)]
-    for folder in steps:
+    (_, imported), *steps = _levels(output)
+    found = [StepCounts(step="import", sources={k: v for one in imported for k, v in count_rows(one).items()})]
+    for name, (folder,) in steps:
         document = json.loads(folder.summary.read_text(encoding="utf-8"))
-        found.append(StepCounts(step=document["step"], sources=document["sources"], seconds=document["seconds"]))
+        found.append(StepCounts(step=name, sources=document["sources"], seconds=document["seconds"]))
     return found
 
 
@@ -117,11 +115,10 @@ def way_of(output: Path, problem: str) -> list[Station]:
     stations: list[Station] = []
     near: set[str] = set()
     for name, folders in _levels(output):
-        found = next((one for folder in folders if (one := _look(folder, name, problem, near))), None)
-        if found is None:
-            break
-        stations.append(found)
-        if not found.kept:
+        found = next((one for folder in folders for one in _look(folder, name, problem, near)), None)
+        if found is not None:
+            stations.append(found)
+        if found is None or not found.kept:
             break
     if not stations:
         close = difflib.get_close_matches(problem, near, n=3, cutoff=0.6)
@@ -130,17 +127,15 @@ def way_of(output: Path, problem: str) -> list[Station]:
     return stations
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Passage:
-    """What one step did with some problems: so many reached it, so many it dropped, by reason."""
-
-    step: str
-    reached: int
-    dropped: dict[str, int]
-
-    @property
-    def passed(self) -> int:
-        return self.reached - sum(self.dropped.values())
+def _look(folder: StepFolder, name: str, problem: str, near: set[str]) -> Iterator[Station]:
+    for path in (*sorted(folder.kept.glob("*.parquet")), *sorted(folder.dropped.glob("*.parquet"))):
+        ids = read_part(path, ["id"]).column("id").to_pylist()
+        if len(near) < 20_000:  # difflib compares with each of them
+            near.update(ids)
+        if problem in ids:
+            row = read_part(path).slice(ids.index(problem), 1).to_pylist()[0]
+            reason, detail = row.pop("reason", "") or "", row.pop("detail", "") or ""
+            yield Station(step=name, kept=path.parent == folder.kept, reason=reason, detail=detail, row=row)
 
 
 def passages_of(output: Path, problems: Collection[str]) -> list[Passage]:
@@ -157,24 +152,8 @@ def passages_of(output: Path, problems: Collection[str]) -> list[Passage]:
         kept, dropped = 0, Counter[str]()
         for folder in folders:
             for table in folder.tables("kept", ["id"]):
-                kept += sum(name in wanted for name in table.column("id").to_pylist())
+                kept += len(wanted & set(table.column("id").to_pylist()))
             for table in folder.tables("dropped", ["id", "reason"]):
                 dropped.update(row["reason"] for row in table.to_pylist() if row["id"] in wanted)
         told.append(Passage(step=name, reached=kept + dropped.total(), dropped=dict(dropped.most_common())))
     return told
-
-
-def _look(folder: StepFolder, name: str, problem: str, near: set[str]) -> Station | None:
-    for kept, parts in ((True, folder.kept), (False, folder.dropped)):
-        for path in sorted(parts.glob("*.parquet")):
-            import pyarrow.parquet as pq
-
-            ids = pq.read_table(path, columns=["id"]).column("id")
-            place = pc.index(ids, pa.scalar(problem)).as_py()
-            if len(near) < 20_000:
-                near |= set(ids.to_pylist())
-            if place >= 0:
-                row = pq.read_table(path).slice(place, 1).to_pylist()[0]
-                reason, detail = row.pop("reason", "") or "", row.pop("detail", "") or ""
-                return Station(step=name, kept=kept, reason=reason, detail=detail, row=row)
-    return None
