@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections import deque
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -41,8 +40,7 @@ from magicrl.verifiers.pool import Closing, Ticket, VerifierPool
 _PROBE = r"\boxed{\int_0^1 \zeta(7) y \, dy + \Gamma(\frac{1}{7})}"
 """An answer that is nobody's: what the verifier says of a gold beside it is whether it can read the gold."""
 _AFTER_HASHES = re.compile(r"(?:^|\n)####[ \t]*(\S[^\n]*?)\s*\Z")
-_SHORT = 200
-_IN_FLIGHT = 64
+_SHORT = 200  # characters of an answer that may be settled without the verifier
 
 
 class MathsCleaner:
@@ -59,27 +57,16 @@ class MathsCleaner:
 
     def decide(self, entries: Sequence[Entry]) -> list[Decision]:
         """Decisions in the entries' order; many are judged at a time."""
-        decided: list[Decision] = []
-        waiting: deque[tuple[int, Entry, Ticket, list[str]]] = deque()
-
-        def settle() -> None:
-            index, entry, ticket, asked = waiting.popleft()
-            verdicts = dict(zip(asked, self._pool.result(ticket), strict=True))
-            decided[index] = self._by_verdicts(entry, verdicts)
-
-        for index, entry in enumerate(entries):
+        waiting: list[tuple[Drop | None, dict[str, str], Ticket | None]] = []
+        for entry in entries:
             fault = maths_fault(entry, self._rules)
-            questions = {} if fault is not None else self._questions(entry)
-            if not questions:
-                decided.append(fault or self._without_questions(entry))
-                continue
-            decided.append(None)
-            problem = Problem(id=entry.id, prompt="", golds=entry.golds, verifier="maths", source=entry.source)
-            waiting.append((index, entry, self._pool.submit(problem, list(questions.values())), list(questions)))
-            if len(waiting) >= _IN_FLIGHT:
-                settle()
-        while waiting:
-            settle()
+            questions = self._questions(entry) if fault is None else {}
+            ticket = self._pool.submit(_asked(entry), [*questions.values()]) if questions else None
+            waiting.append((fault, questions, ticket))
+        decided: list[Decision] = []
+        for entry, (fault, questions, ticket) in zip(entries, waiting, strict=True):
+            verdicts = self._pool.result(ticket) if ticket is not None else ()
+            decided.append(fault or self._by_verdicts(entry, dict(zip(questions, verdicts, strict=True))))
         return decided
 
     def _questions(self, entry: Entry) -> dict[str, str]:
@@ -92,34 +79,37 @@ class MathsCleaner:
             if self._rules.unreadable_golds == "drop":
                 questions["probe"] = _PROBE
         if self._rules.agreement and entry.solutions:
-            solution = entry.solutions[0]
-            stated = stated_answer(solution)
-            same = stated is not None and len(stated) <= _SHORT and _canonical(stated) in golds
-            if not same:
-                questions["solution"] = solution if stated is None else rf"\boxed{{{stated}}}"
+            stated = stated_answer(entry.solutions[0])
+            if stated is None:
+                questions["solution"] = entry.solutions[0]
+            elif len(stated) > _SHORT or _canonical(stated) not in golds:
+                questions["solution"] = rf"\boxed{{{stated}}}"
         return questions
 
-    def _without_questions(self, entry: Entry) -> Decision:
-        if entry.solutions:
-            return replace(entry, notes=note_of(entry, answer_agrees=True)) if self._rules.agreement else None
-        if self._rules.agreement and self._rules.without_solution == "drop":
-            return Drop("no solution to agree with")
-        return None
-
-    def _by_verdicts(self, entry: Entry, verdicts: dict[str, Verdict]) -> Decision:
+    def _by_verdicts(self, entry: Entry, verdicts: Mapping[str, Verdict]) -> Decision:
+        gold = f"gold {entry.golds[0]!r}" if entry.golds else ""
         itself = verdicts.get("itself")
         if itself is not None and not itself.correct:
-            return Drop("gold cannot be earned", f"gold {entry.golds[0]!r} in a box: {itself.status}. {itself.reason}")
+            return Drop("gold cannot be earned", f"{gold} in a box: {itself.status}. {itself.reason}")
         probe = verdicts.get("probe")
         if probe is not None and probe.status == "gold_unparsable":
-            return Drop("gold unreadable", f"gold {entry.golds[0]!r}: only its own spelling would be right")
+            return Drop("gold unreadable", f"{gold}: only its own spelling would be right")
         solution = verdicts.get("solution")
         if solution is not None and not solution.correct:
             found = "nothing" if solution.extracted is None else repr(solution.extracted[-200:])
             stated = stated_answer(entry.solutions[0]) is not None
             reason = "solution disagrees" if stated else "solution does not state the answer"
-            return Drop(reason, f"gold {entry.golds[0]!r}, the solution gives {found} ({solution.status})")
-        return self._without_questions(entry)
+            return Drop(reason, f"{gold}, the solution gives {found} ({solution.status})")
+        if not self._rules.agreement:
+            return None
+        if entry.solutions:
+            return replace(entry, notes=note_of(entry, answer_agrees=True))
+        return Drop("no solution to agree with") if self._rules.without_solution == "drop" else None
+
+
+def _asked(entry: Entry) -> Problem:
+    """The problem as its verifier needs it."""
+    return replace(entry.as_problem(), prompt="", context=())
 
 
 def _is_digits(text: str) -> bool:
@@ -171,11 +161,14 @@ class CodeCleaner(Closing):
         """Decisions in the entries' order."""
         firsts = [self._with_usable_tests(entry) for entry in entries]
         tickets = [
-            self._submit(one) if isinstance(one, Entry) and self._rules.reference and one.solutions else None
+            self._pool.submit_programs(_asked(one), one.solutions[: self._rules.max_solutions])
+            if isinstance(one, Entry) and self._rules.reference and one.solutions
+            else None
             for one in firsts
         ]
         return [
-            self._finished(before, one, ticket) for before, one, ticket in zip(entries, firsts, tickets, strict=True)
+            self._by_verdicts(one, self._pool.result(ticket)) if isinstance(one, Entry) and ticket is not None else one
+            for one, ticket in zip(firsts, tickets, strict=True)
         ]
 
     def _with_usable_tests(self, entry: Entry) -> Entry | Drop:
@@ -190,10 +183,8 @@ class CodeCleaner(Closing):
         try:
             suite = parse_suite(usable)
         except (SuiteError, RecursionError) as error:
-            empty = not usable.get("inputs", True)
-            return Drop(
-                "empty or incomplete tests" if empty else "broken tests", f"{error} ({gone} unusable taken out)"
-            )
+            reason = "broken tests" if usable.get("inputs", True) else "empty or incomplete tests"
+            return Drop(reason, f"{error} ({gone} unusable taken out)")
         if len(suite.cases) < self._rules.min_tests:
             return Drop("too few tests", f"{len(suite.cases)} usable tests, at least {self._rules.min_tests}")
         if self._rules.reference and not entry.solutions and self._rules.without_solution == "drop":
@@ -203,28 +194,21 @@ class CodeCleaner(Closing):
         notes = note_of(entry, tests_taken_out=gone)
         return replace(entry, golds=(json.dumps(usable, ensure_ascii=False),), notes=notes)
 
-    def _submit(self, entry: Entry) -> Ticket:
-        problem = Problem(id=entry.id, prompt="", golds=entry.golds, verifier="code", source=entry.source)
-        return self._pool.submit_programs(problem, list(entry.solutions[: self._rules.max_solutions]))
-
-    def _finished(self, before: Entry, one: Entry | Drop, ticket: Ticket | None) -> Decision:
-        if isinstance(one, Drop):
-            return one
-        if ticket is None:
-            return None if one is before else one
-        verdicts = self._pool.result(ticket)
-        right = [index for index, verdict in enumerate(verdicts) if verdict.correct]
-        if not right:
-            return _not_passed(verdicts)
-        tried = one.solutions[: len(verdicts)]
-        passing = [tried[index] for index in right]
+    def _by_verdicts(self, entry: Entry, verdicts: Sequence[CodeVerdict]) -> Decision:
+        tried = entry.solutions[: len(verdicts)]
+        passing = [text for text, verdict in zip(tried, verdicts, strict=True) if verdict.correct]
+        if not passing:
+            first = verdicts[0]
+            judged = any(verdict.outcome is not Outcome.NOT_JUDGED for verdict in verdicts)
+            reason = "reference fails its tests" if judged else "reference could not be judged"
+            return Drop(reason, f"{first.status}: passed {first.passed} of {first.total}. {first.reason}")
         several = self._rules.disagreement != "ignore" and len(tried) > 1
-        unsure = self._disagreements(one, tried) if several else []
+        unsure = self._disagreements(entry, tried) if several else []
         if unsure and self._rules.disagreement == "drop":
             return Drop("correct solutions disagree", f"on tests {unsure[:20]}")
-        others = [text for text in one.solutions if text not in passing]
-        notes = note_of(one, reference_passes=True, **({"needs_checker": unsure} if unsure else {}))
-        return replace(one, solutions=(*passing, *others), notes=notes)
+        others = [text for text in entry.solutions if text not in passing]
+        notes = note_of(entry, reference_passes=True, **({"needs_checker": unsure} if unsure else {}))
+        return replace(entry, solutions=(*passing, *others), notes=notes)
 
     def _disagreements(self, entry: Entry, solutions: Sequence[str]) -> list[int]:
         """Tests on which solutions that are all known to be right give different outputs."""
@@ -234,14 +218,6 @@ class CodeCleaner(Closing):
         if self._judge is None:
             self._judge = CodeJudge(self._options)
         return disagreements(self._judge, suite, solutions)
-
-
-def _not_passed(verdicts: Sequence[CodeVerdict]) -> Drop:
-    first = verdicts[0]
-    detail = f"{first.status}: passed {first.passed} of {first.total}. {first.reason}"
-    if all(verdict.outcome is Outcome.NOT_JUDGED for verdict in verdicts):
-        return Drop("reference could not be judged", detail)
-    return Drop("reference fails its tests", detail)
 
 
 def usable_tests(tests: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
@@ -254,19 +230,18 @@ def usable_tests(tests: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
         >>> usable_tests({"inputs": ["1", "2", "3"], "outputs": ["1", ""]})
         ({'inputs': ['1'], 'outputs': ['1']}, 2)
     """
-    inputs = tests.get("inputs")
-    outputs = tests.get("outputs")
+    inputs, outputs = tests.get("inputs"), tests.get("outputs")
     if not isinstance(inputs, list) or (outputs is not None and not isinstance(outputs, list)):
         return dict(tests), 0
     if outputs is None:
         kept = [given for given in inputs if given is not None]
         return {**tests, "inputs": kept}, len(inputs) - len(kept)
-    function = bool(tests.get("fn_name"))
-    checked = bool(tests.get("checker"))
+    # what a function returns, or a checker looks at, may well be nothing
+    silent = bool(tests.get("fn_name") or tests.get("checker"))
     pairs = [
         (given, wanted)
         for given, wanted in zip(inputs, outputs, strict=False)
-        if given is not None and (checked or function or _says(wanted))
+        if given is not None and (silent or _says(wanted))
     ]
     gone = max(len(inputs), len(outputs)) - len(pairs)
     if not gone:
@@ -276,9 +251,7 @@ def usable_tests(tests: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
 
 def _says(wanted: Any) -> bool:
     """Whether an expected output on standard output says anything."""
-    if isinstance(wanted, str):
-        return bool(wanted.strip())
-    return wanted is not None and wanted != []
+    return bool(wanted.strip()) if isinstance(wanted, str) else wanted is not None and wanted != []
 
 
 class Clean(Step[CleanStep]):
@@ -302,13 +275,9 @@ class Clean(Step[CleanStep]):
             code = stack.enter_context(CodeCleaner(self._settings.code, workers=context.workers))
 
             def decide(table: pa.Table) -> list[Decision]:
-                return _merged(entries_of(table), maths, code)
+                entries = entries_of(table)
+                programs = iter(code.decide([entry for entry in entries if entry.ability == "code"]))
+                others = iter(maths.decide([entry for entry in entries if entry.ability != "code"]))
+                return [next(programs if entry.ability == "code" else others) for entry in entries]
 
             yield decide
-
-
-def _merged(entries: Sequence[Entry], maths: MathsCleaner, code: CodeCleaner) -> list[Decision]:
-    """Each ability's problems decided together, the decisions back in order."""
-    programs = iter(code.decide([entry for entry in entries if entry.ability == "code"]))
-    others = iter(maths.decide([entry for entry in entries if entry.ability != "code"]))
-    return [next(programs) if entry.ability == "code" else next(others) for entry in entries]

@@ -25,19 +25,9 @@ RELEASED_FIELDS = [
     pa.field("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
 ]
 _EXTRA = pa.struct([("index", pa.int64()), ("model_difficulty", pa.map_(pa.string(), pa.int64()))])
-SCHEMA = pa.schema(
-    [
-        *RELEASED_FIELDS,
-        pa.field("extra_info", _EXTRA),
-        pa.field("id", pa.string()),
-        pa.field("source", pa.string()),
-        pa.field("problem", pa.string()),
-        pa.field("solutions", pa.list_(pa.string())),
-        pa.field("level", pa.int64()),
-        pa.field("where", pa.string()),
-        pa.field("notes", pa.string()),
-    ]
-)
+_OWN = {"id": pa.string(), "source": pa.string(), "problem": pa.string(), "solutions": pa.list_(pa.string())}
+_OWN |= {"level": pa.int64(), "where": pa.string(), "notes": pa.string()}
+SCHEMA = pa.schema([*RELEASED_FIELDS, pa.field("extra_info", _EXTRA), *(pa.field(*one) for one in _OWN.items())])
 """Columns of kept rows: the released schema's, then the pipeline's own."""
 
 DROPPED_SCHEMA = pa.schema(
@@ -49,39 +39,22 @@ id, source and where are set, and ``detail`` holds the record's text."""
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """A problem in the pipeline.
+    """A problem in the pipeline."""
 
-    Attributes:
-        id: unique in the whole pipeline, ``SOURCE/name``.
-        source: the pipeline's name of the source.
-        data_source: the released schema's column; the source unless the record has one of its own.
-        ability: ``math`` or ``code``.
-        problem: the bare statement, which dedup, decontamination and judges read.
-        prompt: the statement with the text around it that a model is given, the last turn of its conversation.
-        golds: accepted answers; for code the tests as JSON, alone.
-        solutions: worked solutions or reference programs, the best first.
-        index: the record's number within its source, from 0.
-        level: of difficulty, where the source states one.
-        where: place of the record in words.
-        difficulty: failures of 16 by model, the released form.
-        notes: what the source or a step says of it (``question_type``, ``needs_checker``, ``judge``).
-        context: the turns before the prompt, mostly none.
-    """
-
-    id: str
-    source: str
-    data_source: str
+    id: str  # unique in the whole pipeline, ``SOURCE/name``
+    source: str  # the pipeline's name of the source
+    data_source: str  # the released schema's column; the source unless the record has one of its own
     ability: Ability
-    problem: str
-    prompt: str
-    golds: tuple[str, ...]
-    solutions: tuple[str, ...] = ()
-    index: int = 0
-    level: int | None = None
-    where: str = ""
-    difficulty: Mapping[str, int] = field(default_factory=dict[str, int])
-    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    context: tuple[Message, ...] = ()
+    problem: str  # the bare statement, which dedup, decontamination and judges read
+    prompt: str  # the statement with the text around it that a model is given, the last turn of its conversation
+    golds: tuple[str, ...]  # accepted answers; for code the tests as JSON, alone
+    solutions: tuple[str, ...] = ()  # worked solutions or reference programs, the best first
+    index: int = 0  # the record's number within its source
+    level: int | None = None  # of difficulty, where the source states one
+    where: str = ""  # place of the record in words
+    difficulty: Mapping[str, int] = field(default_factory=dict[str, int])  # failures of 16 by model, as released
+    notes: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the source or a step says of it
+    context: tuple[Message, ...] = ()  # the turns before the prompt, mostly none
 
     def as_problem(self) -> Problem:
         """What a model is asked, and its verifier."""
@@ -159,17 +132,12 @@ def entries_of(table: pa.Table) -> list[Entry]:
 class Document:
     """A problem as dedup and decontamination see it.
 
-    Attributes:
-        id: unique among the documents of one call.
-        text: the problem's statement.
-        quality: how well specified the problem is; of two copies the one with the larger tuple is kept, of equal ones
-            the earlier. Tuples of one call are equally long.
-
     Example:
         >>> Document("gsm8k-0", "Ann has 3 apples. How many are left?", (1.0, 36.0)).id
         'gsm8k-0'
     """
 
-    id: str
-    text: str
+    id: str  # unique among the documents of one call
+    text: str  # the problem's statement
+    # how well specified the problem is; of two copies the one with the larger tuple is kept, of equal ones the earlier
     quality: tuple[float, ...] = ()

@@ -14,17 +14,8 @@ from magicrl.pipeline.frame import Drop
 from magicrl.pipeline.pipeline_schema import MathsCleaning
 
 _NO_ANSWER = {
-    "proof",
-    "notfound",
-    "not found",
-    "none",
-    "nan",
-    "n/a",
-    "na",
-    "null",
-    "no answer",
-    "unknown",
-    "see solution",
+    *("proof", "notfound", "not found", "none", "nan", "n/a", "na", "null"),
+    *("no answer", "unknown", "see solution"),
 }
 _PROVE = re.compile(
     r"\b(?:prove|show|demonstrate|verify)\s+(?:that|the|it|this|by|for|if|why|whether)\b|\bprove\b[:.]", re.I
@@ -90,15 +81,24 @@ _TRANSLATION = re.compile(
 )
 _INVALID = {"no", "false", "incomplete", "invalid", "problem not solved"}
 
+Rule = Callable[[Entry, MathsCleaning], Drop | None]
+
 
 def maths_fault(entry: Entry, rules: MathsCleaning) -> Drop | None:
     """The first rule that the problem breaks, None where it breaks none."""
-    for wanted, rule in _RULES:
-        if wanted(rules):
-            fault = rule(entry, rules)
-            if fault is not None:
-                return fault
-    return None
+    wanted: tuple[tuple[bool, Rule], ...] = (
+        (True, _empty),
+        (rules.proofs, _proof),
+        (rules.invalid, _invalid),
+        (rules.synthetic == "drop", _synthetic),
+        (rules.links, _link),
+        (rules.figures, _figure),
+        (rules.repeated, _repeated),
+        (rules.multiple_choice != "keep", _choice),
+        (rules.multi_part, _parts),
+        (True, _long_answer),
+    )
+    return next((fault for holds, rule in wanted if holds and (fault := rule(entry, rules)) is not None), None)
 
 
 def _empty(entry: Entry, rules: MathsCleaning) -> Drop | None:
@@ -152,27 +152,19 @@ def _choice(entry: Entry, rules: MathsCleaning) -> Drop | None:
     if lettered and marked:
         return Drop("multiple choice", f"gold {entry.golds[0]!r}")
     found = _search(_OF_THE_FOLLOWING, _FOLLOWING_WORDS, entry.problem)
-    if (
-        found
-        and "following" in found.group().lower()
-        and all(_LETTER.fullmatch(g.strip().upper()) for g in entry.golds)
-    ):
+    if found is None:
+        return None
+    if "following" not in found.group().lower():
+        missing = len(entry.problem) < 60
+    elif all(_LETTER.fullmatch(gold.strip().upper()) for gold in entry.golds):
         return Drop("multiple choice", f"asks for one of the following; gold {entry.golds[0]!r}")
-    if (
-        found
-        and "following" in found.group().lower()
-        and len(entry.problem) < 1500
-        and _lists_nothing(entry, found.end())
-    ):
-        return Drop("options missing", _around(entry.problem, found))
-    if found and "following" not in found.group().lower() and len(entry.problem) < 60:
-        return Drop("options missing", _around(entry.problem, found))
-    return None
+    else:
+        missing = len(entry.problem) < 1500 and _lists_nothing(entry.problem[found.end() :].strip())
+    return Drop("options missing", _around(entry.problem, found)) if missing else None
 
 
-def _lists_nothing(entry: Entry, start: int) -> bool:
+def _lists_nothing(rest: str) -> bool:
     """Whether no list can stand after ``which of the following``: a short rest in one line, without separators."""
-    rest = entry.problem[start:].strip()
     return len(rest) < 120 and not re.search(r"[,;:\n]|\bor\b|\\\[|\\\\|\$\$", rest)
 
 
@@ -195,22 +187,17 @@ def options_of(text: str) -> list[str]:
 
 def _parts(entry: Entry, rules: MathsCleaning) -> Drop | None:
     """Two numbered parts that ask; a list of conditions before one question has but one, the last."""
-    order = {0: "abcde", 1: "abcde", 2: "12345", 3: "12345", 5: "ABC123"}
-    roman = ("i", "ii", "iii", "iv", "v")
+    orders = ("abcde", "abcde", "12345", "12345", ("i", "ii", "iii", "iv", "v"), "ABC123")  # of the pattern's groups
     parts: dict[int, list[re.Match[str]]] = {}
     for found in _ENUMERATION.finditer(entry.problem):
         kind = next(index for index, text in enumerate(found.groups()) if text is not None)
         before = parts.setdefault(kind, [])
-        expected = roman[len(before) % 5] if kind == 4 else order[kind][len(before) % len(order[kind])]
-        if found.group(kind + 1) == expected:
+        if found.group(kind + 1) == orders[kind][len(before) % len(orders[kind])]:
             before.append(found)
-    for marks in filter(None, parts.values()):
-        ends = [mark.start() for mark in marks[1:]] + [len(entry.problem)]
-        asking = [
-            mark
-            for mark, end in zip(marks, ends, strict=True)
-            if _PART_ASKS.search(entry.problem[mark.end() : end].strip())
-        ]
+    for marks in parts.values():
+        ends = [*(mark.start() for mark in marks[1:]), len(entry.problem)]
+        told = [(mark, entry.problem[mark.end() : end].strip()) for mark, end in zip(marks, ends, strict=False)]
+        asking = [mark for mark, text in told if _PART_ASKS.search(text)]
         if len(asking) >= 2:
             return Drop("multi-part", _around(entry.problem, asking[1]))
     return None
@@ -244,21 +231,6 @@ def _search(pattern: re.Pattern[str], words: Sequence[str], text: str) -> re.Mat
 
 def _around(text: str, found: re.Match[str], width: int = 60) -> str:
     return text[max(0, found.start() - width) : found.end() + width].replace("\n", " ")
-
-
-Rule = Callable[[Entry, MathsCleaning], Drop | None]
-_RULES: tuple[tuple[Callable[[MathsCleaning], bool], Rule], ...] = (
-    (lambda rules: True, _empty),
-    (lambda rules: rules.proofs, _proof),
-    (lambda rules: rules.invalid, _invalid),
-    (lambda rules: rules.synthetic == "drop", _synthetic),
-    (lambda rules: rules.links, _link),
-    (lambda rules: rules.figures, _figure),
-    (lambda rules: rules.repeated, _repeated),
-    (lambda rules: rules.multiple_choice != "keep", _choice),
-    (lambda rules: rules.multi_part, _parts),
-    (lambda rules: True, _long_answer),
-)
 
 
 def note_of(entry: Entry, **more: Any) -> Mapping[str, Any]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from magicrl.config.errors import RecipeError
@@ -29,38 +30,39 @@ def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[s
 
     Returns:
         Rows by file name.
-
-    Raises:
-        ValueError: a file cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    models = sorted({name for table in _tables(parts, ["extra_info"]) for name in _models(table)})
-    schema = _schema(models)
-    rows: dict[str, int] = {}
+    models = sorted({name for table in _tables(parts, ["extra_info"]) for row in _difficulties(table) for name in row})
+    # ``model_difficulty`` has a field a model, and is left out where none was measured
+    measured = [("model_difficulty", pa.struct([(name, pa.int64()) for name in models]))] if models else []
+    extra = pa.field("extra_info", pa.struct([("index", pa.int64()), *measured]))
+    schema = pa.schema([*RELEASED_FIELDS, extra])
+    released = [field.name for field in RELEASED_FIELDS]
+    rows: Counter[str] = Counter()
     ids: list[str] = []
-    try:
-        # the writers end before the first file gets its name: a full disk leaves all of them as they were
-        with ExitStack() as files, ExitStack() as stack:
-            writers: dict[str, pq.ParquetWriter] = {}
-            for table in _tables(parts, [*(field.name for field in RELEASED_FIELDS), "extra_info", "id"]):
-                for name, some in _by_file(table, split=split):
-                    if name not in writers:
-                        file = files.enter_context(whole_file(folder / name))
-                        writers[name] = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-                        rows[name] = 0
-                    writers[name].write_table(_released(some, models, schema))
-                    for number, identity in enumerate(some.column("id").to_pylist(), start=rows[name]):
-                        ids.append(json.dumps({"file": name, "row": number, "id": identity}))
-                    rows[name] += some.num_rows
-        write_atomically(folder / "ids.jsonl", "".join(f"{line}\n" for line in ids))
-    except OSError as error:
-        raise ValueError(
-            f"{folder} cannot be written: {error.strerror or error}; free some space and run the same command again"
-        ) from None
+    # the writers end before the first file gets its name: a full disk leaves all of them as they were
+    with ExitStack() as files, ExitStack() as stack:
+        writers: dict[str, pq.ParquetWriter] = {}
+        for table in _tables(parts, [*released, "extra_info", "id"]):
+            for name, some in _by_file(table, split=split):
+                if name not in writers:
+                    file = files.enter_context(whole_file(folder / name))
+                    writers[name] = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
+                indices = pc.struct_field(some["extra_info"], "index").to_pylist()
+                extras = [
+                    {"index": index, "model_difficulty": known}
+                    for index, known in zip(indices, _difficulties(some), strict=True)
+                ]
+                column = pa.array(extras, extra.type)  # takes the fields that the type has
+                writers[name].write_table(some.select(released).append_column(extra, column).cast(schema))
+                for identity in some.column("id").to_pylist():
+                    ids.append(json.dumps({"file": name, "row": rows[name], "id": identity}))
+                    rows[name] += 1
+    write_atomically(folder / "ids.jsonl", "".join(f"{line}\n" for line in ids))
     for stale in folder.glob("train*.parquet"):
         if stale.name not in rows:
             stale.unlink()
-    return rows
+    return dict(rows)
 
 
 def _tables(parts: Sequence[Part], columns: Sequence[str]) -> Iterator[pa.Table]:
@@ -70,42 +72,17 @@ def _tables(parts: Sequence[Part], columns: Sequence[str]) -> Iterator[pa.Table]
             yield table
 
 
-def _models(table: pa.Table) -> set[str]:
-    keys: set[str] = set()
-    for row in table.column("extra_info").to_pylist():
-        keys |= {name for name, _ in row["model_difficulty"] or ()}
-    return keys
+def _difficulties(table: pa.Table) -> list[dict[str, int]]:
+    """By row: failures of 16 by model."""
+    return [dict(row["model_difficulty"] or ()) for row in table.column("extra_info").to_pylist()]
 
 
 def _by_file(table: pa.Table, *, split: bool) -> Iterator[tuple[str, pa.Table]]:
     if not split:
         yield "train.parquet", table
         return
-    abilities = table.column("ability").to_pylist()
-    for ability in sorted(set(abilities)):
-        yield f"train_{ability}.parquet", table.filter(pa.array([one == ability for one in abilities]))
-
-
-def _schema(models: Sequence[str]) -> pa.Schema:
-    """The released schema; ``model_difficulty`` has a field a model, and is left out where none was measured."""
-    extra: list[tuple[str, Any]] = [("index", pa.int64())]
-    if models:
-        extra.append(("model_difficulty", pa.struct([(name, pa.int64()) for name in models])))
-    return pa.schema([*RELEASED_FIELDS, pa.field("extra_info", pa.struct(extra))])
-
-
-def _released(table: pa.Table, models: Sequence[str], schema: pa.Schema) -> pa.Table:
-    extra: list[dict[str, Any]] = []
-    for row in table.column("extra_info").to_pylist():
-        known = dict(row["model_difficulty"] or ())
-        one: dict[str, Any] = {"index": row["index"]}
-        if models:
-            one["model_difficulty"] = {name: known.get(name) for name in models}
-        extra.append(one)
-    plain = table.select([field.name for field in RELEASED_FIELDS])
-    return plain.append_column(schema.field("extra_info"), pa.array(extra, schema.field("extra_info").type)).cast(
-        schema
-    )
+    for ability in sorted(pc.unique(table["ability"]).to_pylist()):
+        yield f"train_{ability}.parquet", table.filter(pc.equal(table["ability"], ability))
 
 
 class Mix(Step[MixStep]):
@@ -121,29 +98,30 @@ class Mix(Step[MixStep]):
 
     def _drawn(self, parts: Sequence[Part]) -> dict[str, str]:
         """Rows that are not drawn, with the reason."""
+        settings = self._settings
         drops: dict[str, str] = {}
         eligible: defaultdict[str, list[tuple[bytes, str]]] = defaultdict(list)
         for part in parts:
-            for row in read_part(part.path, ["id", "source", "extra_info"]).to_pylist():
-                fault = self._outside(dict(row["extra_info"]["model_difficulty"] or ()))
+            table = read_part(part.path, ["id", "source", "extra_info"])
+            for row, difficulty in zip(table.select(["id", "source"]).to_pylist(), _difficulties(table), strict=True):
+                fault = self._outside(difficulty)
                 if fault is not None:
                     drops[row["id"]] = fault
                     continue
-                order = hashlib.blake2b(f"{self._settings.seed}/{row['id']}".encode(), digest_size=12).digest()
+                order = hashlib.blake2b(f"{settings.seed}/{row['id']}".encode(), digest_size=12).digest()
                 eligible[row["source"]].append((order, row["id"]))
-        self._check_names(set(eligible))
-        quotas = quotas_of(
-            {source: len(rows) for source, rows in eligible.items()},
-            caps=self._settings.caps,
-            weights=self._settings.weights,
-            size=self._settings.size,
-        )
+        known = sorted({*eligible, *(source.label for source in self._config.sources)})
+        for key, names in (("caps", settings.caps), ("weights", settings.weights)):
+            unknown = sorted(set(names) - set(known))
+            if unknown:
+                raise RecipeError(f"no source is called {unknown[0]!r}; known: {', '.join(known)}", key=key)
+        available = {source: len(rows) for source, rows in eligible.items()}
+        quotas = quotas_of(available, caps=settings.caps, weights=settings.weights, size=settings.size)
         for source, rows in eligible.items():
-            cap = self._settings.caps.get(source)
+            cap = settings.caps.get(source, len(rows))
             for place, (_, name) in enumerate(sorted(rows)):
                 if place >= quotas[source]:
-                    over = cap is not None and place >= cap
-                    drops[name] = f"over the cap of {source}" if over else "not drawn"
+                    drops[name] = f"over the cap of {source}" if place >= cap else "not drawn"
         return drops
 
     def _outside(self, difficulty: Mapping[str, int]) -> str | None:
@@ -155,13 +133,6 @@ class Mix(Step[MixStep]):
             elif not band.low <= failures / RECORDED_ROLLOUTS <= band.high:
                 return f"outside the band of {band.model}"
         return None
-
-    def _check_names(self, sources: set[str]) -> None:
-        known = sources | {source.label for source in self._config.sources}
-        for key, names in (("caps", self._settings.caps), ("weights", self._settings.weights)):
-            unknown = sorted(set(names) - known)
-            if unknown:
-                raise RecipeError(f"no source is called {unknown[0]!r}; known: {', '.join(sorted(known))}", key=key)
 
     def decide(self, folder: StepFolder) -> Decide:
         drops: dict[str, str] = json.loads((folder.work / "drops.json").read_text(encoding="utf-8"))
