@@ -1,132 +1,21 @@
 """One form for a text however it is typeset: LaTeX, Unicode or plain; case, whitespace and punctuation do not count.
 
-Numbers, operators and words stay, so that equal canonical texts are the same problem but for its typesetting. The
-lists of words say which ones decide what a problem asks and which do not (English, school and competition
-mathematics). A list is never whole: an unknown word counts as deciding when it is all that two texts differ in
-(`guard.py`), so what is missing here costs a duplicate that stays, not a problem that is lost.
+Numbers, operators and words stay, so that equal canonical texts are the same problem but for its typesetting.
+``words.toml`` says which words decide what a problem asks and which do not.
 """
 
 from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from typing import Annotated
 
+from pydantic import BeforeValidator
+
+from magicrl.config.loader import shipped_table
+from magicrl.config.schema import Section
 from magicrl.records import typed
-
-AXES: tuple[tuple[str, ...], ...] = (
-    (
-        "maximum max maximize maximal greatest largest biggest highest most longest",
-        "minimum min minimize minimal least smallest lowest fewest shortest",
-    ),
-    ("positive", "negative", "nonnegative"),
-    ("increase increased increasing", "decrease decreased decreasing"),
-    ("more greater", "less fewer smaller", "total altogether combined together all"),
-    ("before", "after"),
-    ("hour", "minute", "second", "day", "week", "month", "year"),
-    ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"),
-    ("january", "february", "march", "april", "june", "july", "august", "september", "october", "november", "december"),
-    ("start begin beginning initially originally first", "end left remain remaining now last"),
-    ("row", "column"),
-    ("inch", "foot feet", "yard", "mile", "meter", "centimeter", "kilometer"),
-    ("clockwise", "counterclockwise"),
-    ("domain", "range"),
-    ("horizontal", "vertical"),
-    ("numerator", "denominator"),
-    ("pentagon", "hexagon", "heptagon", "octagon", "nonagon", "decagon", "dodecagon"),
-    ("heart heartsuit", "spade spadesuit", "diamond diamondsuit", "club clubsuit"),
-    ("cylindrical", "spherical", "polar"),
-)
-"""Groups of poles. Words of one pole say the same; texts with different poles of a group ask different things."""
-
-STRICT_AXES: tuple[tuple[str, ...], ...] = (
-    ("even", "odd"),
-    ("sum", "difference", "product", "quotient", "remainder"),
-    ("sin sine", "cos cosine", "tan tangent", "cot cotangent", "sec secant", "csc cosecant"),
-    ("arcsin", "arccos", "arctan"),
-    ("area", "perimeter circumference", "volume", "circumradius", "inradius"),
-    ("mean average", "median", "mode", "range", "variance deviation"),
-    ("inscribed", "circumscribed"),
-    ("gcd gcf", "lcm"),
-    ("divisor factor", "multiple"),
-    ("rational", "irrational"),
-    ("distinguishable", "indistinguishable"),
-    ("atmost", "atleast", "exactly"),
-    ("median", "altitude", "bisector"),
-    ("prime", "composite"),
-    ("distinct different",),
-    ("not no neither never except without cannot",),
-    ("consecutive",),
-    ("restriction",),
-    ("probability chance",),
-    ("repeating",),
-    ("tenth", "hundredth", "thousandth"),
-)
-"""Of these a text that does not mention the group at all is another problem too."""
-
-_NEUTRAL = (
-    "a an the of to in is are was were be been being and or that this these those it its with for as at by on from if "
-    "then than so how what which who where when why there here has have had having he she they we you i his her their "
-    "our your do does did will would can could may might must shall should let suppose given assume consider find "
-    "determine compute calculate evaluate solve state give show tell work out figure answer express write enter "
-    "provide form value number real following such also each every both any some one please your in terms simplest "
-    "lowest simplified common fraction decimal exact integer nearest solution result problem question respectively "
-    "satisfying satisfy satisfies denote called define defined know known we'll now just only upon per into onto about "
-    "happens follows below shown many much possible measure measured thereby hence therefore thus order overall ( ) [ "
-    "] | : * / = ' - ~ # @ _"
-)
-_SAME = (
-    "buy buys bought purchase purchases purchased",
-    "get gets got receive receives received obtain obtains obtained",
-    "make makes made earn earns earned",
-    "sell sells sold",
-    "give gives gave hand hands handed",
-    "own owns possess possesses",
-    "spend spends spent pay pays paid",
-    "cost costs price priced",
-    "kid kids child children",
-    "begin begins began start starts started",
-    "finish finishes finished complete completes completed end ends ended",
-    "need needs needed require requires required want wants wanted wish wishes",
-    "eat eats ate consume consumes consumed",
-    "use uses used utilize utilizes",
-    "pick picks picked choose chooses chose chosen select selects selected draw draws drawn drew",
-    "big large huge",
-    "small little tiny",
-    "walk walks walked stroll strolls strolled",
-    "trip trips journey journeys travel travels",
-    "house houses home homes",
-    "shop shops store stores",
-    "picture pictures photo photos",
-    "answer answers reply",
-    "quick fast",
-    "whole entire",
-    "mom mother",
-    "dad father",
-    "say says said",
-    "go goes went",
-    "see sees saw",
-    "way ways method methods",
-    "collect collects collected gather gathers gathered",
-    "put puts place places placed arrange arranges arranged",
-    "contain contains hold holds include includes",
-    "half halves",
-    "twice double doubled",
-    "money dollar dollars cash",
-    "total altogether combined together sum",
-    "rest remaining left remain remains",
-    "point points",
-    "rectangle rectangular",
-    "triangle triangular",
-    "circle circular",
-    "square squared",
-    "equal equals equivalent",
-    "interior inside within",
-    "exterior outside",
-    "random randomly",
-    "root roots zero zeros",
-    "reals real",
-)
 
 
 def listed(words: str) -> frozenset[str]:
@@ -134,20 +23,37 @@ def listed(words: str) -> frozenset[str]:
     return frozenset(words.split())
 
 
-def _poles(axes: Iterable[tuple[str, ...]]) -> dict[str, list[tuple[int, int]]]:
-    found: dict[str, list[tuple[int, int]]] = {}
-    for axis, poles in enumerate(axes):
-        for pole, words in enumerate(poles):
-            for word in words.split():
-                found.setdefault(word, []).append((axis, pole))
-    return found
+WordSet = Annotated[frozenset[str], BeforeValidator(listed)]
 
 
-POLES = _poles(AXES + STRICT_AXES)
-"""Axis and pole of each deciding word; strict axes come after the others."""
+class Words(Section):
+    """``words.toml``."""
 
-NEUTRAL = listed(_NEUTRAL)
-_ONE_FOR_ALL = {word: words.split()[0] for words in _SAME for word in words.split()}
+    axes: tuple[tuple[str, ...], ...]
+    strict_axes: tuple[tuple[str, ...], ...]
+    neutral: WordSet
+    synonyms: str  # a group a line
+    greek: WordSet
+    address: WordSet
+    looks: WordSet
+    common: WordSet
+    symbols: dict[str, str]
+    commands: dict[str, str]
+
+
+WORDS = shipped_table("pipeline/words.toml", Words)
+STRICT = len(WORDS.axes)
+"""Number of the first strict axis; they come after the others."""
+POLES: dict[str, list[tuple[int, int]]] = {}
+"""Axis and pole of each deciding word."""
+for _axis, _poles in enumerate(WORDS.axes + WORDS.strict_axes):
+    for _pole, _words in enumerate(_poles):
+        for _word in _words.split():
+            POLES.setdefault(_word, []).append((_axis, _pole))
+
+
+NEUTRAL = WORDS.neutral
+_ONE_FOR_ALL = {word: group.split()[0] for group in WORDS.synonyms.strip().splitlines() for word in group.split()}
 
 
 def stem(word: str) -> str:
@@ -167,29 +73,7 @@ def stem(word: str) -> str:
 
 _RAISED = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
 _LOWERED = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
-_SYMBOLS = {
-    "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "−": "-", "–": "-", "—": " ", "‐": "-", "‑": "-",
-    "≤": " <= ", "⩽": " <= ", "≥": " >= ", "⩾": " >= ", "≠": " != ", "≈": " approx ", "≡": " equiv ", "±": " pm ",
-    "→": " to ", "∞": " infinity ", "°": " degrees ", "√": " sqrt ", "∠": " angle ", "△": " triangle ",
-    "∆": " triangle ", "∈": " in ", "∉": " notin ", "∩": " cap ", "∪": " cup ", "⊂": " subset ", "⊆": " subset ",
-    "∑": " sum ", "∏": " prod ", "∫": " int ", "⊥": " perp ", "∥": " parallel ", "⌊": " floor ", "⌋": " ",
-    "⌈": " ceil ", "⌉": " ", "…": " ", "⋯": " ", "“": '"', "”": '"', "‘": "'", "’": "'", "\u00a0": " ",
-}  # fmt: skip
-_NAMED = {
-    "times": "*", "cdot": "*", "ast": "*", "div": "/", "le": " <= ", "leq": " <= ", "leqslant": " <= ", "lt": "<",
-    "ge": " >= ", "geq": " >= ", "geqslant": " >= ", "gt": ">", "ne": " != ", "neq": " != ", "infty": " infinity ",
-    "circ": " degrees ", "degree": " degrees ", "rightarrow": " to ", "lfloor": " floor ", "rfloor": " ",
-    "lceil": " ceil ", "rceil": " ", "ldots": " ", "dots": " ", "cdots": " ", "vdots": " ", "lvert": "|", "rvert": "|",
-    "vert": "|", "mid": "|", "colon": ":", "lbrace": " ", "rbrace": " ", "pmod": " mod ", "bmod": " mod ",
-    "varepsilon": " epsilon ", "varphi": " phi ", "subseteq": " subset ", "dollar": " ",
-}  # fmt: skip
-# what only says how something looks
-_LOOKS = listed(
-    "left right big Big bigg Bigg bigl bigr Bigl Bigr displaystyle textstyle limits nolimits quad qquad text textrm "
-    "textbf textit textsf textnormal mathrm mathbf mathit mathsf mathcal mathbb mathfrak boldsymbol operatorname "
-    "mbox hbox emph underline overline overrightarrow vec hat bar noindent newline hspace vspace hfill par item "
-    "itemize enumerate centering ensuremath mathop rm bf it label"
-)
+_LOOKS, _SYMBOLS, _COMMANDS = WORDS.looks, WORDS.symbols, WORDS.commands
 _COMMAND = re.compile(r"\\([A-Za-z]+)\*?|\\(.)", re.DOTALL)
 _FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
 _ROOT = re.compile(r"\\sqrt\s*(?:\{([^{}]*)\}|([0-9A-Za-z]))")
@@ -278,7 +162,7 @@ def _command(match: re.Match[str]) -> str:
         return match[2] if match[2] in "%#" else " "
     if name in _LOOKS:
         return " "
-    return _NAMED.get(name, f" {name} ")
+    return _COMMANDS.get(name, f" {name} ")
 
 
 def _symbol(match: re.Match[str]) -> str:

@@ -12,12 +12,9 @@ from collections.abc import Sequence
 from hashlib import blake2b
 from itertools import takewhile
 
-from magicrl.pipeline.canonical import AXES, POLES, listed, tokens_of
+from magicrl.pipeline.canonical import POLES, STRICT, WORDS, listed, tokens_of
 
-_GREEK = listed(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
-    "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega"
-)  # pi is a number
+_GREEK = WORDS.greek
 _PRICE = r"(?!\s?\d[^$\\]*\s(?:[a-z]{3,}|to|or|an?|is|of|in|at|by)\s)"
 _MATHS = re.compile(
     rf"(?<!\\)\$\$.+?\$\$|(?<!\\)\${_PRICE}.+?(?<!\\)\$|\\\(.+?\\\)|\\\[.+?\\\]|\[asy\].+?\[/asy\]"
@@ -40,18 +37,13 @@ _TURN = re.compile(r"<\|[a-z_]+\|>|</?[a-z_]{2,}>|\[/?INST\]|^\s*(?:[Hh]i|[Hh]ey
 _SENTENCE_END = re.compile(r"(?<=[.?!:>])[\"')\]$]*\s+|(?<=[$\]}])\s+(?=[A-Z][a-z])|\s*\n\s*|\s[-–—]+\s|(?<=>)(?=\S)")
 _PRONOUNS = listed("he she him his her hers himself herself")
 _SIGNS = listed("+ * / ^ = < > <= >= != % sqrt !")
-_ADDRESS = listed(
-    "i me my mine myself you your we us our please help thanks thank thx hi hello hey dear anyone someone everyone "
-    "answer solution solve explain explanation step steps reasoning think show work working final boxed format "
-    "question problem exercise task instruction instructions response reply user assistant system homework exam quiz "
-    "worksheet teacher tutor stuck following below above here hint idea ideas json write return justify q source"
-)
+_ADDRESS = WORDS.address
 _SPEAKER = listed("i me my please help anyone someone ideas idea")
 _READER = listed("you your following below above here")
 _TASKS = listed("find determine compute calculate evaluate")
 _PEOPLE = listed("he they their them")
 _NEGATION = POLES["not"][0][0]
-_CALENDAR = {word for axis in AXES if axis[0] in ("monday", "january") for word in axis}
+_CALENDAR = {word for axis in WORDS.axes if axis[0] in ("monday", "january") for word in axis}
 _LABELS = listed("problem example exercise question ex no q task")
 _LEAST = 3
 """Tokens of what is left when the text around is gone."""
@@ -169,7 +161,7 @@ def _around(parts: Sequence[str], tokens: Sequence[Sequence[str]]) -> list[bool]
 def _asks(part: str, told: set[str], speaks: bool) -> bool:
     """Whether a sentence without numbers and formulas may nevertheless be the problem's question or a condition."""
     axes = {axis for word in told for axis, _ in POLES.get(word) or POLES.get(word.removesuffix("s"), ())}
-    deciding = {axis for axis in axes if axis < 2 or axis >= len(AXES)} - {_NEGATION}  # the first: most, sign
+    deciding = {axis for axis in axes if axis < 2 or axis >= STRICT} - {_NEGATION}  # the first: most, sign
     if deciding or {"many", "much"} & told:
         return True
     if part.rstrip().endswith("?"):

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from magicrl.pipeline.canonical import listed, tokens_of
+from magicrl.pipeline.canonical import WORDS, tokens_of
 from magicrl.pipeline.pipeline_schema import EmbeddingSettings
 from magicrl.pipeline.texts import mixed, shingles
 from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage, Transport
@@ -32,11 +32,7 @@ _GRAM = 4
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Z]?[a-z]{2,}(?![A-Za-z])")
 _SENTENCE_END = frozenset(".?!:\n\"'$")
 _NAME_SHARE = 0.8  # of a word's places inside sentences where it is capitalised, if it is a name
-_STOP = listed(
-    "the a an of to in is are was were be been and or that this it its with for as at by on from if then than how "
-    "what which find determine compute calculate evaluate let suppose given there has have had he she they his her "
-    "their many much do does did will can would each"
-)
+_COMMON = WORDS.common
 
 
 Corpus = Callable[[], Iterable[Sequence[str]]]
@@ -137,7 +133,7 @@ def _words(text: str, names: NDArray[np.bool_] | None) -> list[str]:
     """Canonical tokens that carry content; a name is ``@``, whoever it is."""
     if names is not None:
         text = _WORD.sub(lambda m: "@" if m[0][0].isupper() and names[_slot(m[0].lower())] else m[0], text)
-    return [token for token in tokens_of(text) if token not in _STOP]
+    return [token for token in tokens_of(text) if token not in _COMMON]
 
 
 def _count_capitals(texts: Sequence[str], capitals: NDArray[np.int64], places: NDArray[np.int64]) -> None:

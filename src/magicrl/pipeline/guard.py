@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
 
-from magicrl.pipeline.canonical import AXES, NEUTRAL, POLES, listed, stem, tokens_of
+from magicrl.pipeline.canonical import NEUTRAL, POLES, STRICT, listed, stem, tokens_of
 
 _UNITS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
@@ -195,7 +195,7 @@ def _opposed(a: Sequence[str], b: Sequence[str]) -> bool:
     poles_a, poles_b = _poles(a), _poles(b)
     for axis in poles_a.keys() | poles_b.keys():
         mine, other = poles_a.get(axis, Counter[int]()), poles_b.get(axis, Counter[int]())
-        strict = axis >= len(AXES)
+        strict = axis >= STRICT
         if (strict or (mine and other)) and mine.keys() != other.keys():
             return True
         if strict and len(mine) > 1 and mine != other:  # one odd and two even against two odd and one even
@@ -213,7 +213,7 @@ def _strict_poles(tokens: Sequence[str]) -> list[tuple[int, str]]:
         (place, f"{axis}/{pole}")
         for place, token in enumerate(tokens)
         for axis, pole in _poles_of(token)
-        if axis >= len(AXES)
+        if axis >= STRICT
     ]
 
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, BinaryIO, Literal
 
 from magicrl.files import only_writer
 from magicrl.pipeline.entry import Document
@@ -334,9 +334,9 @@ class VoteCache:
     Use ``open_cache``, so that two processes never write one file.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, file: BinaryIO) -> None:
         self._places: dict[bytes, int] = {}
-        self._file = path.open("a+b")
+        self._file = file
         self._file.seek(0)
         place = 0
         for line in self._file:
@@ -372,10 +372,6 @@ class VoteCache:
             raise ValueError(f"{name}: a vote could not be written ({error}); make room and go on") from error
         self._places[key] = place
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
 
 def _read_vote(line: str | bytes) -> Vote:
     fields: dict[str, Any] = json.loads(line)
@@ -390,12 +386,8 @@ def open_cache(folder: Path) -> Generator[VoteCache]:
     Raises:
         ValueError: another process writes it.
     """
-    with only_writer(folder, wait=False):
-        cache = VoteCache(folder / "votes.jsonl")
-        try:
-            yield cache
-        finally:
-            cache.close()
+    with only_writer(folder, wait=False), (folder / "votes.jsonl").open("a+b") as file:
+        yield VoteCache(file)
 
 
 CHUNK = 64
