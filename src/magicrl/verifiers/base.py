@@ -25,32 +25,17 @@ Extract = Literal["lenient", "box"]
 Progress = Callable[[str], None]
 """Called by an isolated verifier with the phase it enters (``gold``, ``answer``), so that blame can be laid."""
 
-OUTCOME_OF_STATUS: MappingProxyType[str, Outcome] = MappingProxyType(
-    {
-        "matched": Outcome.CORRECT,
-        "mismatch": Outcome.WRONG,
-        "no_answer": Outcome.WRONG,
-        "unparsable": Outcome.WRONG,
-        "undecided": Outcome.WRONG,
-        "timeout": Outcome.WRONG,
-        "memory": Outcome.WRONG,
-        "crash": Outcome.WRONG,
-        "passed": Outcome.CORRECT,
-        "wrong_answer": Outcome.WRONG,
-        "runtime_error": Outcome.WRONG,
-        "time_limit": Outcome.WRONG,
-        "memory_limit": Outcome.WRONG,
-        "output_limit": Outcome.WRONG,
-        "syntax_error": Outcome.WRONG,
-        "no_code": Outcome.WRONG,
-        "security": Outcome.WRONG,
-        "infrastructure_error": Outcome.NOT_JUDGED,
-        "score_reached": Outcome.CORRECT,
-        "score_below": Outcome.WRONG,
-        "reward_failed": Outcome.NOT_JUDGED,
-        "gold_unparsable": Outcome.NOT_JUDGED,
-        "worker_lost": Outcome.NOT_JUDGED,
-    }
+_STATUSES = {
+    Outcome.CORRECT: "matched passed score_reached",
+    Outcome.WRONG: """
+        mismatch no_answer unparsable undecided timeout memory crash
+        wrong_answer runtime_error time_limit memory_limit output_limit syntax_error no_code security
+        score_below
+    """,
+    Outcome.NOT_JUDGED: "gold_unparsable worker_lost infrastructure_error reward_failed",
+}
+OUTCOME_OF_STATUS = MappingProxyType(
+    {status: outcome for outcome, statuses in _STATUSES.items() for status in statuses.split()}
 )
 """Every status of the built-in verifiers, and of rewards that return a number, with its outcome."""
 
@@ -98,11 +83,9 @@ class JudgeOptions:
 
 
 class Verifier(Protocol):
-    """Judges one response. Pure: the verdict depends on the two arguments and the options alone."""
+    """Judges whether a response gives any of the golds. Pure: depends on the two and the options alone."""
 
-    def judge(self, golds: Sequence[str], response: str) -> Verdict:
-        """Whether ``response`` gives any of ``golds``."""
-        ...
+    def judge(self, golds: Sequence[str], response: str) -> Verdict: ...
 
 
 class IsolatedVerifier(Verifier, Protocol):
@@ -110,27 +93,22 @@ class IsolatedVerifier(Verifier, Protocol):
 
     def distrust(self, golds: Sequence[str]) -> None:
         """Never parse these golds again: doing so exhausted a worker. Plain string equality still counts."""
-        ...
 
 
 class VerifierService(Protocol):
-    """What the training loop sees: submit while the engine generates, collect afterwards."""
+    """What the training loop sees: submit while the engine generates, collect afterwards.
 
-    def submit(self, problem: Problem, responses: Sequence[str]) -> Any:
-        """Queue one problem's responses; returns a ticket at once."""
-        ...
+    ``submit`` queues one problem's responses and returns a ticket at once; ``result`` waits for its verdicts, in the
+    order of the responses; ``ready`` says whether it would return at once. ``close`` may be called twice.
+    """
 
-    def result(self, ticket: Any) -> tuple[Verdict, ...]:
-        """The verdicts of a ticket in the order of its responses; waits for them."""
-        ...
+    def submit(self, problem: Problem, responses: Sequence[str]) -> Any: ...
 
-    def ready(self, ticket: Any) -> bool:
-        """Whether ``result`` would return at once."""
-        ...
+    def result(self, ticket: Any) -> tuple[Verdict, ...]: ...
 
-    def close(self) -> None:
-        """Stop every worker. Safe to call twice."""
-        ...
+    def ready(self, ticket: Any) -> bool: ...
+
+    def close(self) -> None: ...
 
 
 Judge = Callable[[Problem, Sequence[str]], "Sequence[Verdict] | Future[list[Verdict]]"]

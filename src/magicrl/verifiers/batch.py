@@ -30,9 +30,7 @@ class BatchSummary:
 
     Attributes:
         total: the lines of the output.
-        correct: of these, right.
-        wrong: of these, wrong.
-        not_judged: of these, not judged (a line or a gold that cannot be read, a worker lost twice).
+        correct, wrong, not_judged: of these. Not judged: a line or a gold that cannot be read, a worker lost twice.
         broken: what is wrong with the lines that cannot be read, each with its file, line and field.
         statuses: answers by the verifier's own word.
         seconds: wall-clock seconds of the whole batch.
@@ -49,23 +47,11 @@ class BatchSummary:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the input: its id (its number if it has none), its problem and the text to judge.
+    """A problem of the input and the text to judge; ``bare``: the text is the answer itself."""
 
-    ``bare``: the text is the answer itself, nothing has to be extracted.
-    """
-
-    id: Any
     problem: Problem
     text: str
     bare: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class BrokenLine:
-    """A line of the input that cannot be read: its id (its number if it has none), and why."""
-
-    id: Any
-    reason: str
 
 
 Parse = Callable[[dict[str, Any], Any, str], Line]
@@ -92,26 +78,29 @@ def judge_file(
     outcomes: Counter[Outcome] = Counter()
     broken: list[str] = []
     part = output.with_name(output.name + ".part")
-    waiting: deque[tuple[Line, Ticket] | BrokenLine] = deque()
+    waiting: deque[tuple[Any, Ticket | ValueError]] = deque()
 
     def finish(file: TextIO) -> None:
-        first = waiting.popleft()
-        if isinstance(first, BrokenLine):
-            verdict = Verdict(outcome=Outcome.NOT_JUDGED, status=BROKEN_LINE, reason=first.reason)
-            told = {"id": first.id, **row(verdict), "reason": first.reason}
-            broken.append(first.reason)
+        name, found = waiting.popleft()
+        if isinstance(found, ValueError):
+            broken.append(str(found))
+            verdict = Verdict(outcome=Outcome.NOT_JUDGED, status=BROKEN_LINE, reason=str(found))
+            told = {"id": name, **row(verdict), "reason": verdict.reason}
         else:
-            line, ticket = first
-            (verdict,) = pool.result(ticket)
-            told = {"id": line.id, **row(verdict)}
+            (verdict,) = pool.result(found)
+            told = {"id": name, **row(verdict)}
         file.write(json.dumps(told) + "\n")
         file.flush()
         statuses[verdict.status] += 1
         outcomes[verdict.outcome] += 1
 
     with part.open("w", encoding="utf-8") as file:
-        for line in _lines(input, parse):
-            waiting.append(line if isinstance(line, BrokenLine) else (line, submit(line)))
+        for name, place, found in _objects(input):
+            try:
+                line = found if isinstance(found, ValueError) else parse(found, name, place)
+            except ValueError as error:
+                line = error
+            waiting.append((name, line if isinstance(line, ValueError) else submit(line)))
             if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
                 finish(file)
         while waiting:
@@ -180,28 +169,27 @@ def verify_math_file(
 
 
 def _usable_cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _lines(path: Path, parse: Parse) -> Iterator[Line | BrokenLine]:
-    for number, where, raw in _raw_lines(path):
-        name: Any = number
-        try:
-            row = _object(raw, where)
-            name = row.get("id", number)
-            yield parse(row, name, where)
-        except ValueError as error:
-            yield BrokenLine(name, str(error))
-
-
-def _raw_lines(path: Path) -> Iterator[tuple[int, str, bytes]]:
-    """Number, place and bytes of every line that is not blank."""
+def _objects(path: Path) -> Iterator[tuple[Any, str, dict[str, Any] | ValueError]]:
+    """Id (else number), place and object of every line that is not blank; what is wrong with one that is no object."""
     with path.open("rb") as file:
         for number, raw in enumerate(file, start=1):
-            if raw.strip():
-                yield number, f"{path}:{number}", raw
+            if not raw.strip():
+                continue
+            place, name = f"{path}:{number}", number
+            try:
+                found = json.loads(raw.decode("utf-8"))
+                if isinstance(found, dict):
+                    name = found.get("id", number)
+                else:
+                    found = ValueError(f"{place}: expected an object, got {type(found).__name__}")
+            except UnicodeDecodeError as error:
+                found = ValueError(f"{place}: not UTF-8 at byte {error.start}")
+            except (ValueError, RecursionError) as error:
+                found = ValueError(f"{place}: not JSON: {error}")
+            yield name, place, found
 
 
 def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
@@ -213,21 +201,10 @@ def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
         ValueError: a line that is no JSON object (names file and line).
         OSError: the file cannot be read.
     """
-    for number, where, raw in _raw_lines(path):
-        row = _object(raw, where)
-        yield row, row.get("id", number), where
-
-
-def _object(raw: bytes, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{where}: not UTF-8 at byte {error.start}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{where}: expected an object, got {type(row).__name__}")
-    return row
+    for name, place, found in _objects(path):
+        if isinstance(found, ValueError):
+            raise found
+        yield found, name, place
 
 
 def _parse_maths(row: dict[str, Any], name: Any, where: str) -> Line:
@@ -236,15 +213,11 @@ def _parse_maths(row: dict[str, Any], name: Any, where: str) -> Line:
             raise ValueError(f"{where}: field {field!r} is missing")
     gold, response = row["gold"], row["response"]
     golds = [gold] if isinstance(gold, str) else gold
-    if not isinstance(golds, list) or not golds:
-        raise ValueError(f"{where}: field 'gold' must be a string or a list of strings, got {_shown(gold)}")
-    for one in golds:
-        if not isinstance(one, str) or not one.strip():
-            raise ValueError(f"{where}: field 'gold' must hold strings that are not empty, got {_shown(one)}")
+    if not isinstance(golds, list) or not golds or not all(isinstance(one, str) and one.strip() for one in golds):
+        raise ValueError(f"{where}: field 'gold' must be a string or a list of strings, none empty, got {gold!r:.60}")
     if not isinstance(response, str):
-        raise ValueError(f"{where}: field 'response' must be a string, got {_shown(response)}")
-    problem = Problem(id=str(name), prompt="", golds=tuple(golds), verifier="maths", source="file")
-    return Line(name, problem, response)
+        raise ValueError(f"{where}: field 'response' must be a string, got {response!r:.60}")
+    return Line(Problem(id=str(name), prompt="", golds=tuple(golds), verifier="maths", source="file"), response)
 
 
 def _maths_row(verdict: Verdict) -> dict[str, Any]:
@@ -255,8 +228,3 @@ def _maths_row(verdict: Verdict) -> dict[str, Any]:
         "decided_by": verdict.decided_by,
         "seconds": round(verdict.seconds, 4),
     }
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

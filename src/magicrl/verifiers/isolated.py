@@ -17,8 +17,8 @@ import psutil
 
 from magicrl.records import Verdict
 from magicrl.verifiers.base import MAX_EXTRACTED, OUTCOME_OF_STATUS, JudgeOptions, make_verdict, verifier_spec
-from magicrl.verifiers.pool import Item
-from magicrl.verifiers.worker import Exhausted, Send, WorkerPlan
+from magicrl.verifiers.pool import Item, WorkerProtocol
+from magicrl.verifiers.worker import Exhausted, RequestHandler, Send, WorkerPlan
 
 _MAX_DISTRUSTED = 10_000
 _MAX_REASON = 300
@@ -26,7 +26,7 @@ _MIN_STALL_SECONDS = 60.0
 _STALL_FACTOR = 20.0
 
 
-class IsolatedProtocol:
+class IsolatedProtocol(WorkerProtocol):
     """Items of one `IsolatedVerifier`; `IsolatedHandler` is the other end.
 
     Golds that no worker could read are remembered, so that each costs its time only once.
@@ -69,9 +69,6 @@ class IsolatedProtocol:
         reason = f"the {who} used up {limit}" if outcome.kind == "timeout" else f"the {who} crashed the worker"
         return make_verdict(status, reason=reason, seconds=seconds)
 
-    def lost(self, reason: str, seconds: float = 0.0) -> Verdict:
-        return make_verdict("worker_lost", reason=reason, seconds=seconds)
-
     def final(self, item: Item, verdict: Verdict) -> bool:
         return self._distrusts(item.problem.golds)
 
@@ -107,7 +104,7 @@ MAX_ITEMS = 20_000
 _CPU_SLACK_SECONDS = 5
 
 
-class IsolatedHandler:
+class IsolatedHandler(RequestHandler):
     """Holds the verifiers of this worker and turns a request into a reply."""
 
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
@@ -124,12 +121,8 @@ class IsolatedHandler:
         self._verifier.judge([gold], response)
         # resident memory now, not ru_maxrss: that one starts at the size of the parent process
         self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
-        self.greeting: dict[str, Any] = {}
         limit_memory(hello["memory_limit_mb"])
         _lower(resource.RLIMIT_FSIZE, 0)  # it writes no files
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _progress(self, phase: str) -> None:
         self._phase = phase
@@ -145,7 +138,7 @@ class IsolatedHandler:
         retire = False
         try:
             verdict = self._verifier.judge(request["golds"], request["response"])
-            message = _fields(verdict)
+            message = {name: getattr(verdict, name) for name in ("status", "reason", "decided_by", "extracted")}
         except MemoryError:
             message, retire = self._failed("memory", "the answer needs more memory than its limit"), True
         except RecursionError:
@@ -162,15 +155,6 @@ class IsolatedHandler:
         return {"status": status, "reason": reason, "decided_by": "", "extracted": None}
 
 
-def _fields(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "status": verdict.status,
-        "reason": verdict.reason,
-        "decided_by": verdict.decided_by,
-        "extracted": verdict.extracted,
-    }
-
-
 def limit_memory(memory_limit_mb: int) -> None:
     """Of this process's address space (Linux): what the warm worker has now plus the limit. No core dumps."""
     if sys.platform == "linux":
@@ -180,8 +164,7 @@ def limit_memory(memory_limit_mb: int) -> None:
 
 def _lower(kind: int, value: int) -> None:
     _, hard = resource.getrlimit(kind)
-    if hard != resource.RLIM_INFINITY:
-        value = min(value, hard)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(kind, (value, value))
 
 
@@ -189,6 +172,4 @@ def limit_cpu(seconds: float) -> None:
     """A second net under the pool's own limit: an orphan of a killed run ends by itself."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(time.process_time() + 2 * seconds) + _CPU_SLACK_SECONDS
-    if hard != resource.RLIM_INFINITY:
-        soft = min(soft, hard)
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -15,16 +15,15 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass
+from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass, field
 from functools import cache
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.verifiers.base import Judge, JudgeOptions, VerifierSpec, verifier_spec
-from magicrl.verifiers.worker import Answered, Exhausted, WorkerPlan, WorkerProcess, WorkerRefusal, WorkerStartError
+from magicrl.verifiers.base import Judge, JudgeOptions, VerifierSpec, make_verdict, verifier_spec
+from magicrl.verifiers.worker import Exhausted, Lost, WorkerPlan, WorkerProcess, WorkerRefusal, WorkerStartError
 
 
 class Closing(ABC):
@@ -37,9 +36,7 @@ class Closing(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
 
@@ -49,47 +46,24 @@ _STARTS = 3
 _CLOSED = "the verifier pool was closed before all answers were judged"
 
 
+@dataclass(frozen=True, slots=True)
 class Ticket:
-    """One submitted problem: filled by the worker threads, read through the pool's ``result``."""
+    """One submitted problem; its verdicts come in parts, which together are in the order of the responses."""
 
-    def __init__(self, problem: Problem, count: int) -> None:
-        self.problem = problem
-        self._verdicts: list[Verdict | None] = [None] * count
-        self._left = count
-        self._error: Exception | None = None
-        self._lock = threading.Lock()
-        self._finished = threading.Event()
-        if count == 0:
-            self._finished.set()
+    problem: Problem
+    parts: Sequence[Future[list[Verdict]]]
 
     @property
     def done(self) -> bool:
         """Whether `wait` would return at once."""
-        return self._finished.is_set()
-
-    def fill(self, index: int, verdict: Verdict) -> None:
-        """For the pool: the verdict of response ``index``."""
-        with self._lock:
-            assert self._verdicts[index] is None, index
-            self._verdicts[index] = verdict
-            self._left -= 1
-            if self._left == 0:
-                self._finished.set()
-
-    def fail(self, error: Exception) -> None:
-        """For the pool: these verdicts will never come."""
-        with self._lock:
-            self._error = self._error or error
-            self._finished.set()
+        return all(part.done() for part in self.parts)
 
     def wait(self) -> tuple[Verdict, ...]:
         """Every verdict, in the order of the responses."""
-        self._finished.wait()
-        if self._error is not None:
-            raise self._error
-        verdicts = tuple(verdict for verdict in self._verdicts if verdict is not None)
-        assert len(verdicts) == len(self._verdicts)
-        return verdicts
+        try:
+            return tuple(verdict for part in self.parts for verdict in part.result())
+        except CancelledError as error:
+            raise RuntimeError(_CLOSED) from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,116 +71,82 @@ class Item:
     """One response on its way to a worker. ``bare``: it is the answer itself, nothing has to be extracted."""
 
     number: int
-    ticket: Ticket
-    index: int
+    problem: Problem
     text: str
-    bare: bool = False
-
-    @property
-    def problem(self) -> Problem:
-        return self.ticket.problem
+    bare: bool
+    judged: Future[list[Verdict]] = field(default_factory=Future[list[Verdict]])
 
 
-class WorkerProtocol(Protocol):
-    """How items of one verifier are judged in worker processes. Used by several threads."""
+class WorkerProtocol(ABC):
+    """How items of one verifier are judged in worker processes. Used by several threads.
 
-    @property
-    def plan(self) -> WorkerPlan:
-        """How its workers are started."""
-        ...
+    Attributes:
+        plan: how its workers are started.
+    """
 
+    plan: WorkerPlan
+
+    @abstractmethod
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         """The item as its worker reads it. ``repeat``: the worker was asked about the same problem last."""
-        ...
 
+    @abstractmethod
     def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
         """What a reply says; a malformed one is a lost worker's."""
-        ...
 
+    @abstractmethod
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
         """The verdict on an item that used up its worker."""
-        ...
 
     def lost(self, reason: str, seconds: float = 0.0) -> Verdict:
         """The verdict on an item whose worker ended through no fault of the item's."""
-        ...
+        return make_verdict("worker_lost", reason=reason, seconds=seconds)
 
     def final(self, item: Item, verdict: Verdict) -> bool:
         """Whether a verdict that judges nothing would be the same in a fresh worker."""
-        ...
+        return False
 
-    def give_up(self, item: Item, verdict: Verdict) -> None:
+    def give_up(self, item: Item, verdict: Verdict) -> None:  # noqa: B027 - most kinds remember nothing
         """Every attempt came to nothing, ``verdict`` last."""
-        ...
 
 
 class WorkerThread:
     """Takes items from the common queue and judges them in its own worker, which it replaces when needed."""
 
-    def __init__(self, items: queue.SimpleQueue[Item | None], protocol: WorkerProtocol) -> None:
-        self._items = items
-        self._protocol = protocol
-        self._worker: WorkerProcess | None = None
-        self._greeting: Mapping[str, Any] = {}
-        self._start_error: WorkerStartError | None = None
-        self._started = threading.Event()
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="verifier-worker", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def wait_until_started(self) -> Mapping[str, Any]:
-        """Wait for the first worker; returns what it said. Raises WorkerStartError if it did not start."""
-        self._started.wait()
-        if self._start_error is not None:
-            raise self._start_error
-        return self._greeting
-
-    @property
-    def worker_pid(self) -> int | None:
-        """Process id of the present worker, None between workers."""
-        worker = self._worker
-        return None if worker is None else worker.pid
-
-    def close(self) -> None:
-        """Interrupt what is being judged; the thread ends at the next ``None`` in the queue."""
-        self._closing.set()
-        worker = self._worker
-        if worker is not None:
-            worker.interrupt()
-
-    def join(self) -> None:
-        self._thread.join()
+    def __init__(
+        self, items: queue.SimpleQueue[Item | None], protocol: WorkerProtocol, closing: threading.Event
+    ) -> None:
+        self._items, self._protocol, self._closing = items, protocol, closing
+        self.worker: WorkerProcess | None = None
+        self.greeting: Future[Mapping[str, Any]] = Future()
+        """What its first worker said, or why there is none."""
+        self.thread = threading.Thread(target=self._run, name="verifier-worker", daemon=True)
 
     def _run(self) -> None:
         try:
-            self._greeting = self._ready_worker().greeting
+            self.greeting.set_result(self._ready_worker().greeting)
         except WorkerStartError as error:
-            self._start_error = error
-        finally:
-            self._started.set()
+            self.greeting.set_exception(error)
         while (item := self._items.get()) is not None:
             try:
-                self._serve(item)
-            except Exception as error:  # noqa: BLE001 - the caller waits for this ticket: hand the error over to it
-                item.ticket.fail(error)
+                item.judged.set_result([self._serve(item)])
+            except Exception as error:  # noqa: BLE001 - the caller waits for this item: hand the error over to it
+                item.judged.set_exception(error)
         self._drop_worker()
 
-    def _serve(self, item: Item) -> None:
+    def _serve(self, item: Item) -> Verdict:
         verdict = self._protocol.lost("not tried")
         for _ in range(_ATTEMPTS):
             if self._closing.is_set():
-                raise RuntimeError(_CLOSED)
+                break
             verdict = self._attempt(item)
             if verdict.outcome is not Outcome.NOT_JUDGED or self._protocol.final(item, verdict):
-                break
+                return verdict
             self._drop_worker()  # the second try gets a fresh one
-        else:
-            self._protocol.give_up(item, verdict)
-            if self._closing.is_set():
-                raise RuntimeError(_CLOSED)
-        item.ticket.fill(item.index, verdict)
+        if self._closing.is_set():
+            raise RuntimeError(_CLOSED)
+        self._protocol.give_up(item, verdict)
+        return verdict
 
     def _attempt(self, item: Item) -> Verdict:
         try:
@@ -219,34 +159,30 @@ class WorkerThread:
         start = time.perf_counter()
         outcome = worker.ask({"item": item.number, **request})
         seconds = time.perf_counter() - start
-        if isinstance(outcome, Answered):
-            worker.last_problem = item.problem
-            return self._protocol.read(item, outcome.message, seconds)
         if isinstance(outcome, Exhausted):
             return self._protocol.exhausted(item, outcome, seconds)
-        return self._protocol.lost(outcome.reason, seconds)
+        if isinstance(outcome, Lost):
+            return self._protocol.lost(outcome.reason, seconds)
+        worker.last_problem = item.problem
+        return self._protocol.read(item, outcome, seconds)
 
     def _ready_worker(self) -> WorkerProcess:
-        if self._worker is None or not self._worker.usable:
+        for attempt in range(_STARTS):
+            if self.worker is not None and self.worker.usable:
+                break
             self._drop_worker()
-            self._worker = self._fresh_worker()
-        return self._worker
-
-    def _fresh_worker(self) -> WorkerProcess:
-        for _ in range(_STARTS - 1):
             try:
-                return WorkerProcess(self._protocol.plan)
-            except WorkerRefusal:
-                raise
-            except WorkerStartError:
-                if self._closing.is_set():
+                self.worker = WorkerProcess(self._protocol.plan)
+            except WorkerStartError as error:
+                if isinstance(error, WorkerRefusal) or self._closing.is_set() or attempt == _STARTS - 1:
                     raise
-        return WorkerProcess(self._protocol.plan)
+        assert self.worker is not None
+        return self.worker
 
     def _drop_worker(self) -> None:
-        if self._worker is not None:
-            self._worker.kill()
-            self._worker = None
+        if self.worker is not None:
+            self.worker.kill()
+            self.worker = None
 
 
 class WorkerPool(Closing):
@@ -265,9 +201,9 @@ class WorkerPool(Closing):
         self._items: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
         self._numbers = itertools.count()
         self._lock = threading.Lock()
-        self._threads = [WorkerThread(self._items, protocol) for _ in range(workers)]
+        self._closing = threading.Event()
+        self._threads = [WorkerThread(self._items, protocol, self._closing) for _ in range(workers)]
         self._started = False
-        self._closed = False
 
     def submit(self, problem: Problem, responses: Sequence[str], *, bare: bool = False) -> Ticket:
         """Queue the responses to one problem (``bare``: the answers themselves) and return at once.
@@ -275,12 +211,12 @@ class WorkerPool(Closing):
         Raises:
             RuntimeError: the pool is closed.
         """
-        ticket = Ticket(problem, len(responses))
         with self._lock:
             self._start()
-            for index, response in enumerate(responses):
-                self._items.put(Item(next(self._numbers), ticket, index, response, bare))
-        return ticket
+            items = [Item(next(self._numbers), problem, response, bare) for response in responses]
+            for item in items:
+                self._items.put(item)
+        return Ticket(problem, [item.judged for item in items])
 
     def warm(self) -> list[Mapping[str, Any]]:
         """Start every worker now and wait for them; returns what each said.
@@ -290,7 +226,7 @@ class WorkerPool(Closing):
         """
         with self._lock:
             self._start()
-        return [thread.wait_until_started() for thread in self._threads]
+        return [thread.greeting.result() for thread in self._threads]
 
     def result(self, ticket: Ticket) -> tuple[Verdict, ...]:
         """The verdicts of ``ticket`` in the order of its responses. Waits until all are there.
@@ -301,40 +237,33 @@ class WorkerPool(Closing):
         """
         return ticket.wait()
 
-    def ready(self, ticket: Ticket) -> bool:
-        """Whether `result` would return at once."""
-        return ticket.done
-
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers that live now, for monitors."""
-        return tuple(pid for thread in self._threads if (pid := thread.worker_pid) is not None)
+        workers = [thread.worker for thread in self._threads]
+        return tuple(worker.pid for worker in workers if worker is not None)
 
     def close(self) -> None:
         """Kill the workers; tickets that still wait raise. Safe to call twice."""
         with self._lock:
-            self._closed = True
+            self._closing.set()
             started, self._started = self._started, False
         if not started:
             return
         for thread in self._threads:
-            thread.close()
+            if (worker := thread.worker) is not None:
+                worker.interrupt()
             self._items.put(None)
         for thread in self._threads:
-            thread.join()
+            thread.thread.join()
 
     def _start(self) -> None:
-        if self._closed:
+        if self._closing.is_set():
             raise RuntimeError("the verifier pool is closed")
         if not self._started:
             self._started = True
             for thread in self._threads:
-                thread.start()
-
-
-def _fill(ticket: Ticket, verdicts: Sequence[Verdict]) -> None:
-    for index, verdict in enumerate(verdicts):
-        ticket.fill(index, verdict)
+                thread.thread.start()
 
 
 class VerifierPool(Closing):
@@ -404,23 +333,14 @@ class VerifierPool(Closing):
         with self._lock:
             self._check_open()
             judge = self._local.setdefault(spec.name, spec.in_process(self._options))
-        ticket = Ticket(problem, len(responses))
         found = judge(problem, responses)
         if isinstance(found, Future):
             self._awaited.add(found)
-            found.add_done_callback(lambda done: self._settle(ticket, done))
-        else:
-            _fill(ticket, found)
-        return ticket
-
-    def _settle(self, ticket: Ticket, done: Future[Any]) -> None:
-        self._awaited.discard(done)
-        if done.cancelled():
-            ticket.fail(RuntimeError(_CLOSED))
-        elif (error := done.exception()) is not None:
-            ticket.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
-        else:
-            _fill(ticket, done.result())
+            found.add_done_callback(self._awaited.discard)
+            return Ticket(problem, [found])
+        judged: Future[list[Verdict]] = Future()
+        judged.set_result(list(found))
+        return Ticket(problem, [judged])
 
     def result(self, ticket: Ticket) -> tuple[Verdict, ...]:
         """The verdicts of ``ticket`` in the order of its responses. Waits until all are there.

@@ -25,13 +25,14 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 import psutil
+from pydantic import TypeAdapter
 
-from magicrl.records import Message, Outcome, Problem, Verdict
+from magicrl.records import Problem, Verdict
 from magicrl.registry import resolve
 from magicrl.verifiers.base import JudgeOptions, VerifierSpec, make_verdict
 from magicrl.verifiers.isolated import limit_cpu, limit_memory
-from magicrl.verifiers.pool import Item
-from magicrl.verifiers.worker import Exhausted, Refused, Send, WorkerPlan
+from magicrl.verifiers.pool import Item, WorkerProtocol
+from magicrl.verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
 
 _log = logging.getLogger(__name__)
 
@@ -40,12 +41,14 @@ _STALL_FACTOR = 10.0
 _MIN_STALL_SECONDS = 10.0
 _MAX_REASON = 300
 
+_PROBLEM, _VERDICT = TypeAdapter(Problem), TypeAdapter(Verdict)
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RewardSettings:
-    """How a reward function is called. Each may also be set as an attribute of the function.
+class reward:
+    """Says how a reward function is called. Each setting may also be set as an attribute of the function.
 
     Attributes:
         batched: it takes lists, ``(problems, responses)``, and returns a list of as many scores. A score may not depend
@@ -57,6 +60,11 @@ class RewardSettings:
         right_from: the least score of a right answer. Accuracy, pass@k and the filters of easy and hard problems count
             right answers; advantages and rejection use the scores themselves.
         concurrency: calls of an ``async`` function that are awaited at once.
+
+    Example:
+        >>> @reward(isolated=True, time_limit=5.0, right_from=0.9)
+        ... def score(problem: Problem, response: str) -> float:
+        ...     return 1 / (1 + abs(len(response.split()) - 50))
     """
 
     batched: bool = False
@@ -72,38 +80,10 @@ class RewardSettings:
         if self.concurrency < 1:
             raise ValueError(f"concurrency of a reward must be at least 1, got {self.concurrency}")
 
-
-def reward(
-    *,
-    batched: bool = False,
-    isolated: bool = False,
-    time_limit: float | None = None,
-    memory_limit_mb: int | None = None,
-    right_from: float = 1.0,
-    concurrency: int = 64,
-) -> Callable[[Function], Function]:
-    """Says how a reward function is called; `RewardSettings` has what each setting means.
-
-    Example:
-        >>> @reward(isolated=True, time_limit=5.0, right_from=0.9)
-        ... def score(problem: Problem, response: str) -> float:
-        ...     return 1 / (1 + abs(len(response.split()) - 50))
-    """
-    settings = RewardSettings(
-        batched=batched,
-        isolated=isolated,
-        time_limit=time_limit,
-        memory_limit_mb=memory_limit_mb,
-        right_from=right_from,
-        concurrency=concurrency,
-    )
-
-    def mark(function: Function) -> Function:
-        for name, value in dataclasses.asdict(settings).items():
+    def __call__(self, function: Function) -> Function:
+        for name, value in dataclasses.asdict(self).items():
             setattr(function, name, value)
         return function
-
-    return mark
 
 
 class RewardFunction:
@@ -121,10 +101,10 @@ class RewardFunction:
         if not callable(function):
             raise ValueError(f"reward {reference!r} is no function but {type(function).__name__}")
         own: dict[str, Any] = {
-            field.name: getattr(function, field.name, field.default) for field in dataclasses.fields(RewardSettings)
+            field.name: getattr(function, field.name, field.default) for field in dataclasses.fields(reward)
         }
         self.reference = reference
-        self.settings = RewardSettings(**own)
+        self.settings = reward(**own)
         self._function: Callable[..., Any] = function
         self.is_async = any(map(inspect.iscoroutinefunction, (function, type(function).__call__)))
         self._warned: set[str] = set()
@@ -202,8 +182,7 @@ class RewardFunction:
         if kind not in self._warned:
             self._warned.add(kind)
             _log.warning(
-                "reward %s gave no score to a response to problem %s: %s. Such responses are not judged and leave "
-                "their group; further ones of this kind are only counted",
+                "reward %s gave no score to a response to problem %s: %s (not judged; further ones are only counted)",
                 self.reference,
                 problem.id,
                 reason,
@@ -256,7 +235,7 @@ def _event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-class RewardProtocol:
+class RewardProtocol(WorkerProtocol):
     """Responses judged by a reward function in worker processes.
 
     Args:
@@ -281,14 +260,14 @@ class RewardProtocol:
 
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         request: dict[str, Any] = {"response": item.text}
-        return request if repeat else {**request, "problem": _as_json(item.problem)}
+        if not repeat:  # what JSON has no form for in ``extra`` becomes text
+            request["problem"] = json.loads(json.dumps(dataclasses.asdict(item.problem), default=str))
+        return request
 
     def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
         try:
-            fields: dict[str, Any] = message["verdict"]
-            fields["outcome"] = Outcome(fields["outcome"])
-            verdict = Verdict(**fields)
-        except (KeyError, TypeError, ValueError) as error:
+            verdict = _VERDICT.validate_python(message.get("verdict"))
+        except ValueError as error:
             return self.lost(f"the worker sent a malformed verdict: {error}", seconds)
         if verdict.status == "reward_failed":
             return self._made.failed(item.problem, verdict.reason, seconds)
@@ -298,9 +277,6 @@ class RewardProtocol:
         limit = f"it used up {self._seconds:g} s of CPU time" if outcome.kind == "timeout" else "it crashed its worker"
         return self._made.failed(item.problem, limit, seconds)
 
-    def lost(self, reason: str, seconds: float = 0.0) -> Verdict:
-        return make_verdict("worker_lost", reason=reason, seconds=seconds)
-
     def final(self, item: Item, verdict: Verdict) -> bool:
         return verdict.status != "worker_lost"
 
@@ -308,7 +284,7 @@ class RewardProtocol:
         self._made.failed(item.problem, verdict.reason)
 
 
-class RewardHandler:
+class RewardHandler(RequestHandler):
     """In a worker: the function, and the problem that it was asked about last."""
 
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
@@ -320,28 +296,13 @@ class RewardHandler:
         self._cpu_limit: float = hello["cpu_limit"]
         self._problem: Problem | None = None
         self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
-        self.greeting: dict[str, Any] = {}
         limit_memory(hello["memory_limit_mb"])
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         if "problem" in request:
-            self._problem = _from_json(request["problem"])
+            self._problem = _PROBLEM.validate_python(request["problem"])
         assert self._problem is not None, "the first request about a problem holds it"
         limit_cpu(self._cpu_limit)
         (verdict,) = self._made.judge(self._problem, [request["response"]])
         grown = psutil.Process().memory_info().rss > self._most_resident
         return {"verdict": dataclasses.asdict(verdict), "retire": grown or verdict.reason.startswith("MemoryError")}
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
-
-def _as_json(problem: Problem) -> dict[str, Any]:
-    """A problem as plain data; what JSON has no form for in ``extra`` becomes text."""
-    return json.loads(json.dumps(dataclasses.asdict(problem), default=str))
-
-
-def _from_json(fields: dict[str, Any]) -> Problem:
-    fields["golds"] = tuple(fields["golds"])
-    fields["context"] = tuple(Message(**message) for message in fields["context"])
-    return Problem(**fields)

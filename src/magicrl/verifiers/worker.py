@@ -1,6 +1,6 @@
 """A worker process from both ends: `WorkerProcess` starts, asks and kills it; `main` serves inside it.
 
-Messages are four bytes of length, then JSON in ASCII. Both ends check what arrives: a worker reads text that a model
+Messages are lines of JSON in ASCII, whose escapes carry lone surrogates unharmed. A worker reads text that a model
 wrote, so what it sends is data to validate, never something to unpickle. What a worker does with a request is its
 `RequestHandler`, named when it is started.
 
@@ -16,86 +16,23 @@ import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from types import MappingProxyType
+from typing import Any
 
 import psutil
 
 import magicrl
 from magicrl.records import Problem
 
-_HEADER = struct.Struct(">Q")
 MAX_REPLY_BYTES = 1 << 20
-
-
-class ProtocolError(Exception):
-    """The other side sent something that is no message."""
-
-
-def encode(message: Mapping[str, Any]) -> bytes:
-    """The bytes of one message. ASCII escapes carry lone surrogates and control characters unharmed."""
-    body = json.dumps(message, ensure_ascii=True).encode("ascii")
-    return _HEADER.pack(len(body)) + body
-
-
-class Decoder:
-    """Cuts a byte stream into messages, whatever the pieces it arrives in."""
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self._buffer = bytearray()
-
-    def feed(self, data: bytes) -> None:
-        self._buffer += data
-
-    def next(self) -> dict[str, Any] | None:
-        """The next whole message, or None.
-
-        Raises:
-            ProtocolError: a message over the limit, or not a JSON object.
-        """
-        if len(self._buffer) < _HEADER.size:
-            return None
-        (length,) = _HEADER.unpack_from(self._buffer)
-        if self._limit is not None and length > self._limit:
-            raise ProtocolError(f"message of {length} bytes, at most {self._limit} are allowed")
-        if len(self._buffer) < _HEADER.size + length:
-            return None
-        body = bytes(self._buffer[_HEADER.size : _HEADER.size + length])
-        del self._buffer[: _HEADER.size + length]
-        try:
-            message = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            raise ProtocolError(f"not JSON: {error}") from error
-        if not isinstance(message, dict):
-            raise ProtocolError(f"not an object: {type(message).__name__}")
-        return message
-
-
-def read_blocking(fd: int, decoder: Decoder) -> dict[str, Any] | None:
-    """The next message from a blocking descriptor; None at its end."""
-    while (message := decoder.next()) is None:
-        data = os.read(fd, 1 << 16)
-        if not data:
-            return None
-        decoder.feed(data)
-    return message
-
-
-def write_blocking(fd: int, message: Mapping[str, Any]) -> None:
-    """Send one message whole."""
-    data = memoryview(encode(message))
-    while data:
-        data = data[os.write(fd, data) :]
-
-
 START_SECONDS = 120.0
 _CRASHES = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT}
 """Deaths that an answer can bring about by its depth or size; any other signal came from outside."""
@@ -128,13 +65,6 @@ class WorkerPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """A reply came. Its content is not validated yet."""
-
-    message: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Exhausted:
     """The item used up a limit: ``kind`` is ``timeout`` or ``crash``, ``phase`` what was being read."""
 
@@ -149,9 +79,6 @@ class Lost:
     reason: str
 
 
-Reply = Answered | Exhausted | Lost
-
-
 class WorkerProcess:
     """A warm worker. One thread at a time may ``ask``; any thread may ``kill``."""
 
@@ -164,7 +91,7 @@ class WorkerProcess:
         """
         self._cpu_limit = plan.cpu_limit
         self._stall_limit = plan.stall_limit
-        self._decoder = Decoder(MAX_REPLY_BYTES)
+        self._unread = b""
         self._retired = False
         self.last_problem: Problem | None = None
         """The problem that the worker was asked about last, so that a worker thread need not send it again."""
@@ -185,9 +112,9 @@ class WorkerProcess:
 
     def _greet(self, hello: Mapping[str, Any]) -> dict[str, Any]:
         try:
-            self._send(encode(hello), START_SECONDS)
+            self._send(hello, START_SECONDS)
             return self._receive(START_SECONDS) or {}
-        except (OSError, EOFError, ProtocolError):
+        except (OSError, EOFError, ValueError, RecursionError):
             return {}
 
     @property
@@ -198,12 +125,12 @@ class WorkerProcess:
     def usable(self) -> bool:
         return not self._retired and self._child.poll() is None
 
-    def ask(self, request: Mapping[str, Any]) -> Reply:
-        """Send one request and wait for its reply. After anything but `Answered` the worker is gone."""
+    def ask(self, request: Mapping[str, Any]) -> dict[str, Any] | Exhausted | Lost:
+        """Send one request and wait for its reply, whose content is not validated; without one the worker is gone."""
         phase = ""
         end = time.monotonic() + self._stall_limit
         try:
-            self._send(encode(request), self._stall_limit)
+            self._send(request, self._stall_limit)
             start = self._cpu_seconds()
             while True:
                 left = self._cpu_limit - (self._cpu_seconds() - start)
@@ -222,10 +149,10 @@ class WorkerProcess:
                     return Lost("worker answered another item")
                 if "phase" not in message:
                     self._retired = message.get("retire") is not False
-                    return Answered(message)
+                    return message
                 # each phase has the whole limit, so that a slow gold is not the answer's fault
                 phase, start = str(message["phase"])[:20], self._cpu_seconds()
-        except ProtocolError as error:
+        except (ValueError, RecursionError) as error:
             self.kill()
             return Lost(f"worker sent no valid message: {error}")
         except (OSError, EOFError):
@@ -246,7 +173,7 @@ class WorkerProcess:
             with contextlib.suppress(OSError):
                 pipe.close()
 
-    def _post_mortem(self, phase: str) -> Reply:
+    def _post_mortem(self, phase: str) -> Exhausted | Lost:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(timeout=5)
         code = self._child.poll()
@@ -255,10 +182,13 @@ class WorkerProcess:
             return Exhausted("timeout", phase)
         if code is not None and -code in _CRASHES:
             return Exhausted("crash", phase)
-        cause = (
-            "closed its pipe" if code is None else f"was killed by signal {-code}" if code < 0 else f"exited ({code})"
+        return Lost(
+            "worker closed its pipe"
+            if code is None
+            else f"worker ended by signal {-code}"
+            if code < 0
+            else f"worker exited ({code})"
         )
-        return Lost(f"worker {cause}")
 
     def _cpu_seconds(self) -> float:
         try:
@@ -267,11 +197,11 @@ class WorkerProcess:
             raise EOFError from error
         return times.user + times.system
 
-    def _send(self, data: bytes, seconds: float) -> None:
+    def _send(self, message: Mapping[str, Any], seconds: float) -> None:
         """Write everything, or raise: a stopped reader must not block the pool for ever."""
         assert self._child.stdin is not None
         fd = self._child.stdin.fileno()
-        view, end = memoryview(data), time.monotonic() + seconds
+        view, end = memoryview(_line(message)), time.monotonic() + seconds
         while view:
             if not _ready(fd, select.POLLOUT, end - time.monotonic()):
                 raise EOFError
@@ -282,14 +212,24 @@ class WorkerProcess:
         """The next message, or None when none came in time. Raises EOFError at the end of the stream."""
         assert self._child.stdout is not None
         fd, end = self._child.stdout.fileno(), time.monotonic() + seconds
-        while (message := self._decoder.next()) is None:
+        while b"\n" not in self._unread:
+            if len(self._unread) > MAX_REPLY_BYTES:
+                raise ValueError(f"more than {MAX_REPLY_BYTES} bytes")
             if not _ready(fd, select.POLLIN, end - time.monotonic()):
                 return None
             data = os.read(fd, 1 << 16)
             if not data:
                 raise EOFError
-            self._decoder.feed(data)
+            self._unread += data
+        line, _, self._unread = self._unread.partition(b"\n")
+        message = json.loads(line)
+        if not isinstance(message, dict):
+            raise ValueError(f"not an object: {type(message).__name__}")
         return message
+
+
+def _line(message: Mapping[str, Any]) -> bytes:
+    return json.dumps(message).encode("ascii") + b"\n"
 
 
 def _ready(fd: int, event: int, seconds: float) -> bool:
@@ -323,22 +263,24 @@ def _spawn(handler: str, errors: int) -> subprocess.Popen[bytes]:
     return child
 
 
-Send = Callable[[dict[str, Any]], None]
+Send = Callable[[Mapping[str, Any]], None]
 
 
-class RequestHandler(Protocol):
-    """What a kind of worker does with a request."""
+class RequestHandler(ABC):
+    """What a kind of worker does with a request; made from its settings and a function that sends word of progress.
 
-    greeting: dict[str, Any]
-    """Said once, when it is ready to serve."""
+    Attributes:
+        greeting: said once, when it is ready to serve.
+    """
 
+    greeting: Mapping[str, Any] = MappingProxyType({})
+
+    @abstractmethod
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         """The reply; ``retire`` in it asks for this worker to be replaced."""
-        ...
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027 - most kinds hold nothing open
         """The last request was served."""
-        ...
 
 
 class Refused(Exception):
@@ -348,33 +290,34 @@ class Refused(Exception):
 def main() -> None:
     """In the worker: read settings and then requests on standard input until it ends or the worker should be replaced.
 
-    The handler's ``module:class`` stands on the command line. It is made from the settings and a function that sends
-    word of its progress.
+    The handler's ``module:class`` stands on the command line.
     """
     sys.dont_write_bytecode = True
     module, _, name = sys.argv[1].partition(":")
     open_handler: Callable[[dict[str, Any], Send], RequestHandler] = getattr(importlib.import_module(module), name)
-    replies = os.dup(1)
+    replies = open(os.dup(1), "wb")  # noqa: SIM115 - open until the process ends
     sink = os.open(os.devnull, os.O_WRONLY)
     os.dup2(sink, 1)  # a library that prints cannot disturb the replies
-    requests = Decoder(limit=None)
-    hello = read_blocking(0, requests)
-    if hello is None:
-        return
 
-    def send(message: dict[str, Any]) -> None:
-        write_blocking(replies, message)
+    def send(message: Mapping[str, Any]) -> None:
+        replies.write(_line(message))
+        replies.flush()
 
-    try:
-        handler = open_handler(hello, send)
-    except Refused as refusal:
-        send({"ready": False, "reason": str(refusal)})
-        return
-    send({"ready": True, **handler.greeting})
-    os.dup2(sink, 2)  # until here the pool keeps standard error, to tell why a start failed
-    with contextlib.closing(handler):
-        while (request := read_blocking(0, requests)) is not None:
-            reply = {"item": request["item"], **handler.handle(request)}
-            send(reply)
-            if reply["retire"]:
-                return
+    with open(0, "rb", closefd=False) as requests:
+        hello = requests.readline()
+        if not hello:
+            return
+        try:
+            handler = open_handler(json.loads(hello), send)
+        except Refused as refusal:
+            send({"ready": False, "reason": str(refusal)})
+            return
+        send({"ready": True, **handler.greeting})
+        os.dup2(sink, 2)  # until here the pool keeps standard error, to tell why a start failed
+        with contextlib.closing(handler):
+            for line in requests:
+                request = json.loads(line)
+                reply = {"item": request["item"], **handler.handle(request)}
+                send(reply)
+                if reply["retire"]:
+                    return

@@ -13,31 +13,32 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
+from pydantic import TypeAdapter
 
 from magicrl.records import Problem, Verdict
-from magicrl.verifiers.base import CODE, OUTCOME_OF_STATUS, JudgeOptions
+from magicrl.verifiers.base import CODE, OUTCOME_OF_STATUS
 from magicrl.verifiers.batch import BatchSummary, Line, check_file, judge_file, objects
 from magicrl.verifiers.code import remote, values
 from magicrl.verifiers.code.checkers import same_text, same_value
 from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict, code_verdict
-from magicrl.verifiers.code.sandbox import Limits, SandboxError, SandboxOptions, SandboxRefusal
-from magicrl.verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite
-from magicrl.verifiers.pool import Item, Ticket, WorkerPool
-from magicrl.verifiers.worker import Exhausted, Refused, Send, WorkerPlan
+from magicrl.verifiers.code.sandbox import SandboxError, SandboxRefusal
+from magicrl.verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite, tests_object
+from magicrl.verifiers.pool import Item, Ticket, WorkerPool, WorkerProtocol
+from magicrl.verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
 
 _JUDGE_CPU_SECONDS = 60.0
 _STALL_FACTOR = 12.0
 _STALL_SECONDS = 120.0
 
 
-class CodeProtocol:
+class CodeProtocol(WorkerProtocol):
     """What the generic pool must know of code: a problem's tests are the JSON text in ``golds[0]``."""
 
     def __init__(self, options: CodeOptions) -> None:
@@ -65,11 +66,8 @@ class CodeProtocol:
     def lost(self, reason: str, seconds: float = 0.0) -> CodeVerdict:
         return code_verdict("infrastructure_error", reason, seconds=seconds, decided_by="pool")
 
-    def final(self, item: Item, verdict: Any) -> bool:
-        return verdict.decided_by == "suite"
-
-    def give_up(self, item: Item, verdict: Any) -> None:
-        """Nothing is remembered: tests that cannot be used are told at once."""
+    def final(self, item: Item, verdict: Verdict) -> bool:
+        return verdict.decided_by == "suite"  # tests that cannot be used are told at once
 
 
 class CodePool(WorkerPool):
@@ -149,13 +147,13 @@ _GROWTH_MB = 1024
 """Resident memory beyond that of the start at which a worker asks to be replaced."""
 
 
-class CodeHandler:
+class CodeHandler(RequestHandler):
     """One judge, and the tests that it was asked about last."""
 
     def __init__(self, hello: dict[str, Any], send: Send) -> None:
-        self._judge = CodeJudge(_options(hello))
+        self._judge = CodeJudge(TypeAdapter(CodeOptions).validate_python(hello))
         try:
-            self.greeting: dict[str, Any] = {"tier": self._judge.sandbox.tier}
+            self.greeting = {"tier": self._judge.sandbox.tier}
         except SandboxRefusal as error:
             raise Refused(str(error)) from error
         self._memory = psutil.Process()
@@ -165,7 +163,11 @@ class CodeHandler:
 
     def handle(self, request: dict[str, Any]) -> dict[str, Any]:
         if "tests" in request:
-            self._suite, self._trouble = _read_suite(request["tests"])
+            self._suite, self._trouble = None, ""
+            try:
+                self._suite = parse_suite(request["tests"])
+            except SuiteError as error:
+                self._trouble = str(error)
         verdict = self._verdict(request)
         return {
             "status": verdict.status,
@@ -194,26 +196,6 @@ class CodeHandler:
             return code_verdict("output_limit", "its output is too large to be compared", total=total)
         except Exception as error:  # noqa: BLE001 - a hostile output must not end the worker; the pool retries elsewhere
             return code_verdict("infrastructure_error", f"the judge raised {error!r}", total=total)
-
-
-def _options(settings: dict[str, Any]) -> CodeOptions:
-    """The options that became the worker's settings by ``asdict`` and JSON."""
-    sandbox: dict[str, Any] = settings["sandbox"]
-    parts: dict[str, Any] = {
-        "limits": Limits(**settings["limits"]),
-        "sandbox": SandboxOptions(
-            tier=sandbox["tier"], preload=tuple(sandbox["preload"]), guards_off=tuple(sandbox["guards_off"])
-        ),
-        "judge": JudgeOptions(**settings["judge"]),
-    }
-    return CodeOptions(**{**settings, **parts})
-
-
-def _read_suite(tests: str) -> tuple[Suite | None, str]:
-    try:
-        return parse_suite(tests), ""
-    except SuiteError as error:
-        return None, str(error)
 
 
 def verify_code_file(
@@ -269,21 +251,14 @@ def _parse(row: dict[str, Any], name: Any, where: str) -> Line:
         raise ValueError(f"{where}: field {given[0]!r} must be text, got {type(text).__name__}")
     if "tests" not in row:
         raise ValueError(f"{where}: field 'tests' is missing")
-    tests = row["tests"]
-    if isinstance(tests, str):
-        try:
-            tests = json.loads(tests)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where}: field 'tests' is text but not JSON: {error}") from error
-    if isinstance(tests, list):
-        tests = {"assert_case": tests}
-    if not isinstance(tests, dict):
-        raise ValueError(f"{where}: field 'tests' must be an object, got {type(tests).__name__}")
+    try:
+        tests = tests_object(row["tests"])
+    except SuiteError as error:
+        raise ValueError(f"{where}: {error}") from error
     beside = {field: row[field] for field in BESIDE if row.get(field) is not None}
     golds = (json.dumps({**beside, **tests}),)
-    return Line(
-        name, Problem(id=str(name), prompt="", golds=golds, verifier="code", source="file"), text, given[0] == "program"
-    )
+    problem = Problem(id=str(name), prompt="", golds=golds, verifier="code", source="file")
+    return Line(problem, text, bare=given[0] == "program")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -319,7 +294,7 @@ def examine_checker(judge: CodeJudge, suite: Suite, *, right: Sequence[str], wro
         ValueError: the suite has no checker.
     """
     if suite.checker is None:
-        raise ValueError("the tests name no checker; set field 'checker'")
+        raise ValueError("the tests name no checker; set field 'checker' in 'tests' or beside it")
     verdicts = [judge.judge_program(source, suite) for source in right]
     rejected = tuple((i, f"{v.status}: {v.reason}") for i, v in enumerate(verdicts) if not v.correct)
     accepted = tuple(i for i, source in enumerate(wrong) if judge.judge_program(source, suite).correct)
@@ -355,14 +330,12 @@ def disagreements_file(input: Path, output: Path, options: CodeOptions | None = 
         ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
         SandboxError: this machine cannot isolate programs; says why.
     """
-    rows: list[dict[str, Any]] = []
-    with CodeJudge(options) as judge:
-        for name, suite, row, where in _problems(input, output):
-            solutions = _programs(row, "solutions", 2, where)
-            found = disagreements(judge, suite, solutions)
-            rows.append({"id": name, "needs_checker": bool(found), "tests": found})
-    _write(output, rows)
-    return sum(row["needs_checker"] for row in rows)
+
+    def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> dict[str, Any]:
+        found = disagreements(judge, suite, _programs(row, "solutions", 2))
+        return {"needs_checker": bool(found), "tests": found}
+
+    return sum(row["needs_checker"] for row in _each_problem(input, output, options, look))
 
 
 def admission_file(input: Path, output: Path, options: CodeOptions | None = None) -> int:
@@ -377,41 +350,40 @@ def admission_file(input: Path, output: Path, options: CodeOptions | None = None
         ValueError: a malformed line or unusable tests (names file, line and field), or output is the input.
         SandboxError: this machine cannot isolate programs; says why.
     """
-    rows: list[dict[str, Any]] = []
-    with CodeJudge(options) as judge:
-        for name, suite, row, where in _problems(input, output):
-            right, wrong = (_programs(row, field, 1, where) for field in ("right", "wrong"))
-            if suite.checker is None:
-                raise ValueError(f"{where}: the tests name no checker; set field 'checker' in 'tests' or beside it")
-            found = examine_checker(judge, suite, right=right, wrong=wrong)
-            rejected = [index for index, _ in found.rejected_right]
-            misjudged = {"rejected_right": rejected, "accepted_wrong": list(found.accepted_wrong)}
-            rows.append({"id": name, "admitted": found.admitted, **misjudged})
-    _write(output, rows)
-    return sum(row["admitted"] for row in rows)
+
+    def look(judge: CodeJudge, suite: Suite, row: dict[str, Any]) -> dict[str, Any]:
+        found = examine_checker(judge, suite, right=_programs(row, "right", 1), wrong=_programs(row, "wrong", 1))
+        rejected = [index for index, _ in found.rejected_right]
+        return {"admitted": found.admitted, "rejected_right": rejected, "accepted_wrong": list(found.accepted_wrong)}
+
+    return sum(row["admitted"] for row in _each_problem(input, output, options, look))
 
 
-def _problems(input: Path, output: Path) -> Iterator[tuple[Any, Suite, dict[str, Any], str]]:
+def _each_problem(
+    input: Path,
+    output: Path,
+    options: CodeOptions | None,
+    look: Callable[[CodeJudge, Suite, dict[str, Any]], dict[str, Any]],
+) -> list[dict[str, Any]]:
     if output.exists() and output.samefile(input):
         raise ValueError(f"output {output} is the input file; choose another")
-    for row, name, where in objects(input):
-        if "tests" not in row:
-            raise ValueError(f"{where}: field 'tests' is missing")
-        try:
-            yield name, parse_suite(row["tests"], {field: row[field] for field in BESIDE if field in row}), row, where
-        except SuiteError as error:
-            raise ValueError(f"{where}: {error}") from error
+    rows: list[dict[str, Any]] = []
+    with CodeJudge(options) as judge:
+        for row, name, where in objects(input):
+            try:
+                suite = parse_suite(row.get("tests"), {field: row[field] for field in BESIDE if field in row})
+                rows.append({"id": name, **look(judge, suite, row)})
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
+    output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return rows
 
 
-def _programs(row: dict[str, Any], field: str, least: int, where: str) -> list[str]:
+def _programs(row: dict[str, Any], field: str, least: int) -> list[str]:
     given = row.get(field)
     if not isinstance(given, list) or len(given) < least or not all(isinstance(one, str) for one in given):
-        raise ValueError(f"{where}: field {field!r} must be a list of at least {least} programs")
+        raise ValueError(f"field {field!r} must be a list of at least {least} programs")
     return given
-
-
-def _write(output: Path, rows: list[dict[str, Any]]) -> None:
-    output.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
 
 
 def _same(one: bytes, other: bytes, tolerance: float | None, *, text: bool) -> bool:

@@ -348,15 +348,7 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
     Raises:
         SuiteError: no tests, an interactive problem, or a malformed field.
     """
-    if isinstance(tests, str):
-        try:
-            tests = json.loads(tests)
-        except (ValueError, RecursionError) as error:
-            raise SuiteError(f"field 'tests' is text but not JSON: {error}") from error
-    if isinstance(tests, list):
-        tests = {"assert_case": tests}
-    if not isinstance(tests, Mapping):
-        raise SuiteError(f"field 'tests' must be an object, got {type(tests).__name__}")
+    tests = tests_object(tests)
     merged: dict[str, Any] = {**(extra or {}), **{k: v for k, v in tests.items() if v is not None}}
     for name in _INTERACTIVE:
         if merged.get(name):
@@ -378,6 +370,24 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
         time_limit=_positive(merged, "time_limit"),
         memory_limit_mb=None if memory is None else int(memory),
     )
+
+
+def tests_object(tests: Any) -> Mapping[str, Any]:
+    """The ``tests`` of a problem as an object: from its text, or from a list of assertions.
+
+    Raises:
+        SuiteError: it is neither.
+    """
+    if isinstance(tests, str):
+        try:
+            tests = json.loads(tests)
+        except (ValueError, RecursionError) as error:
+            raise SuiteError(f"field 'tests' is text but not JSON: {error}") from error
+    if isinstance(tests, list):
+        tests = {"assert_case": tests}
+    if not isinstance(tests, Mapping):
+        raise SuiteError(f"field 'tests' must be an object, got {type(tests).__name__}")
+    return tests
 
 
 def _cases(tests: Mapping[str, Any]) -> tuple[list[Case], bool]:
