@@ -28,13 +28,14 @@ from magicrl.evaluation.job import evaluation_seed, sample_problems
 from magicrl.evaluation.statistics import paired_difference
 from magicrl.records import TrainSample
 from magicrl.training.assemble import build, set_threads
+from magicrl.training.demonstrations import supervised_sample
 from magicrl.training.held_out import held_out_test
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.preflight import check_run
 from magicrl.training.recorder import NullObserver, environment_facts, write_atomically
 from magicrl.training.session import train
-from magicrl.training.sft import SUPERVISED, run_sft, supervised_sample, supervised_steps
+from magicrl.training.sft import SUPERVISED, run_sft, supervised_steps
 from magicrl.verifiers.pool import VerifierPool
 
 ROOT = Path(__file__).resolve().parents[1]

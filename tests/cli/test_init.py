@@ -15,10 +15,13 @@ from magicrl.cli.init import run_init
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import load_sft_recipe, load_train_recipe
 from magicrl.data.families import make_family
+from magicrl.models.small_models import make_miniature
 from magicrl.training.diagnosis import NOTHING_LEARNED, SampledAnswers
 from magicrl.training.preflight import check_run
 from magicrl.training.recipe_proposal import Look, Way, group_size, learning_rate, response_limit
 from magicrl.training.sft import run_sft
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
 
 
 @pytest.fixture(scope="module")
@@ -95,3 +98,19 @@ def test_t_follows_the_lengths_that_were_seen() -> None:
     assert response_limit(look(0.0, (40, 40, 40)), room=50)[0] == 50
     assert response_limit(look(0.2, (200,)), room=4000)[0] == 512
     assert response_limit(look(1.0, ()), room=300)[0] == 300
+
+
+def test_where_nothing_is_right_worked_solutions_are_a_start(tmp_path: Path) -> None:
+    model = make_miniature(LLAMA, tmp_path / "mini", max_context=512)
+    rows = [{"question": f"{n} + 1?", "answer": f"Add one.\n#### {n + 1}"} for n in range(40)]
+    (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    status, told = init(model, tmp_path / "mine.jsonl", tmp_path / "run.toml")
+    assert status == 0, told
+    assert "a supervised start; 0% of its own answers are right, and 40 problems have a solution" in told
+    config, start = load_train_recipe(tmp_path / "run.toml"), load_sft_recipe(tmp_path / "run-start.toml")
+    assert config.start.sft == str(tmp_path / "run-start.toml")
+    assert start.phases[0].holdout == config.data.holdout
+    assert start.phases[0].data is not None
+    assert start.phases[0].data.template == config.data.train[0].template != "{prompt}"
+    assert config.verifier.extract == "box"
+    assert check_run(config, tmp_path / "run", resume=False).data.test["holdout"]

@@ -29,6 +29,7 @@ from magicrl.models.loading import describe_policy, load_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny
 from magicrl.records import Problem, frozen_tokens
+from magicrl.training.demonstrations import supervised_sample
 from magicrl.training.learner import LocalLearner
 from magicrl.training.sft import (
     SftProgress,
@@ -36,7 +37,6 @@ from magicrl.training.sft import (
     phase_schedule,
     recipe_hash,
     run_sft,
-    supervised_sample,
     supervised_start,
     supervised_steps,
 )

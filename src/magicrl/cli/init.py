@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import time
@@ -15,15 +16,15 @@ from rich.console import Console
 from rich.table import Table
 
 from magicrl.config.errors import RecipeError, under
-from magicrl.config.loader import load_train_recipe
-from magicrl.config.schema import FieldMapping, ModelConfig, SourceConfig
+from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.schema import FieldMapping, ModelConfig, SftPhaseConfig, SourceConfig
 from magicrl.data.sources import Place, Recognised, load_problems, recognise
 from magicrl.records import Problem
 
 if TYPE_CHECKING:
     from magicrl.models.loading import LoadedModel
     from magicrl.models.prompts import PromptEncoder
-    from magicrl.training.recipe_proposal import Look, Speed
+    from magicrl.training.recipe_proposal import Look, Solved, Speed
 
 PROBLEMS = 12
 """Problems that are sampled."""
@@ -35,10 +36,10 @@ FIRST_LIMIT = 256
 MICRO_BATCHES = (8192, 4096, 2048, 1024, 512)
 ROOM = 0.7
 """Share of the memory that a proposed recipe may take by the planner's estimate."""
-OWN_SOLUTIONS = (
-    "The data has worked solutions to start from, but `magicrl sft` teaches generated tasks only: fine-tune the model "
-    "on them elsewhere (transformers, TRL) and give init the folder that this leaves."
-)
+ENOUGH_SIGNAL = 0.2
+"""Share of groups expected to have a signal below which a supervised start is needed."""
+ENOUGH_SOLVED = 0.5
+"""Share of the problems that must have a worked solution for one."""
 _WORDS = re.compile(r"[^\W\d_]{2,}(?:[ -][^\W\d_]+)*")
 
 
@@ -67,8 +68,9 @@ def run_init(
         RecipeError: the command line is wrong.
         ValueError: the model or the data cannot be used; the text says what to do.
     """
-    if output.exists():
-        raise RecipeError(f"{output} exists; name another --output, or remove it")
+    for file in (output, _start_file(output)):
+        if file.exists():
+            raise RecipeError(f"{file} exists; name another --output, or remove it")
     if minutes <= 0:
         raise RecipeError(f"--minutes must be positive, got {minutes:g}")
     began = time.perf_counter()
@@ -223,19 +225,17 @@ def _write(
     console: Console,
 ) -> int:
     from magicrl.training.diagnosis import NOTHING_LEARNED, diagnose
-    from magicrl.training.recipe_proposal import Setting, asked, propose
+    from magicrl.training.recipe_proposal import Setting, asked, group_size, propose
 
-    if best.answers.correct in (0.0, 1.0):
+    hopeless = best.answers.correct < 0.5 and group_size(best.per_problem)[1] < ENOUGH_SIGNAL
+    begun = _from_solutions(read, policy, encoder, best, output) if hopeless else None
+    if best.answers.correct in (0.0, 1.0) and begun is None:
         told = diagnose(best.answers)
-        first = read.found.first
-        solved = best.answers.correct == 0 and first is not None and bool(first.solutions)
-        start = f" {OWN_SOLUTIONS}" if solved else ""
         console.print(
-            f"Nothing to learn from: {told.message}. {told.remedy}{start} No recipe was written.",
-            soft_wrap=True,
-            markup=False,
+            f"Nothing to learn from: {told.message}. {told.remedy} No recipe was written.", soft_wrap=True, markup=False
         )
         return NOTHING_LEARNED
+    best, solved = begun or (best, None)
     place = read.source.hub or _beside(str(read.source.path), output)
     proposal = propose(
         Setting(
@@ -254,8 +254,13 @@ def _write(
         best,
         settings,
         speed,
+        solved,
     )
     output.parent.mkdir(parents=True, exist_ok=True)
+    if solved is not None and proposal.start is not None:
+        _start_file(output).write_text(proposal.start, encoding="utf-8")
+        load_sft_recipe(_start_file(output))
+        console.print(f"{_start_file(output)}: a supervised start; {solved.why}", soft_wrap=True, markup=False)
     output.write_text(proposal.text, encoding="utf-8")
     load_train_recipe(output)  # what was written is a recipe
     console.print(
@@ -265,6 +270,40 @@ def _write(
         markup=False,
     )
     return 0
+
+
+def _start_file(output: Path) -> Path:
+    return output.with_name(f"{output.stem}-start{output.suffix}")
+
+
+def _from_solutions(
+    read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path
+) -> tuple[Look, Solved] | None:
+    """What answers will be like after a supervised start on the data's worked solutions; None where it has too few."""
+    from magicrl.training.demonstrations import worked_solutions
+    from magicrl.training.recipe_proposal import Solved, Way, templates_for
+
+    # the last way of asking names the box that a solution ends in
+    template = templates_for(read.problems[0], encoder, chat=bool(policy.tokenizer.chat_template))[-1]
+    source = read.source.model_copy(update={"template": template})
+    try:
+        solutions = worked_solutions(SftPhaseConfig(data=source, steps=1, batch_size=1, learning_rate=1e-5))
+    except RecipeError:
+        return None
+    if len(solutions) < ENOUGH_SOLVED * len(read.problems):
+        return None
+    room = policy.max_context - max(encoder.length(problem) for problem, _ in solutions)
+    try:
+        lengths = sorted(len(encoder.encode_response(text)) for _, texts in solutions for text in texts)
+    except ValueError:  # a small vocabulary lacks words of theirs
+        return None
+    fitting = tuple(length for length in lengths if length <= room)
+    if not fitting:
+        return None
+    answers = dataclasses.replace(best.answers, truncated=0.0, max_tokens=fitting[-1])
+    look = dataclasses.replace(best, way=Way(template, "box"), answers=answers, lengths=fitting)
+    why = f"{best.answers.correct:.0%} of its own answers are right, and {len(solutions)} problems have a solution"
+    return look, Solved(recipe=f"./{_start_file(output).name}", problems=len(solutions), tokens=fitting, why=why)
 
 
 def _beside(place: str, output: Path) -> str:

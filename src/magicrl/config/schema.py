@@ -690,14 +690,18 @@ class SftModelConfig(Section):
 
 
 class SftPhaseConfig(Section):
-    """One supervised phase: demonstrations of a family, sampled anew for every batch."""
+    """One supervised phase: demonstrations of a family, new for every batch, or worked solutions of your own."""
 
-    family: FamilyName
+    family: FamilyName | None = None
     """Name of the task family, or your own class as ``file.py:Family``."""
     options: dict[str, float | int | str | bool] = Field(default_factory=dict[str, float | int | str | bool])
     """Keyword arguments of the family."""
     levels: tuple[int, ...] | None = None
-    """Levels of difficulty; default: all."""
+    """Of a family: levels of difficulty; default: all."""
+    data: SourceConfig | None = None
+    """In place of ``family``: problems with worked solutions (docs/data.md), each shown once a pass, in a new order."""
+    holdout: int = Field(default=0, ge=0)
+    """Of ``data``: problems that are not shown; the run's ``data.holdout`` means the same problems."""
     steps: int = Field(ge=1)
     """Optimizer steps."""
     batch_size: int = Field(ge=1)
@@ -708,6 +712,18 @@ class SftPhaseConfig(Section):
     """Steps of linear warm-up."""
     decay: Literal["constant", "linear", "cosine"] = "cosine"
     """Schedule after the warm-up (linear and cosine end at 10 % of the rate)."""
+
+    @model_validator(mode="after")
+    def _family_or_data(self) -> Self:
+        if (self.family is None) == (self.data is None):
+            raise ValueError("a phase needs exactly one of: family, data")
+        if self.data is not None and self.data.family is not None:
+            raise ValueError("data is for recorded problems; name a family by the phase's own family")
+        if self.data is not None and (self.options or self.levels):
+            raise ValueError("options and levels are a family's; those of recorded problems stand in data")
+        if self.family is not None and self.holdout:
+            raise ValueError("holdout is for data; a family's splits share no instance")
+        return self
 
 
 class SftConfig(Section):

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -302,10 +302,12 @@ class LoadedSource:
         problems: in the source's order, ids unique.
         set_aside: well-formed records that are not used (without an answer or usable tests, left out by
             ``difficulty_of``).
+        solutions: worked solutions or programs by the problem's id, where the source has any.
     """
 
     problems: tuple[Problem, ...]
     set_aside: tuple[SetAside, ...] = ()
+    solutions: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 
 def load_problems(source: SourceConfig, *, key: str = "data.train.0") -> list[Problem]:
@@ -352,6 +354,11 @@ def load_parts(sources: Sequence[SourceConfig], *, key: str = "data.train") -> l
             part.append(problem if times == 1 else replace(problem, id=f"{problem.id}#{times}"))
         parts.append(part)
     return parts
+
+
+def held_out_keys(problems: Iterable[Problem], count: int) -> set[str]:
+    """The first ``count`` keys in their order: keys are hashes, so neither the order of a file nor its ids decide."""
+    return set(sorted({problem.key for problem in problems})[:count])
 
 
 def load_source(source: SourceConfig, *, key: str = "data.train.0") -> LoadedSource:
@@ -402,6 +409,7 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
     problems: dict[str, Problem] = {}
     places: dict[str, str] = {}
     aside: list[SetAside] = []
+    solutions: dict[str, tuple[str, ...]] = {}
     for read in read_problems(place, _reader(source, place, key)):
         if isinstance(read, Rejected) and not read.quarantined:
             raise read.error
@@ -421,11 +429,13 @@ def _recorded(source: SourceConfig, key: str) -> LoadedSource:
         places[problem.id] = read.where
         if source.levels is None or problem.level in source.levels:
             problems[problem.id] = problem
+            if read.solutions:
+                solutions[problem.id] = read.solutions
         if source.count is not None and len(problems) == source.count:
             break
     if not problems:
         raise ValueError(f"{name}: no problems{_why_none(source, len(places), aside)}")
-    return LoadedSource(problems=tuple(problems.values()), set_aside=tuple(aside))
+    return LoadedSource(problems=tuple(problems.values()), set_aside=tuple(aside), solutions=solutions)
 
 
 def _against(problem: Problem, model: str | None) -> str | None:

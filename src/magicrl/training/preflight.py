@@ -18,7 +18,7 @@ import torch
 from magicrl.algorithms.advantages import advantage_of
 from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import ModelConfig, SftConfig, SourceConfig, TrainConfig
-from magicrl.data.sources import load_parts, load_problems, place_of
+from magicrl.data.sources import held_out_keys, load_parts, load_problems, place_of
 from magicrl.models.loading import LoadedModel, load_policy, load_shell, resolve_device
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.scorer import check_isolation
@@ -27,9 +27,10 @@ from magicrl.planning.shapes import ModelShape, shape_from_config
 from magicrl.records import Problem
 from magicrl.rollout.recording import read_rollouts
 from magicrl.rollout.vllm_engine import vllm_missing
+from magicrl.training.demonstrations import demonstrated_keys, trial_batches
 from magicrl.training.objective import LearnerSettings, Objective, brought, entropy_controller
 from magicrl.training.recorder import check_folder
-from magicrl.training.sft import first_batches, made_model, start_policy, supervised_start
+from magicrl.training.sft import made_model, start_policy, supervised_start
 
 _log = logging.getLogger(__name__)
 
@@ -166,7 +167,7 @@ def _hold_out(train: Sequence[Problem], count: int) -> tuple[list[Problem], list
         raise RecipeError(
             f"{count} would leave no training problems of {len(first)} distinct prompts; lower it", key="data.holdout"
         )
-    held = set(sorted(first)[:count])
+    held = held_out_keys(train, count)
     kept = [p for p in train if p.key not in held]
     return kept, [p for key, p in first.items() if key in held], len(train) - len(kept) - count
 
@@ -234,10 +235,12 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     here = config.cluster is None
     with under("run.device"):
         device = resolve_device(config.run.device) if here else torch.device("cpu")
+    shown: set[str] = set()
     if config.start.model is None:
         recipe, folder = supervised_start(config.start, output.parent / "models")
         with under("start.sft"):
             policy = check_sft(recipe, folder)
+            shown = demonstrated_keys(recipe)
     else:
         with under("start.model"):
             name = config.start.model
@@ -246,6 +249,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)
+    _check_demonstrated(shown, data, config)
     tests = (p for problems in data.test.values() for p in problems)
     longest = max(encoder.length(p) for p in (*data.train, *data.validation, *tests))
     check_context(config, policy, longest)
@@ -263,6 +267,19 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
             counted = config.model_copy(update={"reference": watched})
         _check_memory("model", config.model, device, lambda model: run_terms(counted, model, shape, longest))
     return Ready(data=data, policy=policy if config.start.model is not None and here else None)
+
+
+def _check_demonstrated(keys: Collection[str], data: RunData, config: TrainConfig) -> None:
+    """A problem whose solution the start model was shown measures nothing."""
+    for name, problems in (*data.test.items(), ("validation", data.validation)):
+        shown = sum(p.key in keys for p in problems)
+        if shown:
+            remedy = f"set its holdout = {config.data.holdout}" if name == "holdout" else "take them out of its data"
+            raise RecipeError(
+                f"its worked solutions show {shown} of the {len(problems)} problems of the set {name!r}, which would "
+                f"measure what was shown; {remedy}",
+                key="start.sft",
+            )
 
 
 def check_sft(config: SftConfig, output: Path) -> LoadedModel:
@@ -283,7 +300,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
         device = resolve_device(config.run.device)
     policy = start_policy(config, output)
     check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.training.share_prompts)
-    batches = first_batches(config, policy)
+    batches = trial_batches(config, policy)
     shape = _shape(policy)
     if shape is not None:
         tokens = max(sum(len(sample) for sample in batch) for batch in batches)

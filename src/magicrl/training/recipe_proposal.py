@@ -24,11 +24,12 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, RolloutRequest, SamplingParams
 from magicrl.rollout.engines import in_process_engine
 from magicrl.rollout.in_process import InProcessEngine
+from magicrl.training.demonstrations import supervised_sample
 from magicrl.training.diagnosis import Judging, SampledAnswers, answers_of
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
-from magicrl.training.sft import SUPERVISED, supervised_sample
+from magicrl.training.sft import SUPERVISED
 from magicrl.verifiers.base import Extract, Reasoning
 from magicrl.verifiers.pool import VerifierPool
 
@@ -224,8 +225,12 @@ def learning_speed(
     return sum(len(sample) for sample in samples) / seconds
 
 
-TRAINING_SHARE, TEST_SHARE, FILTER_SHARE = 0.7, 0.15, 0.15
-"""Of the time: the loop, the tests before and after, the filter before."""
+TRAINING_SHARE, TEST_SHARE, FILTER_SHARE, START_SHARE = 0.7, 0.15, 0.15, 0.3
+"""Of the time: the loop, the tests before and after, the filter before; of all of it, a supervised start."""
+PASSES, LEAST_START_STEPS, START_BATCH = 3, 20, 8
+"""A supervised start: most passes over the solutions, fewest steps, solutions a step."""
+START_RATE = 10.0
+"""Its learning rate, in the run's."""
 FEW_STEPS = 10
 LARGE = 1e9
 SMALL = 5e6
@@ -254,11 +259,25 @@ class Setting(NamedTuple):
 
 
 class Proposal(NamedTuple):
-    """A recipe, the seconds expected of one of its steps, and the steps of all stages."""
+    """A recipe, the seconds expected of one of its steps, the steps of all stages, and a supervised start's recipe."""
 
     text: str
     step_seconds: float
     steps: int
+    start: str | None = None
+
+
+class Solved(NamedTuple):
+    """Worked solutions to start from."""
+
+    recipe: str
+    """How the training recipe names the supervised one."""
+    problems: int
+    """With a solution."""
+    tokens: Sequence[int]
+    """Of every solution, ascending."""
+    why: str
+    """The start is needed."""
 
 
 def group_size(per_problem: Sequence[float]) -> tuple[int, float]:
@@ -284,7 +303,7 @@ def response_limit(look: Look, room: int) -> tuple[int, str]:
         return min(2 * seen, room), f"{100 * cut:.0f} % of the answers were cut at {seen} tokens"
     longest = look.length(0.95)
     limit = min(room, max(32, 32 * math.ceil(1.5 * longest / 32)))
-    return limit, f"95 % of the answers have at most {longest} tokens"
+    return limit, f"95 % have at most {longest} tokens"
 
 
 def learning_rate(parameters: int) -> float:
@@ -293,8 +312,11 @@ def learning_rate(parameters: int) -> float:
     return float(f"{rate:.1g}")
 
 
-def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> Proposal:
-    """A recipe for ``setting`` on the best way of asking, each number with its reason."""
+def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solved: Solved | None = None) -> Proposal:
+    """A recipe for ``setting`` on the best way of asking, each number with its reason.
+
+    With ``solved`` it begins with a supervised start, and answers are expected to be like the solutions.
+    """
     size, expected = group_size(look.per_problem)
     longest = setting.prompt_lengths[-1]
     prompt = setting.prompt_lengths[len(setting.prompt_lengths) // 2]
@@ -302,7 +324,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> P
     limit, why_limit = response_limit(look, setting.context - prompt_limit)
     mean = min(limit, sum(look.lengths) / len(look.lengths) if look.lengths else limit)
     a_response = mean / speed.sampled + (mean + prompt / size) / speed.learned
-    seconds = 60 * setting.minutes
+    seconds = 60 * setting.minutes * (1 - START_SHARE if solved else 1)
     held = _held_out(len(setting.problems), TEST_SHARE * seconds / 2 / (5 * mean / speed.sampled))
     train = len(setting.problems) - held
     batch = 4
@@ -315,6 +337,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> P
     cut = look.answers.truncated > 0.1 and 2 * limit <= setting.context - prompt_limit
     later = steps // 3 if cut and steps >= 3 * FEW_STEPS else 0
     longer = (2 * limit, "  # longer answers, once they have grown")
+    signal = "the start decides how many have a signal" if solved else f"{_percent(expected)} should have a signal"
     sections = [
         [
             f"# Written by magicrl init for {setting.minutes:g} minutes on this machine.",
@@ -322,7 +345,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> P
             f"{_percent(look.answers.mixed)} of the groups with right and wrong ones.",
         ],
         ["[run]", f"name = {_text(_name(setting.model))}"],
-        ["[start]", f"model = {_text(setting.model)}"],
+        ["[start]", f"sft = {_text(solved.recipe)}  # {solved.why}" if solved else f"model = {_text(setting.model)}"],
         [
             "[model]",
             f"dtype = {_text(model.dtype)}",
@@ -335,7 +358,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> P
             f"max_prompt_tokens = {prompt_limit}  # the longest prompt has {longest}",
             'overlong_prompts = "drop"' if prompt_limit < longest else "",
         ],
-        _source(setting, look.way),
+        _source("[[data.train]]", setting, look.way),
         [
             "[data.difficulty_filter]",
             f"samples = {filtered}  # drops the problems that are never or always solved: here they are many",
@@ -363,7 +386,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> P
         ],
         _stage(
             (limit, f"  # T: {why_limit}"),
-            (size, f"  # M: {_percent(expected)} of the groups should have a signal"),
+            (size, f"  # M: {signal}"),
             (batch, f"  # D_R: about {step:.0f} s a step"),
             steps - later,
         ),
@@ -372,7 +395,39 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed) -> P
         ["[checkpoint]", f"every = {max(5, min(20, steps // 4))}"],
     ]
     text = "\n\n".join("\n".join(filter(None, lines)) for lines in sections if lines) + "\n"
-    return Proposal(text=text, step_seconds=step, steps=steps)
+    start = _start(setting, look.way, model, speed, solved, held) if solved else None
+    return Proposal(text=text, step_seconds=step, steps=steps, start=start)
+
+
+def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved: Solved, held: int) -> str:
+    """The recipe of the supervised start: a few passes over the solutions, in its share of the time."""
+    a_solution = sum(solved.tokens) / len(solved.tokens) + setting.prompt_lengths[len(setting.prompt_lengths) // 2]
+    a_step = START_BATCH * a_solution / speed.learned
+    shown = max(1, solved.problems - held)
+    affordable = int(START_SHARE * 60 * setting.minutes / a_step)
+    steps = max(LEAST_START_STEPS, min(affordable, math.ceil(PASSES * shown / START_BATCH)))
+    passes = steps * START_BATCH / shown
+    sections = [
+        [f"# Written by magicrl init: {solved.why}."],
+        ["[run]", f"name = {_text(f'{_name(setting.model)}-start')}"],
+        ["[model]", f"folder = {_text(setting.model)}"],
+        [
+            "[training]",
+            f"dtype = {_text(model.dtype)}",
+            f"micro_batch_tokens = {model.micro_batch_tokens}",
+            f"head_chunk_tokens = {model.head_chunk_tokens}",
+        ],
+        [
+            "[[phases]]",
+            f"steps = {steps}  # {passes:.1f} passes over {shown} solved problems, about {steps * a_step:.0f} s",
+            f"batch_size = {START_BATCH}",
+            f"learning_rate = {START_RATE * learning_rate(setting.parameters):g}  # by the size of the model",
+            f"warmup_steps = {max(1, steps // 10)}",
+            f"holdout = {held}  # those of the training recipe: the test's problems are not shown",
+        ],
+        _source("[phases.data]", setting, way),
+    ]
+    return "\n\n".join("\n".join(filter(None, lines)) for lines in sections) + "\n"
 
 
 def _held_out(problems: int, affordable: float) -> int:
@@ -385,10 +440,10 @@ def _filter_samples(problems: int, seconds: float, a_response: float) -> int:
     return next((n for n in (16, 8, 4) if problems * n * a_response <= seconds), 0)
 
 
-def _source(setting: Setting, way: Way) -> list[str]:
+def _source(table: str, setting: Setting, way: Way) -> list[str]:
     columns = ", ".join(f"{name} = {_text(column)}" for name, column in setting.columns.items())
     return [
-        "[[data.train]]",
+        table,
         f"{'hub' if setting.hub else 'path'} = {_text(setting.data)}",
         f"template = {_text(way.template)}",
         f"verifier = {_text(setting.verifier)}  # the answers are words" if setting.verifier else "",

@@ -17,26 +17,23 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
 import torch
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.loader import config_hash, load_start_recipe, to_toml
-from magicrl.config.schema import AlgorithmConfig, RunConfig, SftConfig, SftPhaseConfig, StartConfig
-from magicrl.data.families import TaskFamily, make_family
+from magicrl.config.schema import AlgorithmConfig, RunConfig, SftConfig, StartConfig
 from magicrl.files import only_writer, write_atomically
 from magicrl.models.loading import LoadedModel, describe_policy, load_policy, resolve_device
-from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_tiny, prepare_gguf_package
-from magicrl.records import Problem, TokenArray, TrainBatch, TrainSample, frozen_floats
+from magicrl.records import TrainBatch, TrainSample
 from magicrl.training.checkpoint import Checkpoint, join_state, load_latest, save_checkpoint, split_state
+from magicrl.training.demonstrations import demonstrations, described, named_by_content, vocabulary
 from magicrl.training.learner import LocalLearner, release_free_memory
 from magicrl.training.model_card import front_matter, read_base_model
 from magicrl.training.objective import LearnerSettings
@@ -63,19 +60,6 @@ class SupervisedStep:
     learning_rate: float
     tokens: int
     loss_tokens: int
-
-
-def supervised_sample(prompt_tokens: TokenArray, response_tokens: TokenArray, index: int) -> TrainSample:
-    """A sample for the ``nll`` row: advantage 1, its own group, every response token in the loss."""
-    return TrainSample(
-        prompt_tokens=prompt_tokens,
-        tokens=response_tokens,
-        advantage=1.0,
-        group_index=index,
-        sample_index=0,
-        sampler_logprobs=frozen_floats(np.zeros(len(response_tokens))),
-        policy_version=0,
-    )
 
 
 def supervised_steps(
@@ -203,7 +187,8 @@ class _Journal:
 
 def recipe_hash(config: SftConfig) -> str:
     """Identifies what decides the weights: everything but the run's name, output, device and thread count."""
-    return config_hash(config.model_copy(update={"run": RunConfig(seed=config.run.seed)}))
+    phases = tuple(named_by_content(phase) for phase in config.phases)
+    return config_hash(config.model_copy(update={"run": RunConfig(seed=config.run.seed), "phases": phases}))
 
 
 def supervised_start(start: StartConfig, models_root: Path) -> tuple[SftConfig, Path]:
@@ -341,7 +326,7 @@ def start_policy(config: SftConfig, output: Path) -> LoadedModel:
     """The float32 model that training towards ``output`` starts from."""
     device = resolve_device(config.run.device)
     if config.model.tiny is not None:
-        model, tokenizer = make_tiny(config.model.tiny, _vocabulary(config.phases), config.run.seed)
+        model, tokenizer = make_tiny(config.model.tiny, vocabulary(config.phases), config.run.seed)
         model.to(device)  # pyright: ignore[reportArgumentType]
         return describe_policy(model, tokenizer, folder="tiny")
     if config.model.gguf_package is not None:
@@ -349,20 +334,6 @@ def start_policy(config: SftConfig, output: Path) -> LoadedModel:
         return load_policy(folder, dtype="float32", device=device)
     assert config.model.folder is not None, "the schema asks for one"
     return load_policy(config.model.folder, dtype="float32", device=device)
-
-
-def _vocabulary(phases: Sequence[SftPhaseConfig]) -> list[str]:
-    """Every symbol of the phases' families, each once, in order of appearance."""
-    symbols: dict[str, None] = {}
-    for phase in phases:
-        vocabulary = make_family(phase.family, phase.options).vocabulary
-        if vocabulary is None:
-            raise ValueError(
-                f"family {phase.family!r} is natural language and has no fixed vocabulary, which model.tiny needs; "
-                "use model.folder or model.gguf_package"
-            )
-        symbols.update(dict.fromkeys(vocabulary))
-    return list(symbols)
 
 
 def _train(
@@ -385,7 +356,7 @@ def _train(
         first = len(journal.losses[-1])
         supervised_steps(
             learner,
-            _batches(config, number, policy, first),
+            demonstrations(config, number, policy, first),
             phase_schedule(phase.learning_rate, steps=phase.steps, warmup_steps=phase.warmup_steps, decay=phase.decay),
             first=first,
             on_step=_Watch(config, journal, learner, partial, on_step, checkpoint_seconds),
@@ -406,44 +377,6 @@ def _forget_moments(learner: LocalLearner) -> None:
     """Begin anew with AdamW: weights stay, moments and their step count go."""
     weights = {name: tensor for name, tensor in learner.state().items() if name.startswith("weights/")}
     learner.restore({**weights, "meta": {"optimizer_steps": 0}})
-
-
-def _batches(config: SftConfig, number: int, policy: LoadedModel, first: int) -> Iterator[list[TrainSample]]:
-    """The batches of a phase from step ``first`` on, the same whatever ``first`` was."""
-    phase = config.phases[number]
-    family = make_family(phase.family, phase.options)
-    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
-    seed = int(np.random.SeedSequence([config.run.seed, number]).generate_state(1)[0])
-    stream = family.stream(seed=seed, split="train", levels=phase.levels)
-    problems = islice(stream, first * phase.batch_size, None)
-    for step in range(first, phase.steps):
-        rng = np.random.default_rng([config.run.seed, number, step])
-        drawn = list(islice(problems, phase.batch_size))
-        yield [_demonstration(family, problem, rng, encoder, policy, i) for i, problem in enumerate(drawn)]
-
-
-def _demonstration(
-    family: TaskFamily,
-    problem: Problem,
-    rng: np.random.Generator,
-    encoder: PromptEncoder,
-    policy: LoadedModel,
-    index: int,
-) -> TrainSample:
-    sample = supervised_sample(
-        encoder.encode(problem), encoder.encode_response(family.demonstration(problem, rng)), index
-    )
-    if len(sample) > policy.max_context:
-        raise ValueError(
-            f"problem {problem.id!r} and its demonstration have {len(sample)} tokens, more than the context of "
-            f"{policy.folder} ({policy.max_context}); raise model.tiny.max_context or shorten the demonstrations"
-        )
-    return sample
-
-
-def first_batches(config: SftConfig, policy: LoadedModel) -> list[list[TrainSample]]:
-    """The first batch of every phase: what is wrong with a phase's demonstrations shows there."""
-    return [next(_batches(config, number, policy, 0)) for number in range(len(config.phases))]
 
 
 class _Watch:
@@ -529,11 +462,11 @@ def _record(config: SftConfig, journal: _Journal, policy: LoadedModel) -> dict[s
 def _card(config: SftConfig, policy: LoadedModel) -> str:
     """A model card that passes the start model's licence on."""
     licence = policy.licence or ("apache-2.0" if config.model.tiny is not None else "unknown")
-    families = ", ".join(dict.fromkeys(phase.family for phase in config.phases))
+    shown = ", ".join(dict.fromkeys(described(phase) for phase in config.phases))
     head = front_matter(licence=licence, base=read_base_model(Path(policy.folder)), tags=("sft",))
     return (
         f"{head}\n# {config.run.name}\n\nMade by `magicrl sft` from {policy.folder} with "
-        f"demonstrations of {families}. `recipe.toml` is the whole recipe, `{RECORD}` what happened.\n"
+        f"{shown}. `recipe.toml` is the whole recipe, `{RECORD}` what happened.\n"
     )
 
 

@@ -1,0 +1,188 @@
+"""Worked solutions of one's own as a supervised phase: what is shown, in which order, and what never is."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+from magicrl.config.errors import RecipeError
+from magicrl.config.loader import load_sft_recipe, load_train_recipe
+from magicrl.config.schema import SftConfig
+from magicrl.models.loading import LoadedModel, load_policy
+from magicrl.models.prompts import PromptEncoder
+from magicrl.models.small_models import make_miniature
+from magicrl.records import Problem
+from magicrl.training.demonstrations import as_response, demonstrations, trial_batches
+from magicrl.training.preflight import check_run, check_sft
+from magicrl.training.sft import SftProgress, recipe_hash, run_sft
+
+LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
+RECIPE = """
+[run]
+name = "own"
+threads = 1
+
+[model]
+folder = "./model"
+
+[training]
+dtype = "float32"
+
+[[phases]]
+steps = 6
+batch_size = 4
+learning_rate = 3e-3
+holdout = 2
+data = { path = "solved.jsonl" }
+"""
+RUN = """
+[start]
+sft = "start.toml"
+
+[data]
+holdout = 2
+
+[[data.train]]
+path = "solved.jsonl"
+
+[[stages]]
+max_tokens = 32
+rollout_batch = 2
+group_size = 2
+max_steps = 1
+"""
+ROWS = [{"question": f"{n} + 1?", "answer": f"{n} + 1 = <<{n}+1={n + 1}>>{n + 1}\n#### {n + 1}"} for n in range(8)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_miniature(LLAMA, tmp_path_factory.mktemp("models") / "model", max_context=128)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, model: Path) -> Path:
+    (tmp_path / "model").symlink_to(model)
+    (tmp_path / "start.toml").write_text(RECIPE)
+    (tmp_path / "run.toml").write_text(RUN)
+    write(tmp_path, ROWS)
+    return tmp_path
+
+
+def write(folder: Path, rows: list[dict[str, Any]]) -> None:
+    (folder / "solved.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def recipe(folder: Path, *overrides: str) -> SftConfig:
+    return load_sft_recipe(folder / "start.toml", overrides)
+
+
+def shown(config: SftConfig, policy: LoadedModel, first: int = 0) -> list[tuple[str, str]]:
+    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
+    batches = demonstrations(config, 0, policy, first)
+    return [(encoder.decode(s.prompt_tokens), encoder.decode(s.tokens)) for batch in batches for s in batch]
+
+
+def test_a_pass_shows_every_solution_that_is_not_held_out_once(folder: Path) -> None:
+    config, policy = recipe(folder), load_policy(folder / "model")
+    seen = shown(config, policy)
+    assert len(seen) == 24, "6 steps of 4"
+    passes = [seen[i : i + 6] for i in range(0, 24, 6)]
+    assert all(len(set(one)) == 6 for one in passes), "8 problems, 2 of them held out"
+    assert passes[0] != passes[1]
+    assert set(passes[0]) == set(passes[1])
+    assert shown(config, policy, first=4) == seen[16:], "the same from any step on"
+
+    config = load_train_recipe(folder / "run.toml")
+    data = check_run(config, folder / "run", resume=False).data
+    held = {p.prompt for p in data.test["holdout"]}
+    assert len(held) == 2
+    assert not any(prompt in text for prompt in held for text, _ in seen)
+
+
+def test_solutions_take_turns(folder: Path) -> None:
+    write(folder, [{"problem": "Why?", "answer": "4", "solution": ["so \\boxed{4}", "two and two"]}])
+    config, policy = recipe(folder, "phases.0.holdout=0", "phases.0.steps=1"), load_policy(folder / "model")
+    assert Counter(text for _, text in shown(config, policy)) == {
+        "so \\boxed{4}": 2,
+        "two and two\nThe answer is \\boxed{4}.": 2,
+    }
+
+
+@pytest.mark.parametrize(
+    ("solution", "verifier", "gold", "response"),
+    [
+        ("2 + 3 = <<2+3=5>>5\n#### 5", "maths", "5", "2 + 3 = 5\nThe answer is \\boxed{5}."),
+        ("It is \\boxed{5}.", "maths", "5", "It is \\boxed{5}."),
+        ("apple is first", "exact", "apple", "apple is first\nThe answer is \\boxed{apple}."),
+        ("print(5)\n", "code", "{}", "```python\nprint(5)\n```"),
+        ("So:\n```python\nprint(5)\n```", "code", "{}", "So:\n```python\nprint(5)\n```"),
+    ],
+)
+def test_a_solution_is_written_as_a_response(solution: str, verifier: str, gold: str, response: str) -> None:
+    problem = Problem(id="p", prompt="?", golds=(gold,), verifier=verifier, source="test")
+    assert as_response(solution, problem) == response
+
+
+def test_it_is_learned_and_goes_on_after_a_kill(folder: Path) -> None:
+    class Killed(Exception):
+        pass
+
+    def kill(progress: SftProgress) -> None:
+        if progress.step == 17:
+            raise Killed
+
+    config = recipe(folder, "phases.0.steps=40")
+    whole = run_sft(config, folder / "whole")
+    assert np.mean(whole.losses[0][-5:]) < 0.7 * whole.losses[0][0]
+    with pytest.raises(Killed):
+        run_sft(config, folder / "cut", kill, checkpoint_seconds=0.0)
+    assert run_sft(config, folder / "cut").losses == whole.losses
+    assert "worked solutions of solved.jsonl" in (whole.folder / "README.md").read_text()
+
+
+def test_the_content_is_the_recipe_not_the_place(folder: Path) -> None:
+    before = recipe_hash(recipe(folder))
+    (folder / "moved").mkdir()
+    (folder / "solved.jsonl").rename(folder / "moved" / "solved.jsonl")
+    moved = recipe(folder, f"phases.0.data.path={folder}/moved/solved.jsonl")
+    assert recipe_hash(moved) == before
+    with (folder / "moved" / "solved.jsonl").open("a") as file:
+        file.write(json.dumps(ROWS[0] | {"question": "0 + 1 again?"}) + "\n")
+    assert recipe_hash(moved) != before
+
+
+def test_the_longest_solution_is_tried_and_those_without_room_are_left_out(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    long, too_long = "x" * 40 + "\n#### 1", "x" * 400 + "\n#### 1"
+    write(folder, [*ROWS, {"question": "l?", "answer": long}, {"question": "t?", "answer": too_long}])
+    config, policy = recipe(folder, "phases.0.holdout=0"), load_policy(folder / "model")
+    (batch,) = trial_batches(config, policy)
+    assert len(batch) == 4
+    assert max(map(len, batch)) == len(batch[0]) > 60
+    assert "1 of 10 worked solutions exceed the context of 128 tokens" in caplog.text
+
+
+def test_refusals(folder: Path) -> None:
+    run = load_train_recipe(folder / "run.toml")
+    (folder / "start.toml").write_text(RECIPE.replace("holdout = 2", "holdout = 1"))
+    with pytest.raises(RecipeError, match=r"show 1 of the 2 problems of the set 'holdout'.*set its holdout = 2"):
+        check_run(run, folder / "run", resume=False)
+    write(folder, [{"question": row["question"], "answer": "1"} for row in ROWS])
+    with pytest.raises(RecipeError, match=r"phases\.0\.data: none of its 8 problems has a worked solution"):
+        check_sft(recipe(folder), folder / "out")
+    with pytest.raises(RecipeError, match=r"phases\.0\.data\.path: .*no such file"):
+        check_sft(recipe(folder, "phases.0.data.path=nowhere.jsonl"), folder / "out")
+    for setting, reason in (
+        ("family='running_sum'", "exactly one of: family, data"),
+        ("options={a=1}", "options and levels are a family's"),
+        ("data={family='running_sum',count=3}", "name a family by the phase's own family"),
+    ):
+        with pytest.raises((RecipeError, ValidationError), match=reason):
+            recipe(folder, f"phases.0.{setting}")
