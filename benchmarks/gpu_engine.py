@@ -13,7 +13,7 @@ from gpu_device import copy_rate, forget_peak, name_of, now, peak_gib, product_r
 from measure import rounded
 
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.planning.costs import DecodeCost, Efficiency, decode_cost
+from magicrl.planning.costs import DecodeCost, Efficiency, System, decode_cost
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.shapes import ModelShape
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
@@ -43,7 +43,7 @@ def bound_of(case: EngineCase, device: str, side: int, size: int) -> DecodeCost:
     longer), by the planner's formula with nothing lost anywhere."""
     peaks = replace(load_hardware("H200"), bandwidth=copy_rate(device, size), flops=product_rate(device, side))
     whole = Efficiency(kv=1.0, step_overhead=0.0, learner=1.0, other=0.0, weights=1.0, matmul=1.0, network=1.0)
-    return decode_cost(case.shape, peaks, whole)
+    return decode_cost(System(case.shape, peaks, whole))
 
 
 def make_engine(case: EngineCase, device: str, *, static: bool) -> InProcessEngine:

@@ -28,7 +28,7 @@ from plan_published import CALIBRATION, ROOT, error, rounded
 from scipy.optimize import brentq
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.planning.costs import Efficiency, LearnerWork, decode_cost, learner_seconds
+from magicrl.planning.costs import Efficiency, LearnerWork, System, decode_cost, learner_seconds
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.shapes import ModelShape, load_shape
 from magicrl.planning.simulator import ReplicaSetup, requests_of, simulate_rollout
@@ -102,7 +102,7 @@ def load_run(folder: Path) -> Run:
 
 
 def rollout_seconds(run: Run, step: Step, efficiency: Efficiency) -> float:
-    setup = ReplicaSetup(cost=decode_cost(run.shape, HARDWARE, efficiency), capacity=10**7, rows=run.rows)
+    setup = ReplicaSetup(cost=decode_cost(System(run.shape, HARDWARE, efficiency)), capacity=10**7, rows=run.rows)
     return simulate_rollout(requests_of(step.lengths, round(step.prompt)), setup, 1).seconds
 
 
@@ -116,7 +116,7 @@ def train_seconds(run: Run, step: Step, efficiency: Efficiency) -> float:
         micro_batch_tokens=run.micro_batch_tokens,
         recompute=False,
     )
-    return learner_seconds(run.shape, HARDWARE, efficiency, work, 1)
+    return learner_seconds(System(run.shape, HARDWARE, efficiency), work, 1)
 
 
 def fitted(run: Run, steps: Sequence[Step], decode: Efficiency) -> Efficiency:

@@ -37,7 +37,7 @@ from published import (
 )
 from scipy.optimize import brentq
 
-from magicrl.planning.costs import Efficiency, load_calibration
+from magicrl.planning.costs import Efficiency, System, load_calibration
 from magicrl.planning.lengths import KEPT, MEAN_AT_32K, SHARED, SIGMA, lengths_of_mean, reasoning_lengths
 from magicrl.planning.simulator import simulate_async
 from magicrl.planning.workload import replica_setup, step_parts, step_time
@@ -82,7 +82,7 @@ def table_seven(efficiency: Efficiency) -> dict[str, Any]:
     found["published_step_seconds"] = rounded(TABLE7_HOURS["step"] * 3.6)
     for gpus in (64, 128, 256):
         r = resolve(thirty_two(gpus))
-        time = step_time(r.shape, r.hardware, efficiency, r.work, r.layout)
+        time = step_time(System(r.shape, r.hardware, efficiency), r.work, r.layout)
         shares = {part: round(part_seconds(time, part) / time.seconds, 3) for part in published}
         found[f"{gpus} GPUs"] = {**shares, "step_seconds": rounded(time.seconds)}
     return found
@@ -102,14 +102,14 @@ def areal(efficiency: Efficiency) -> list[dict[str, Any]]:
             group_size=16,
         )
         r = resolve(setting, kept=1.0)
-        together = step_time(r.shape, r.hardware, bare, r.work, r.layout).seconds
+        together = step_time(System(r.shape, r.hardware, bare), r.work, r.layout).seconds
         split = replace(r.layout, rollout_gpus=gpus * 3 // 4, learner_gpus=gpus // 4, colocated=False)
         stream = simulate_async(
             [r.work.drawn(seed) for seed in range(10)],
             r.work.prompt,
-            replica_setup(r.shape, r.hardware, bare, split),
+            replica_setup(System(r.shape, r.hardware, bare), split),
             split.replicas,
-            step_parts(r.shape, r.hardware, bare, r.work, split),
+            step_parts(System(r.shape, r.hardware, bare), r.work, split),
             staleness=4,
         )
         for mode, value, published in (
@@ -160,7 +160,7 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
 
     def gap(mean: float) -> float:
         r = implied(128, mean)
-        return step_parts(r.shape, r.hardware, bare, r.work, r.layout).learn - VERL_UPDATE
+        return step_parts(System(r.shape, r.hardware, bare), r.work, r.layout).learn - VERL_UPDATE
 
     mean = float(brentq(gap, 300.0, 12000.0, rtol=1e-4))
     found: list[dict[str, Any]] = []
@@ -172,7 +172,7 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
             "curve_error": error(a + b / gpus, step),
         }
         for name, r in (("blind", resolve(setting(gpus), kept=1.0)), ("implied", implied(gpus, mean))):
-            time = step_time(r.shape, r.hardware, bare, r.work, r.layout)
+            time = step_time(System(r.shape, r.hardware, bare), r.work, r.layout)
             line[name] = {
                 "mean_length": rounded(r.work.lengths.mean),
                 "step": rounded(time.seconds),

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
-from magicrl.planning.costs import BF16, Efficiency
+from magicrl.planning.costs import BF16, Efficiency, System
 from magicrl.planning.hardware import Hardware, load_hardware
 from magicrl.planning.lengths import KEPT, Lengths, reasoning_lengths
 from magicrl.planning.shapes import ModelShape, load_shape
@@ -191,7 +191,7 @@ def part_seconds(time: StepTime, part: str) -> float:
 def predict(row: Row, efficiency: Efficiency, resolved: Resolved | None = None, draws: int = 6) -> float:
     """Seconds that the model gives for a published figure."""
     r = resolved or resolve(row.setting)
-    return part_seconds(step_time(r.shape, r.hardware, efficiency, r.work, r.layout, draws), row.part)
+    return part_seconds(step_time(System(r.shape, r.hardware, efficiency), r.work, r.layout, draws), row.part)
 
 
 def fit(

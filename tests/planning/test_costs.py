@@ -12,6 +12,7 @@ from magicrl.planning.costs import (
     DecodeCost,
     Efficiency,
     LearnerWork,
+    System,
     decode_cost,
     forward_flops,
     kv_capacity,
@@ -34,6 +35,7 @@ MACHINE = Hardware(
     name="m", memory=1e6, usable=1.0, flops=1000.0, bandwidth=100.0, link=10.0, network=2.0, gpus_per_node=2
 )
 HALF = Efficiency(kv=0.25, step_overhead=1.0, learner=0.5, other=0.1, weights=0.5, matmul=0.5, network=0.5)
+TOY_SYSTEM = System(TOY, MACHINE, HALF)
 
 
 def test_parameters_of_a_toy_are_those_counted_by_hand() -> None:
@@ -61,7 +63,7 @@ def test_known_models_have_their_published_parameters(name: str, billions: float
 
 
 def test_a_step_of_decoding_by_hand() -> None:
-    cost = decode_cost(TOY, MACHINE, HALF)
+    cost = decode_cost(TOY_SYSTEM)
     assert cost.overhead == 1.0
     assert cost.weights == pytest.approx(2 * (TOY_LAYER + 40) / 50)
     assert cost.context == pytest.approx(8 / 25)
@@ -73,7 +75,7 @@ def test_a_step_of_decoding_by_hand() -> None:
 
 def test_a_rows_own_time_hides_behind_nothing_and_adds_to_every_row() -> None:
     """A narrow model's step gets dearer with its batch though weights and arithmetic are nothing."""
-    plain, rows = (decode_cost(TOY, MACHINE, replace(HALF, row=row)) for row in (0.0, 0.25))
+    plain, rows = (decode_cost(System(TOY, MACHINE, replace(HALF, row=row))) for row in (0.0, 0.25))
     for sequences in (1, 3, 20):
         assert rows.step(sequences, 10) == pytest.approx(plain.step(sequences, 10) + 0.25 * sequences)
     assert rows.steps(5, 3, 10) == pytest.approx(plain.steps(5, 3, 10) + 5 * 0.75)
@@ -81,12 +83,12 @@ def test_a_rows_own_time_hides_behind_nothing_and_adds_to_every_row() -> None:
 
 
 def test_tensor_parallel_divides_weights_and_pays_for_reductions() -> None:
-    one, two = decode_cost(TOY, MACHINE, HALF), decode_cost(TOY, MACHINE, HALF, 2)
+    one, two = decode_cost(TOY_SYSTEM), decode_cost(TOY_SYSTEM, 2)
     assert two.weights == one.weights / 2
     assert two.overhead > one.overhead
     assert two.context == one.context  # one KV head cannot be divided: each accelerator holds it
     wide = replace(TOY, kv_heads=2)
-    assert decode_cost(wide, MACHINE, HALF, 2).context == decode_cost(wide, MACHINE, HALF).context / 2
+    assert decode_cost(System(wide, MACHINE, HALF), 2).context == decode_cost(System(wide, MACHINE, HALF)).context / 2
     assert kv_capacity(TOY, 80) == 10
     assert kv_capacity(wide, 80, 2) == 10
 
@@ -106,8 +108,8 @@ def test_learner_by_hand() -> None:
         tokens=1000, mean_context=5, responses=10, variation=0, sgd_steps=1, micro_batch_tokens=1000, recompute=False
     )
     optimizer = 28 * TOY.parameters / 50
-    assert learner_seconds(TOY, MACHINE, HALF, work, 1) == pytest.approx(3000 * forward / 500 + optimizer)
-    assert logprob_seconds(TOY, MACHINE, HALF, 10, 5, 2) == pytest.approx(10 * forward / 1000)
+    assert learner_seconds(TOY_SYSTEM, work, 1) == pytest.approx(3000 * forward / 500 + optimizer)
+    assert logprob_seconds(TOY_SYSTEM, 10, 5, 2) == pytest.approx(10 * forward / 1000)
 
 
 def test_many_small_micro_batches_are_bound_by_communication() -> None:
@@ -115,9 +117,9 @@ def test_many_small_micro_batches_are_bound_by_communication() -> None:
         tokens=40, mean_context=5, responses=4, variation=0, sgd_steps=1, micro_batch_tokens=10, recompute=False
     )
     # two accelerators, one node: 2 micro-batches each gather 2 x 2 bytes and reduce 4, of half the parameters, at 5/s
-    seconds = learner_seconds(TOY, MACHINE, HALF, work, 2)
+    seconds = learner_seconds(TOY_SYSTEM, work, 2)
     assert seconds == pytest.approx(2 * 0.5 * TOY.parameters * 8 / 5 + 28 * TOY.parameters / 2 / 50)
-    assert learner_seconds(TOY, MACHINE, HALF, work, 4) > seconds / 2  # beyond the node the network is slower
+    assert learner_seconds(TOY_SYSTEM, work, 4) > seconds / 2  # beyond the node the network is slower
 
 
 def test_ranks_beyond_the_number_of_samples_stand_idle() -> None:
@@ -125,10 +127,10 @@ def test_ranks_beyond_the_number_of_samples_stand_idle() -> None:
     work = LearnerWork(
         tokens=40, mean_context=5, responses=4, variation=0, sgd_steps=1, micro_batch_tokens=10, recompute=False
     )
-    times = {gpus: learner_seconds(TOY, fast, HALF, work, gpus) for gpus in (2, 4, 8)}
+    times = {gpus: learner_seconds(System(TOY, fast, HALF), work, gpus) for gpus in (2, 4, 8)}
     assert times[2] == pytest.approx(2 * times[4])
     assert times[8] == pytest.approx(times[4])
-    assert learner_seconds(TOY, fast, HALF, work, 8, 2) == pytest.approx(times[8] / 2)
+    assert learner_seconds(System(TOY, fast, HALF), work, 8, 2) == pytest.approx(times[8] / 2)
 
 
 def test_the_fullest_rank_sets_the_pace() -> None:
@@ -140,9 +142,9 @@ def test_the_fullest_rank_sets_the_pace() -> None:
 
 
 def test_weights_travel_only_between_accelerators() -> None:
-    assert weight_sync_seconds(TOY, MACHINE, HALF, 1) == 0
-    assert weight_sync_seconds(TOY, MACHINE, HALF, 2) == pytest.approx(2 * TOY.parameters / 5)
-    assert weight_sync_seconds(TOY, MACHINE, HALF, 4) == pytest.approx(2 * TOY.parameters / 1)
+    assert weight_sync_seconds(TOY_SYSTEM, 1) == 0
+    assert weight_sync_seconds(TOY_SYSTEM, 2) == pytest.approx(2 * TOY.parameters / 5)
+    assert weight_sync_seconds(TOY_SYSTEM, 4) == pytest.approx(2 * TOY.parameters / 1)
 
 
 def test_shapes_by_name_folder_and_config(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.config.loader import load_train_recipe
-from magicrl.planning.costs import load_calibration
+from magicrl.planning.costs import System, load_calibration
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.layouts import candidates, place
 from magicrl.planning.lengths import Lengths, read_measured
@@ -82,14 +82,14 @@ def test_time_is_monotone_in_the_work_and_in_the_updates() -> None:
     work = workload(config, stage, plan.options, stage_lengths(stage, stage.max_tokens, Options(gpus=1)))
 
     def seconds(**changes: int) -> float:
-        return timing(SEVEN, H800, efficiency, replace(work, **changes), layout, 0)[1]
+        return timing(System(SEVEN, H800, efficiency), replace(work, **changes), layout, 0)[1]
 
     base = seconds()
     assert seconds(rollout_batch=128) > base
     assert seconds(group_size=32) > base
     assert seconds(sgd_steps=4) > base
     longer = replace(work, lengths=work.lengths.at(32768))
-    assert timing(SEVEN, H800, efficiency, longer, layout, 0)[1] > base
+    assert timing(System(SEVEN, H800, efficiency), longer, layout, 0)[1] > base
 
 
 def test_overlap_pays_and_the_schedules_are_ordered() -> None:
@@ -101,7 +101,7 @@ def test_overlap_pays_and_the_schedules_are_ordered() -> None:
     layout = plan.placed.layout
     assert not layout.colocated
     efficiency = plan.calibration.efficiency
-    seconds = [timing(SEVEN, H800, efficiency, work, layout, staleness)[1] for staleness in (0, 1, 3)]
+    seconds = [timing(System(SEVEN, H800, efficiency), work, layout, staleness)[1] for staleness in (0, 1, 3)]
     assert seconds[0] > seconds[1] > seconds[2]
 
 
@@ -165,7 +165,7 @@ def test_the_best_asynchronous_layout_is_the_best_of_all_when_played() -> None:
     (stage,) = config.stages
     work = workload(config, stage, options, stage_lengths(stage, stage.max_tokens, options))
     played = [
-        timing(SEVEN, H800, plan.calibration.efficiency, work, placed.layout, 3, draws=1)[1]
+        timing(System(SEVEN, H800, plan.calibration.efficiency), work, placed.layout, 3, draws=1)[1]
         for placed in candidates(demand(config, SEVEN, H800, options), 16)
         if placed.fits
     ]

@@ -48,6 +48,20 @@ class Efficiency:
     row: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class System:
+    """A model on accelerators, and what is reached of these."""
+
+    shape: ModelShape
+    hardware: Hardware
+    efficiency: Efficiency
+
+    def collective_bandwidth(self, gpus: int) -> float:
+        """Bytes/s of each accelerator in a collective over ``gpus``: the link in a node, the network beyond."""
+        link = self.hardware.link if gpus <= self.hardware.gpus_per_node else self.hardware.network
+        return link * self.efficiency.network
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DecodeCost:
     """Seconds of one decode step of one replica: linear in its sequences and in their tokens of context."""
@@ -79,11 +93,12 @@ class DecodeCost:
         return count * self.base(sequences) + self.context * (count * context_tokens + growth)
 
 
-def decode_cost(shape: ModelShape, hardware: Hardware, efficiency: Efficiency, tensor_parallel: int = 1) -> DecodeCost:
+def decode_cost(system: System, tensor_parallel: int = 1) -> DecodeCost:
     """The decode step of a replica of ``tensor_parallel`` accelerators, weights and cache in bf16.
 
     Weights and cache divide over the accelerators; two all-reduces a layer are added where there is more than one.
     """
+    shape, hardware, efficiency = system.shape, system.hardware, system.efficiency
     tp = tensor_parallel
     reductions = 2.0 * shape.layers if tp > 1 else 0.0
     moved = reductions * 2.0 * shape.hidden * BF16 * (tp - 1) / tp / (hardware.link * efficiency.network)
@@ -137,11 +152,6 @@ class LearnerWork:
     recompute: bool  # layers are computed again in the backward pass
 
 
-def collective_bandwidth(hardware: Hardware, efficiency: Efficiency, gpus: int) -> float:
-    """Bytes a second of each accelerator in a collective over ``gpus``: the link in a node, the network beyond."""
-    return (hardware.link if gpus <= hardware.gpus_per_node else hardware.network) * efficiency.network
-
-
 def straggling(ranks: int, responses: float, variation: float) -> float:
     """How much longer the fullest of ``ranks`` learners takes than the mean, where each has ``responses`` samples.
 
@@ -159,9 +169,7 @@ def straggling(ranks: int, responses: float, variation: float) -> float:
 
 
 def learner_seconds(
-    shape: ModelShape,
-    hardware: Hardware,
-    efficiency: Efficiency,
+    system: System,
     work: LearnerWork,
     gpus: int,
     sequence_parallel: int = 1,
@@ -174,6 +182,7 @@ def learner_seconds(
     than its sequence-parallel group, so that ranks beyond the number of samples stand idle. The optimizer reads
     and writes master, moments and gradient of its shard (28 bytes a parameter).
     """
+    shape, hardware, efficiency = system.shape, system.hardware, system.efficiency
     flops = learner_flops(shape, work.tokens, work.mean_context, recompute=work.recompute)
     groups = max(1, gpus // sequence_parallel)
     spread = straggling(groups, work.responses / (groups * work.sgd_steps), work.variation)
@@ -182,27 +191,26 @@ def learner_seconds(
     micro_batches = max(work.sgd_steps, ceil(work.tokens / (groups * work.micro_batch_tokens)))
     shared = (gpus - 1) / gpus
     gathered = micro_batches * shared * shape.parameters * (2 * BF16 + FLOAT32)
-    communication = gathered / collective_bandwidth(hardware, efficiency, gpus)
+    communication = gathered / system.collective_bandwidth(gpus)
     if sequence_parallel > 1:
         passes = 4.0 if work.recompute else 3.0
         exchanged = passes * 4.0 * shape.layers * work.tokens / gpus * shape.hidden * BF16
-        communication += exchanged / collective_bandwidth(hardware, efficiency, sequence_parallel)
+        communication += exchanged / system.collective_bandwidth(sequence_parallel)
     optimizer = work.sgd_steps * 28.0 * shape.parameters / gpus / (hardware.bandwidth * efficiency.weights)
     return max(compute, communication) + optimizer
 
 
-def logprob_seconds(
-    shape: ModelShape, hardware: Hardware, efficiency: Efficiency, tokens: float, mean_context: float, gpus: int
-) -> float:
+def logprob_seconds(system: System, tokens: float, mean_context: float, gpus: int) -> float:
     """One forward over ``tokens`` (old or reference log-probs) at the learner's efficiency."""
-    return forward_flops(shape, tokens, mean_context) / (gpus * hardware.flops * efficiency.learner)
+    rate = gpus * system.hardware.flops * system.efficiency.learner
+    return forward_flops(system.shape, tokens, mean_context) / rate
 
 
-def weight_sync_seconds(shape: ModelShape, hardware: Hardware, efficiency: Efficiency, gpus: int) -> float:
+def weight_sync_seconds(system: System, gpus: int) -> float:
     """The new weights in bf16 to every accelerator of the engine; 0 in one process, which holds them already."""
     if gpus == 1:
         return 0.0
-    return BF16 * shape.parameters / collective_bandwidth(hardware, efficiency, gpus)
+    return BF16 * system.shape.parameters / system.collective_bandwidth(gpus)
 
 
 SHARES = ("kv", "learner", "weights", "matmul", "network")  # Efficiencies that are shares of a peak and cannot pass 1

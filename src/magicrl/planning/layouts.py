@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from magicrl.config.schema import ClusterConfig, LearnerPlacement, RolloutPlacement
-from magicrl.planning.costs import BF16, kv_capacity
+from magicrl.planning.costs import kv_capacity
 from magicrl.planning.hardware import GIB, Hardware
 from magicrl.planning.memory import (
     EngineMemory,
@@ -230,29 +230,14 @@ def check_stated(needed: Demand, cluster: ClusterConfig, gpus: int) -> Stated:
 
 def placed_as(needed: Demand, learner: LearnerPlacement, rollout: RolloutPlacement) -> Placed:
     """The stated layout with its memory."""
-    engine_gpus = rollout.replicas * rollout.tensor_parallel
-    placed = place(
-        needed,
-        engine_gpus,
+    return place(
+        replace(needed, offload_optimizer=learner.offload_optimizer),
+        rollout.replicas * rollout.tensor_parallel,
         learner.ranks,
         rollout.tensor_parallel,
         learner.sequence_parallel,
         colocated=rollout.colocated,
     )
-    if not learner.offload_optimizer:
-        return placed
-    spared = _offloaded(placed.learner, (needed.adapters or needed.shape.parameters) / learner.ranks)
-    if rollout.colocated:
-        engine = engine_memory(needed.shape, needed.hardware, rollout.tensor_parallel, spared.resident)
-        placed = replace(placed, engine=replace(engine, cache=min(engine.cache, needed.cache_limit)))
-    return replace(
-        placed, learner=spared, missing=max(spared.total - needed.hardware.budget, _short_cache(needed, placed))
-    )
-
-
-def _offloaded(memory: LearnerMemory, shard: float) -> LearnerMemory:
-    """Master weights, gradients and moments are in the host's memory; a bf16 shard of the weights stays."""
-    return replace(memory, master=BF16 * shard, gradients=0.0, moments=0.0)
 
 
 def _misplaced(shape: ModelShape, hardware: Hardware, cluster: ClusterConfig, gpus: int) -> Iterator[str]:

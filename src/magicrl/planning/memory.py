@@ -38,6 +38,7 @@ class LearnerSetup:
     checkpointing: bool  # only the layers' inputs are kept
     head_chunk_tokens: int  # rows of logits that exist at once
     offload_moments: bool = False  # AdamW's moments live in the host's memory
+    offload_optimizer: bool = False  # master weights and gradients, too; a bf16 shard of the weights stays
     reference: bool = False  # a frozen reference model is kept, sharded, in bf16
     adapters: int = 0  # parameters of LoRA adapters, which alone are trained; 0: everything is
 
@@ -88,9 +89,9 @@ def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> Le
     gathered = trained if setup.gpus == 1 else min(shape.parameters, 2 * shape.layer_parameters + embeddings)
     rows = min(setup.head_chunk_tokens, tokens)
     return LearnerMemory(
-        master=FLOAT32 * shard,
-        gradients=FLOAT32 * shard,
-        moments=0.0 if setup.offload_moments else 2 * FLOAT32 * shard,
+        master=(BF16 if setup.offload_optimizer else FLOAT32) * shard,
+        gradients=0.0 if setup.offload_optimizer else FLOAT32 * shard,
+        moments=0.0 if setup.offload_moments or setup.offload_optimizer else 2 * FLOAT32 * shard,
         reference=BF16 * shape.parameters / setup.gpus if setup.reference else 0.0,
         frozen=BF16 * shape.parameters / setup.gpus if setup.adapters else 0.0,
         gathered=BF16 * gathered,

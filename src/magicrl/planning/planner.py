@@ -11,7 +11,7 @@ from math import ceil
 import numpy as np
 
 from magicrl.config.schema import StageConfig, TrainConfig
-from magicrl.planning.costs import Calibration, Efficiency, load_calibration
+from magicrl.planning.costs import Calibration, System, load_calibration
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import Demand, Placed, Stated, candidates, check_stated, refusal
 from magicrl.planning.lengths import KEPT, SHARED, SIGMA, Lengths, Measured, lengths_of_mean, reasoning_lengths
@@ -163,9 +163,7 @@ def demand(config: TrainConfig, shape: ModelShape, hardware: Hardware, options: 
 
 
 def timing(
-    shape: ModelShape,
-    hardware: Hardware,
-    efficiency: Efficiency,
+    system: System,
     work: Workload,
     layout: Layout,
     staleness: int,
@@ -175,7 +173,7 @@ def timing(
 
     Colocated layouts are synchronous whatever it is.
     """
-    parts = step_time(shape, hardware, efficiency, work, layout, draws)
+    parts = step_time(system, work, layout, draws)
     if layout.colocated or staleness == 0:
         return parts, parts.seconds
     if staleness == 1:
@@ -183,7 +181,7 @@ def timing(
     stream = simulate_async(
         [work.drawn(seed) for seed in range(ASYNC_STEPS)],
         work.prompt,
-        replica_setup(shape, hardware, efficiency, layout),
+        replica_setup(system, layout),
         layout.replicas,
         parts.parts,
         staleness,
@@ -191,20 +189,18 @@ def timing(
     return parts, stream.seconds_per_step(ASYNC_STEPS // 2)
 
 
-def estimate(
-    shape: ModelShape, hardware: Hardware, efficiency: Efficiency, work: Workload, layout: Layout, staleness: int
-) -> float:
+def estimate(system: System, work: Workload, layout: Layout, staleness: int) -> float:
     """Seconds a step, for a first choice of layouts: an asynchronous step is not played, but the slower of the
     learner's side and of an engine whose replicas stay full with the responses that may be on their way."""
     if layout.colocated or staleness < 2:
-        return timing(shape, hardware, efficiency, work, layout, staleness, draws=1)[1]
-    setup = replica_setup(shape, hardware, efficiency, layout)
+        return timing(system, work, layout, staleness, draws=1)[1]
+    setup = replica_setup(system, layout)
     context = work.prompt + work.lengths.mean_context
     on_their_way = (staleness + 1) * work.responses / layout.replicas / 2
     batch = max(1, int(min(setup.rows, on_their_way, setup.capacity / context)))
     tokens = work.responses * work.lengths.mean / layout.replicas
     engine = tokens / batch * setup.cost.step(batch, batch * context)
-    parts = step_parts(shape, hardware, efficiency, work, layout)
+    parts = step_parts(system, work, layout)
     return max(engine, parts.total)
 
 
@@ -212,19 +208,17 @@ Job = Sequence[tuple[Workload, int]]
 """A recipe's stages as workloads, with how many steps each has."""
 
 
-def total_seconds(
-    needed: Demand, efficiency: Efficiency, job: Job, layout: Layout, staleness: int, *, played: bool
-) -> float:
+def total_seconds(system: System, job: Job, layout: Layout, staleness: int, *, played: bool) -> float:
     """Seconds of all stages, from one draw; estimated, or played."""
     total = 0.0
     for work, steps in job:
-        setting = (needed.shape, needed.hardware, efficiency, work, layout, staleness)
-        total += steps * (timing(*setting, draws=1)[1] if played else estimate(*setting))
+        play = timing(system, work, layout, staleness, draws=1)[1] if played else None
+        total += steps * (estimate(system, work, layout, staleness) if play is None else play)
     return total
 
 
 def best_layout(
-    needed: Demand, options: Options, efficiency: Efficiency, job: Job, short_list: int = SHORT_LIST
+    needed: Demand, system: System, options: Options, job: Job, short_list: int = SHORT_LIST
 ) -> Placed | None:
     """The layout that fits and takes least time over all stages; None where none fits.
 
@@ -232,7 +226,7 @@ def best_layout(
     """
 
     def seconds(placed: Placed, *, played: bool) -> float:
-        return total_seconds(needed, efficiency, job, placed.layout, options.staleness, played=played)
+        return total_seconds(system, job, placed.layout, options.staleness, played=played)
 
     fitting = [placed for placed in candidates(needed, options.gpus) if placed.fits]
     first = sorted(fitting, key=lambda placed: seconds(placed, played=False))
@@ -252,21 +246,21 @@ def make_plan(
     calibration = load_calibration(hardware.name, shape.hidden)
     if options.other is not None:
         calibration = calibration.given("other", options.other)
-    efficiency, needed = calibration.efficiency, demand(config, shape, hardware, options)
+    system, needed = System(shape, hardware, calibration.efficiency), demand(config, shape, hardware, options)
     longest = max(stage.max_tokens for stage in config.stages)
     job = [
         (workload(config, stage, options, stage_lengths(stage, longest, options)), stage.max_steps)
         for stage in config.stages
     ]
-    placed = best_layout(needed, options, efficiency, job)
+    placed = best_layout(needed, system, options, job)
     if placed is None:
         raise ValueError(refusal(needed, options.gpus))
     stages: list[StagePlan] = []
     for work, steps in job:
         setting = (work, placed.layout, options.staleness)
-        parts, seconds = timing(shape, hardware, efficiency, *setting)
+        parts, seconds = timing(system, *setting)
         others = calibration.drawn(DRAWS if options.staleness < 2 else DRAWS // 2)
-        drawn = [timing(shape, hardware, other, *setting, draws=1)[1] for other in others]
+        drawn = [timing(replace(system, efficiency=other), *setting, draws=1)[1] for other in others]
         low, high = np.quantile(drawn, INTERVAL)
         stages.append(
             StagePlan(
@@ -285,12 +279,12 @@ def make_plan(
         calibration=calibration,
         placed=placed,
         stages=tuple(stages),
-        what_if=_what_if(needed, options, efficiency, stages) if what_if else (),
-        stated=_stated(config, needed, options, efficiency, job),
+        what_if=_what_if(needed, system, options, stages) if what_if else (),
+        stated=_stated(config, needed, system, options, job),
     )
 
 
-def _stated(config: TrainConfig, needed: Demand, options: Options, efficiency: Efficiency, job: Job) -> Stated | None:
+def _stated(config: TrainConfig, needed: Demand, system: System, options: Options, job: Job) -> Stated | None:
     """The recipe's own split, checked; with its time where it fits."""
     if config.cluster is None or needed.hardware.name.startswith("cpu"):
         return None
@@ -298,13 +292,11 @@ def _stated(config: TrainConfig, needed: Demand, options: Options, efficiency: E
     if not found.fits or found.placed is None:
         return found
     played = options.staleness >= 2  # as for the layout that is compared with
-    seconds = total_seconds(needed, efficiency, job, found.placed.layout, options.staleness, played=played)
+    seconds = total_seconds(system, job, found.placed.layout, options.staleness, played=played)
     return replace(found, seconds=seconds)
 
 
-def _what_if(
-    needed: Demand, options: Options, efficiency: Efficiency, stages: Sequence[StagePlan]
-) -> tuple[WhatIf, ...]:
+def _what_if(needed: Demand, system: System, options: Options, stages: Sequence[StagePlan]) -> tuple[WhatIf, ...]:
     """Twice the accelerators, D_R or group size, at the stage that takes longest; each in its own best layout."""
     stage = stages[longest_stage(stages)]
     work, now = stage.work, stage.seconds
@@ -316,17 +308,17 @@ def _what_if(
         changes.insert(0, (f"{2 * options.gpus} accelerators", replace(options, gpus=2 * options.gpus), work))
     found: list[WhatIf] = []
     for change, other, heavier in changes:
-        then = _step_seconds(needed, other, efficiency, heavier)
+        then = _step_seconds(needed, system, other, heavier)
         found.append(WhatIf(change=change, seconds=then, ratio=None if then is None else then / now))
     return tuple(found)
 
 
-def _step_seconds(needed: Demand, options: Options, efficiency: Efficiency, work: Workload) -> float | None:
+def _step_seconds(needed: Demand, system: System, options: Options, work: Workload) -> float | None:
     """Seconds of a step in its own best layout; None where nothing fits."""
-    placed = best_layout(needed, options, efficiency, [(work, 1)], short_list=1)
+    placed = best_layout(needed, system, options, [(work, 1)], short_list=1)
     if placed is None:
         return None
-    return timing(needed.shape, needed.hardware, efficiency, work, placed.layout, options.staleness)[1]
+    return timing(system, work, placed.layout, options.staleness)[1]
 
 
 FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # Of the accelerators
@@ -377,7 +369,8 @@ def over_batches(config: TrainConfig, plan: Plan, factors: Sequence[float] = BAT
     """D_R and group size by turns, the others as they are; the plan's own is among the points once."""
     now, options = plan.stages[longest_stage(plan.stages)], plan.options
     work = now.work
-    needed, efficiency = demand(config, plan.shape, plan.hardware, options), plan.calibration.efficiency
+    needed = demand(config, plan.shape, plan.hardware, options)
+    system = System(plan.shape, plan.hardware, plan.calibration.efficiency)
     own = (work.rollout_batch, work.group_size)
     pairs = {(round(own[0] * f), own[1]): None for f in factors} | {(own[0], round(own[1] * f)): None for f in factors}
     found: list[BatchPoint] = []
@@ -386,6 +379,6 @@ def over_batches(config: TrainConfig, plan: Plan, factors: Sequence[float] = BAT
             continue
         other = replace(work, rollout_batch=batch, group_size=members)
         same = (batch, members) == own
-        seconds = now.seconds if same else _step_seconds(needed, options, efficiency, other)
+        seconds = now.seconds if same else _step_seconds(needed, system, options, other)
         found.append(BatchPoint(rollout_batch=batch, group_size=members, seconds=seconds))
     return tuple(found)

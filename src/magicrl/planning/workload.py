@@ -9,17 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from magicrl.planning.costs import (
-    Efficiency,
     LearnerWork,
+    System,
     decode_cost,
     kv_capacity,
     learner_seconds,
     logprob_seconds,
     weight_sync_seconds,
 )
-from magicrl.planning.hardware import Hardware
 from magicrl.planning.lengths import Lengths
-from magicrl.planning.shapes import ModelShape
 from magicrl.planning.simulator import Deal, ReplicaSetup, Rollout, StepParts, requests_of, simulate_rollout
 
 
@@ -111,29 +109,25 @@ class StepTime:
         return self.rollout + self.parts.total
 
 
-def replica_setup(shape: ModelShape, hardware: Hardware, efficiency: Efficiency, layout: Layout) -> ReplicaSetup:
+def replica_setup(system: System, layout: Layout) -> ReplicaSetup:
     """One replica of the layout's engine."""
     return ReplicaSetup(
-        cost=decode_cost(shape, hardware, efficiency, layout.tensor_parallel),
-        capacity=kv_capacity(shape, layout.cache_bytes, layout.tensor_parallel),
+        cost=decode_cost(system, layout.tensor_parallel),
+        capacity=kv_capacity(system.shape, layout.cache_bytes, layout.tensor_parallel),
         rows=layout.rows,
     )
 
 
-def rollouts(
-    shape: ModelShape, hardware: Hardware, efficiency: Efficiency, work: Workload, layout: Layout, draws: int = 4
-) -> list[Rollout]:
+def rollouts(system: System, work: Workload, layout: Layout, draws: int = 4) -> list[Rollout]:
     """Played rollouts of ``draws`` steps; the same draws for every layout and efficiency, so that these compare."""
-    setup = replica_setup(shape, hardware, efficiency, layout)
+    setup = replica_setup(system, layout)
     return [
         simulate_rollout(requests_of(work.drawn(seed), work.prompt), setup, layout.replicas, layout.deal)
         for seed in range(draws)
     ]
 
 
-def step_parts(
-    shape: ModelShape, hardware: Hardware, efficiency: Efficiency, work: Workload, layout: Layout
-) -> StepParts:
+def step_parts(system: System, work: Workload, layout: Layout) -> StepParts:
     """Seconds of a step outside its rollout."""
     lengths = work.lengths
     deviation = sqrt(max(0.0, lengths.mean_square - lengths.mean**2)) / (work.prompt + lengths.mean)
@@ -148,25 +142,23 @@ def step_parts(
     )
     gpus = layout.learner_gpus
     return StepParts(
-        logprobs=work.forwards * logprob_seconds(shape, hardware, efficiency, work.tokens, work.mean_context, gpus),
-        learn=learner_seconds(shape, hardware, efficiency, learner, gpus, layout.sequence_parallel),
-        sync=weight_sync_seconds(shape, hardware, efficiency, layout.gpus),
-        other=efficiency.other * work.responses,
+        logprobs=work.forwards * logprob_seconds(system, work.tokens, work.mean_context, gpus),
+        learn=learner_seconds(system, learner, gpus, layout.sequence_parallel),
+        sync=weight_sync_seconds(system, layout.gpus),
+        other=system.efficiency.other * work.responses,
     )
 
 
-def step_time(
-    shape: ModelShape, hardware: Hardware, efficiency: Efficiency, work: Workload, layout: Layout, draws: int = 4
-) -> StepTime:
+def step_time(system: System, work: Workload, layout: Layout, draws: int = 4) -> StepTime:
     """A synchronous step: rollout, then everything else.
 
     Raises:
         ValueError: the cache does not hold the longest response.
     """
-    played = rollouts(shape, hardware, efficiency, work, layout, draws)
+    played = rollouts(system, work, layout, draws)
     return StepTime(
         rollout=float(np.mean([r.seconds for r in played])),
-        parts=step_parts(shape, hardware, efficiency, work, layout),
+        parts=step_parts(system, work, layout),
         tail=float(np.mean([r.tail() for r in played])),
         idle=float(np.mean([r.idle for r in played])),
         preemptions=float(np.mean([r.preemptions for r in played])),
