@@ -33,9 +33,7 @@ from magicrl.records import Outcome, Problem
 from magicrl.training.recorder import write_atomically
 from magicrl.verifiers import JudgeOptions, VerifierPool
 from magicrl.verifiers.base import verifier_spec
-from magicrl.verifiers.maths.answers import Answer, Named, Quantity, Several
-from magicrl.verifiers.maths.maths_verifier import MathsVerifier, readings
-from magicrl.verifiers.maths.notation import canonical
+from magicrl.verifiers.maths.maths_verifier import MathsVerifier
 
 NEAR_MISSES = 10_000
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,8 +63,6 @@ def main() -> None:
             "ours": errors(pairs, correct),
             "decided_by": dict(Counter(verdict.decided_by for verdict in verdicts).most_common()),
         },
-        "leave_one_source_out": leave_one_source_out(pairs, verifier),
-        "disputed": disputed(verifier),
         "hostile": hostile_figures(),
         "near_misses": near_miss_figures(verifier, show=arguments.show),
         "equality": equality_figures(verifier, show=arguments.show),
@@ -134,95 +130,6 @@ def errors(pairs: Sequence[Pair], correct: Sequence[bool]) -> dict[str, Any]:
         "by_source": counted(lambda pair: pair.source),
         "by_kind": counted(lambda pair: pair.kind),
     }
-
-
-def leave_one_source_out(pairs: Sequence[Pair], verifier: MathsVerifier) -> dict[str, Any]:
-    """An estimate of the false negatives on a source never seen.
-
-    A right pair counts as missed when it is missed, or when it was accepted by help of a class of rule that no
-    accepted pair of another source needs: without this source that class might not have been built.
-    """
-    needs: list[frozenset[str] | None] = []
-    for pair in pairs:
-        verdict = verifier.judge(pair.golds, pair.response)
-        right = pair.label and verdict.correct
-        needs.append(classes(pair, str(verdict.extracted), verdict.decided_by) if right else None)
-    users: dict[str, set[str]] = defaultdict(set)
-    for pair, needed in zip(pairs, needs, strict=True):
-        for name in needed or ():
-            users[name].add(pair.source)
-    missed: Counter[str] = Counter()
-    hard_missed = 0
-    for pair, needed in zip(pairs, needs, strict=True):
-        if pair.label and (needed is None or any(users[name] == {pair.source} for name in needed)):
-            missed[pair.source] += 1
-            hard_missed += pair.hard
-    positives = sum(pair.label for pair in pairs)
-    easy = sum(pair.label and not pair.hard for pair in pairs)
-    return {
-        "false_negatives": missed.total(),
-        "false_negative_rate": round(missed.total() / positives, 4),
-        "false_negative_rate_without_hard": round((missed.total() - hard_missed) / easy, 4),
-        "by_source": dict(missed.most_common()),
-        "classes_of_one_source": {name: next(iter(found)) for name, found in sorted(users.items()) if len(found) == 1},
-    }
-
-
-def classes(pair: Pair, extracted: str, decided_by: str) -> frozenset[str]:
-    """The classes of rules that a pair's acceptance needed: the step, and the shapes where both texts differ."""
-    found = {f"step:{decided_by}"}
-    if pair.kind == "prose":
-        found.add("prose")
-    if decided_by in ("structure", "boxes"):
-        gold = next(readings(canonical(pair.golds[0]), trusted=True), None)
-        answer = next(readings(canonical(extracted), trusted=False), None)
-        if gold is not None and answer is not None:
-            left, right = shapes(gold), shapes(answer)
-            found |= {f"shape:{name}" for name in left ^ right}
-            found |= {f"shape:{name}" for name in left & right if name not in ("Quantity",)}
-    return frozenset(found)
-
-
-def shapes(answer: Answer) -> frozenset[str]:
-    """Names of the shapes in an answer, and of its kinds of units."""
-    found = {type(answer).__name__}
-    if isinstance(answer, Quantity) and answer.unit is not None:
-        found.add(f"unit {answer.unit.kind}")
-    if isinstance(answer, Several) and answer.signs:
-        found.add("signs")
-    parts = getattr(answer, "items", ()) if not isinstance(answer, Named) else (answer.value,)
-    for part in parts:
-        found |= shapes(part)
-    return frozenset(found)
-
-
-def disputed(verifier: MathsVerifier) -> dict[str, Any]:
-    """What our policies say of pairs whose label is a matter of convention."""
-    pairs = labelled_disputed()
-    table: dict[str, dict[str, int]] = {}
-    for pair in pairs:
-        row = table.setdefault(pair.kind, {"pairs": 0, "as labelled": 0})
-        row["pairs"] += 1
-        row["as labelled"] += verifier.judge(pair.golds, pair.response).correct == pair.label
-    return table
-
-
-def labelled_disputed() -> list[Pair]:
-    """The disputed pairs; their kind is what is disputed."""
-    from maths_sets import DATA
-
-    rows = [json.loads(line) for line in (DATA / "labelled_disputed.jsonl").read_text().splitlines()]
-    return [
-        Pair(
-            number=number,
-            golds=(row["gold"],),
-            response=row["response"],
-            label=row["label"],
-            source=row["source"].split(":")[0],
-            kind=row["dispute"],
-        )
-        for number, row in enumerate(rows)
-    ]
 
 
 def hostile_figures() -> dict[str, Any]:

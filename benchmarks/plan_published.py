@@ -8,24 +8,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import time
 import tomllib
-from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
 from math import log, sqrt
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from measure import ROOT, document, rounded
 from published import (
     PROMPT,
     TABLE7_HOURS,
     UNKNOWNS,
     Fitted,
     Resolved,
-    Row,
     Setting,
     curve,
     fit,
@@ -37,17 +34,12 @@ from published import (
 )
 from scipy.optimize import brentq
 
-from magicrl.planning.costs import Efficiency, System, load_calibration
-from magicrl.planning.lengths import KEPT, MEAN_AT_32K, SHARED, SIGMA, lengths_of_mean, reasoning_lengths
+from magicrl.planning.costs import Efficiency, System
+from magicrl.planning.lengths import KEPT, MEAN_AT_32K, SHARED, SIGMA, lengths_of_mean
 from magicrl.planning.simulator import simulate_async
 from magicrl.planning.workload import replica_setup, step_parts, step_time
 
-ROOT = Path(__file__).resolve().parents[1]
 CALIBRATION = ROOT / "src" / "magicrl" / "planning" / "calibration.toml"
-
-
-def rounded(value: float) -> float:
-    return float(f"{value:.4g}")
 
 
 def error(predicted: float, published: float) -> float:
@@ -187,34 +179,6 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
     return found
 
 
-def sensitivity() -> list[dict[str, Any]]:
-    """The fit again under other assumptions: what it depends on, and what the predictions do."""
-
-    def assuming(mean: float, sigma: float, shared: float, kept: float) -> Callable[[Row], Resolved]:
-        def make(row: Row) -> Resolved:
-            return resolve(row.setting, reasoning_lengths(row.setting.limit, mean, sigma, shared), kept)
-
-        return make
-
-    base: dict[str, float] = {"mean": MEAN_AT_32K, "sigma": SIGMA, "shared": SHARED, "kept": KEPT}
-    found: list[dict[str, Any]] = []
-    for name, value in (
-        ("mean", 9000.0),
-        ("sigma", 0.6),
-        ("sigma", 1.0),
-        ("shared", 0.0),
-        ("shared", 0.8),
-        ("kept", 1.0),
-    ):
-        make = assuming(**{**base, name: value})
-        fitted = fit(rows(), 0.1, make, draws=3)
-        middle = [row for row in rows() if row.name in ("T9 64 GPUs", "T9 128 GPUs")]
-        errors = {row.name: error(predict(row, fitted.efficiency, make(row), 3), row.seconds) for row in middle}
-        unknowns = {key: rounded(getattr(fitted.efficiency, key)) for key in UNKNOWNS}
-        found.append({"assumed": {name: value}, **unknowns, "errors": errors})
-    return found
-
-
 def unfitted_error(efficiency: Efficiency) -> float:
     """Root mean square of log(predicted / published) over the parts of Tables 8 and 9 that no unknown was fitted on."""
     logs = [log(predict(r, efficiency) / r.seconds) for r in rows() if not r.fitted and r.part != "step"]
@@ -235,28 +199,11 @@ def write_calibration(fitted: Fitted, uncertainty: float) -> None:
     CALIBRATION.write_text(head + tomli_w.dumps(tables))
 
 
-SECTIONS: dict[str, Callable[[Efficiency], Any]] = {
-    "rows": row_by_row,
-    "table_7": table_seven,
-    "areal": areal,
-    "verl": verl,
-}
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "plan-published.json")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument(
-        "--only", choices=tuple(SECTIONS), nargs="+", help="these sections anew, with the shipped efficiencies; no fit"
-    )
     options = parser.parse_args()
-    if options.only:
-        result = json.loads(options.output.read_text())
-        shipped = load_calibration("H800-80G", 3584).efficiency
-        result |= {name: SECTIONS[name](shipped) for name in options.only}
-        options.output.write_text(json.dumps(result, indent=1) + "\n")
-        return
     began = time.process_time()
     fitted = fit(rows(), 1.0)
     uncertainty = unfitted_error(fitted.efficiency)
@@ -265,11 +212,7 @@ def main() -> None:
         write_calibration(fitted, uncertainty)
     deviations = fitted.covariance.diagonal() ** 0.5
     result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "commit": subprocess.run(
-            ["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True
-        ).stdout.strip(),
-        "hardware": "pure computation, one CPU core",
+        "run": document({"hardware": "pure computation, one CPU core"}),
         "unknowns": {
             name: {"value": rounded(getattr(fitted.efficiency, name)), "relative_deviation": rounded(float(deviation))}
             for name, deviation in zip(UNKNOWNS, deviations, strict=True)
@@ -277,8 +220,10 @@ def main() -> None:
         "fixed": {key: getattr(fitted.efficiency, key) for key in ("weights", "matmul", "network")},
         "assumed": {"mean_at_32k": MEAN_AT_32K, "sigma": SIGMA, "shared": SHARED, "prompt": PROMPT, "kept": KEPT},
         "rms_error_of_unfitted_parts": rounded(uncertainty),
-        **{name: section(fitted.efficiency) for name, section in SECTIONS.items()},
-        "sensitivity": sensitivity(),
+        "rows": row_by_row(fitted.efficiency),
+        "table_7": table_seven(fitted.efficiency),
+        "areal": areal(fitted.efficiency),
+        "verl": verl(fitted.efficiency),
         "cpu_seconds": rounded(time.process_time() - began),
     }
     options.output.write_text(json.dumps(result, indent=1) + "\n")

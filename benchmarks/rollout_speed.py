@@ -5,7 +5,7 @@
 
 Both sides run the same weights, prompts, lengths, precision and temperature. No end token is set on either side, so
 that every response has the length that its case gives it. magicrl returns log-probs and entropies of all sampled
-tokens; the peer runs without any (its best case) unless ``--peer-logprobs`` is given.
+tokens; the peer runs without any (its best case).
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ class _StopAt(StoppingCriteria):
 class Peer:
     """`transformers.generate` with its key/value cache, sdpa attention, sampling over the whole vocabulary."""
 
-    def __init__(self, case: Case, *, cache: str, logprobs: bool) -> None:
-        self.case, self._cache, self._logprobs = case, cache, logprobs
+    def __init__(self, case: Case) -> None:
+        self.case = case
         self.model = plain_model(model_folder(case.model), case.dtype)
         self.vocab = vocabulary(self.model)
         self.model.generation_config = GenerationConfig()  # the folder's own would bring the end tokens back
@@ -176,27 +176,19 @@ class Peer:
             max_new_tokens=int(lengths.max()),
             pad_token_id=0,
             use_cache=True,
-            cache_implementation=None if self._cache == "dynamic" else self._cache,
-            return_dict_in_generate=self._logprobs,
-            output_logits=self._logprobs,
         )
         stop = StoppingCriteriaList([_StopAt(prompts.shape[1], lengths)] if lengths.min() < lengths.max() else [])
         with torch.inference_mode():
             output: Any = self.model.generate(
                 prompts, attention_mask=torch.ones_like(prompts), generation_config=config, stopping_criteria=stop
             )
-        if self._logprobs:
-            chosen = output.sequences[:, prompts.shape[1] :]
-            for step, logits in enumerate(output.logits):
-                logits.float().log_softmax(-1).gather(1, chosen[:, step, None])
-            output = output.sequences
         assert output.shape[1] - prompts.shape[1] == lengths.max(), "a response ended early"
         return lengths
 
 
-def run_case(case: Case, order: list[Turn], cache: str, logprobs: bool) -> dict[str, Any]:
+def run_case(case: Case, order: list[Turn]) -> dict[str, Any]:
     """Both sides in turns, the bound before and after."""
-    ours, peer = Ours(case), Peer(case, cache=cache, logprobs=logprobs)
+    ours, peer = Ours(case), Peer(case)
     bound = FastestProducts(peer.model, ours.model)
     bounds = [bound_seconds(case, bound)]
     times: dict[str, list[tuple[Turn, Times]]] = {"magicrl": [], "transformers": []}
@@ -352,16 +344,13 @@ def main() -> None:
     parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
     parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
     parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
-    parser.add_argument("--peer-cache", default="dynamic", choices=("dynamic", "static"))
-    parser.add_argument("--peer-logprobs", action="store_true", help="make the peer return log-probs too")
     parser.add_argument("--output", type=Path, default=FIGURES / "bench-rollout.json")
     arguments = parser.parse_args()
     known = QUICK if arguments.quick else CASES
     head = document(
         {
             "repetitions": arguments.repetitions,
-            "peer": f"transformers.generate, sdpa, {arguments.peer_cache} cache, do_sample, top_k 0, top_p 1",
-            "peer_returns_logprobs": arguments.peer_logprobs,
+            "peer": "transformers.generate, sdpa, dynamic cache, do_sample, top_k 0, top_p 1",
             "end_tokens": "none set on either side, so that lengths are equal",
             "bound": "the linear layers and head at one thread, plain or joined and packed, whichever is faster; "
             "prompts once a group; no attention",
@@ -371,7 +360,7 @@ def main() -> None:
         # two threads only slow a model of 0.1M parameters down
         most = 1 if arguments.one_thread or case.model == TINY else None
         order = turns(arguments.repetitions, most_threads=most)
-        result = run_case(case, order, arguments.peer_cache, arguments.peer_logprobs)
+        result = run_case(case, order)
         shares = {side: result[side]["share_of_gemm_bound"] for side in SIDES}
         print(case.name, result["times_faster"], shares)
         if not plausible(result, SIDES):
