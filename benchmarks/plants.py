@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import random
 import re
+import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 KINDS = (
     "verbatim",
@@ -216,65 +218,6 @@ def _clauses_swapped(text: str, rng: random.Random) -> str:
     return text
 
 
-DEVELOPMENT = Rules(
-    synonyms={
-        "buys": "purchases", "bought": "purchased", "buy": "purchase", "gets": "receives", "got": "received",
-        "makes": "earns", "sells": "sold", "kids": "children", "children": "kids", "needs": "requires",
-        "started": "began", "starts": "begins", "large": "big", "small": "little", "walked": "strolled",
-        "collected": "gathered", "altogether": "in total", "money": "cash", "put": "placed", "chosen": "selected",
-        "greatest": "largest", "smallest": "least", "contains": "holds", "eats": "consumes", "wants": "wishes",
-        "satisfies": "fulfils", "numbers": "values", "ways": "manners", "house": "home", "trip": "journey",
-    },
-    phrases=(
-        (r"^Find ", "Determine "), (r"^Compute ", "Calculate "), (r"\bFind ", "Determine "),
-        (r"\bWhat is the value of ", "Compute "), (r"\bWhat is ", "Determine "), (r"\bHow many ", "What number of "),
-        (r"\bhow many ", "what number of "), (r"\bHow much ", "What amount of "),
-    ),
-    names=("Bobby", "Clara", "Dmitri", "Elena", "Farid", "Gloria", "Hugo", "Ivy", "Jonas", "Kaito"),
-    tails=("Give your answer as a number.", "Please explain your reasoning.", "Express your answer in simplest form."),
-    letters="tuvwpqrs",
-    wraps=(
-        ("Hi! Can you help me with this problem?\n\n", "\n\nThanks!"),
-        ("Solve the following problem step by step.\n\n", "\n\nPut your final answer in \\boxed{}."),
-        ("", " Please reason step by step, and put your final answer within \\boxed{}."),
-        ("### Instruction:\n", "\n\n### Response:\n"),
-        ("I am stuck on my homework. The question is: ", " What should I do?"),
-    ),
-    restructure=_question_first,
-)  # fmt: skip
-
-SECOND = Rules(
-    synonyms={
-        "friends": "pals", "bag": "sack", "bags": "sacks", "store": "shop", "sold": "vended",
-        "cost": "price", "gave": "handed", "baked": "cooked", "work": "labor", "works": "labors", "takes": "needs",
-        "spent": "paid", "left": "remaining", "boys": "lads", "pieces": "bits",
-        "car": "automobile", "cars": "automobiles",
-        "finish": "complete", "read": "studied", "drive": "travel", "drives": "travels", "job": "task", "box": "carton",
-        "boxes": "cartons", "garden": "yard", "brother": "sibling", "picked": "harvested", "decides": "resolves",
-        "uses": "employs", "determine": "establish", "consider": "examine", "given": "provided", "such": "so",
-        "suppose": "imagine", "possible": "feasible", "written": "expressed", "form": "shape", "contains": "includes",
-        "let": "take", "satisfy": "obey", "respectively": "in turn", "chosen": "drawn", "equals": "is",
-    },
-    phrases=(
-        (r"^Find ", "Work out "), (r"\bFind ", "Work out "), (r"^Compute ", "Work out "), (r"\bCompute ", "Work out "),
-        (r"\bEvaluate ", "What does one get for "), (r"\bWhat is ", "Tell us "), (r"\bHow many ", "Count how many "),
-        (r"\bhow many ", "exactly how many "), (r"\bHow much ", "State how much "),
-    ),
-    names=("Amara", "Bjorn", "Chidi", "Dolores", "Esteban", "Freya", "Gustavo", "Hana", "Imran", "Jolene"),
-    tails=("Show every step.", "(Source: contest archive)", "Round only if needed.",
-           "Think carefully before answering."),
-    letters="zyghjkmn",
-    wraps=(
-        ("You are a helpful assistant who is good at mathematics. Answer the user's question.\nUser: ", "\nAssistant:"),
-        ("Q: ", "\nA: Let's think step by step."),
-        ("My teacher gave us this one and I can't figure it out - ", "\nAny ideas?"),
-        ("", "\n\nExplain your solution as if to a ten-year-old, then state the answer on its own line."),
-        ("Below is a maths question. Write a complete solution.\n\nQuestion: ", "\n\nSolution:"),
-    ),
-    restructure=_clauses_swapped,
-)  # fmt: skip
-
-
 def _told_backwards(text: str, rng: random.Random) -> str:
     """Facts in reverse, joined by other words, the question where it was."""
     parts = _sentences(text)
@@ -284,38 +227,23 @@ def _told_backwards(text: str, rng: random.Random) -> str:
     return " ".join([facts[0], *(f"It is also true that {one[0].lower()}{one[1:]}" for one in facts[1:]), parts[-1]])
 
 
-EVALUATION = Rules(
-    synonyms={
-        "people": "persons", "students": "pupils", "student": "pupil", "school": "college", "books": "volumes",
-        "book": "volume", "apples": "pears", "cookies": "biscuits", "candy": "sweets", "girls": "ladies",
-        "weighs": "has a weight of", "old": "aged", "lives": "resides", "plays": "performs",
-        "ran": "jogged", "runs": "jogs", "loses": "misplaces", "lost": "misplaced", "grows": "raises",
-        "charges": "asks", "pays": "hands over", "ordered": "requested", "brings": "carries", "added": "included",
-        "drops": "falls", "speed": "pace", "bottle": "flask", "cup": "mug", "street": "road", "town": "village",
-        "real": "real-valued", "function": "mapping", "equation": "relation", "line": "straight line",
-        "lie": "are", "lies": "is", "intersect": "meet", "intersects": "meets", "length": "extent", "side": "edge",
-        "sides": "edges", "constant": "fixed number", "expression": "term", "simplify": "reduce", "exists": "is there",
-        "consists": "is made", "randomly": "at random", "selected": "taken", "following": "subsequent",
-    },
-    phrases=(
-        (r"^Find ", "We look for "), (r"\bFind ", "We look for "), (r"^Compute ", "Obtain "),
-        (r"\bCompute ", "Obtain "), (r"\bDetermine ", "Ascertain "), (r"\bWhat is ", "Can you say what is "),
-        (r"\bHow many ", "In all, how many "),
-        (r"\bhow many ", "just how many "), (r"\bHow much ", "Just how much "), (r"\bEvaluate ", "Obtain "),
-    ),
-    names=("Lucia", "Mateo", "Nadia", "Oskar", "Priya", "Quentin", "Rosa", "Stefan", "Tomoko", "Ursula"),
-    tails=("Write down your working.", "[Adapted from a workbook.]", "Do this without a calculator.", "Good luck!"),
-    letters="kqgvzhuw",
-    wraps=(
-        ("hey, could someone check this for me? my result differs from the book's\n\n", "\n\nthx in advance :)"),
-        ("<|user|>\n", "\nReturn only the final result, without any explanation.\n<|assistant|>\n"),
-        ("Good evening everyone, my daughter brought this home today: ", " We would be grateful for a hint."),
-        ("Here is a challenge from the contest archive. Take your time.\n---\n", "\n---\nJustify every claim."),
-        ("As an expert, do the exercise below.\n\nExercise. ", "\n\nEnd with a line that starts with 'Answer:'."),
-        ("", "\n\nFormat your reply as JSON with the keys \"reasoning\" and \"answer\"."),
-    ),
-    restructure=_told_backwards,
-)  # fmt: skip
+_RESTRUCTURED = {one.__name__[1:]: one for one in (_question_first, _clauses_swapped, _told_backwards)}
+
+
+def _rules(name: str) -> Rules:
+    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))[name]
+    return Rules(
+        synonyms=table["synonyms"],
+        phrases=tuple(map(tuple, table["phrases"])),
+        names=tuple(table["names"]),
+        tails=tuple(table["tails"]),
+        letters=table["letters"],
+        wraps=tuple(map(tuple, table["wraps"])),
+        restructure=_RESTRUCTURED[table["restructure"]],
+    )
+
+
+DEVELOPMENT, SECOND, EVALUATION = map(_rules, ("development", "second", "evaluation"))
 
 
 def planted(texts: Sequence[tuple[str, str]], rules: Rules, *, each: int, seed: int) -> list[tuple[str, str, str]]:

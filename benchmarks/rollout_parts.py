@@ -29,9 +29,8 @@ class Tally:
 
     rows: int = 0  # computed
     read: int = 0  # cached tokens that attention reads in one layer, keys and values as one
-    # cached tokens that the rows need: each prompt once, each response. attention_s, sampling_s: CPU seconds.
-    held: int = 0
-    attention_s: float = 0.0
+    held: int = 0  # cached tokens that the rows need: each prompt once, each response
+    attention_s: float = 0.0  # CPU seconds, as the next
     sampling_s: float = 0.0
 
 

@@ -53,8 +53,8 @@ class Case:
     # own weights, float32 unless it says otherwise
     trl: Mapping[str, Any]
     target: float  # accuracy at temperature 1 on the held-out problems at which an arm ends
-    every: int  # updates between measurements. problems, samples: of a measurement.
-    problems: int
+    every: int  # updates between measurements
+    problems: int  # of a measurement, each with so many samples
     samples: int
     steps: int  # an arm that has not reached the target by then never does
 

@@ -32,18 +32,15 @@ class WholeSettings:
     prompts: int
     samples: int
     max_tokens: int  # responses are cut here
-    # sequences of one forward pass of its learner. learning_rate, beta2, weight_decay, max_grad_norm: of AdamW.
-    per_device_batch: int
-    learning_rate: float
+    per_device_batch: int  # sequences of one forward pass of its learner
+    learning_rate: float  # of AdamW, as the next three
     beta2: float
     weight_decay: float
     max_grad_norm: float
-    # autocast to bfloat16 over float32 weights. entropy_target, entropy_step, entropy_maximum: of its adaptive entropy
-    # bonus; no target switches it off.
-    bf16: bool
+    bf16: bool  # autocast to bfloat16 over float32 weights
     steps: int  # at most so many
     seed: int  # of sampling and of the prompts' order
-    entropy_target: float | None = None
+    entropy_target: float | None = None  # of its adaptive entropy bonus, as the next two; None switches it off
     entropy_step: float = 0.005
     entropy_maximum: float = 1.0
 

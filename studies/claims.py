@@ -48,10 +48,8 @@ class Verdict:
 
     claim: str  # its id
     decision: Decision  # after Holm's correction, see ``decide``
-    # the mean over seeds, in the direction that the claim states: at least ``bar`` is what it needs. low, high: its 95
-    # % interval.
-    effect: float
-    low: float
+    effect: float  # mean over seeds, in the direction that the claim states: at least ``bar`` is what it needs
+    low: float  # of its 95 % interval
     high: float
     bar: float  # the least effect that counts
     # one-sided, before correction: of an effect of 0 or less (of less than ``bar``, for a level or an equality)
