@@ -69,7 +69,7 @@ def learner_ratios(case: learner_speed.Case, repetitions: int) -> tuple[float, .
 
 def rollout_ratios(case: rollout_speed.Case, repetitions: int) -> tuple[float, ...]:
     """Of one rollout's CPU seconds at one thread, generate's over ours."""
-    result = rollout_speed.run_case(case, _one_thread(repetitions), "dynamic", False)
+    result = rollout_speed.run_case(case, _one_thread(repetitions))
     sides = [result[side]["measured"]["threads_1"]["all_cpu_s"] for side in ("transformers", "magicrl")]
     return ratios(*sides)
 

@@ -61,7 +61,7 @@ def test_both_sides_of_the_rollout_benchmark_give_the_lengths_of_the_case() -> N
     case = rollout_speed.QUICK[1]
     expected = case.lengths().tolist()
     assert rollout_speed.Ours(case)().tolist() == expected
-    assert rollout_speed.Peer(case, cache="dynamic", logprobs=True)().tolist() == expected
+    assert rollout_speed.Peer(case)().tolist() == expected
 
 
 def test_both_learners_take_the_same_gradient() -> None:
