@@ -67,8 +67,7 @@ def test_a_response_that_no_cache_holds_is_refused() -> None:
 
 def test_blocks_keep_groups_together() -> None:
     requests = requests_of(np.ones((4, 2), dtype=np.int64), prompt=1)
-    assert [[r.group for r in share] for share in dealt(requests, 2, "blocks")] == [[0, 0, 2, 2], [4, 4, 6, 6]]
-    assert [r.index for r in dealt(requests, 3, "interleaved")[1]] == [1, 4, 7]
+    assert [[r.group for r in share] for share in dealt(requests, 2)] == [[0, 0, 2, 2], [4, 4, 6, 6]]
 
 
 def played_step_by_step(lengths: list[int], prompt: int, at: ReplicaSetup) -> float:
@@ -93,11 +92,10 @@ def test_events_give_what_single_steps_give(lengths: list[int], prompt: int) -> 
     replicas=st.integers(1, 5),
     capacity=st.integers(70, 400),
     rows=st.integers(1, 20),
-    deal=st.sampled_from(["blocks", "interleaved"]),
 )
-def test_tokens_are_conserved(batch: list[list[int]], replicas: int, capacity: int, rows: int, deal: str) -> None:
+def test_tokens_are_conserved(batch: list[list[int]], replicas: int, capacity: int, rows: int) -> None:
     lengths = np.array(batch)
-    played = simulate_rollout(requests_of(lengths, 8), setup(capacity, rows), replicas, deal)  # type: ignore[arg-type]
+    played = simulate_rollout(requests_of(lengths, 8), setup(capacity, rows), replicas)
     assert played.tokens == lengths.sum()
     assert len(played.finish) == lengths.size
     assert played.finish.max() == played.seconds
@@ -111,8 +109,8 @@ def test_more_replicas_at_fixed_parallelism_are_never_slower(
 ) -> None:
     """A multiple of the replicas divides each one's share, so that every response ends no later."""
     requests = requests_of(np.array(batch), 8)
-    few = simulate_rollout(requests, setup(), replicas, "interleaved")
-    many = simulate_rollout(requests_of(np.array(batch), 8), setup(), replicas * factor, "interleaved")
+    few = simulate_rollout(requests, setup(), replicas)
+    many = simulate_rollout(requests_of(np.array(batch), 8), setup(), replicas * factor)
     # a group's prompt is prefilled once a replica, which a replica with one member less pays anew: never more than one
     slack = COST.prefill * 8 * len(batch)
     assert np.all(many.finish <= few.finish + slack + 1e-9)

@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from math import inf, sqrt
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from magicrl.planning.costs import DecodeCost
-
-Deal = Literal["blocks", "interleaved"]
 
 
 @dataclass(slots=True)
@@ -206,10 +203,8 @@ def requests_of(lengths: NDArray[np.int64], prompt: int, batch: int = 0, first: 
     ]
 
 
-def dealt(requests: Sequence[Request], replicas: int, deal: Deal) -> list[list[Request]]:
-    """Requests to replicas: in ``blocks`` of neighbours (a group stays together) or ``interleaved``, one in turn."""
-    if deal == "interleaved":
-        return [list(requests[i::replicas]) for i in range(replicas)]
+def dealt(requests: Sequence[Request], replicas: int) -> list[list[Request]]:
+    """Requests to replicas in blocks of neighbours, so that a group stays together and prefills its prompt once."""
     edges = [round(i * len(requests) / replicas) for i in range(replicas + 1)]
     return [list(requests[edges[i] : edges[i + 1]]) for i in range(replicas)]
 
@@ -224,7 +219,7 @@ def to_least_loaded(requests: Sequence[Request], replicas: Sequence[Replica], no
         heappush(load, (count + 1, i))
 
 
-def simulate_rollout(requests: Sequence[Request], setup: ReplicaSetup, replicas: int, deal: Deal = "blocks") -> Rollout:
+def simulate_rollout(requests: Sequence[Request], setup: ReplicaSetup, replicas: int) -> Rollout:
     """All responses of one synchronous step.
 
     Raises:
@@ -233,7 +228,7 @@ def simulate_rollout(requests: Sequence[Request], setup: ReplicaSetup, replicas:
     if replicas < 1 or not requests:
         raise ValueError(f"a rollout needs a replica and a response, got {replicas} and {len(requests)}")
     engines = [Replica(setup) for _ in range(replicas)]
-    for engine, share in zip(engines, dealt(requests, replicas, deal), strict=True):
+    for engine, share in zip(engines, dealt(requests, replicas), strict=True):
         engine.add(share, 0.0)
         engine.run()
     ended = {request.index: time for engine in engines for time, request in engine.finished}

@@ -18,7 +18,7 @@ from magicrl.planning.costs import (
     weight_sync_seconds,
 )
 from magicrl.planning.lengths import Lengths
-from magicrl.planning.simulator import Deal, ReplicaSetup, Rollout, StepParts, requests_of, simulate_rollout
+from magicrl.planning.simulator import ReplicaSetup, Rollout, StepParts, requests_of, simulate_rollout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -70,7 +70,6 @@ class Layout:
     colocated: bool  # engine and learner are the same accelerators, one after the other
     cache_bytes: float  # for keys and values on each of the engine's accelerators
     rows: int = 256  # sequences that a replica decodes at once
-    deal: Deal = "blocks"  # how responses go to replicas
 
     @property
     def gpus(self) -> int:
@@ -122,8 +121,7 @@ def rollouts(system: System, work: Workload, layout: Layout, draws: int = 4) -> 
     """Played rollouts of ``draws`` steps; the same draws for every layout and efficiency, so that these compare."""
     setup = replica_setup(system, layout)
     return [
-        simulate_rollout(requests_of(work.drawn(seed), work.prompt), setup, layout.replicas, layout.deal)
-        for seed in range(draws)
+        simulate_rollout(requests_of(work.drawn(seed), work.prompt), setup, layout.replicas) for seed in range(draws)
     ]
 
 
