@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from magicrl.evaluation.samples import flat_settings
 from magicrl.evaluation.statistics import paired_difference, share
 from magicrl.reporting.arms import (
     SetScores,
     arm_scores,
     differing,
-    flat_settings,
     group_runs,
     mean_per_problem,
     path_labels,

@@ -24,12 +24,14 @@ from magicrl.reporting.charts import (
     WIDTH,
     Chart,
     Entry,
+    IntervalRow,
     Mark,
     Points,
     Series,
     draw,
     file_css,
     frame_of,
+    intervals_view,
     legend,
     nice_ticks,
     page_css,
@@ -40,7 +42,6 @@ from magicrl.reporting.charts import (
 )
 from magicrl.reporting.curves import running_mean, smoothing_window, with_running_mean
 from magicrl.reporting.read_folders import Interval, read_run
-from magicrl.reporting.row_charts import IntervalRow, intervals_view
 from magicrl.reporting.scores import comparisons, headline, interval_rows
 
 Triple = tuple[float, float, float]

@@ -23,7 +23,6 @@ from magicrl.reporting.curves import (
     evenly,
     figure_groups,
     positions,
-    totals,
 )
 from magicrl.reporting.metric_table import METRICS, Metric
 from magicrl.reporting.read_folders import read_run
@@ -208,7 +207,7 @@ def test_axes_count_tokens_seconds_and_device_hours(arm_folders: list[Path]) -> 
     assert positions(run, "tokens")[2.0] == 640
     assert positions(run, "wall")[4.0] == pytest.approx(7.0)
     assert positions(run, "gpu-hours")[40.0] == pytest.approx(40 * 1.75 * 8 / 3600)
-    assert totals(run)["wall"] == pytest.approx(70.0)
+    assert positions(run, "wall")[40.0] == pytest.approx(70.0)
 
 
 def test_a_sum_with_gaps_is_no_axis(tmp_path: Path) -> None:
@@ -262,3 +261,19 @@ def test_metrics_that_only_one_arm_has_are_shown_of_that_arm(tmp_path: Path) -> 
     assert compared is not None
     assert [len(curve.points) for curve in compared.curves] == [0, 40]
     assert compared_chart(arms, FIGURES["kl"]) is None
+
+
+def test_graded_rewards_have_a_figure_of_their_own(run_folder: Path, arm_folders: list[Path]) -> None:
+    step = json.loads((run_folder / "metrics.jsonl").read_text().splitlines()[4])
+    rewrite(run_folder, train__reward__mean=step["values"]["train/accuracy/mean"])
+    rewrite(run_folder, train__accuracy__mean=step["values"]["train/accuracy/mean"])
+    assert "reward" not in charts(run_folder), "of right and wrong alone it is the accuracy"
+    graded: dict[str, Any] = {"train__reward__mean": -0.5, "validation__reward__mean": 1.5}
+    rewrite(run_folder, **graded, validation__reward__standard_error=0.1)
+    chart = charts(run_folder)["reward"]
+    assert labels(chart) == ["train", "validation"]
+    assert chart.series[-1].band[0] == (1.0, pytest.approx(1.5 - 0.1959964), pytest.approx(1.5 + 0.1959964))
+    for folder in arm_folders:
+        rewrite(folder, **graded)
+    arms = group_runs([read_run(folder) for folder in arm_folders])
+    assert compared_chart(arms, FIGURES["reward"]) is not None

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from magicrl.cli.main import app
+from magicrl.reporting.charts import bars_view
 from magicrl.reporting.plan_page import gpu_chart, memory_views, plan_blocks
-from magicrl.reporting.row_charts import bars_view
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = str(ROOT / "studies/bases/paper-7b.toml")

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from magicrl.reporting import samples as sample_browser
-from magicrl.reporting.read_folders import RunFolderError, read_run
+from magicrl.reporting.read_folders import RunFolderError, SampledResponse, read_run
 from magicrl.reporting.run_page import write_report
 from magicrl.reporting.samples import (
     MOST_ROLLOUT_CHARACTERS,
-    Answer,
     AnswerRow,
     Browsed,
     Kind,
@@ -87,9 +86,10 @@ def test_a_broken_file_is_named(rich_run: Path, file: str) -> None:
         shown_rollouts(read_run(rich_run))
 
 
-RIGHT, WRONG = Answer(text="7", outcome="correct"), Answer(text="8", outcome="wrong")
-CUT = Answer(text="7", outcome="correct", truncated=True)
-OPEN = Answer(text="", outcome="not_judged")
+RIGHT = SampledResponse(temperature=1.0, text="7", outcome="correct")
+WRONG = SampledResponse(temperature=1.0, text="8", outcome="wrong")
+CUT = SampledResponse(temperature=1.0, text="7", outcome="correct", finish_reason="length")
+OPEN = SampledResponse(temperature=1.0, text="", outcome="not_judged")
 
 
 @pytest.mark.parametrize(
@@ -105,12 +105,12 @@ OPEN = Answer(text="", outcome="not_judged")
         ([[WRONG]], {"wrong"}),
     ],
 )
-def test_what_a_problem_is(columns: list[list[Answer]], kinds: set[str]) -> None:
+def test_what_a_problem_is(columns: list[list[SampledResponse]], kinds: set[str]) -> None:
     assert kinds_of(columns) == kinds
 
 
 def problem(name: str, *kinds: Kind, text: str = "t") -> Browsed:
-    row = AnswerRow(label="", answers=(Answer(text=text, outcome="wrong"),))
+    row = AnswerRow(label="", answers=(SampledResponse(temperature=1.0, text=text, outcome="wrong"),))
     return Browsed(id=name, prompt="", gold="", marks=(), rows=(row,), kinds=frozenset(kinds))
 
 

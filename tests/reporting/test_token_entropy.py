@@ -11,8 +11,8 @@ import pytest
 
 from magicrl.reporting import token_entropy
 from magicrl.reporting.arms import group_runs
+from magicrl.reporting.charts import bars_view
 from magicrl.reporting.read_folders import RunFolderError, read_run
-from magicrl.reporting.row_charts import bars_view
 from magicrl.reporting.token_entropy import (
     arms_entropy,
     bin_edges,
@@ -63,7 +63,7 @@ def test_tokens_by_what_they_hold_and_by_their_mean(monkeypatch: pytest.MonkeyPa
     data = recorded([([5, 6, 5, 7], [2.0, 3.0, 2.0, 0.0])])
     assert data is not None
     shares = token_shares(data)
-    assert [(s.token, s.count, s.mean) for s in shares] == [(5, 2, 2.0), (6, 1, 3.0), (7, 1, 0.0)]
+    assert [(s.token, s.drawn, s.mean) for s in shares] == [(5, 2, 2.0), (6, 1, 3.0), (7, 1, 0.0)]
     assert shares[0].share == pytest.approx(4 / 7)
     assert [s.token for s in most_uncertain(shares, 2)] == [6, 5]
 

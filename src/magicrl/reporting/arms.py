@@ -12,10 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
+from magicrl.evaluation.samples import flat_settings
 from magicrl.evaluation.statistics import paired_difference, share
 from magicrl.reporting.read_folders import Interval, RecordedRun, TemperatureScore
 from magicrl.reporting.wording import visible
@@ -50,58 +52,25 @@ _STAGE = re.compile(r"stages\[(\d+)\]\.(.+)")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arm:
-    """Runs of one setting.
+    """Runs of one setting."""
 
-    Attributes:
-        name: unique among the arms of a comparison; for legends.
-        settings: key -> value of the settings in which the arms differ; None where a recipe does not have it.
-        runs: in the order given.
-    """
-
-    name: str
-    settings: Mapping[str, Any]
+    name: str  # unique among the arms of a comparison
+    settings: Mapping[str, Any]  # those in which the arms differ; None where a recipe does not have it
     runs: tuple[RecordedRun, ...]
-
-
-def flat_settings(config: Mapping[str, Any], index: str = "[{}]") -> dict[str, Any]:
-    """A resolved recipe as dotted key -> value, in its order; a list of plain values is one value.
-
-    ``index`` is how a place in a list of tables is written.
-
-    Example:
-        >>> flat_settings({"run": {"seed": 1}, "stages": [{"max_tokens": 48}]})
-        {'run.seed': 1, 'stages[0].max_tokens': 48}
-    """
-    found: dict[str, Any] = {}
-
-    def walk(prefix: str, value: object) -> None:
-        if isinstance(value, Mapping):
-            for key, inner in cast("Mapping[str, object]", value).items():
-                walk(f"{prefix}.{key}" if prefix else key, inner)
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for i, inner in enumerate(cast("list[object]", value)):
-                walk(prefix + index.format(i), inner)
-        else:
-            found[prefix] = value
-
-    walk("", config)
-    return found
 
 
 def run_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     """The settings of each run; where paths of one setting differ only in naming each run's own seed (``seed-3``), with
     ``*`` in its place, so that a start model a seed does not make an arm a seed."""
     tables = [flat_settings(run.config) for run in runs]
-    starred = [
-        {k: _without_seed(v, t.get("run.seed", run.run.get("seed"))) for k, v in t.items()}
-        for run, t in zip(runs, tables, strict=True)
-    ]
-    fewer = {
-        key
-        for key in {key for table in tables for key in table}
-        if len({repr(s.get(key)) for s in starred}) < len({repr(t.get(key)) for t in tables})
-    }
-    return [{k: s[k] if k in fewer else v for k, v in t.items()} for t, s in zip(tables, starred, strict=True)]
+    for key in {key for table in tables for key in table}:
+        values = [table.get(key) for table in tables]
+        seeds = [table.get("run.seed", run.run.get("seed")) for table, run in zip(tables, runs, strict=True)]
+        starred = [_without_seed(value, seed) for value, seed in zip(values, seeds, strict=True)]
+        if len({repr(value) for value in starred}) < len({repr(value) for value in values}):
+            for table, value in zip(tables, starred, strict=True):
+                table.update({key: value} if key in table else {})
+    return tables
 
 
 def _without_seed(value: object, seed: object) -> object:
@@ -116,8 +85,7 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def decides(key: str) -> bool:
     """Whether a setting tells arms apart: neither chance nor bookkeeping."""
-    kept_apart = (key == name or (name.endswith(".") and key.startswith(name)) for name in BOOKKEEPING)
-    return key not in CHANCE and not any(kept_apart)
+    return not any(key == name or (name.endswith(".") and key.startswith(name)) for name in (*CHANCE, *BOOKKEEPING))
 
 
 def group_runs(runs: Sequence[RecordedRun], keys: Sequence[str] | None = None) -> tuple[Arm, ...]:
@@ -131,11 +99,12 @@ def group_runs(runs: Sequence[RecordedRun], keys: Sequence[str] | None = None) -
         ValueError: a key that no run has.
     """
     tables = run_settings(runs)
+    known = {key for table in tables for key in table}
     for key in keys or ():
-        if not any(key in table for table in tables):
-            near = sorted(k for k in {k for table in tables for k in table} if key.rpartition(".")[2] in k)[:4]
-            hint = f"; did you mean {', '.join(near)}?" if near else "; config.toml in a run folder lists the settings"
-            raise ValueError(f"--group-by {key}: no run has such a setting{hint}")
+        if key not in known:
+            near = sorted(k for k in known if key.rpartition(".")[2] in k)[:4]
+            hint = f"did you mean {', '.join(near)}?" if near else "config.toml in a run folder lists the settings"
+            raise ValueError(f"--group-by {key}: no run has such a setting; {hint}")
     telling = list(keys) if keys is not None else [key for key in differing(tables) if decides(key)]
     found: dict[str, list[int]] = {}
     for i, table in enumerate(tables):
@@ -159,7 +128,8 @@ def setting_names(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     if any(len(_name(table, keys)) > LONGEST_NAME for table in settings):
         chosen = telling_keys(settings, keys)
     rest = f" (+{len(keys) - len(chosen)})" if len(chosen) < len(keys) else ""
-    names = [_shortened(_name(table, chosen), LONGEST_NAME) + rest for table in settings]
+    names = [_name(table, chosen) for table in settings]
+    names = [(name if len(name) <= LONGEST_NAME else name[: LONGEST_NAME - 1] + "…") + rest for name in names]
     return [name if names.count(name) == 1 else f"{i + 1}: {name}" for i, name in enumerate(names)]
 
 
@@ -181,14 +151,11 @@ def readable(key: str) -> str:
     """A setting in words: ``optimizer.warmup_steps`` as ``optimizer warmup steps``, a stage's T as ``stage 2 T``."""
     if key in _WORDS:
         return _WORDS[key]
-    stage = _STAGE.fullmatch(key)
-    if stage:
+    if stage := _STAGE.fullmatch(key):
         name = stage.group(2)
         return f"stage {int(stage.group(1)) + 1} {_STAGE_WORDS.get(name, name.replace('_', ' ').replace('.', ' '))}"
-    table, _, name = key.rpartition(".")
-    words = name.replace("_", " ")
-    last = table.rpartition(".")[2].replace("_", " ")
-    return words if not last or last in words else f"{last} {words}"
+    *tables, words = key.replace("_", " ").split(".")
+    return words if not tables or tables[-1] in words else f"{tables[-1]} {words}"
 
 
 def written(value: object) -> str:
@@ -228,63 +195,44 @@ def path_labels(paths: Sequence[Path]) -> list[str]:
 
 def _name(table: Mapping[str, Any], keys: Sequence[str]) -> str:
     """``loss ppo, reuse 2``; a start model by its folder's name."""
-    return ", ".join(f"{readable(key)} {_short(table.get(key))}" for key in keys)
+    words = {key: written(table.get(key)) for key in keys}
+    paths = {key: words[key].rstrip("/").rpartition("/")[2] for key in keys if isinstance(table.get(key), str)}
+    return ", ".join(f"{readable(key)} {value}" for key, value in (words | paths).items())
 
 
-def _short(value: object) -> str:
-    text = written(value)
-    return text.rstrip("/").rpartition("/")[2] if isinstance(value, str) and "/" in text else text
+# Test scores of arms.
 
 
-def _shortened(text: str, most: int) -> str:
-    return text if len(text) <= most else text[: most - 1] + "…"
-
-
-Moment: TypeAlias = Literal["before", "after"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
+class Spread(NamedTuple):
     """Smallest and largest value over the runs of an arm."""
 
     low: float
     high: float
 
 
+def _spread(values: Sequence[float]) -> Spread | None:
+    return Spread(min(values), max(values)) if len(values) > 1 else None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArmScore:
-    """One arm on one test set at one temperature.
-
-    Attributes:
-        arm: its name.
-        before, after: mean over the arm's runs and problems, with a 95 % interval over problems; None: not measured.
-        spread: of ``after`` over the runs; None with one run.
-        rise: after minus before, paired by problem.
-        against: minus the first arm after training, paired by problem; None for the first arm.
-        against_spread: of that difference over the runs of this arm, against the first arm's mean.
-        unpaired: why there is no paired difference, in words; empty where there is one or none is due.
-        tested: runs that were tested after training.
-        runs: of the arm.
-        problems: of the set.
-        samples: a problem.
-    """
+    """One arm on one test set at one temperature; intervals are over problems, None: not measured."""
 
     arm: str
-    before: Interval | None
+    before: Interval | None  # mean over the arm's runs and problems
     after: Interval | None
-    spread: Spread | None
-    rise: Interval | None
-    against: Interval | None
-    against_spread: Spread | None
-    unpaired: str
-    tested: int
+    spread: Spread | None  # of ``after`` over the runs
+    rise: Interval | None  # after minus before, paired by problem
+    against: Interval | None  # minus the first arm after training, paired by problem; None for the first arm
+    against_spread: Spread | None  # of that difference over the runs, against the first arm's mean
+    unpaired: str  # why there is no paired difference; empty where there is one or none is due
+    tested: int  # runs that were tested after training
     runs: int
     problems: int
-    samples: int
+    samples: int  # a problem
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SetScores:
+class SetScores(NamedTuple):
     """All arms on one test set at one temperature."""
 
     set_name: str
@@ -292,104 +240,86 @@ class SetScores:
     arms: tuple[ArmScore, ...]
 
 
+_Tested: TypeAlias = Sequence[tuple[RecordedRun, TemperatureScore]]
+
+
 def arm_scores(arms: Sequence[Arm]) -> tuple[SetScores, ...]:
     """Every test set of any run, in order; of each the temperatures, the highest (that of training) first."""
-    sets = list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets))
     found: list[SetScores] = []
-    for name in sets:
+    for name in dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets):
         tests = [e for arm in arms for run in arm.runs for e in run.evaluations if e.set_name == name]
-        for temperature in sorted({t for e in tests for t in e.temperatures}, reverse=True):
-            found.append(SetScores(set_name=name, temperature=temperature, arms=_scores_of(arms, name, temperature)))
+        for at in sorted({t for e in tests for t in e.temperatures}, reverse=True):
+            before, after = ([_tested(arm, which, name, at) for arm in arms] for which in ("before", "after"))
+            scores = [_score(arm, name, before[i], after[i], after[0] if i else None) for i, arm in enumerate(arms)]
+            found.append(SetScores(name, at, tuple(scores)))
     return tuple(found)
 
 
-def _scores_of(arms: Sequence[Arm], set_name: str, temperature: float) -> tuple[ArmScore, ...]:
-    tables = {which: [_tested(arm, which, set_name, temperature) for arm in arms] for which in ("before", "after")}
-    return tuple(
-        _score(arms, i, set_name, tables["before"][i], tables["after"][i], tables["after"][0]) for i in range(len(arms))
-    )
-
-
-def _tested(arm: Arm, which: Moment, set_name: str, temperature: float) -> list[tuple[RecordedRun, TemperatureScore]]:
+def _tested(arm: Arm, which: str, set_name: str, temperature: float) -> _Tested:
     pairs = ((run, run.evaluation(which, set_name)) for run in arm.runs)
     return [(run, e.temperatures[temperature]) for run, e in pairs if e is not None and temperature in e.temperatures]
 
 
-_Tested = Sequence[tuple[RecordedRun, TemperatureScore]]
-
-
-def _score(arms: Sequence[Arm], index: int, set_name: str, before: _Tested, after: _Tested, first: _Tested) -> ArmScore:
+def _score(arm: Arm, set_name: str, before: _Tested, after: _Tested, first: _Tested | None) -> ArmScore:
+    """One arm's scores; ``first`` are the first arm's tests after training, None for that arm itself."""
     against: Interval | None = None
     spread: Spread | None = None
     why = ""
-    if index and after and first:
-        why = not_paired([*first, *after], set_name)
-        if not why:
+    if first is not None:
+        if not after or not first:
+            why = "not tested after training" if not after else "the first arm was not tested after training"
+        elif not (why := _not_paired([*first, *after], set_name)):
             base = mean_per_problem([score for _, score in first])
             clusters = _clusters([score for _, score in (*first, *after)])
-            against = paired(mean_per_problem([score for _, score in after]), base, clusters)
+            against = _paired(mean_per_problem([score for _, score in after]), base, clusters)
             why = "" if against is not None else "no problem was judged in both"
-            changes = (paired(_per_problem(score), base, clusters) for _, score in after)
-            singles = [change.mean for change in changes if change is not None]
-            spread = Spread(low=min(singles), high=max(singles)) if len(singles) > 1 else None
-    elif index:
-        why = "not tested after training" if not after else "the first arm was not tested after training"
-    means = [score.accuracy.mean for _, score in after]
-    both = before and after and not not_paired([*before, *after], set_name)
-    newest = [score for _, score in (*after, *before)]
+            changes = (_paired(mean_per_problem([score]), base, clusters) for _, score in after)
+            spread = _spread([change.mean for change in changes if change is not None])
     old, new = ([score for _, score in tested] for tested in (before, after))
+    both = old and new and not _not_paired([*before, *after], set_name)
+    newest = next(iter((*new, *old)), None)
     return ArmScore(
-        arm=arms[index].name,
-        before=mean_score(old),
-        after=mean_score(new),
-        spread=Spread(low=min(means), high=max(means)) if len(means) > 1 else None,
-        rise=paired(mean_per_problem(new), mean_per_problem(old), _clusters([*old, *new])) if both else None,
+        arm=arm.name,
+        before=_mean_score(old),
+        after=_mean_score(new),
+        spread=_spread([score.accuracy.mean for score in new]),
+        rise=_paired(mean_per_problem(new), mean_per_problem(old), _clusters([*old, *new])) if both else None,
         against=against,
         against_spread=spread,
         unpaired=why,
         tested=len(after),
-        runs=len(arms[index].runs),
-        problems=newest[0].problems if newest else 0,
-        samples=newest[0].samples if newest else 0,
+        runs=len(arm.runs),
+        problems=newest.problems if newest else 0,
+        samples=newest.samples if newest else 0,
     )
 
 
-def not_paired(tested: _Tested, set_name: str) -> str:
+def _not_paired(tested: _Tested, set_name: str) -> str:
     """Why the problems of these tests cannot be paired, in words; empty where they can."""
     if any(not score.per_problem for _, score in tested):
         return "a test does not tell each problem's score"
     if len({len(score.per_problem) for _, score in tested}) > 1:
         return "the tests hold different numbers of problems"
-    checksums = {str(c) for c in (_checksum(run, set_name) for run, _ in tested) if c is not None}
+    recorded: list[Any] = [run.run.get("data") for run, _ in tested]
+    facts = [data.get(f"test/{set_name}") for data in recorded if isinstance(data, dict)]
+    checksums = {fact["sha256"] for fact in facts if isinstance(fact, dict) and "sha256" in fact}
     return "the tests hold other problems (by checksum)" if len(checksums) > 1 else ""
 
 
-def _checksum(run: RecordedRun, set_name: str) -> object:
-    data: object = run.run.get("data")
-    facts = data.get(f"test/{set_name}") if isinstance(data, dict) else None
-    return facts.get("sha256") if isinstance(facts, dict) else None
-
-
-def _per_problem(score: TemperatureScore) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in score.per_problem], dtype=np.float64)
-
-
-def _clusters(scores: Sequence[TemperatureScore]) -> np.ndarray:
+def _clusters(scores: Sequence[TemperatureScore]) -> NDArray[np.int64]:
     """Each problem's cluster, as the first score that tells it has it; problems by themselves where none does."""
     told = next((score.clusters for score in scores if score.clusters), None)
-    return np.arange(len(scores[0].per_problem)) if told is None else np.asarray(told)
+    return np.asarray(range(len(scores[0].per_problem)) if told is None else told)
 
 
-def mean_per_problem(scores: Sequence[TemperatureScore]) -> np.ndarray:
+def mean_per_problem(scores: Sequence[TemperatureScore]) -> NDArray[np.float64]:
     """Each problem's mean share over several runs; NaN where no run judged it."""
-    table = np.stack([_per_problem(score) for score in scores])
-    judged = ~np.isnan(table)
-    counts = judged.sum(axis=0)
-    sums = np.where(judged, table, 0.0).sum(axis=0)
-    return np.divide(sums, counts, out=np.full(len(counts), np.nan), where=counts > 0)
+    table = np.array([score.per_problem for score in scores], dtype=np.float64)  # None becomes NaN
+    counts = (~np.isnan(table)).sum(axis=0)
+    return np.divide(np.nansum(table, axis=0), counts, out=np.full(len(counts), np.nan), where=counts > 0)
 
 
-def mean_score(scores: Sequence[TemperatureScore]) -> Interval | None:
+def _mean_score(scores: Sequence[TemperatureScore]) -> Interval | None:
     """The mean over runs and problems, with an interval over problems.
 
     Where the problems' own scores are not told: the interval of a single run, and for several the widest ends.
@@ -408,7 +338,7 @@ def mean_score(scores: Sequence[TemperatureScore]) -> Interval | None:
     return Interval(mean=estimate.mean, low=estimate.low, high=estimate.high)
 
 
-def paired(after: np.ndarray, before: np.ndarray, clusters: np.ndarray) -> Interval | None:
+def _paired(after: NDArray[np.float64], before: NDArray[np.float64], clusters: NDArray[np.int64]) -> Interval | None:
     """``after - before`` over the problems that both have judged, with a clustered interval; None without any."""
     both = ~(np.isnan(after) | np.isnan(before))
     if not both.any():

@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from magicrl.reporting.arms import flat_settings
+from magicrl.evaluation.samples import flat_settings
 from magicrl.reporting.trackers import NOTHING, TrackedRun
 
 

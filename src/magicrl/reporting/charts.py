@@ -1,4 +1,4 @@
-"""The drawings of a page as SVG: what all share, and charts of lines with legend, CSV and values in words.
+"""The drawings of a page as SVG: lines, bars, intervals; the legend, the CSV and the values in words of each.
 
 The page's style sheet colours the drawings, so that one drawing serves a light, a dark and a printed page. Why no
 plotting package draws them: docs/report.md.
@@ -12,37 +12,37 @@ import io
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from markupsafe import Markup, escape
 
-from magicrl.reporting.wording import measured, number
+from magicrl.reporting.read_folders import Interval
+from magicrl.reporting.wording import measured, number, percent
 
 Point: TypeAlias = tuple[float, float]
 Points: TypeAlias = tuple[Point, ...]
 Band: TypeAlias = tuple[tuple[float, float, float], ...]
-LineStyle: TypeAlias = Literal["line", "faint", "steps", "marks"]
 Unit: TypeAlias = Literal["percent", "number", "seconds"]
 Sign: TypeAlias = Literal["line", "area", "dot", "diamond", "limit", "target"]
+Bar: TypeAlias = tuple[str, float, str]
+"""Name, value, and the words behind the bar."""
 
 WIDTH = 460
 """Of every drawing, in SVG units; a page scales it to its card."""
-
 PALETTE = ("#1a3fc9", "#c65a06", "#0a8f63", "#8a1457", "#7a7f96", "#4a3a05")
 """Light colours of the series. Any two stay apart (CIE76 above 20) with each kind of colour blindness, and lines
 differ in their dashes besides."""
-
 DARK_PALETTE = ("#5c95ff", "#ff8048", "#8fe8c4", "#ffa6f0", "#8b9299", "#fdf3a2")
-"""The same on a dark page."""
-
 DASHES = ("none", "7 3", "2.5 2.5", "10 3 2.5 3", "5 4", "14 4")
 """Of the first, second, ... line of a drawing."""
-
 MOST_DRAWN = 700
 """Points of one line in a drawing; the CSV always has all."""
-
 TABLE_ROWS = 12
 """Of the values in words below a chart."""
+LEFT, RIGHT, TOP, BOTTOM = 48, 20, 20, 38
+TALL, COMPACT = 236, 150
+LETTER = 8.0
+"""Width of a letter at the largest size that the page draws it."""
 
 _SHAPES = (
     ".line{fill:none;stroke-width:1.9;stroke-linejoin:round}.faint{stroke-width:1;stroke-opacity:.3;fill:none}"
@@ -58,9 +58,8 @@ _ALONE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Entry:
-    """One entry of a legend: its words, its sign, the palette's slot and the dash of its line."""
+class Entry(NamedTuple):
+    """One entry of a legend; ``color`` is a slot of the palette."""
 
     label: str
     sign: Sign
@@ -68,9 +67,8 @@ class Entry:
     dash: int = 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """Some values of a figure in words: a head, and rows whose first cell is their heading."""
+class Table(NamedTuple):
+    """Some values of a figure in words; the first cell of a row is its heading."""
 
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -78,42 +76,25 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FigureView:
-    """One figure of a page.
+    """One figure of a page."""
 
-    Attributes:
-        name: of its exports, without ending.
-        title: its heading.
-        svg: the drawing; several of which one is shown, where the x axis can be chosen.
-        frame: title and legend of the drawing as a file, into which the page puts what it shows.
-        legend: (sign, words) pairs.
-        csv: its data as a link; empty where the page writes them from the curves it holds.
-        note: how to read it.
-        table: some of its values, for those who cannot see the drawing.
-        hover: what the crosshair needs; None for a drawing without.
-    """
-
-    name: str
+    name: str  # of its exports, without ending
     title: str
-    svg: Markup
-    frame: Markup
-    legend: tuple[tuple[Markup, str], ...]
-    csv: str = ""
+    svg: Markup  # several drawings of which one is shown, where the x axis can be chosen
+    frame: Markup  # title and legend of the drawing as a file, into which the page's script puts what it shows
+    legend: tuple[tuple[Markup, str], ...]  # sign, words
+    csv: str = ""  # a link; empty where the script writes the values from the curves it holds
     note: str = ""
-    table: Table | None = None
-    hover: Mapping[str, Any] | None = None
-
-
-# Style, legends and the frame of a drawing.
+    table: Table | None = None  # for those who cannot see the drawing
+    hover: Mapping[str, Any] | None = None  # what the crosshair needs
 
 
 def page_css() -> str:
     """The palette as variables of a light, a dark and a printed page, and what the drawings need."""
-    light = "".join(f"--c{i}:{c};" for i, c in enumerate(PALETTE))
-    dark = "".join(f"--c{i}:{c};" for i, c in enumerate(DARK_PALETTE))
-    variables = [f"var(--c{i})" for i in range(len(PALETTE))]
+    light, dark = ("".join(f"--c{i}:{c};" for i, c in enumerate(p)) for p in (PALETTE, DARK_PALETTE))
     return (
         f":root{{{light}}}@media screen and (prefers-color-scheme:dark){{:root{{{dark}}}}}"
-        f"{_SHAPES}{_series_css(variables)}.area{{stroke:var(--card)}}"
+        f"{_SHAPES}{_series_css([f'var(--c{i})' for i in range(len(PALETTE))])}.area{{stroke:var(--card)}}"
     )
 
 
@@ -128,19 +109,14 @@ def _series_css(colors: Sequence[str]) -> str:
     return "".join(rules) + "".join(f".d{i}{{stroke-dasharray:{dash}}}" for i, dash in enumerate(DASHES))
 
 
-def arm_sign(slot: int) -> Entry:
-    """The legend's entry of an arm, as its lines are drawn."""
-    return Entry(label="", sign="line", color=slot % len(PALETTE), dash=(slot + slot // 6) % 6)
+def arm_swatch(slot: int) -> Markup:
+    """The sign of an arm, as its lines are drawn."""
+    return swatch(Entry("", "line", slot % len(PALETTE), (slot + slot // 6) % 6))
 
 
 def swatch(entry: Entry) -> Markup:
     """A legend's sign as an element of its own, for the page."""
     return Markup(f'<svg class="key" viewBox="0 0 22 14" aria-hidden="true">{_sign(entry, 0, 7)}</svg>')
-
-
-def legend_signs(entries: Sequence[Entry]) -> tuple[tuple[Markup, str], ...]:
-    """The legend of a page: each entry's sign and words."""
-    return tuple((swatch(entry), entry.label) for entry in entries)
 
 
 def _sign(entry: Entry, x: float, y: float) -> str:
@@ -175,43 +151,40 @@ def picture_file(
     """A drawing as a file with its own title and legend. Without body and style: the page's script puts them in."""
     longest = max((len(entry.label) for entry in legend), default=0)
     per_row = 1 if longest > 32 else 2 if longest > 18 else 3
-    pitch = (WIDTH - 24) / per_row
     whole = height + 24 + 18 * -(-len(legend) // per_row)
-    entries = "".join(
-        _sign(entry, 12 + pitch * (i % per_row), height + 18 * (i // per_row) + 8)
-        + f'<text x="{12 + pitch * (i % per_row) + 28:g}" y="{height + 18 * (i // per_row) + 12:g}">'
-        + f"{escape(entry.label)}</text>"
-        for i, entry in enumerate(legend)
-    )
+    entries: list[str] = []
+    for i, entry in enumerate(legend):
+        x, y = 12 + (WIDTH - 24) / per_row * (i % per_row), height + 18 * (i // per_row)
+        entries.append(_sign(entry, x, y + 8) + f'<text x="{x + 28:g}" y="{y + 12:g}">{escape(entry.label)}</text>')
     return Markup(
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {whole:g}" width="{2 * WIDTH}" '
         f'height="{2 * whole:g}"><title>{escape(description or title)}</title>'
         f"<style>{style}</style>"
         f'<rect width="{WIDTH}" height="{whole:g}" fill="#fff"/>'
         f'<text class="title" x="12" y="17">{escape(title)}</text>'
-        f'<g transform="translate(0 18)">{body}{entries}</g></svg>'
+        f'<g transform="translate(0 18)">{body}{"".join(entries)}</g></svg>'
     )
 
 
 def figure_view(
-    *,
     key: str,
     title: str,
-    description: str,
-    height: float,
-    body: Iterable[str],
+    drawing: tuple[float, Sequence[str]],
+    *,
+    told: Iterable[str],
     legend: Sequence[Entry],
     rows: Iterable[Sequence[object]],
     note: str,
 ) -> FigureView:
-    """A figure without crosshair from its drawing (``body`` is markup) and the ``rows`` of its CSV."""
+    """A figure without crosshair from its drawing (height, markup), its rows in words and those of its CSV."""
+    height, body = drawing
     return FigureView(
         name=key,
         title=title,
-        svg=picture(key, f"{title}. {description}", height, "".join(body)),
+        svg=picture(key, f"{title}. {'; '.join(told)}", height, "".join(body)),
         frame=picture_file(title, height, legend),
-        legend=legend_signs(legend),
-        csv=data_uri("text/csv", csv_text(rows)),
+        legend=tuple((swatch(entry), entry.label) for entry in legend),
+        csv=_link(csv_text(rows)),
         note=note,
     )
 
@@ -222,9 +195,9 @@ def csv_text(rows: Iterable[Sequence[object]]) -> str:
     return out.getvalue()
 
 
-def data_uri(media_type: str, text: str) -> str:
-    """``text`` as a link that needs no server."""
-    return f"data:{media_type};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
+def _link(table: str) -> str:
+    """A CSV table as a link that needs no server."""
+    return f"data:text/csv;charset=utf-8;base64,{base64.b64encode(table.encode()).decode()}"
 
 
 def nice_ticks(low: float, high: float, most: int) -> list[float]:
@@ -249,9 +222,135 @@ def line(kind: str, x: tuple[float, float], y: tuple[float, float]) -> str:
     return f'<line class="{kind}" x1="{x[0]:.1f}" x2="{x[1]:.1f}" y1="{y[0]:.1f}" y2="{y[1]:.1f}"/>'
 
 
+def box(color: int, corner: tuple[float, float], width: float, height: float, words: str) -> str:
+    """A bar that tells its words to the pointer."""
+    return (
+        f'<rect class="area f{color}" x="{corner[0]:g}" y="{corner[1]:g}" width="{max(1.0, width):.1f}" '
+        f'height="{height:g}"><title>{escape(words)}</title></rect>'
+    )
+
+
 def x_grid(ticks: Iterable[tuple[float, str]], top: float, bottom: float) -> list[str]:
     """Vertical lines at x with their words below, for drawings whose rows stand below each other."""
     return [line("grid", (x, x), (top, bottom)) + text(x, bottom + 16, words) for x, words in ticks]
+
+
+def bars_view(
+    key: str,
+    title: str,
+    x_name: str,
+    bars: Sequence[Bar],
+    note: str = "",
+    *,
+    unit: Unit = "number",
+    color: int = 0,
+    left: int = 96,
+    limit: tuple[float, str] | None = None,
+) -> FigureView:
+    """Horizontal bars, the longest usually first.
+
+    ``left`` is the room for names, in SVG units; ``limit`` a vertical line that no bar should pass, with its words.
+    """
+    right, top, row = 96, 4, 19
+    longest = max([value for _, value, _ in bars] + ([limit[0]] if limit else []), default=1.0)
+    ticks = nice_ticks(0.0, longest or 1.0, 4)
+    letters = int(left // LETTER)
+    scale = (WIDTH - left - right) / ticks[-1]
+    bottom = top + row * len(bars)
+    limit_at = None if limit is None else left + limit[0] * scale
+    parts = x_grid([(left + tick * scale, tick_label(tick, unit)) for tick in ticks], top, bottom)
+    told: list[str] = []
+    for i, (name, value, words) in enumerate(bars):
+        y = top + row * i
+        told.append(f"{name}: {measured(value, unit)}" + (f" ({words})" if words else ""))
+        width = max(1.0, value * scale)
+        words_at = left + width + 5
+        if limit_at is not None and words_at - 3 < limit_at < words_at + LETTER * len(words):
+            words_at = limit_at + 5  # the line would go through them
+        shown = name if len(name) <= letters else name[: letters - 1] + "…"
+        parts.append(text(left - 6, y + 13.5, shown, "end", "rowlabel token"))
+        parts.append(box(color, (left, y + 3), width, row - 6, told[-1]))
+        parts.append(text(words_at, y + 13.5, words, "start"))
+    if limit_at is not None:
+        parts.append(line("target", (limit_at, limit_at), (top, bottom)))
+    parts.append(text((left + WIDTH - right) / 2, bottom + 32, x_name))
+    rows = [["name", x_name, "words"], *([name, repr(value), words] for name, value, words in bars)]
+    entries = [Entry(limit[1], "target")] if limit else []
+    return figure_view(key, title, (bottom + 40, parts), told=told, legend=entries, rows=rows, note=note)
+
+
+class IntervalRow(NamedTuple):
+    """A row of scores: its label and two intervals, shares in [0, 1]; ``apart`` draws a rule above it."""
+
+    label: str
+    before: Interval | None
+    after: Interval | None
+    apart: bool = False
+
+
+def intervals_view(
+    key: str,
+    title: str,
+    rows: Sequence[IntervalRow],
+    note: str,
+    *,
+    best: float | None = None,
+    words: tuple[str, str] = ("before", "after"),
+    x_name: str = "share of answers",
+) -> FigureView:
+    """Before (grey, upper) and after (coloured, lower) in each row; dashed at ``best``, the start's best mean.
+
+    The axis begins at 0 and ends at 100 %, or earlier where all intervals lie low. ``words`` name the two.
+    """
+    right, top = 22, 10
+    above = 18 if any(len(row.label) > 11 for row in rows) else 0  # a long label stands above its row
+    left = 22 if above else 84
+    pair = any(row.before and row.after for row in rows)
+    pitch = ((34 if pair else 20) + above) if above else 52 if pair else 34
+    bottom = top + pitch * len(rows)
+    highest = max((i.high for row in rows for i in (row.before, row.after) if i is not None), default=1.0)
+    ticks = nice_ticks(0.0, min(1.0, max(0.05, highest)), 5)
+
+    def at(share: float) -> float:
+        return left + min(1.0, max(0.0, share / ticks[-1])) * (WIDTH - left - right)
+
+    parts = x_grid([(at(tick), f"{100 * tick:g}%") for tick in ticks], top, bottom)
+    for i, row in enumerate(rows):
+        y = top + pitch * i
+        if row.apart:
+            parts.append(line("axis", (left, WIDTH - right), (y, y)))
+        middle = y + above + (pitch - above) / 2
+        place = (left, y + 14, row.label, "start") if above else (left - 10, middle + 4, row.label, "end")
+        parts.append(text(*place, "rowlabel"))
+        gap = 0 if row.before is None or row.after is None else 8 if above else 9
+        pairs = ((row.before, words[0], 4, middle - gap), (row.after, words[1], 0, middle + gap))
+        for interval, word, color, where in pairs:
+            if interval is not None:
+                span = f"{percent(interval.low)} to {percent(interval.high)}"
+                parts.append(
+                    f"<g><title>{escape(f'{word}: {percent(interval.mean)} (95 %: {span})')}</title>"
+                    + line(f"whisker s{color}", (at(interval.low), at(interval.high)), (where, where))
+                    + f'<circle class="f{color}" cx="{at(interval.mean):.1f}" cy="{where:.1f}" r="5.5"/></g>'
+                )
+    if best is not None:  # of accuracies: it ends where the rows of pass@k begin
+        end = top + pitch * next((i for i, row in enumerate(rows) if row.apart), len(rows))
+        parts.append(line("target", (at(best), at(best)), (top, end)))
+    parts.append(text((left + WIDTH - right) / 2, bottom + 32, x_name))
+    entries = [Entry(words[0], "dot", 4)] if any(row.before for row in rows) else []
+    entries += [Entry(words[1], "dot")] if any(row.after for row in rows) else []
+    entries += [Entry("start's best temperature", "target")] if best is not None else []
+    table: list[Sequence[object]] = [["row", *(f"{word}{end}" for word in words for end in ("", ", low", ", high"))]]
+    for row in rows:
+        sides = [(i.mean, i.low, i.high) if i else ("",) * 3 for i in (row.before, row.after)]
+        table.append([row.label, *sides[0], *sides[1]])
+    told = [_interval_words(row, words) for row in rows]
+    return figure_view(key, title, (bottom + 38, parts), told=told, legend=entries, rows=table, note=note)
+
+
+def _interval_words(row: IntervalRow, words: tuple[str, str]) -> str:
+    """``1: 24.0 % before, 54.3 % after``."""
+    told = [f"{percent(i.mean)} {word}" for word, i in zip(words, (row.before, row.after), strict=True) if i]
+    return f"{row.label}: {', '.join(told) or 'not measured'}"
 
 
 # Charts: lines over the training steps, or over another x.
@@ -261,26 +360,19 @@ def x_grid(ticks: Iterable[tuple[float, str]], top: float, bottom: float) -> lis
 class Series:
     """One line of a chart.
 
-    Attributes:
-        label: for the legend and the CSV's head.
-        points: (x, y), x ascending.
-        color: slot of the palette, 0 to 5.
-        style: ``faint`` for raw values behind their running mean (left out of the legend), ``steps`` for limits,
-            ``marks`` for single measurements: a sign each, its band as a whisker, no line between them.
-        band: (x, low, high), drawn behind the line.
-        dots: also draw each point, for series that are not measured at every step.
+    ``style``: ``faint`` for raw values behind their running mean (left out of the legend), ``steps`` for limits,
+    ``marks`` for single measurements (a sign each, the band as a whisker, no line between them).
     """
 
-    label: str
-    points: Points
-    color: int = 0
-    style: LineStyle = "line"
-    band: Band = ()
-    dots: bool = False
+    label: str  # for the legend and the CSV's head
+    points: Points  # (x, y), x ascending
+    color: int = 0  # slot of the palette, 0 to 5
+    style: Literal["line", "faint", "steps", "marks"] = "line"
+    band: Band = ()  # (x, low, high), drawn behind the line
+    dots: bool = False  # draw each point too, for series that are not measured at every step
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A vertical line: something began at this x."""
 
     x: float
@@ -289,57 +381,32 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Chart:
-    """A chart over the training steps, or over another x.
+    """A chart over the training steps, or over another x."""
 
-    Attributes:
-        key: file name of its exports.
-        title: what it shows.
-        series: its lines, the most important first (it is drawn last, on top); with ``stacked`` areas that add
-            up, the first at the bottom.
-        unit: how values are written.
-        note: one sentence on how to read it.
-        y_low, y_high: fixed ends of the y axis; default from the data.
-        target: a horizontal line with its label.
-        marks: stage changes.
-        x_name: what the x axis counts; ``x_word`` the same before a single value, in the crosshair's box and the CSV.
-        x_range: fixed x axis, so that charts below one another align.
-        x_whole: whether x counts something, so that there are ticks at whole numbers only.
-        x_log: x grows by factors; all x must be positive.
-        x_ticks: fixed ticks of the x axis.
-        compact: half as tall.
-    """
-
-    key: str
+    key: str  # file name of its exports
     title: str
-    series: tuple[Series, ...]
+    series: tuple[Series, ...]  # the most important first: it is drawn last, on top; of areas the lowest
     unit: Unit = "number"
-    note: str = ""
-    y_low: float | None = None
+    note: str = ""  # how to read it
+    y_low: float | None = None  # ends of the y axis; default: from the data
     y_high: float | None = None
-    target: tuple[float, str] | None = None
+    target: tuple[float, str] | None = None  # a horizontal line with its label
     marks: tuple[Mark, ...] = ()
     x_name: str = "training step"
-    x_word: str = "step"
-    x_range: tuple[float, float] | None = None
-    x_whole: bool = True
-    x_log: bool = False
+    x_word: str = "step"  # before a single value, in the crosshair's box and the CSV
+    x_range: tuple[float, float] | None = None  # fixed, so that charts below one another align
+    x_whole: bool = True  # ticks at whole numbers only
+    x_log: bool = False  # x grows by factors; all x must be positive
     x_ticks: tuple[float, ...] = ()
-    stacked: bool = False
-    compact: bool = False
+    stacked: bool = False  # the series are areas that add up
+    compact: bool = False  # about half as tall
 
     @property
     def empty(self) -> bool:
         return not any(series.points for series in self.series)
 
 
-LEFT, RIGHT, TOP, BOTTOM = 48, 20, 20, 38
-TALL, COMPACT = 236, 150
-LETTER = 8.0
-"""Width of a letter at the largest size that the page draws it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(NamedTuple):
     """The plot area of a chart in SVG units, and the data range it shows."""
 
     x_low: float
@@ -397,8 +464,8 @@ def chart_view(chart: Chart) -> FigureView:
         title=chart.title,
         svg=draw(chart),
         frame=picture_file(chart.title, frame_of(chart).height, entries),
-        legend=() if alike else legend_signs(entries),
-        csv=data_uri("text/csv", to_csv(chart)),
+        legend=() if alike else tuple((swatch(entry), entry.label) for entry in entries),
+        csv=_link(to_csv(chart)),
         note=chart.note,
         table=values_table(chart),
         hover=plot_area(chart) | {"series": series},
@@ -408,18 +475,9 @@ def chart_view(chart: Chart) -> FigureView:
 def plot_area(chart: Chart) -> dict[str, Any]:
     """Where the chart's x go, and the words for its values; charts of one ``group`` share their crosshair."""
     frame = frame_of(chart)
-    return {
-        "left": LEFT,
-        "right": WIDTH - RIGHT,
-        "width": WIDTH,
-        "bottom": frame.bottom,
-        "low": frame.x_low,
-        "high": frame.x_high,
-        "unit": chart.unit,
-        "word": chart.x_word,
-        "log": chart.x_log,
-        "group": chart.x_word,
-    }
+    sides = {"left": LEFT, "right": WIDTH - RIGHT, "width": WIDTH, "bottom": frame.bottom}
+    words = {"unit": chart.unit, "word": chart.x_word, "log": chart.x_log, "group": chart.x_word}
+    return sides | {"low": frame.x_low, "high": frame.x_high} | words
 
 
 def values_table(chart: Chart) -> Table | None:
@@ -432,7 +490,7 @@ def values_table(chart: Chart) -> Table | None:
     picked = [xs[i] for i in sorted({round(i * last / (TABLE_ROWS - 1)) for i in range(TABLE_ROWS)})]
     values = [{x: measured(y, chart.unit) for x, y in s.points} for s in series]
     rows = tuple((f"{x:g}", *(column.get(x, "–") for column in values)) for x in picked)
-    return Table(head=(chart.x_word, *(s.label for s in series)), rows=rows)
+    return Table((chart.x_word, *(s.label for s in series)), rows)
 
 
 def to_csv(chart: Chart) -> str:
@@ -457,21 +515,18 @@ def draw(chart: Chart, *, alone: bool = False) -> Markup:
         areas = reversed(stacked(chart.series))
         parts += [f'<path class="area f{s.color}" d="{_band_path(frame, s.band)}"/>' for s in areas]
     else:
-        raw = [series for series in chart.series if series.style == "faint"]
-        front = [series for series in chart.series if series.style != "faint"]
-        for series in (*reversed(raw), *reversed(front)):  # the first is the most important: drawn last, on top
+        # raw values lie behind all lines; the first line is the most important one, drawn last
+        for _, series in sorted(enumerate(chart.series), key=lambda item: (item[1].style != "faint", -item[0])):
             parts += _line(frame, series, dashes.get(series.label, 0))
     if chart.target is not None:
         y = frame.y(chart.target[0])
         parts.append(line("target", (LEFT, WIDTH - RIGHT), (y, y)))
         parts.append(text(WIDTH - RIGHT, round(y - 5, 1), chart.target[1], "end"))
-    description = describe(chart)
+    body, words = "".join(parts), describe(chart)
     if alone:
-        return picture_file(
-            chart.title, frame.height, entries, description=description, body="".join(parts), style=file_css()
-        )
-    parts.append('<line class="cross" visibility="hidden" y1="0" y2="0"/>')
-    return picture(chart.key, description, frame.height, "".join(parts))
+        return picture_file(chart.title, frame.height, entries, description=words, body=body, style=file_css())
+    cross = '<line class="cross" visibility="hidden" y1="0" y2="0"/>'
+    return picture(chart.key, words, frame.height, body + cross)
 
 
 def legend(chart: Chart) -> list[Entry]:
@@ -483,9 +538,9 @@ def legend(chart: Chart) -> list[Entry]:
             continue
         if chart.stacked or series.style in ("steps", "marks"):
             sign: Sign = "area" if chart.stacked else "limit" if series.style == "steps" else "diamond"
-            found.append(Entry(label=series.label, sign=sign, color=series.color))
+            found.append(Entry(series.label, sign, series.color))
         else:
-            found.append(Entry(label=series.label, sign="line", color=series.color, dash=(lines + lines // 6) % 6))
+            found.append(Entry(series.label, "line", series.color, (lines + lines // 6) % 6))
             lines += 1
     return found
 
@@ -583,37 +638,26 @@ def _marks(frame: Frame, marks: Sequence[Mark]) -> list[str]:
 
 
 def _line(frame: Frame, series: Series, dash: int) -> list[str]:
-    color = series.color
+    color, at = series.color, [(frame.x(x), frame.y(y)) for x, y in thinned(series.points)]
     if series.style == "marks":
-        return [
-            f'<path class="thin s{color}" d="M{frame.x(x):.1f} {frame.y(low):.1f}V{frame.y(high):.1f}"/>'
-            for x, low, high in series.band
-        ] + [_diamond(color, frame.x(x), frame.y(y)) for x, y in series.points]
-    parts: list[str] = []
-    if series.band:
-        parts.append(f'<path class="band f{color}" d="{_band_path(frame, series.band)}"/>')
-    points = thinned(series.points)
-    if series.dots or len(points) == 1:
-        parts += [
-            f'<circle class="dot f{color}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.6"/>' for x, y in points
-        ]
-    if len(points) > 1:
+        whiskers = [(frame.x(x), frame.y(low), frame.y(high)) for x, low, high in series.band]
+        parts = [f'<path class="thin s{color}" d="M{x:.1f} {low:.1f}V{high:.1f}"/>' for x, low, high in whiskers]
+        return parts + [_diamond(color, x, y) for x, y in at]
+    parts = [f'<path class="band f{color}" d="{_band_path(frame, series.band)}"/>'] if series.band else []
+    if series.dots or len(at) == 1:
+        parts += [f'<circle class="dot f{color}" cx="{x:.1f}" cy="{y:.1f}" r="2.6"/>' for x, y in at]
+    if len(at) > 1:
         shape = {"faint": "faint", "steps": "line steps"}.get(series.style, f"line d{dash}")
-        path = _path(frame, points, steps=series.style == "steps")
-        parts.append(f'<path class="{shape} s{color}" d="{path}"/>')
+        parts.append(f'<path class="{shape} s{color}" d="{_path(at, steps=series.style == "steps")}"/>')
     return parts
 
 
-def _path(frame: Frame, points: Points, *, steps: bool = False) -> str:
-    parts: list[str] = []
-    for i, (x, y) in enumerate(points):
-        if i and steps:
-            parts.append(f"H{frame.x(x):.1f}")
-        parts.append(f"{'L' if i else 'M'}{frame.x(x):.1f} {frame.y(y):.1f}")
-    return "".join(parts)
+def _path(at: Sequence[Point], *, steps: bool = False) -> str:
+    parts = [f"{f'H{x:.1f}' if steps else ''}L{x:.1f} {y:.1f}" for x, y in at[1:]]
+    return f"M{at[0][0]:.1f} {at[0][1]:.1f}" + "".join(parts)
 
 
 def _band_path(frame: Frame, band: Band) -> str:
-    upper = _path(frame, thinned(tuple((x, high) for x, _, high in band)))
-    lower = _path(frame, thinned(tuple((x, low) for x, low, _ in band))[::-1])
-    return f"{upper}{lower.replace('M', 'L', 1)}Z"
+    upper = [(frame.x(x), frame.y(high)) for x, high in thinned(tuple((x, high) for x, _, high in band))]
+    lower = [(frame.x(x), frame.y(low)) for x, low in thinned(tuple((x, low) for x, low, _ in band))]
+    return f"{_path([*upper, *lower[::-1]])}Z"

@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from magicrl.evaluation.samples import RESULTS
 from magicrl.reporting.arms import (
     Arm,
-    SetScores,
     arm_scores,
     decides,
     differing,
     group_runs,
+    path_labels,
     readable,
-    run_labels,
     run_settings,
     written,
 )
 from magicrl.reporting.charts import (
     PALETTE,
     FigureView,
-    arm_sign,
+    IntervalRow,
+    arm_swatch,
     draw,
     frame_of,
+    intervals_view,
     legend,
-    legend_signs,
     picture_file,
     plot_area,
     swatch,
@@ -43,21 +42,35 @@ from magicrl.reporting.curves import (
     arm_axes,
     compared_charts,
     devices,
+    positions,
     tail_label,
-    totals,
 )
 from magicrl.reporting.evaluation_page import evaluation_blocks
 from magicrl.reporting.metric_table import METRICS
 from magicrl.reporting.page import Block, block, render_page, write_page
 from magicrl.reporting.read_folders import RecordedEvaluation, RecordedRun, read_evaluation_folder, read_run
-from magicrl.reporting.row_charts import IntervalRow, intervals_view
 from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers
 from magicrl.reporting.token_entropy import arms_entropy
 from magicrl.reporting.wording import duration, percent, temperature
 
+LAST_STEPS = 5
+"""Steps over which a run's last numbers are averaged."""
+AXIS_WORDS: Mapping[Axis, str] = {
+    "steps": "steps",
+    "tokens": "tokens",
+    "wall": "wall time",
+    "gpu-hours": "device hours",
+}
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WrittenComparison:
+
+class LeftOut(NamedTuple):
+    """A folder that was asked for and is not on the page, and why."""
+
+    folder: str
+    why: str
+
+
+class WrittenComparison(NamedTuple):
     """The page, and what could not be put on it."""
 
     path: Path
@@ -105,101 +118,69 @@ def write_comparison(
             else:
                 runs.append(read_run(folder))
         except ValueError as error:
-            left_out.append(LeftOut(folder=str(folder), why=str(error)))
+            left_out.append(LeftOut(str(folder), str(error)))
     if not runs and not evaluations:
         raise ValueError("none of the folders can be read:\n" + "\n".join(f"  {item.why}" for item in left_out))
     if keys is not None and not runs:
         raise ValueError(f"--group-by {keys[0]}: there is no run among the folders, only evaluations")
     arms = group_runs(runs, keys) if runs else ()
-    missing = left_out_block(left_out)
-    blocks: list[Block] = [missing] if missing is not None else []
+    missing = block("left_out", "Left out", {"folders": left_out} if left_out else None)
+    blocks = [missing] if missing is not None else []
     blocks += comparison_blocks(arms, axis) if arms else ()
     blocks += evaluation_blocks(evaluations) if evaluations else ()
-    page = render_page(
-        _title(arms, runs, evaluations),
-        _comparison_facts(arms, runs, evaluations, left_out),
-        blocks,
-        command,
-        _kind(runs),
-    )
-    return WrittenComparison(path=write_page(page, output), left_out=tuple(left_out))
-
-
-def _kind(runs: Sequence[RecordedRun]) -> str:
-    return "comparison" if runs else "evaluation"
-
-
-def _title(arms: Sequence[Arm], runs: Sequence[RecordedRun], evaluations: Sequence[RecordedEvaluation]) -> str:
-    if runs:
-        names = list(dict.fromkeys(run.name for run in runs))
-        return " · ".join(names) if len(names) <= 4 else f"{' · '.join(names[:3])} and {len(names) - 3} more"
-    benchmarks = list(dict.fromkeys(name for evaluation in evaluations for name in evaluation.benchmarks))
-    return ", ".join(benchmarks[:4]) + (" and more" if len(benchmarks) > 4 else "")
-
-
-def _comparison_facts(
-    arms: Sequence[Arm],
-    runs: Sequence[RecordedRun],
-    evaluations: Sequence[RecordedEvaluation],
-    left_out: Sequence[LeftOut],
-) -> list[tuple[str, str]]:
     facts = [("arms", str(len(arms))), ("runs", str(len(runs)))] if runs else []
     facts += [("training steps", str(sum(len(run.metrics) for run in runs)))] if runs else []
     facts += [("evaluations", str(len(evaluations)))] if evaluations else []
     samples = sum(b.problems * b.samples for evaluation in evaluations for b in evaluation.benchmarks.values())
     facts += [("samples", f"{samples:,}")] if samples else []
-    return facts + ([("left out", str(len(left_out)))] if left_out else [])
+    facts += [("left out", str(len(left_out)))] if left_out else []
+    names = [run.name for run in runs] or [name for evaluation in evaluations for name in evaluation.benchmarks]
+    page = render_page(_title(names), facts, blocks, command, "comparison" if runs else "evaluation")
+    return WrittenComparison(write_page(page, output), tuple(left_out))
 
 
-LAST_STEPS = 5
-"""Steps over which a run's last numbers are averaged."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LeftOut:
-    """A folder that was asked for and is not on the page, and why."""
-
-    folder: str
-    why: str
+def _title(names: Sequence[str]) -> str:
+    distinct = list(dict.fromkeys(names))
+    return " · ".join(distinct[:4]) + (f" and {len(distinct) - 4} more" if len(distinct) > 4 else "")
 
 
 def comparison_blocks(arms: Sequence[Arm], axis: Axis) -> tuple[Block, ...]:
     """The blocks of a comparing page; ``axis`` is the x axis that is shown first."""
-    scores = arm_scores(arms)
     axes = arm_axes(arms)
+    runs = [run for arm in arms for run in arm.runs]
+    labels = dict(zip((run.path for run in runs), path_labels([run.path for run in runs]), strict=True))
+    browsers = arm_browsers(arms)
     blocks = (
-        _arms(arms, axes),
-        _score_block(arms, scores),
-        _settings(arms),
+        block("arms", "Arms", {"rows": _arm_rows(arms), "notes": _notes(arms, axes, labels)}),
+        _score_block(arms),
+        _settings(arms, labels),
         *_figures(arms, axes, axis),
         arms_entropy(arms),
-        _samples(arms),
-        _runs(arms),
+        block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS} if browsers else None),
+        _runs(arms, labels),
     )
     return tuple(block for block in blocks if block is not None)
 
 
-def left_out_block(folders: Sequence[LeftOut]) -> Block | None:
-    """What could not be read: nothing that was asked for is missing in silence."""
-    return block("left_out", "Left out", {"folders": folders}) if folders else None
+def _arm_rows(arms: Sequence[Arm]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    for i, arm in enumerate(arms):
+        status, steps = [run.status for run in arm.runs], [len(run.metrics) for run in arm.runs]
+        every = ", ".join(f"{status.count(word)} {word}" for word in dict.fromkeys(status))
+        rows.append(
+            {
+                "sign": arm_swatch(i),
+                "name": arm.name,
+                "runs": len(arm.runs),
+                "seeds": ", ".join(str(run.run.get("seed", "–")) for run in arm.runs),
+                "status": status[0] if len(set(status)) == 1 else every,
+                "steps": "–".join(f"{count:,}" for count in dict.fromkeys((min(steps), max(steps)))),
+            }
+        )
+    return rows
 
 
-def _arms(arms: Sequence[Arm], axes: ArmAxes) -> Block | None:
-    rows = [
-        {
-            "sign": swatch(arm_sign(i)),
-            "name": arm.name,
-            "runs": len(arm.runs),
-            "seeds": ", ".join(str(run.run.get("seed", "–")) for run in arm.runs),
-            "status": _counted([run.status for run in arm.runs]),
-            "steps": _counts([len(run.metrics) for run in arm.runs]),
-        }
-        for i, arm in enumerate(arms)
-    ]
-    return block("arms", "Arms", {"rows": rows, "notes": _notes(arms, axes)})
-
-
-def _notes(arms: Sequence[Arm], axes: ArmAxes) -> list[str]:
+def _notes(arms: Sequence[Arm], axes: ArmAxes, labels: Mapping[Path, str]) -> list[str]:
     """How curves were made where runs are unlike, in sentences."""
     notes: list[str] = []
     if any(len(arm.runs) > 1 for arm in arms):
@@ -207,7 +188,7 @@ def _notes(arms: Sequence[Arm], axes: ArmAxes) -> list[str]:
             "Runs that differ only in their seed are one arm. Lines are the mean over an arm's runs, the band goes "
             "from its smallest to its largest run: it is no confidence interval."
         )
-    empty = [label for label, run in _labelled(arms) if not run.metrics]
+    empty = [labels[run.path] for arm in arms for run in arm.runs if not run.metrics]
     if empty:
         notes.append(f"Without a training step so far, and in no curve: {'; '.join(empty)}.")
     unlike = [arm.name for arm in arms if len({len(run.metrics) for run in arm.runs if run.metrics}) > 1]
@@ -227,50 +208,29 @@ def _notes(arms: Sequence[Arm], axes: ArmAxes) -> list[str]:
     return notes
 
 
-def _counted(words: Sequence[str]) -> str:
-    """``finished`` or ``2 finished, 1 running``."""
-    found = dict.fromkeys(words)
-    if len(found) == 1:
-        return next(iter(found))
-    return ", ".join(f"{words.count(word)} {word}" for word in found)
-
-
-def _counts(values: Sequence[int]) -> str:
-    low, high = min(values), max(values)
-    return f"{low:,}" if low == high else f"{low:,}–{high:,}"
-
-
-def _score_block(arms: Sequence[Arm], scores: Sequence[SetScores]) -> Block | None:
-    if not scores:
-        return None
+def _score_block(arms: Sequence[Arm]) -> Block | None:
+    scores = arm_scores(arms)
     names = list(dict.fromkeys(score.set_name for score in scores))
     sets: list[dict[str, Any]] = []
-    for i, name in enumerate(names):
+    for i, name in enumerate(names, start=1):
         of_set = [score for score in scores if score.set_name == name]
-        sets.append(
-            {
-                "name": name,
-                "view": _scores_view("test" if len(names) == 1 else f"test_{i + 1}", of_set[0]),
-                "scores": of_set,
-            }
+        view = intervals_view(
+            "test" if len(names) == 1 else f"test_{i}",
+            f"Accuracy at temperature {temperature(of_set[0].temperature)}",
+            [IntervalRow(arm.arm, arm.before, arm.after) for arm in of_set[0].arms],
+            "Mean over an arm's runs, with 95 % intervals over problems.",
         )
-    return block("arm_scores", "Test scores", {"sets": sets, "signs": [swatch(arm_sign(i)) for i in range(len(arms))]})
+        sets.append({"name": name, "view": view, "scores": of_set})
+    signs = [arm_swatch(i) for i in range(len(arms))]
+    return block("arm_scores", "Test scores", {"sets": sets, "signs": signs} if sets else None)
 
 
-def _scores_view(key: str, scores: SetScores) -> FigureView:
-    return intervals_view(
-        key,
-        f"Accuracy at temperature {temperature(scores.temperature)}",
-        [IntervalRow(label=arm.arm, before=arm.before, after=arm.after) for arm in scores.arms],
-        "Mean over an arm's runs, with 95 % intervals over problems.",
-    )
-
-
-def _settings(arms: Sequence[Arm]) -> Block | None:
+def _settings(arms: Sequence[Arm], labels: Mapping[Path, str]) -> Block | None:
     """Every setting that is not the same in all runs, a column an arm; where an arm's runs differ, all its values."""
-    settings = iter(run_settings([run for arm in arms for run in arm.runs]))
-    tables = [[next(settings) for _ in arm.runs] for arm in arms]
-    keys = differing([table for of_arm in tables for table in of_arm])
+    runs = [run for arm in arms for run in arm.runs]
+    settings = run_settings(runs)
+    of_run = iter(settings)
+    tables = [[next(of_run) for _ in arm.runs] for arm in arms]
     rows = [
         {
             "key": key,
@@ -278,18 +238,11 @@ def _settings(arms: Sequence[Arm]) -> Block | None:
             "decides": decides(key),
             "cells": [", ".join(dict.fromkeys(written(table.get(key)) for table in of_arm)) for of_arm in tables],
         }
-        for key in keys
+        for key in sorted(differing(settings), key=lambda key: not decides(key))
     ]
-    rows.sort(key=lambda row: not row["decides"])
-    without = [label for label, run in _labelled(arms) if not run.config]
-    if not rows and not without:
-        return None
-    return block("settings", "Settings that differ", {"arms": [a.name for a in arms], "rows": rows, "without": without})
-
-
-def _labelled(arms: Sequence[Arm]) -> list[tuple[str, RecordedRun]]:
-    runs = [run for arm in arms for run in arm.runs]
-    return list(zip(run_labels(runs), runs, strict=True))
+    without = [labels[run.path] for run in runs if not run.config]
+    data = {"arms": [arm.name for arm in arms], "rows": rows, "without": without}
+    return block("settings", "Settings that differ", data if rows or without else None)
 
 
 def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
@@ -301,48 +254,33 @@ def _figures(arms: Sequence[Arm], axes: ArmAxes, axis: Axis) -> list[Block]:
     choices = [(key, AXIS_WORDS[key]) for key in axes.scales]
     # the values of all figures are told once, with the last of them
     values = curve_values(arms, axes, [chart for _, charts in shown for chart in charts])
-    return [
-        Block(
-            key=group.key,
-            title=group.title,
-            template="figures.html.j2",
-            data={
-                "panels": [[compared_view(chart, first)] for chart in charts],
-                "axes": choices if len(choices) > 1 else (),
-                "axis": first,
-                "group": group.key,
-                "note": "",
-            },
-            hover=values if group is shown[-1][0] else {},
-        )
-        for group, charts in shown
-    ]
+    common = {"axes": choices if len(choices) > 1 else (), "axis": first, "note": ""}
+    blocks: list[Block] = []
+    for group, charts in shown:
+        data = common | {"group": group.key, "panels": [[compared_view(chart, first)] for chart in charts]}
+        hover = values if group is shown[-1][0] else {}
+        blocks.append(Block(key=group.key, title=group.title, template="figures.html.j2", data=data, hover=hover))
+    return blocks
 
 
-def _samples(arms: Sequence[Arm]) -> Block | None:
-    browsers = arm_browsers(arms)
-    return block("samples", "Test responses", {"sets": browsers, "most": MOST_PROBLEMS}) if browsers else None
-
-
-def _runs(arms: Sequence[Arm]) -> Block | None:
+def _runs(arms: Sequence[Arm], labels: Mapping[Path, str]) -> Block | None:
     """What each run spent and where it ended."""
-    labels = dict(zip((id(run) for _, run in _labelled(arms)), (label for label, _ in _labelled(arms)), strict=True))
     sets = list(dict.fromkeys(name for arm in arms for run in arm.runs for name in run.sets))
     rows: list[dict[str, Any]] = []
     for slot, arm in enumerate(arms):
         for run in arm.runs:
-            spent = totals(run)
-            hours = spent["gpu-hours"]
+            tokens, wall, hours = (max(positions(run, axis).values(), default=None) for axis in AXES[1:])
+            commit, plus, rest = str((run.environments or [{}])[-1].get("git") or "").partition("+")
             rows.append(
                 {
-                    "sign": swatch(arm_sign(slot)),
+                    "sign": arm_swatch(slot),
                     "arm": arm.name,
-                    "label": labels[id(run)],
+                    "label": labels[run.path],
                     "seed": str(run.run.get("seed", "–")),
                     "status": run.status,
                     "steps": len(run.metrics),
-                    "tokens": spent["tokens"],
-                    "wall": duration(spent["wall"]),
+                    "tokens": tokens,
+                    "wall": duration(wall),
                     "device": "–" if hours is None else f"{hours:.3g}",
                     "devices": devices(run),
                     "accuracy": last_mean(run, "train/accuracy/mean"),
@@ -350,13 +288,12 @@ def _runs(arms: Sequence[Arm]) -> Block | None:
                     "truncation": last_mean(run, "train/truncation/ratio"),
                     "length": last_mean(run, "length/mean"),
                     "tests": [_final_test(run, name) for name in sets],
-                    "commit": _commit(run),
+                    "commit": commit[:10] + plus + rest,
                     "path": str(run.path),
                 }
             )
-    return block(
-        "runs", "Runs", {"rows": rows, "sets": sets, "last": LAST_STEPS, "commits": len({r["commit"] for r in rows})}
-    )
+    data = {"rows": rows, "sets": sets, "last": LAST_STEPS, "commits": len({row["commit"] for row in rows})}
+    return block("runs", "Runs", data)
 
 
 def last_mean(run: RecordedRun, *keys: str) -> float | None:
@@ -366,62 +303,38 @@ def last_mean(run: RecordedRun, *keys: str) -> float | None:
 
 
 def _final_test(run: RecordedRun, set_name: str) -> str:
-    evaluation = run.evaluation("after", set_name)
-    if evaluation is None or not evaluation.temperatures:
-        return "–"
-    return percent(evaluation.temperatures[max(evaluation.temperatures)].accuracy.mean)
-
-
-def _commit(run: RecordedRun) -> str:
-    """The git commit of the run's last session, shortened."""
-    environments = cast("list[Any]", run.run.get("environments") or [{}])
-    last: object = environments[-1]
-    git = cast("Mapping[str, Any]", last).get("git") if isinstance(last, Mapping) else None
-    commit, plus, rest = str(git or "").partition("+")
-    return commit[:10] + plus + rest
-
-
-AXIS_WORDS: Mapping[Axis, str] = {
-    "steps": "steps",
-    "tokens": "tokens",
-    "wall": "wall time",
-    "gpu-hours": "device hours",
-}
+    scores = getattr(run.evaluation("after", set_name), "temperatures", None)
+    return percent(scores[max(scores)].accuracy.mean) if scores else "–"
 
 
 def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
-    """One figure; ``axis`` is the one that is shown first."""
+    """One figure with a drawing an x axis; ``axis`` is the one that is shown first."""
     shown = compared.charts.get(axis) or next(iter(compared.charts.values()))
     entries = legend(shown)
-    drawings = [_marked(draw(chart), key, hidden=key != axis) for key, chart in compared.charts.items()]
+    drawings: list[Markup] = []
+    for key, chart in compared.charts.items():
+        marked = f'<svg data-axis="{key}"{"" if key == axis else " hidden"} '
+        drawings.append(Markup(str(draw(chart)).replace("<svg ", marked, 1)))
     none = Markup(f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No arm has this x axis.</p>')
     return FigureView(
         name=compared.metric.compared,
         title=compared.metric.title,
         svg=Markup("").join([*drawings, none]),
         frame=picture_file(shown.title, frame_of(shown).height, entries),
-        legend=legend_signs(entries),
+        legend=tuple((swatch(entry), entry.label) for entry in entries),
         note=shown.note,
         table=values_table(shown),
     )
-
-
-def _marked(svg: Markup, axis: Axis, *, hidden: bool) -> Markup:
-    """The drawing with the axis that it belongs to."""
-    return Markup(str(svg).replace("<svg ", f'<svg data-axis="{axis}"{" hidden" if hidden else ""} ', 1))
 
 
 def curve_values(arms: Sequence[Arm], axes: ArmAxes, figures: Sequence[ComparedChart]) -> dict[str, Any]:
     """The values of all figures for the page's script: each list of x once, however many curves lie over it."""
     lists: dict[tuple[float, ...], int] = {}
 
-    def x_lists(tables: Mapping[str, Mapping[float, float]], steps: Sequence[float]) -> dict[str, int]:
+    def x_lists(tables: Mapping[Axis, Mapping[float, float]], steps: Sequence[float]) -> dict[str, int]:
         """By axis, which list of x holds these steps."""
-        found: dict[str, int] = {}
-        for axis, at in tables.items():
-            if all(step in at for step in steps):
-                found[axis] = lists.setdefault(tuple(_digits(at[step]) for step in steps), len(lists))
-        return found
+        whole = {axis: at for axis, at in tables.items() if all(step in at for step in steps)}
+        return {a: lists.setdefault(tuple(_digits(at[s] for s in steps)), len(lists)) for a, at in whole.items()}
 
     charts: dict[str, Any] = {}
     curves: dict[str, list[dict[str, Any]]] = {}
@@ -430,29 +343,23 @@ def curve_values(arms: Sequence[Arm], axes: ArmAxes, figures: Sequence[ComparedC
         curves[key] = []
         for slot, (arm, curve) in enumerate(zip(arms, figure.curves, strict=True)):
             if curve.points:
+                steps, means, lows, highs, runs = zip(*curve.points, strict=True)
                 at = {axis: axes.arms[axis][slot] for axis in axes.scales}
-                entry: dict[str, Any] = {
-                    "label": arm.name,
-                    "color": slot % len(PALETTE),
-                    "runs": curve.points[0].runs,
-                    "x": x_lists(at, [p.step for p in curve.points]),
-                    "y": [_digits(p.mean) for p in curve.points],
-                }
-                if any(p.runs > 1 for p in curve.points):
-                    entry["low"] = [_digits(p.low) for p in curve.points]
-                    entry["high"] = [_digits(p.high) for p in curve.points]
-                curves[key].append(entry)
+                entry = {"label": arm.name, "color": slot % len(PALETTE), "runs": runs[0], "x": x_lists(at, steps)}
+                ends = {"low": _digits(lows), "high": _digits(highs)} if max(runs) > 1 else {}
+                curves[key].append(entry | {"y": _digits(means)} | ends)
             for run, points in curve.tails:
+                steps, values = zip(*points, strict=True)
                 at = {axis: axes.runs[axis][slot][run] for axis in axes.scales}
-                xs, ys = x_lists(at, [x for x, _ in points]), [_digits(y) for _, y in points]
-                curves[key].append({"label": tail_label(arm, run), "alone": True, "runs": 1, "x": xs, "y": ys})
+                tail = {"label": tail_label(arm, run), "alone": True, "runs": 1}
+                curves[key].append(tail | {"x": x_lists(at, steps), "y": _digits(values)})
         for axis, chart in figure.charts.items():
             charts[chart.key] = plot_area(chart) | {"curves": key, "axis": axis}
     words = {axis: "step" if axis == "steps" else scale.name for axis, scale in axes.scales.items()}
     return {**charts, "#x": [list(values) for values in lists], "#curves": curves, "#axes": words}
 
 
-def _digits(value: float) -> float:
+def _digits(values: Iterable[float]) -> list[float]:
     """Six digits: what a table needs, at half the size."""
-    short = float(f"{value:.6g}")
-    return int(short) if short == int(short) and abs(short) < 1e15 else short
+    short = [float(f"{value:.6g}") for value in values]
+    return [int(value) if value == int(value) and abs(value) < 1e15 else value for value in short]

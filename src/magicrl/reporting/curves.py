@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -31,8 +31,7 @@ MOST_POINTS = 160
 ON_POLICY = "On-policy: each batch is used once, so the probability ratio ρ is exactly 1 and no token is clipped."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FigureGroup:
+class FigureGroup(NamedTuple):
     """A group with a run's values in it."""
 
     key: str
@@ -47,23 +46,19 @@ def figure_groups(run: RecordedRun) -> tuple[FigureGroup, ...]:
     for group in METRICS:
         charts = [tuple(_chart(run, figure, group.metrics) for figure in panel) for panel in group.panels]
         panels = [tuple(chart for chart in panel if not chart.empty) for panel in charts]
-        shown = tuple(panel for panel in panels if panel)
-        if shown:
-            left_out = group.key == "policy" and not any(chart.key in ("ratio", "clip") for p in shown for chart in p)
+        if shown := tuple(panel for panel in panels if panel):
+            left_out = group.key == "policy" and not {"ratio", "clip"} & {chart.key for p in shown for chart in p}
             note = ON_POLICY if left_out and run.points("learner/ratio_mean") else ""
-            found.append(FigureGroup(key=group.key, title=group.title, panels=shown, note=note))
+            found.append(FigureGroup(group.key, group.title, shown, note))
     return tuple(found)
 
 
 def stage_marks(run: RecordedRun) -> tuple[Mark, ...]:
     """A mark where each stage after the first began, labelled with its limit."""
+    stages = list(enumerate(run.stages, start=1))[1:]
     return tuple(
-        Mark(
-            x=float(span.first_step),
-            label=f"stage {i + 1}" if span.max_tokens is None else f"stage {i + 1}: T = {span.max_tokens}",
-        )
-        for i, span in enumerate(run.stages)
-        if i
+        Mark(float(s.first_step), f"stage {i}" + ("" if s.max_tokens is None else f": T = {s.max_tokens}"))
+        for i, s in stages
     )
 
 
@@ -76,8 +71,7 @@ def steps_range(run: RecordedRun) -> tuple[float, float] | None:
 def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart:
     drawn = [metric for metric in metrics if metric.figure == figure.key]
     lines = tuple(series for metric in drawn for series in _series(run, metric))
-    measured = any(series.points for series in lines)
-    target = run.points(figure.target) if figure.target else ()
+    target = run.points(figure.target) if figure.target and lines else ()
     return Chart(
         key=figure.key,
         title=figure.title or drawn[0].title,
@@ -87,16 +81,16 @@ def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart
         y_high=figure.y_high,
         stacked=figure.stacked,
         compact=figure.compact,
-        target=(target[-1][1], f"target {target[-1][1]:g}") if target and measured else None,
-        series=lines + (_tests(run) if figure.tests and measured else ()),
+        target=(target[-1][1], f"target {target[-1][1]:g}") if target else None,
+        series=lines + (_tests(run) if figure.tests and lines else ()),
         marks=stage_marks(run),
         x_range=steps_range(run),
     )
 
 
-def _values(run: RecordedRun, metric: Metric) -> Points:
-    """The (step, value) points of one run, as shares where the metric is one."""
-    points = run.points(metric.key, *([metric.instead] if metric.instead else []))
+def _values(run: RecordedRun, metric: Metric, *others: str) -> Points:
+    """The (step, value) points of one run, as shares where the metric is one; ``others`` fill steps without it."""
+    points = run.points(metric.key, *others)
     if metric.share_of is None:
         return points
     whole = dict(run.points(metric.share_of))
@@ -104,7 +98,7 @@ def _values(run: RecordedRun, metric: Metric) -> Points:
 
 
 def _series(run: RecordedRun, metric: Metric) -> tuple[Series, ...]:
-    points = _values(run, Metric(key=metric.key, share_of=metric.share_of))  # exact and estimate have a line each
+    points = _values(run, metric)
     shown = [y for key in (metric.key, *(metric.ends or ())) for _, y in run.points(key)]
     if not points or (metric.silent is not None and all(y == metric.silent for y in shown)):
         return ()
@@ -112,22 +106,16 @@ def _series(run: RecordedRun, metric: Metric) -> tuple[Series, ...]:
         return ()
     if metric.look == "smooth":
         return with_running_mean(metric.label, points, metric.color, [mark.x for mark in stage_marks(run)])
-    return (
-        Series(
-            label=metric.label,
-            points=points,
-            color=metric.color,
-            style="steps" if metric.look == "steps" else "line",
-            dots=metric.look == "dots",
-            band=_band(run, metric, points),
-        ),
-    )
+    band, dots = _band(run, metric, points), metric.look == "dots"
+    style = "steps" if metric.look == "steps" else "line"
+    return (Series(label=metric.label, points=points, color=metric.color, style=style, dots=dots, band=band),)
 
 
 def _band(run: RecordedRun, metric: Metric, points: Points) -> Band:
     if metric.error is not None:
         error = dict(run.points(metric.error))
-        return tuple((x, max(0.0, y - Z95 * error[x]), min(1.0, y + Z95 * error[x])) for x, y in points if x in error)
+        low, high = (0.0, 1.0) if metric.unit == "percent" else (-math.inf, math.inf)
+        return tuple((x, max(low, y - Z95 * error[x]), min(high, y + Z95 * error[x])) for x, y in points if x in error)
     if metric.ends is not None:
         low, high = (dict(run.points(key)) for key in metric.ends)
         return tuple((x, low[x], high[x]) for x, _ in points if x in low and x in high)
@@ -143,15 +131,9 @@ def _tests(run: RecordedRun) -> tuple[Series, ...]:
     last = float(run.metrics[-1].step)
     pairs = [p for p in found[0].pairs if p.temperature == at]
     scores = [(x, s.accuracy) for p in pairs for x, s in ((0.0, p.before), (last, p.after)) if s is not None]
-    return (
-        Series(
-            label=f"test at temperature {at:g}",
-            points=tuple((x, score.mean) for x, score in scores),
-            band=tuple((x, score.low, score.high) for x, score in scores),
-            color=3,
-            style="marks",
-        ),
-    )
+    points = tuple((x, score.mean) for x, score in scores)
+    band = tuple((x, score.low, score.high) for x, score in scores)
+    return (Series(label=f"test at temperature {at:g}", points=points, band=band, color=3, style="marks"),)
 
 
 def running_mean(points: Points, window: int) -> Points:
@@ -178,96 +160,96 @@ def smoothing_window(count: int) -> int:
     return 1 if count < 30 else min(25, 2 * (count // 40) + 3)
 
 
-def with_running_mean(label: str, points: Points, color: int, breaks: Sequence[float] = ()) -> tuple[Series, ...]:
-    """A noisy line as faint raw values behind their running mean; as it is where it is short.
-
-    ``breaks`` are the x at which something changed at once (a stage began): no mean reaches across them.
-    """
+def smoothed(points: Points, breaks: Sequence[float]) -> Points:
+    """The running mean as in a run's own report; never across ``breaks``, the x at which a stage began."""
     window = smoothing_window(len(points))
     if window == 1:
-        return (Series(label=label, points=points, color=color),)
-    return (
-        Series(label=label, points=running_mean_of_parts(points, window, breaks), color=color),
-        Series(label=f"{label} (each step)", points=points, color=color, style="faint"),
-    )
-
-
-def running_mean_of_parts(points: Points, window: int, breaks: Sequence[float]) -> Points:
-    """The running mean of each part between ``breaks`` by itself."""
-    return tuple(p for part in _parts(points, breaks) for p in running_mean(part, window))
-
-
-def _parts(points: Points, breaks: Sequence[float]) -> list[Points]:
+        return points
     edges = [-math.inf, *sorted(breaks), math.inf]
-    return [tuple(p for p in points if a <= p[0] < b) for a, b in itertools.pairwise(edges)]
+    parts = [tuple(p for p in points if a <= p[0] < b) for a, b in itertools.pairwise(edges)]
+    return tuple(p for part in parts for p in running_mean(part, window))
+
+
+def with_running_mean(label: str, points: Points, color: int, breaks: Sequence[float] = ()) -> tuple[Series, ...]:
+    """A noisy line as faint raw values behind their running mean; as it is where it is short."""
+    line = Series(label=label, points=smoothed(points, breaks), color=color)
+    if smoothing_window(len(points)) == 1:
+        return (line,)
+    return line, Series(label=f"{label} (each step)", points=points, color=color, style="faint")
 
 
 # Comparisons: a line an arm.
 
 
+class ArmPoint(NamedTuple):
+    """One training step of an arm: the mean over its runs and their smallest and largest value."""
+
+    step: float
+    mean: float
+    low: float
+    high: float
+    runs: int
+
+
+class ArmCurve(NamedTuple):
+    """One metric of an arm: the steps that all its runs have; then (run's index, points) of each run that goes on
+    after the shortest has ended, from the last common step."""
+
+    points: tuple[ArmPoint, ...]
+    tails: tuple[tuple[int, Points], ...]
+
+
+class Scale(NamedTuple):
+    """The unit of an x axis: ``name`` for its title, and what its values are divided by."""
+
+    name: str
+    divisor: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArmAxes:
+    """Where the steps of all arms lie on every x axis that at least one arm has recorded, read once."""
+
+    scales: Mapping[Axis, Scale]
+    runs: Mapping[Axis, Sequence[Sequence[Mapping[float, float]]]]  # by arm and run: step -> x
+    arms: Mapping[Axis, Sequence[Mapping[float, float]]]  # by arm: step -> mean x; empty where a run recorded none
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ComparedChart:
-    """One metric with the arms in it.
-
-    Attributes:
-        metric: what it shows.
-        curves: one an arm, in the arms' order; without points where no run of the arm has the metric.
-        charts: the drawing over each x axis that has at least one arm.
-    """
+    """One metric with the arms in it."""
 
     metric: Metric
-    curves: tuple[ArmCurve, ...]
-    charts: Mapping[Axis, Chart]
+    curves: tuple[ArmCurve, ...]  # one an arm; without points where no run of the arm has the metric
+    charts: Mapping[Axis, Chart]  # over each x axis that has at least one arm
 
 
 def compared_charts(arms: Sequence[Arm], metrics: Sequence[Metric], axes: ArmAxes) -> list[ComparedChart]:
     """The metrics with a figure in comparisons that at least one arm has, with all arms over every x axis."""
     marks = [[stage_marks(run) for run in arm.runs] for arm in arms]
-    drawn = (_compared(arms, metric, axes, marks) for metric in metrics if metric.compared)
-    return [compared for compared in drawn if compared is not None]
-
-
-_Marks: TypeAlias = Sequence[Sequence[tuple[Mark, ...]]]
-
-
-def _compared(arms: Sequence[Arm], metric: Metric, axes: ArmAxes, marks: _Marks) -> ComparedChart | None:
-    def points(run: RecordedRun, stages: Sequence[Mark]) -> Points:
-        values = _values(run, metric)
-        return values if metric.exact else smoothed(values, [mark.x for mark in stages])
-
-    of_arms = [
-        [points(run, stages) for run, stages in zip(arm.runs, of_arm, strict=True)]
-        for arm, of_arm in zip(arms, marks, strict=True)
-    ]
-    if metric.silent is not None and not any(y != metric.silent for arm in of_arms for run in arm for _, y in run):
-        return None
-    curves = tuple(arm_curve(of_arm) for of_arm in of_arms)
-    if not any(curve.points for curve in curves):
-        return None
-    common = _common_marks(arms, marks)
-    charts: dict[Axis, Chart] = {
-        axis: _compared_chart(arms, metric, curves, axes, axis, common) for axis in axes.scales
-    }
-    return ComparedChart(
-        metric=metric, curves=curves, charts={a: chart for a, chart in charts.items() if not chart.empty}
-    )
-
-
-def compared_note(metric: Metric) -> str:
-    """What the metric is, and which way is better."""
-    return metric.note + (f" {metric.better.capitalize()} is better." if metric.better else "")
-
-
-def arm_line(arm: Arm, slot: int, curve: ArmCurve, at: Mapping[float, float], *, dots: bool = False) -> Series:
-    """The arm's line in the palette's slot, with its band where it has several runs; ``at`` gives a step's x."""
-    points = [point for point in curve.points if point.step in at]
-    return Series(
-        label=arm.name,
-        points=tuple((at[p.step], p.mean) for p in points),
-        band=tuple((at[p.step], p.low, p.high) for p in points) if any(p.runs > 1 for p in points) else (),
-        color=slot % len(PALETTE),
-        dots=dots,
-    )
+    begun = [m for arm, ms in zip(arms, marks, strict=True) for run, m in zip(arm.runs, ms, strict=True) if run.metrics]
+    common = begun[0] if begun and all(other == begun[0] for other in begun) else ()
+    found: list[ComparedChart] = []
+    for metric in metrics:
+        if not metric.compared:
+            continue
+        others = [metric.instead] if metric.instead else []
+        of_arms = [[_values(run, metric, *others) for run in arm.runs] for arm in arms]
+        if metric.unlike and of_arms == [[run.points(metric.unlike) for run in arm.runs] for arm in arms]:
+            continue
+        if not metric.exact:
+            of_arms = [
+                [smoothed(points, [mark.x for mark in m]) for points, m in zip(runs, ms, strict=True)]
+                for runs, ms in zip(of_arms, marks, strict=True)
+            ]
+        if metric.silent is not None and all(y == metric.silent for runs in of_arms for run in runs for _, y in run):
+            continue
+        curves = tuple(arm_curve(runs) for runs in of_arms)
+        if any(curve.points for curve in curves):
+            drawn = {axis: _compared_chart(arms, metric, curves, axes, axis, common) for axis in axes.scales}
+            charts: dict[Axis, Chart] = {axis: chart for axis, chart in drawn.items() if not chart.empty}
+            found.append(ComparedChart(metric=metric, curves=curves, charts=charts))
+    return found
 
 
 def _compared_chart(
@@ -278,96 +260,40 @@ def _compared_chart(
     axis: Axis,
     marks: tuple[Mark, ...],
 ) -> Chart:
-    lines = [
-        arm_line(arm, slot, curve, axes.arms[axis][slot], dots=metric.look == "dots")
-        for slot, (arm, curve) in enumerate(zip(arms, curves, strict=True))
-    ]
-    tails = [s for i, arm in enumerate(arms) for s in _tails(arm, i, curves[i], axes.runs[axis][i])]
-    ends = [x for at in axes.arms[axis] for x in (min(at.values(), default=0.0), max(at.values(), default=0.0)) if at]
+    lines: list[Series] = []
+    tails: list[Series] = []
+    for slot, (arm, curve) in enumerate(zip(arms, curves, strict=True)):
+        at, color = axes.arms[axis][slot], slot % len(PALETTE)
+        points = [point for point in curve.points if point.step in at]
+        mean = tuple((at[p.step], p.mean) for p in points)
+        band = tuple((at[p.step], p.low, p.high) for p in points) if any(p.runs > 1 for p in points) else ()
+        lines.append(Series(label=arm.name, points=mean, band=band, color=color, dots=metric.look == "dots"))
+        for run, values in curve.tails:
+            own = axes.runs[axis][slot][run]
+            beyond = tuple((own[x], y) for x, y in values if x in own)
+            tails.append(Series(label=tail_label(arm, run), points=beyond, color=color, style="faint"))
+    ends = [x for at in axes.arms[axis] if at for x in (min(at.values()), max(at.values()))]
     shown = [x for series in (*lines, *tails) for x, _ in series.points]
-    scale = axes.scales[axis]
+    steps, scale = axis == "steps", axes.scales[axis]
     return Chart(
         key=f"{metric.compared}@{axis}",
         title=metric.title,
-        note=compared_note(metric),
+        note=metric.note + (f" {metric.better.capitalize()} is better." if metric.better else ""),
         unit=metric.unit,
         y_low=metric.y_low,
         y_high=metric.y_high,
         series=(*lines, *tails),
-        marks=marks if axis == "steps" else (),
+        marks=marks if steps else (),  # stage changes, where every run changed at the same step
         x_name=scale.name,
-        x_word="step" if axis == "steps" else scale.name,
-        x_whole=axis == "steps",
-        x_range=(min([*ends, *shown]) if axis == "steps" else 0.0, max([*ends, *shown])) if shown else None,
+        x_word="step" if steps else scale.name,
+        x_whole=steps,
+        x_range=(min([*ends, *shown]) if steps else 0.0, max([*ends, *shown])) if shown else None,
     )
-
-
-def _common_marks(arms: Sequence[Arm], marks: _Marks) -> tuple[Mark, ...]:
-    """Stage changes, where every run changed at the same step."""
-    of_runs = [
-        m
-        for arm, of_arm in zip(arms, marks, strict=True)
-        for run, m in zip(arm.runs, of_arm, strict=True)
-        if run.metrics
-    ]
-    return of_runs[0] if of_runs and all(other == of_runs[0] for other in of_runs) else ()
-
-
-def _tails(arm: Arm, slot: int, curve: ArmCurve, at: Sequence[Mapping[float, float]]) -> list[Series]:
-    """Runs beyond the end of the arm's shortest one, each over its own x."""
-    return [
-        Series(
-            label=tail_label(arm, index),
-            points=tuple((at[index][x], y) for x, y in points if x in at[index]),
-            color=slot % len(PALETTE),
-            style="faint",
-        )
-        for index, points in curve.tails
-    ]
 
 
 def tail_label(arm: Arm, index: int) -> str:
     """The name of a run that is drawn by itself."""
     return f"{arm.name}, run {index + 1} of {len(arm.runs)} alone"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmPoint:
-    """One training step of an arm: the mean over its runs and their smallest and largest value."""
-
-    step: float
-    mean: float
-    low: float
-    high: float
-    runs: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmCurve:
-    """One metric of an arm.
-
-    Attributes:
-        points: of the steps that every run of the arm has, ascending.
-        tails: (run's index, its (step, value) points) of the runs that go on after the shortest has ended; each begins
-            with the last common step.
-    """
-
-    points: tuple[ArmPoint, ...]
-    tails: tuple[tuple[int, Points], ...]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scale:
-    """The unit of an x axis: ``name`` for its title, and what its values are divided by."""
-
-    name: str
-    divisor: float
-
-
-def smoothed(points: Points, breaks: Sequence[float]) -> Points:
-    """The running mean as in a run's own report, never across ``breaks`` (stage changes)."""
-    window = smoothing_window(len(points))
-    return points if window == 1 else running_mean_of_parts(points, window, breaks)
 
 
 def arm_curve(runs: Sequence[Points]) -> ArmCurve:
@@ -378,20 +304,17 @@ def arm_curve(runs: Sequence[Points]) -> ArmCurve:
     no width.
     """
     tables = {i: dict(points) for i, points in enumerate(runs) if points}
-    if not tables:
-        return ArmCurve(points=(), tails=())
-    common = sorted(set.intersection(*(set(table) for table in tables.values())))
-    points = tuple(_point(step, [table[step] for table in tables.values()]) for step in evenly(common, MOST_POINTS))
+    common = sorted(set.intersection(*(set(table) for table in tables.values()))) if tables else []
+    points: list[ArmPoint] = []
+    for step in evenly(common, MOST_POINTS):
+        values = [table[step] for table in tables.values()]
+        points.append(ArmPoint(step, sum(values) / len(values), min(values), max(values), len(values)))
     tails: list[tuple[int, Points]] = []
     for i, table in tables.items():
         beyond = [step for step in sorted(table) if not common or step >= common[-1]]
         if len(beyond) > 1:
             tails.append((i, tuple((step, table[step]) for step in evenly(beyond, MOST_POINTS))))
-    return ArmCurve(points=points, tails=tuple(tails))
-
-
-def _point(step: float, values: Sequence[float]) -> ArmPoint:
-    return ArmPoint(step=step, mean=sum(values) / len(values), low=min(values), high=max(values), runs=len(values))
+    return ArmCurve(tuple(points), tuple(tails))
 
 
 def evenly(values: Sequence[float], most: int) -> list[float]:
@@ -421,27 +344,8 @@ def positions(run: RecordedRun, axis: Axis) -> dict[float, float]:
     if len(points) < len(run.metrics):
         return {}  # a sum with gaps would be too small
     factor = devices(run) / 3600 if axis == "gpu-hours" else 1.0
-    found: dict[float, float] = {}
-    total = 0.0
-    for step, value in points:
-        total += value * factor
-        found[step] = total
-    return found
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ArmAxes:
-    """Where the steps of all arms lie on every x axis, read once.
-
-    Attributes:
-        scales: the unit of each axis that at least one arm has recorded.
-        runs: by axis, arm and run: step -> x, in that unit.
-        arms: by axis and arm: step -> mean x over the arm's runs that have any step; empty where one recorded none.
-    """
-
-    scales: Mapping[Axis, Scale]
-    runs: Mapping[Axis, Sequence[Sequence[Mapping[float, float]]]]
-    arms: Mapping[Axis, Sequence[Mapping[float, float]]]
+    sums = itertools.accumulate(value * factor for _, value in points)
+    return {step: total for (step, _), total in zip(points, sums, strict=True)}
 
 
 def arm_axes(arms: Sequence[Arm]) -> ArmAxes:
@@ -476,12 +380,4 @@ def axis_scale(axis: Axis, largest: float) -> Scale:
     """A unit in which the largest x is a readable number."""
     words, units = _UNITS[axis]
     name, divisor = next((unit for unit in units if largest >= 2 * unit[1]), units[-1])
-    return Scale(name=words.format(name), divisor=divisor)
-
-
-def totals(run: RecordedRun) -> Mapping[Axis, float | None]:
-    """What a run has spent so far on each axis (steps, tokens, seconds, device hours); None: not recorded."""
-    tables: dict[Axis, dict[float, float]] = {axis: positions(run, axis) for axis in AXES}
-    found: dict[Axis, float | None] = {axis: max(table.values(), default=None) for axis, table in tables.items()}
-    found["steps"] = float(len(run.metrics))
-    return found
+    return Scale(words.format(name), divisor)

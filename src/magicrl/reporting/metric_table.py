@@ -7,56 +7,35 @@ is a row.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, TypeAlias
+from typing import Literal, NamedTuple
 
 from magicrl.reporting.charts import Unit
-
-Look: TypeAlias = Literal["smooth", "line", "steps", "dots"]
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """A metric as pages show it.
-
-    Attributes:
-        key: in ``metrics.jsonl``.
-        label: its name in the legend and CSV of a figure.
-        unit: how values are written.
-        title, note: what it is, where it has a figure of its own.
-        better: which way is better, where one is.
-        figure: of a run's page, in which it is a line; none where empty.
-        color: slot of the palette.
-        look: ``smooth`` draws a running mean before the raw values, ``dots`` marks each measurement.
-        error: metric of its standard error, drawn as a 95 % band inside [0, 1].
-        ends: metrics of the lower and upper end of a band.
-        share_of: metric that the values are divided by, so that they become shares.
-        unlike: left out where it equals this metric at every step.
-        silent: left out where all its values (and ends) are this one: it would say nothing.
-        compared: key of its figure in a comparison; none where empty.
-        instead: metric that a comparison takes at steps without this one.
-        exact: a comparison shows its values as they are, without running mean.
-        y_low, y_high: fixed ends of the y axis in a comparison.
-    """
+    """A metric as pages show it. ``key`` is that of ``metrics.jsonl``."""
 
     key: str
-    label: str = ""
+    label: str = ""  # in the legend and the CSV of a figure
     _: KW_ONLY
     unit: Unit = "number"
-    title: str = ""
+    title: str = ""  # title and note where it has a figure of its own
     note: str = ""
     better: Literal["higher", "lower", ""] = ""
-    figure: str = ""
-    color: int = 0
-    look: Look = "line"
-    error: str | None = None
-    ends: tuple[str, str] | None = None
-    share_of: str | None = None
-    unlike: str | None = None
-    silent: float | None = None
-    compared: str = ""
-    instead: str = ""
-    exact: bool = False
-    y_low: float | None = 0.0
+    figure: str = ""  # of a run's page, in which it is a line
+    color: int = 0  # slot of the palette
+    # smooth: a running mean before the raw values; dots: each measurement is marked
+    look: Literal["smooth", "line", "steps", "dots"] = "line"
+    error: str | None = None  # metric of its standard error, drawn as a 95 % band; of a share inside [0, 1]
+    ends: tuple[str, str] | None = None  # metrics of the ends of a band
+    share_of: str | None = None  # metric that the values are divided by
+    unlike: str | None = None  # left out where it equals this metric at every step
+    silent: float | None = None  # left out where all its values (and ends) are this one
+    compared: str = ""  # key of its figure in a comparison
+    instead: str = ""  # metric that a comparison takes at steps without this one
+    exact: bool = False  # a comparison shows its values as they are, without running mean
+    y_low: float | None = 0.0  # ends of the y axis in a comparison
     y_high: float | None = None
 
 
@@ -64,8 +43,7 @@ class Metric:
 class Figure:
     """A figure of a run's page; its lines are the metrics that name it, its other fields those of ``Chart``.
 
-    Without ``title`` and ``note`` it has those of its only metric. ``target`` names a metric, ``tests`` adds the
-    test's scores.
+    Without ``title`` and ``note`` it has those of its only metric.
     """
 
     key: str
@@ -74,14 +52,13 @@ class Figure:
     note: str = ""
     y_low: float | None = 0.0
     y_high: float | None = None
-    target: str | None = None
+    target: str | None = None  # a metric
     stacked: bool = False
     compact: bool = False
-    tests: bool = False
+    tests: bool = False  # the test's scores are in it too
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Metrics and figures under one heading. ``panels`` holds figures that share a card and its x axis."""
 
     key: str
@@ -106,6 +83,12 @@ LEARNING = Group(
         Metric("validation/accuracy/mean", "validation", unit="percent", title="Validation accuracy",
             note="On problems that are not trained on.", better="higher", figure="accuracy", color=2, look="dots",
             error="validation/accuracy/standard_error", compared="validation", exact=True),
+        # what a graded reward teaches; the accuracy then counts the responses whose score reaches `right_from`
+        Metric("train/reward/mean", "train", title="Mean reward",
+            note="Graded rewards: mean over all responses sampled in the step.", better="higher", figure="reward",
+            look="smooth", unlike="train/accuracy/mean", compared="reward", y_low=None),
+        Metric("validation/reward/mean", "validation", figure="reward", color=2, look="dots",
+            error="validation/reward/standard_error"),
         Metric("entropy/exact/mean", "exact", title="Entropy",
             note="Nats per response token, before rejection; exact where it was recorded, else the estimate.",
             figure="entropy", compared="entropy", instead="entropy/sampled/mean"),
@@ -139,6 +122,11 @@ LEARNING = Group(
                 note="Training: over all responses sampled in the step, and over those that were not cut at T. "
                      "Validation and test have their 95 % intervals; the test is measured before and after training."),
             Figure("truncation", compact=True),
+        ),
+        (
+            Figure("reward", title="Mean reward", y_low=None,
+                note="Graded rewards, over all responses; accuracy is the share of those whose score counts as right. "
+                     "Validation has its 95 % interval."),
         ),
         (
             Figure("entropy", title="Entropy against its target", target="entropy/target",

@@ -29,37 +29,27 @@ MOST_CHARACTERS = 20_000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """One section of a page.
+    """One section of a page."""
 
-    Attributes:
-        key: its anchor.
-        title: its heading and its entry in the page's contents.
-        template: file under ``templates/blocks`` that shows ``data``.
-        data: what the template reads, under the name ``data``.
-        hover: chart key -> values for the crosshair.
-    """
-
-    key: str
+    key: str  # its anchor
     title: str
-    template: str
+    template: str  # of templates/blocks, shows ``data``
     data: Mapping[str, Any]
-    hover: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    hover: Mapping[str, Any] = field(default_factory=dict[str, Any])  # chart -> values for the crosshair
 
 
-def block(key: str, title: str, data: Mapping[str, Any] | None) -> Block | None:
-    """The section that the template of the same name shows; None without data."""
-    return None if data is None else Block(key=key, title=title, template=f"{key}.html.j2", data=data)
+def block(key: str, title: str, data: Mapping[str, Any] | None, template: str = "") -> Block | None:
+    """The section that the template (default: of the same name) shows; None without data."""
+    if data is None:
+        return None
+    return Block(key=key, title=title, template=f"{template or key}.html.j2", data=data)
 
 
 def figures_block(key: str, title: str, panels: Sequence[Sequence[FigureView]], note: str = "") -> Block:
     """A section of figures; those of one panel share a card."""
-    return Block(
-        key=key,
-        title=title,
-        template="figures.html.j2",
-        data={"panels": panels, "axes": (), "note": note},
-        hover=crosshairs(view for panel in panels for view in panel),
-    )
+    hover = crosshairs(view for panel in panels for view in panel)
+    data = {"panels": panels, "axes": (), "note": note}
+    return Block(key=key, title=title, template="figures.html.j2", data=data, hover=hover)
 
 
 def crosshairs(views: Iterable[FigureView]) -> dict[str, Any]:
@@ -94,28 +84,15 @@ def render_page(
     Everything but our own drawings is escaped; besides, the page's content policy allows no script but
     ours (by its hash) and no request at all.
     """
+    loader = PackageLoader("magicrl.reporting")
     environment = Environment(
-        loader=PackageLoader("magicrl.reporting"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
-    environment.filters.update(
-        percent=wording.percent,
-        points=wording.points,
-        number=wording.number,
-        duration=wording.duration,
-        temperature=wording.temperature,
-        visible=wording.visible,
-        shortened=shortened,
-        clipped=clipped,
-    )
+    words = ("percent", "points", "number", "duration", "temperature", "visible")
+    environment.filters.update({name: getattr(wording, name) for name in words})
+    environment.filters.update(shortened=shortened, clipped=clipped)
     script = "".join(_asset(name) for name in SCRIPTS)
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    hover: dict[str, Any] = {"#style": file_css()} | {
-        key: value for block in blocks for key, value in block.hover.items()
-    }
+    hover = {"#style": file_css()} | {key: value for block in blocks for key, value in block.hover.items()}
     return environment.get_template("page.html.j2").render(
         title=title,
         kind=kind,
@@ -125,7 +102,7 @@ def render_page(
         version=importlib.metadata.version("magicrl"),
         style=Markup(page_css() + _asset("page.css")),
         script=Markup(script),
-        script_hash=digest,
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         hover=Markup(_script_json(hover)),
     )
 

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from magicrl.reporting.charts import Chart, FigureView, Series, chart_view
+from magicrl.reporting.charts import Bar, Chart, FigureView, Series, bars_view, chart_view
 from magicrl.reporting.page import Block, block, figures_block, render_page, write_page
-from magicrl.reporting.row_charts import Bar, bars_view
 from magicrl.reporting.wording import duration, number, percent
 
 LEFT = 136
@@ -28,12 +27,15 @@ def write_plan_page(facts: Mapping[str, Any], output: Path, command: str = "") -
 
 def plan_blocks(facts: Mapping[str, Any]) -> tuple[Block, ...]:
     """The sections of the page, in order; those without data are left out."""
+    # what --compare asked for; a refusal stands with its reason
+    others = [{"refused": "", "hours": None, "gpu_hours": None, "stages": ()} | o for o in facts.get("compare", ())]
+    rows = [o | {"steps": ", ".join(f"{stage['step_seconds']:.4g} s" for stage in o["stages"])} for o in others]
     blocks = (
         block("plan", "Plan", {"stages": facts["stages"], "source": facts["calibration"]["source"]}),
-        _alternatives(facts),
+        block("instead", "Instead", {"rows": rows} if rows else None, template="plan_instead"),
         figures_block("memory", "Memory", [[view] for view in memory_views(facts)]),
-        figures_block("time", "Time of a step", [[view] for view in time_views(facts)]),
-        more_block(facts),
+        figures_block("time", "Time of a step", [[view] for view in _time_views(facts)]),
+        _more_gpus(facts),
         _batches(facts),
     )
     return tuple(block for block in blocks if block is not None)
@@ -41,14 +43,10 @@ def plan_blocks(facts: Mapping[str, Any]) -> tuple[Block, ...]:
 
 def _head(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     layout = facts["layout"]
-    sides = (
-        "in turn on all"
-        if layout["colocated"]
-        else f"engine {layout['rollout_gpus']}, learner {layout['learner_gpus']}"
-    )
+    apart = f"engine {layout['rollout_gpus']}, learner {layout['learner_gpus']}"
     shown = [
         ("parameters", f"{facts['parameters'] / 1e9:.3g} billion"),
-        ("layout", sides),
+        ("layout", "in turn on all" if layout["colocated"] else apart),
         ("tensor parallel", str(layout["tensor_parallel"])),
         ("sequence parallel", str(layout["sequence_parallel"])),
         ("staleness", str(facts["staleness"])),
@@ -61,25 +59,6 @@ def _head(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         total = sum(stage["steps"] for stage in facts["stages"])
         shown.append((f"{facts['budget_hours']:g} h hold", f"{facts['steps_in_budget']} of {total} steps"))
     return shown
-
-
-def _alternatives(facts: Mapping[str, Any]) -> Block | None:
-    """What ``--compare`` asked for; a refusal stands with its reason."""
-    rows: list[dict[str, Any]] = []
-    for other in facts.get("compare", ()):
-        stages: Sequence[Mapping[str, Any]] = other.get("stages", ())
-        rows.append(
-            {
-                "change": other["change"],
-                "refused": other.get("refused", ""),
-                "steps": ", ".join(f"{stage['step_seconds']:.4g} s" for stage in stages),
-                "hours": other.get("hours"),
-                "gpu_hours": other.get("gpu_hours"),
-            }
-        )
-    if not rows:
-        return None
-    return Block(key="instead", title="Instead", template="plan_instead.html.j2", data={"rows": rows})
 
 
 def memory_views(facts: Mapping[str, Any]) -> list[FigureView]:
@@ -101,7 +80,7 @@ def memory_views(facts: Mapping[str, Any]) -> list[FigureView]:
     return views
 
 
-def time_views(facts: Mapping[str, Any]) -> list[FigureView]:
+def _time_views(facts: Mapping[str, Any]) -> list[FigureView]:
     """Parts of each stage's step, and hours of 1000 steps."""
     parts = (("rollout t_R", "rollout_seconds"), ("updates t_T", "learn_seconds"), ("other t_O", "other_seconds"))
     several = len(facts["stages"]) > 1
@@ -115,16 +94,14 @@ def time_views(facts: Mapping[str, Any]) -> list[FigureView]:
     note = "A step alone on its accelerators"
     note += "; with staleness the parts overlap." if facts["staleness"] else "; the parts follow each other."
     title = "Parts of a step, by stage" if several else "Parts of a step"
-    later = "At the stage's own T, D_R and lengths."
+    whole, later = "Hours of 1000 steps, by stage", "At the stage's own T, D_R and lengths."
     return [
         bars_view("step_parts", title, "seconds", bars, note, left=LEFT),
-        bars_view(
-            "hours_per_1000_steps", "Hours of 1000 steps, by stage", "hours", hours, later, color=2, left=LEFT - 32
-        ),
+        bars_view("hours_per_1000_steps", whole, "hours", hours, later, color=2, left=LEFT - 32),
     ]
 
 
-def more_block(facts: Mapping[str, Any]) -> Block | None:
+def _more_gpus(facts: Mapping[str, Any]) -> Block | None:
     """Step time against accelerators, and what each doubling takes off it; None for a machine with one."""
     points = [point for point in facts["over_gpus"] if point["step_seconds"] is not None]
     if len(points) < 2:
@@ -140,15 +117,9 @@ def more_block(facts: Mapping[str, Any]) -> Block | None:
         saved.append((f"{a['gpus']} → {b['gpus']}", max(0.0, share), words))
     hours = [p["step_seconds"] / 3.6 for p in points]  # of 1000 steps
     cost = [(str(p["gpus"]), p["gpus"] * h, f"{number(h)} h") for p, h in zip(points, hours, strict=True)]
-    doubling = bars_view(
-        "doubling",
-        "Time that more accelerators take off a step",
-        "share of the step's time",
-        saved,
-        "More accelerators share the responses; none makes the longest response shorter.",
-        unit="percent",
-        color=2,
-    )
+    title, x_name = "Time that more accelerators take off a step", "share of the step's time"
+    note = "More accelerators share the responses; none makes the longest response shorter."
+    doubling = bars_view("doubling", title, x_name, saved, note, unit="percent", color=2)
     note = "Behind a bar: wall clock of the 1000 steps."
     costs = bars_view("gpu_hours_by_gpus", "What 1000 steps cost", "accelerator-hours", cost, note, color=1)
     return figures_block("more", "More accelerators", [[chart_view(gpu_chart(points))], [doubling, costs]], lead)
@@ -159,31 +130,24 @@ def gpu_chart(points: Sequence[Mapping[str, Any]]) -> Chart:
     first, last = points[0], points[-1]
     slope = (first["step_seconds"] - last["step_seconds"]) / (1 / first["gpus"] - 1 / last["gpus"])
     base = last["step_seconds"] - slope / last["gpus"]
-    xs = [float(point["gpus"]) for point in points]
+    xs = tuple(float(point["gpus"]) for point in points)
+    step, rollout = (tuple((float(p["gpus"]), p[key]) for p in points) for key in ("step_seconds", "rollout_seconds"))
+    band = tuple((float(p["gpus"]), *p["step_seconds_80_percent"]) for p in points)
+    curve = tuple((x, base + slope / x) for x in xs)
     return Chart(
         key="step_over_gpus",
         title="Time of a step",
         unit="seconds",
         y_low=0.0,
         series=(
-            Series(
-                label="step, with its 80 % interval",
-                points=tuple((float(p["gpus"]), p["step_seconds"]) for p in points),
-                band=tuple((float(p["gpus"]), *p["step_seconds_80_percent"]) for p in points),
-                dots=True,
-            ),
-            Series(
-                label="rollout t_R",
-                points=tuple((float(p["gpus"]), p["rollout_seconds"]) for p in points),
-                color=1,
-                dots=True,
-            ),
-            Series(label="a + b/N through the ends", points=tuple((x, base + slope / x) for x in xs), color=4),
+            Series(label="step, with its 80 % interval", points=step, band=band, dots=True),
+            Series(label="rollout t_R", points=rollout, color=1, dots=True),
+            Series(label="a + b/N through the ends", points=curve, color=4),
         ),
         x_name="accelerators",
         x_word="accelerators",
         x_log=True,
-        x_ticks=tuple(xs),
+        x_ticks=xs,
         note="The interval is that of the efficiencies alone: not of lengths, survivors, failures or the network.",
     )
 
@@ -196,22 +160,19 @@ def _batches(facts: Mapping[str, Any]) -> Block | None:
     stage = facts["stages"][facts["longest_stage"]]
     names = [f"{point['rollout_batch']} × {point['group_size']}" for point in points]
     here = f"{stage['rollout_batch']} × {stage['group_size']}"
-    shown = [f"{name} (now)" if name == here else name for name in names]
+    names = [f"{name} (now)" if name == here else name for name in names]
 
     def seconds(field: str) -> list[Bar]:
-        return [(name, p[field], f"{number(p[field])} s") for name, p in zip(shown, points, strict=True)]
+        return [(name, p[field], f"{number(p[field])} s") for name, p in zip(names, points, strict=True)]
 
-    title = "Time of a step"
-    step = bars_view("step_over_batches", title, "seconds", seconds("step_seconds"), left=LEFT)
-    each = bars_view(
-        "response_over_batches",
-        f"{title} for each response",
-        "seconds a response",
-        seconds("seconds_a_response"),
-        color=2,
-        left=LEFT,
-    )
+    title, each = "Time of a step", "Time of a step for each response"
     lead = (
         f"D_R × group size at T = {stage['max_tokens']} on the same accelerators; the tail is waited for once a step."
     )
-    return figures_block("batches", "D_R and group size", [[step], [each]], lead)
+    views = (
+        bars_view("step_over_batches", title, "seconds", seconds("step_seconds"), left=LEFT),
+        bars_view(
+            "response_over_batches", each, "seconds a response", seconds("seconds_a_response"), color=2, left=LEFT
+        ),
+    )
+    return figures_block("batches", "D_R and group size", [[view] for view in views], lead)

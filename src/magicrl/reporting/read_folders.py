@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, SampleRow, read_samples
+from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import SUCCESS
 
@@ -41,36 +42,43 @@ class Interval(_Document):
 
 
 class TemperatureScore(_Document):
-    """The test at one temperature.
-
-    ``entropy`` in nats per token, ``length_mean`` in tokens; ``boxed``: the share that ended by itself and holds
-    a box; ``per_problem``: each problem's share of right responses, None where none was judged; ``clusters``: equal
-    numbers for problems of one prompt or template (runs of earlier versions do not tell them).
-    """
+    """The test at one temperature."""
 
     accuracy: Interval
+    reward: Interval | None = None  # where rewards are graded
     problems: int
     samples: int
-    length_mean: float | None = None
+    length_mean: float | None = None  # tokens
     truncation: float | None = None
-    entropy: float | None = None
+    entropy: float | None = None  # nats per token
+    # the share that ended by itself and holds a box
     boxed: float | None = Field(default=None, validation_alias=AliasChoices("boxed", "boxed_and_stopped"))
-    per_problem: tuple[float | None, ...] = ()
-    clusters: tuple[int, ...] = ()
+    per_problem: tuple[float | None, ...] = ()  # share of right responses, None where none was judged
+    clusters: tuple[int, ...] = ()  # equal for problems of one prompt or template; runs of earlier versions have none
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
 
 
 class SampledResponse(_Document):
-    """One recorded response with its verdict."""
+    """One recorded response with its verdict; it is shown like a ``SampleRow``."""
 
     temperature: float
     text: str
     outcome: str
     status: str = ""
     decided_by: str = ""
+    reason: str = ""
     extracted: str | None = None
     finish_reason: str = ""
     tokens: int | None = None
+    entropy: float | None = None
+
+    @property
+    def truncated(self) -> bool:
+        return self.finish_reason == "length"
+
+    @property
+    def correct(self) -> bool:
+        return self.outcome == "correct" and not self.truncated
 
 
 class EvaluatedSample(_Document):
@@ -107,7 +115,7 @@ class _LearningFacts(_Document):
 
 
 class Learning(_Document):
-    """The verdict on a run (``training.conclusion``), as ``run.json`` has it."""
+    """The verdict on a run (``training.diagnosis``), as ``run.json`` has it."""
 
     outcome: str
     title: str
@@ -121,8 +129,7 @@ class Learning(_Document):
         return self.outcome not in SUCCESS
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageSpan:
+class StageSpan(NamedTuple):
     """The steps of one stage: first and last training step, and T (None if it was not recorded)."""
 
     stage: int
@@ -133,23 +140,13 @@ class StageSpan:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedRun:
-    """A run as its folder tells it.
-
-    Attributes:
-        path: the folder.
-        run: ``run.json``.
-        config_text: ``config.toml`` as written; empty if there is none.
-        config: the same, parsed.
-        metrics: one a training step, in order.
-        events: one an event, in order.
-        evaluations: the tests.
-    """
+    """A run as its folder tells it."""
 
     path: Path
-    run: Mapping[str, Any]
-    config_text: str
+    run: Mapping[str, Any]  # run.json
+    config_text: str  # config.toml as written; empty if there is none
     config: Mapping[str, Any]
-    metrics: tuple[StepMetrics, ...]
+    metrics: tuple[StepMetrics, ...]  # one a training step, in order
     events: tuple[Mapping[str, Any], ...]
     evaluations: tuple[Evaluation, ...]
 
@@ -163,6 +160,12 @@ class RecordedRun:
         return str(self.run.get("status", "unknown"))
 
     @property
+    def environments(self) -> list[Mapping[str, Any]]:
+        """Versions, machine and commit of each session, the start first."""
+        recorded = cast("list[Any]", self.run.get("environments") or [])
+        return [cast("Mapping[str, Any]", e) for e in recorded if isinstance(e, Mapping)]
+
+    @property
     def learning(self) -> Learning | None:
         """Did it learn? None while it runs, and for runs of versions that did not say.
 
@@ -170,9 +173,7 @@ class RecordedRun:
             RunFolderError: ``run.json`` holds no such verdict.
         """
         document: object = self.run.get("learning")
-        if document is None:
-            return None
-        return _validated(Learning, document, f"{self.path / 'run.json'}: learning.")
+        return None if document is None else _validated(Learning, document, f"{self.path / 'run.json'}: learning.")
 
     @property
     def sets(self) -> tuple[str, ...]:
@@ -192,7 +193,7 @@ class RecordedRun:
         found: list[tuple[float, float]] = []
         for row in self.metrics:
             value = next((v for v in (row.values.get(k) for k in keys) if isinstance(v, (int, float))), None)
-            if value is not None and value == value and abs(value) != float("inf"):
+            if value is not None and math.isfinite(value):
                 found.append((float(row.step), float(value)))
         return tuple(found)
 
@@ -204,8 +205,7 @@ class RecordedRun:
             rows = list(group)
             told = (row.values.get("stage/max_tokens") for row in rows)
             limits = [int(limit) for limit in told if isinstance(limit, (int, float))]
-            last = limits[-1] if limits else None
-            spans.append(StageSpan(stage=stage, first_step=rows[0].step, last_step=rows[-1].step, max_tokens=last))
+            spans.append(StageSpan(stage, rows[0].step, rows[-1].step, limits[-1] if limits else None))
         return tuple(spans)
 
 
@@ -221,14 +221,13 @@ def read_run(folder: Path) -> RecordedRun:
         raise RunFolderError(f"{folder}: no such folder; give the run folder that `magicrl train` wrote")
     if not (folder / "run.json").is_file():
         raise RunFolderError(f"{folder}: no run folder (run.json is missing); `magicrl train` writes it as it starts")
-    run = _read_object(folder / "run.json")
-    version = run.get("schema_version", RUN_SCHEMA_VERSION)
-    if not isinstance(version, int) or version > RUN_SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{folder / 'run.json'}: schema_version {version!r} is newer than this magicrl reads "
-            f"({RUN_SCHEMA_VERSION}); update magicrl"
-        )
-    config_text, config = _read_config(folder / "config.toml")
+    run = _read_object(folder / "run.json", RUN_SCHEMA_VERSION)
+    recipe = folder / "config.toml"
+    config_text = _read_text(recipe) if recipe.exists() else ""
+    try:
+        config = tomllib.loads(config_text)
+    except tomllib.TOMLDecodeError as error:
+        raise RunFolderError(f"{recipe}: not valid TOML: {error}") from None
     return RecordedRun(
         path=folder,
         run=run,
@@ -236,7 +235,10 @@ def read_run(folder: Path) -> RecordedRun:
         config=config,
         metrics=_read_metrics(folder / "metrics.jsonl"),
         events=tuple(row for _, row in read_lines(folder / "events.jsonl")),
-        evaluations=tuple(_read_evaluation(path) for path in sorted((folder / "evaluations").glob("*.json"))),
+        evaluations=tuple(
+            _validated(Evaluation, _read_object(path), f"{path}: ")
+            for path in sorted((folder / "evaluations").glob("*.json"))
+        ),
     )
 
 
@@ -256,24 +258,19 @@ def _read_text(path: Path) -> str:
         raise RunFolderError(f"{path}: cannot be read: {error}") from None
 
 
-def _read_object(path: Path) -> dict[str, Any]:
+def _read_object(path: Path, version: int | None = None) -> dict[str, Any]:
+    """A JSON object whose ``schema_version`` is at most ``version``."""
     try:
         document: object = json.loads(_read_text(path))
     except json.JSONDecodeError as error:
         raise RunFolderError(f"{path}:{error.lineno}: not valid JSON: {error.msg}") from None
     if not isinstance(document, dict):
         raise RunFolderError(f"{path}: expected a JSON object, found {type(document).__name__}")
-    return cast("dict[str, Any]", document)
-
-
-def _read_config(path: Path) -> tuple[str, dict[str, Any]]:
-    if not path.exists():
-        return "", {}
-    text = _read_text(path)
-    try:
-        return text, tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RunFolderError(f"{path}: not valid TOML: {error}") from None
+    table = cast("dict[str, Any]", document)
+    told = table.get("schema_version", version)
+    if version is not None and (not isinstance(told, int) or told > version):
+        raise RunFolderError(f"{path}: schema_version {told!r} is newer than this magicrl reads ({version}); update it")
+    return table
 
 
 def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
@@ -281,8 +278,7 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     if not path.exists():
         return []
     rows: list[tuple[int, dict[str, Any]]] = []
-    text = _read_text(path)
-    lines = text.split("\n")
+    lines = _read_text(path).split("\n")
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -309,10 +305,6 @@ def _read_metrics(path: Path) -> tuple[StepMetrics, ...]:
             rows.pop()
         rows.append(StepMetrics(step=step, stage=stage, values=cast("dict[str, float | int | str | None]", values)))
     return tuple(rows)
-
-
-def _read_evaluation(path: Path) -> Evaluation:
-    return _validated(Evaluation, _read_object(path), f"{path}: ")
 
 
 class LimitPoint(_Document):
@@ -351,17 +343,6 @@ class Scaling(_Document):
     efficiency: tuple[LengthPoint, ...] = ()
 
 
-class ProblemScore(_Document):
-    """One problem: its share of right samples, None where none was judged."""
-
-    id: str
-    accuracy: float | None = None
-    correct: int = 0
-    counted: int = 0
-    mean_tokens: float = 0.0
-    truncated: int = 0
-
-
 class BenchmarkResult(_Document):
     """One benchmark of ``results.json``."""
 
@@ -369,25 +350,22 @@ class BenchmarkResult(_Document):
     problems: int
     samples: int
     accuracy: Interval
+    reward: Interval | None = None
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
     majority_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
     length: Interval
     truncation: Interval
-    entropy: float | None = None
     not_judged: int = 0
     scored_sha256: str = ""
     whole_set: bool = False
-    preset: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] = Field(default_factory=dict[str, Any])
     model: Mapping[str, Any] = Field(default_factory=dict[str, Any])
     environment: Mapping[str, Any] = Field(default_factory=dict[str, Any])
     table13: Mapping[str, Any] = Field(default_factory=dict[str, Any])
     scaling: Scaling = Scaling()
-    per_problem: tuple[ProblemScore, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AskedProblem:
+class AskedProblem(NamedTuple):
     """One line of ``problems.jsonl``."""
 
     id: str
@@ -397,13 +375,7 @@ class AskedProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedEvaluation:
-    """An evaluation as its folder tells it.
-
-    Attributes:
-        path: the folder.
-        written: when its results were written.
-        benchmarks: by name, in the order of the results.
-    """
+    """An evaluation as its folder tells it: its benchmarks by name, in the order of the results."""
 
     path: Path
     written: str
@@ -422,27 +394,17 @@ def read_evaluation_folder(folder: Path) -> RecordedEvaluation:
         RunFolderError: no results, or a file that this version cannot read.
     """
     path = folder / RESULTS
-    try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise RunFolderError(
             f"{path}: no results yet; finish the evaluation with the same magicrl eval command, or score what its "
             f"shards have with magicrl eval --merge --output {folder}"
-        ) from None
-    except (OSError, ValueError) as error:
-        raise RunFolderError(f"{path}: no results of magicrl eval: {error}") from None
-    version = document.get("schema_version", SCHEMA_VERSION) if isinstance(document, dict) else None
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise RunFolderError(
-            f"{path}: schema_version {version!r}; this magicrl reads up to {SCHEMA_VERSION}: update it"
         )
-    try:
-        benchmarks = {
-            str(name): _validated(BenchmarkResult, result, f"{path}: ")
-            for name, result in cast("Mapping[str, Any]", document["benchmarks"]).items()
-        }
-    except (KeyError, AttributeError):
-        raise RunFolderError(f"{path}: no results of magicrl eval (no table of benchmarks)") from None
+    document = _read_object(path, SCHEMA_VERSION)
+    results: object = document.get("benchmarks")
+    if not isinstance(results, dict):
+        raise RunFolderError(f"{path}: no results of magicrl eval (no table of benchmarks)")
+    named = cast("dict[str, Any]", results).items()
+    benchmarks = {name: _validated(BenchmarkResult, result, f"{path}: ") for name, result in named}
     return RecordedEvaluation(path=folder, written=str(document.get("written", "")), benchmarks=benchmarks)
 
 
@@ -453,33 +415,23 @@ def asked_problems(folder: Path) -> list[AskedProblem]:
         RunFolderError: a broken line.
     """
     path = folder / "problems.jsonl"
-    if not path.exists():
-        return []
     found: list[AskedProblem] = []
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            try:
-                row = json.loads(line)
-                golds = tuple(str(gold) for gold in row.get("golds") or ())
-                found.append(AskedProblem(id=str(row["id"]), prompt=str(row.get("prompt", "")), golds=golds))
-            except (ValueError, KeyError, AttributeError) as error:
-                raise RunFolderError(f"{path}, line {number}: no problem ({error})") from None
+    for number, row in read_lines(path):
+        if "id" not in row:
+            raise RunFolderError(f"{path}:{number}: no problem (no id)")
+        golds = tuple(str(gold) for gold in row.get("golds") or ())
+        found.append(AskedProblem(str(row["id"]), str(row.get("prompt", "")), golds))
     return found
 
 
-def sample_rows(folder: Path, samples: int) -> Iterator[SampleRow]:
+def sample_rows(folder: Path, samples: int) -> list[SampleRow]:
     """The samples of one benchmark's folder that were scored, each once; none where the files are missing.
 
     Raises:
         RunFolderError: a broken line.
     """
-    seen: set[tuple[str, int]] = set()
     try:
-        for row in read_samples(sorted(folder.glob("samples-*.jsonl"))):
-            key = (row.problem, row.sample)
-            if row.sample < samples and key not in seen:
-                seen.add(key)
-                yield row
+        return EvaluationFolder(folder).rows(samples)
     except ValueError as error:
         raise RunFolderError(str(error)) from None
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any, cast
 
+from magicrl.evaluation.samples import flat_settings
+from magicrl.records import StepMetrics
 from magicrl.reporting.charts import chart_view
 from magicrl.reporting.curves import FigureGroup, figure_groups
 from magicrl.reporting.page import Block, block, figures_block, render_page, write_page
@@ -35,20 +38,16 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
 
 
 def _run_facts(run: RecordedRun) -> list[tuple[str, str]]:
-    environments = run.run.get("environments") or [{}]
-    started, ended = (
-        str(environments[0].get("started") or run.run.get("started") or ""),
-        str(run.run.get("ended") or ""),
-    )
+    recorded = dict(run.run) | next(iter(run.environments), {})
     facts = [
         ("status", run.status),
         ("training steps", str(len(run.metrics))),
         ("time in training steps", duration(training_seconds(run))),
         ("seed", str(run.run.get("seed", "–"))),
-        ("started", moment(started)),
-        ("ended", moment(ended)),
+        ("started", moment(str(recorded.get("started") or ""))),
+        ("ended", moment(str(run.run.get("ended") or ""))),
         ("error", str(run.run.get("error") or "")),
-        ("machine", str(environments[0].get("machine") or run.run.get("machine") or "")),
+        ("machine", str(recorded.get("machine") or "")),
     ]
     return [(label, value) for label, value in facts if value]
 
@@ -57,10 +56,11 @@ def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
     """The blocks of a run's report, in order; those without data are left out."""
     browsers = run_browsers(run)
     rollouts = [step for step in shown_rollouts(run) if step]
+    findings = [event for event in run.events if event.get("kind") == "health"]
     blocks = (
         block("verdict", "Did it learn?", run_verdict(run)),
         block("headline", "Result", headline(run)),
-        _health(run),
+        block("health", "Health", {"findings": findings, "steps": len(run.metrics), "rules": RULES}),
         *(_figures(run, group) for group in figure_groups(run)),
         run_entropy(run),
         _stages(run),
@@ -71,12 +71,6 @@ def run_blocks(run: RecordedRun) -> tuple[Block, ...]:
         block("provenance", "Provenance", provenance(run)),
     )
     return tuple(block for block in blocks if block is not None)
-
-
-def _health(run: RecordedRun) -> Block | None:
-    """What the rules said while it ran."""
-    findings = [event for event in run.events if event.get("kind") == "health"]
-    return block("health", "Health", {"findings": findings, "steps": len(run.metrics), "rules": RULES})
 
 
 def _figures(run: RecordedRun, group: FigureGroup) -> Block:
@@ -96,32 +90,24 @@ def _stages(run: RecordedRun) -> Block | None:
     rows: list[dict[str, Any]] = []
     for span in run.stages:
         steps = [row for row in run.metrics if span.first_step <= row.step <= span.last_step]
-        recipe = configured[span.stage] if 0 <= span.stage < len(configured) else {}
-        ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("step") == span.last_step), None)
+        ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("step") == span.last_step), {})
+        accuracy = _numbers(steps[:5], "train/accuracy/mean"), _numbers(steps[-5:], "train/accuracy/mean")
         rows.append(
             {
                 "span": span,
-                "recipe": recipe,
-                "steps": len(steps),
-                "first": _ends(row.values.get("train/accuracy/mean") for row in steps[:5]),
-                "last": _ends(row.values.get("train/accuracy/mean") for row in steps[-5:]),
-                "seconds": sum(_numbers(row.values.get("time/step") for row in steps)),
-                "tokens": sum(_numbers(row.values.get("tokens/sampled") for row in steps)),
-                "ended": ""
-                if ended is None
-                else str(ended.get("message", "")).removeprefix(f"stage {span.stage + 1} ended "),
+                "recipe": configured[span.stage] if 0 <= span.stage < len(configured) else {},
+                "first": mean(accuracy[0]) if accuracy[0] else None,
+                "last": mean(accuracy[1]) if accuracy[1] else None,
+                "seconds": sum(_numbers(steps, "time/step")),
+                "tokens": sum(_numbers(steps, "tokens/sampled")),
+                "ended": str(ended.get("message", "")).removeprefix(f"stage {span.stage + 1} ended "),
             }
         )
     return block("stages", "Stages", {"rows": rows} if rows else None)
 
 
-def _numbers(values: Iterable[object]) -> list[float]:
-    return [float(v) for v in values if isinstance(v, (int, float))]
-
-
-def _ends(values: Iterable[object]) -> float | None:
-    found = _numbers(values)
-    return sum(found) / len(found) if found else None
+def _numbers(steps: Sequence[StepMetrics], key: str) -> list[float]:
+    return [float(value) for row in steps if isinstance(value := row.values.get(key), (int, float))]
 
 
 def _events(run: RecordedRun) -> Block | None:
@@ -133,37 +119,33 @@ def _events(run: RecordedRun) -> Block | None:
     return block("events", "Events", {"rows": rows} if rows else None)
 
 
-_TOLD_APART = ("environments", "data", "schema_version")
-
-
 def provenance(run: RecordedRun) -> dict[str, Any]:
     """The data of the provenance's template."""
-    environments = [e for e in cast("list[Any]", run.run.get("environments") or []) if isinstance(e, Mapping)]
-    rest = {key: value for key, value in run.run.items() if key not in _TOLD_APART}
+    told_apart = ("environments", "data", "schema_version")
+    rest = flat_settings({key: value for key, value in run.run.items() if key not in told_apart})
+    facts = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in rest.items()}
     return {
-        "sessions": [_session(cast("Mapping[str, Any]", e)) for e in environments],
-        "software": _software([cast("Mapping[str, Any]", e) for e in environments]),
+        "sessions": [_session(environment) for environment in run.environments],
+        "software": _software(run.environments),
         "sets": _sets(run.run.get("data")),
-        "facts": [(key.replace("_", " "), value) for key, value in flattened(rest) if value not in (None, "")],
+        "facts": [(key.replace("_", " "), value) for key, value in facts.items() if value not in (None, "")],
         "folder": str(run.path),
     }
 
 
 def _session(environment: Mapping[str, Any]) -> dict[str, str]:
     """One start or resumption: when, where, which commit."""
-    known = {"started": moment(str(environment.get("started", ""))), "git": str(environment.get("git") or "")}
-    machine = [str(environment[key]) for key in ("machine",) if environment.get(key)]
+    machine = [str(environment["machine"])] if environment.get("machine") else []
     machine += [f"{environment['threads']} threads"] if environment.get("threads") else []
-    return known | {"machine": ", ".join(machine)}
+    started, git = moment(str(environment.get("started", ""))), str(environment.get("git") or "")
+    return {"started": started, "git": git, "machine": ", ".join(machine)}
 
 
-def _software(environments: list[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _software(environments: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
     """Versions by package; where a resumption had another one, in order, with an arrow."""
     seen: dict[str, list[str]] = {}
     for environment in environments:
-        versions: object = environment.get("versions")
-        listed = cast("Mapping[str, Any]", versions) if isinstance(versions, Mapping) else {}
-        for name, version in {"python": environment.get("python"), **listed}.items():
+        for name, version in {"python": environment.get("python"), **(environment.get("versions") or {})}.items():
             history = seen.setdefault(name, [])
             if version is not None and (not history or history[-1] != str(version)):
                 history.append(str(version))
@@ -172,30 +154,12 @@ def _software(environments: list[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
 def _sets(data: object) -> list[dict[str, str]]:
     """The problem sets with their checksums."""
-    if not isinstance(data, Mapping):
-        return []
     rows: list[dict[str, str]] = []
-    for name, facts in cast("Mapping[str, Any]", data).items():
-        known = cast("Mapping[str, Any]", facts) if isinstance(facts, Mapping) else {"sha256": facts}
-        problems = known.get("problems")
+    for name, facts in cast("dict[str, Any]", data if isinstance(data, dict) else {}).items():
+        known = flat_settings(facts if isinstance(facts, dict) else {"sha256": facts})
+        problems, sha256 = known.pop("problems", None), str(known.pop("sha256", ""))
         if problems != 0:
-            rows.append(
-                {
-                    "name": name.replace("/", ", "),
-                    "problems": f"{problems:,}" if isinstance(problems, int) else "–",
-                    "sha256": str(known.get("sha256", "")),
-                    "rest": ", ".join(f"{k} {v}" for k, v in flattened(known) if k not in ("problems", "sha256")),
-                }
-            )
+            count = f"{problems:,}" if isinstance(problems, int) else "–"
+            rest = ", ".join(f"{key} {value}" for key, value in known.items())
+            rows.append({"name": name.replace("/", ", "), "problems": count, "sha256": sha256, "rest": rest})
     return rows
-
-
-def flattened(value: Any, prefix: str = "") -> list[tuple[str, Any]]:
-    """Nested tables and lists as (dotted key, scalar), in order."""
-    if isinstance(value, Mapping):
-        table = cast("Mapping[str, Any]", value)
-        return [row for k, v in table.items() for row in flattened(v, f"{prefix}.{k}" if prefix else str(k))]
-    if isinstance(value, list):
-        items = cast("list[Any]", value)
-        return [row for i, v in enumerate(items) for row in flattened(v, f"{prefix}[{i}]")]
-    return [(prefix, value)]

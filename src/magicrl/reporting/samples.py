@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,6 +25,7 @@ from magicrl.reporting.read_folders import (
     RecordedEvaluation,
     RecordedRun,
     RunFolderError,
+    SampledResponse,
     asked_problems,
     by_benchmark,
     sample_rows,
@@ -41,34 +42,17 @@ MOST_CHARACTERS = 600_000
 """Of all responses of one set on a page."""
 HEAD, TAIL = 1_500, 2_500
 """Characters at the two ends of a long response that are shown: the answer stands at its end."""
+MOST_ARMS = 3
+"""Arms side by side, behind the start."""
+MOST_COLUMNS = 4
+"""Evaluations side by side; the responses of further ones are in their folders."""
+
+Answer: TypeAlias = SampledResponse | SampleRow
+Column: TypeAlias = Sequence[Answer]
+"""A problem's responses of one model."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
-    """One response with its verdict; ``decided_by`` is the verifier's step."""
-
-    text: str
-    outcome: str
-    status: str = ""
-    decided_by: str = ""
-    reason: str = ""
-    extracted: str | None = None
-    tokens: int | None = None
-    truncated: bool = False
-    entropy: float | None = None
-
-    @property
-    def right(self) -> bool:
-        return self.outcome == "correct" and not self.truncated
-
-    @property
-    def mark(self) -> str:
-        """Its outcome in one word; a truncated response is truncated whatever stands in it."""
-        return "truncated" if self.truncated else self.outcome
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AnswerRow:
+class AnswerRow(NamedTuple):
     """Responses side by side, one a column; None where a column has none."""
 
     label: str
@@ -77,21 +61,14 @@ class AnswerRow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Browsed:
-    """One problem.
-
-    Attributes:
-        id, prompt, gold: of the problem.
-        marks: by column the outcome of every sample, shown or not.
-        rows: the responses that are shown.
-        kinds: what there is to find in it.
-    """
+    """One problem."""
 
     id: str
     prompt: str
     gold: str
-    marks: tuple[tuple[str, ...], ...]
-    rows: tuple[AnswerRow, ...]
-    kinds: frozenset[Kind]
+    marks: tuple[tuple[str, ...], ...]  # by column the outcome of every sample, shown or not
+    rows: tuple[AnswerRow, ...]  # the responses that are shown
+    kinds: frozenset[Kind]  # what there is to find in it
 
     @property
     def size(self) -> int:
@@ -100,103 +77,63 @@ class Browsed:
         return len(self.prompt) + sum(len(text) for text in texts)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SampleBrowser:
-    """The problems of one set that a page shows.
-
-    Attributes:
-        name: of the set.
-        columns: what each column is.
-        items: the problems, in the order of the set.
-        total: problems that there were to choose from.
-        counts: problems of each kind, of all there were.
-        kind_words: what the filter calls each kind that is there.
-        note: how the outcome of a column is told from several samples; empty where each has one.
-    """
+class SampleBrowser(NamedTuple):
+    """The problems of one set that a page shows, in the order of the set."""
 
     name: str
     columns: tuple[str, ...]
     items: tuple[Browsed, ...]
-    total: int
-    counts: Mapping[Kind, int]
-    kind_words: Mapping[Kind, str]
-    note: str = ""
+    total: int  # problems that there were to choose from
+    counts: Mapping[Kind, int]  # problems of each kind, of all there were
+    kind_words: Mapping[Kind, str]  # what the filter calls each kind that is there
+    note: str = ""  # how the outcome of a column is told from several samples; empty where each has one
 
 
 def browser(name: str, columns: Sequence[str], problems: Sequence[Browsed], *, note: str = "") -> SampleBrowser:
     """The browser of one set, with at most ``MOST_PROBLEMS`` problems and ``MOST_CHARACTERS`` characters."""
-    items = chosen(problems)
     counts: dict[Kind, int] = {kind: sum(kind in problem.kinds for problem in problems) for kind in KINDS}
-    words = kind_words(columns)
-    return SampleBrowser(
-        name=name,
-        columns=tuple(columns),
-        items=tuple(items),
-        total=len(problems),
-        counts=counts,
-        kind_words={kind: words[kind] for kind in KINDS if counts[kind] and kind in words},
-        note=note,
-    )
+    words: dict[Kind, str] = {kind: kind.replace("_", " ") for kind in KINDS[2:]}
+    if len(columns) > 1:  # what changed needs two columns
+        first, others = columns if len(columns) == 2 else ("the first", "another")
+        moved = "{} {}, {} {}" if first == "before" else "{1}: {0}, {3}: {2}"
+        lost, won = moved.format("right", first, "wrong", others), moved.format("wrong", first, "right", others)
+        words = {"lost": lost, "won": won, **words}
+    there = {kind: text for kind, text in words.items() if counts[kind]}
+    return SampleBrowser(name, tuple(columns), tuple(chosen(problems)), len(problems), counts, there, note)
 
 
-def kind_words(columns: Sequence[str]) -> dict[Kind, str]:
-    """What the filter calls each kind; what changed needs two columns."""
-    words: dict[Kind, str] = {
-        "wrong": "wrong",
-        "truncated": "truncated",
-        "not_judged": "not judged",
-        "right": "right",
-    }
-    if len(columns) < 2:
-        return words
-    first, others = (columns[0], columns[1]) if len(columns) == 2 else ("the first", "another")
-    changed: dict[Kind, str] = {
-        "lost": f"right {first}, wrong {others}" if first == "before" else f"{first}: right, {others}: wrong",
-        "won": f"wrong {first}, right {others}" if first == "before" else f"{first}: wrong, {others}: right",
-    }
-    return changed | words
-
-
-def kinds_of(columns: Sequence[Sequence[Answer]]) -> frozenset[Kind]:
+def kinds_of(columns: Sequence[Column]) -> frozenset[Kind]:
     """What a problem's responses are, from those of each column.
 
     A column is right where at least half of its judged responses are. ``lost``: the first column is right and another
     is not; ``won``: the other way round.
     """
-    found: set[Kind] = set()
     every = [answer for column in columns for answer in column]
-    if any(answer.outcome == "wrong" and not answer.truncated for answer in every):
-        found.add("wrong")
-    if any(answer.truncated for answer in every):
-        found.add("truncated")
-    if any(answer.outcome not in ("correct", "wrong") for answer in every):
-        found.add("not_judged")
-    if any(answer.right for answer in every):
-        found.add("right")
-    verdicts = [_right(column) for column in columns]
-    first, others = (verdicts[0], verdicts[1:]) if verdicts else (None, [])
-    if first is True and any(other is False for other in others):
-        found.add("lost")
-    if first is False and any(other is True for other in others):
-        found.add("won")
-    return frozenset(found)
+    verdicts = [_right(column) for column in columns] or [None]
+    first, others = verdicts[0], verdicts[1:]
+    present: dict[Kind, bool] = {
+        "wrong": any(answer.outcome == "wrong" and not answer.truncated for answer in every),
+        "truncated": any(answer.truncated for answer in every),
+        "not_judged": any(answer.outcome not in ("correct", "wrong") for answer in every),
+        "right": any(answer.correct for answer in every),
+        "lost": first is True and False in others,
+        "won": first is False and True in others,
+    }
+    return frozenset(kind for kind, there in present.items() if there)
 
 
-def _right(answers: Sequence[Answer]) -> bool | None:
-    judged = [answer.right for answer in answers if answer.outcome in ("correct", "wrong")]
+def _right(answers: Column) -> bool | None:
+    judged = [answer.correct for answer in answers if answer.outcome in ("correct", "wrong")]
     return 2 * sum(judged) >= len(judged) if judged else None
 
 
 def chosen(problems: Sequence[Browsed]) -> list[Browsed]:
     """Of each kind in turn the first problem that is not yet there, until the page is full; in the given order."""
-    waiting: dict[Kind, list[int]] = {
-        kind: [i for i, problem in enumerate(problems) if kind in problem.kinds] for kind in KINDS
-    }
+    waiting = [[i for i, problem in enumerate(problems) if kind in problem.kinds] for kind in KINDS]
     taken: set[int] = set()
     room = MOST_CHARACTERS
-    while any(waiting.values()) and len(taken) < MOST_PROBLEMS:
-        for kind in KINDS:
-            queue = waiting[kind]
+    while any(waiting) and len(taken) < MOST_PROBLEMS:
+        for queue in waiting:
             while queue and queue[0] in taken:
                 queue.pop(0)
             if not queue or len(taken) >= MOST_PROBLEMS:
@@ -214,11 +151,6 @@ def clipped(text: str) -> str:
         return text
     return f"{text[:HEAD]}\n[… {len(text) - HEAD - TAIL} characters left out …]\n{text[-TAIL:]}"
 
-
-MOST_ARMS = 3
-"""Arms side by side, behind the start."""
-MOST_COLUMNS = 4
-"""Evaluations side by side; the responses of further ones are in their folders."""
 
 # The tests of training runs: before and after, or the arms of a comparison.
 
@@ -241,12 +173,9 @@ def _pair(before: EvaluatedSample | None, after: EvaluatedSample | None) -> Brow
     old, new = _by_temperature(before), _by_temperature(after)
     pairs = [(t, *pair) for t in sorted({*old, *new}) for pair in zip_longest(old.get(t, []), new.get(t, []))]
     kinds = (kinds_of([[first] if first else [], [second] if second else []]) for _, first, second in pairs)
-    return _browsed(
-        problem,
-        columns=[[a for _, a, _ in pairs if a is not None], [a for _, _, a in pairs if a is not None]],
-        rows=[AnswerRow(label=f"Temperature {temperature(t)}", answers=(first, second)) for t, first, second in pairs],
-        kinds=frozenset[Kind]().union(*kinds),
-    )
+    columns = [[a for _, a, _ in pairs if a is not None], [a for _, _, a in pairs if a is not None]]
+    rows = [AnswerRow(f"Temperature {temperature(t)}", (first, second)) for t, first, second in pairs]
+    return _browsed(problem, columns, rows, frozenset[Kind]().union(*kinds))
 
 
 def arm_browsers(arms: Sequence[Arm]) -> list[SampleBrowser]:
@@ -277,41 +206,32 @@ def _side_by_side(evaluations: Sequence[Evaluation]) -> list[Browsed]:
         columns = [_by_temperature(table.get(key)).get(at, [])[:1] for table in tables]
         if any(columns):
             answers = tuple(column[0] if column else None for column in columns)
-            row = AnswerRow(label=f"Temperature {temperature(at)}", answers=answers)
+            row = AnswerRow(f"Temperature {temperature(at)}", answers)
             found.append(_browsed(problem, columns, [row], kinds_of(columns)))
     return found
 
 
 def _browsed(
-    problem: EvaluatedSample, columns: Sequence[Sequence[Answer]], rows: Sequence[AnswerRow], kinds: frozenset[Kind]
+    problem: EvaluatedSample, columns: Sequence[Column], rows: Sequence[AnswerRow], kinds: frozenset[Kind]
 ) -> Browsed:
-    return Browsed(
-        id=problem.problem_id,
-        prompt=problem.prompt,
-        gold=problem.gold if isinstance(problem.gold, str) else " or ".join(problem.gold),
-        marks=tuple(tuple(answer.mark for answer in column) for column in columns),
-        rows=tuple(rows),
-        kinds=kinds,
-    )
+    gold = problem.gold if isinstance(problem.gold, str) else " or ".join(problem.gold)
+    marks, shown = _marks(columns), tuple(rows)
+    return Browsed(id=problem.problem_id, prompt=problem.prompt, gold=gold, marks=marks, rows=shown, kinds=kinds)
+
+
+def _marks(columns: Sequence[Column]) -> tuple[tuple[str, ...], ...]:
+    """Outcomes in one word; a truncated response is truncated whatever stands in it."""
+    return tuple(tuple("truncated" if a.truncated else a.outcome for a in column) for column in columns)
 
 
 def _by_id(evaluation: Evaluation | None) -> dict[str, EvaluatedSample]:
     return {sample.problem_id: sample for sample in (evaluation.samples if evaluation else ())}
 
 
-def _by_temperature(sample: EvaluatedSample | None) -> dict[float, list[Answer]]:
-    found: dict[float, list[Answer]] = {}
+def _by_temperature(sample: EvaluatedSample | None) -> dict[float, list[SampledResponse]]:
+    found: dict[float, list[SampledResponse]] = {}
     for response in sample.responses if sample else ():
-        answer = Answer(
-            text=response.text,
-            outcome=response.outcome,
-            status=response.status,
-            decided_by=response.decided_by,
-            extracted=response.extracted,
-            tokens=response.tokens,
-            truncated=response.finish_reason == "length",
-        )
-        found.setdefault(response.temperature, []).append(answer)
+        found.setdefault(response.temperature, []).append(response)
     return found
 
 
@@ -328,23 +248,16 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
         shown = results[:MOST_COLUMNS]
         folders = [evaluations[i].path / benchmark for i, _ in shown]
         asked = {problem.id: problem for folder in reversed(folders) for problem in asked_problems(folder)}
-        columns = [
-            _by_problem(sample_rows(folder, result.samples)) for folder, (_, result) in zip(folders, shown, strict=True)
-        ]
-        ids = [
-            name
-            for name in dict.fromkeys([*asked, *(n for c in columns for n in c)])
-            if any(name in c for c in columns)
-        ]
-        problems = [
-            _of_samples(
-                name,
-                asked[name].prompt if name in asked else "",
-                " or ".join(asked[name].golds) if name in asked else "",
-                [column.get(name, []) for column in columns],
-            )
-            for name in ids
-        ]
+        columns: list[dict[str, list[Answer]]] = []
+        for folder, (_, result) in zip(folders, shown, strict=True):
+            columns.append({})
+            for row in sample_rows(folder, result.samples):
+                columns[-1].setdefault(row.problem, []).append(row)
+        sampled = {key for column in columns for key in column}
+        problems: list[Browsed] = []
+        for key in (key for key in dict.fromkeys([*asked, *(k for c in columns for k in c)]) if key in sampled):
+            prompt, gold = (asked[key].prompt, " or ".join(asked[key].golds)) if key in asked else ("", "")
+            problems.append(_of_samples(key, prompt, gold, [column.get(key, []) for column in columns]))
         if problems:
             several = max(result.samples for _, result in shown) > 1
             note = "A model counts as right on a problem where at least half of its samples are." if several else ""
@@ -354,46 +267,20 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
     return found
 
 
-def _by_problem(rows: Iterable[SampleRow]) -> dict[str, list[Answer]]:
-    found: dict[str, list[Answer]] = {}
-    for row in rows:
-        found.setdefault(row.problem, []).append(
-            Answer(
-                text=row.text,
-                outcome=row.outcome,
-                status=row.status,
-                decided_by=row.decided_by,
-                reason=row.reason,
-                extracted=row.extracted,
-                tokens=row.tokens,
-                truncated=row.truncated,
-                entropy=row.entropy,
-            )
-        )
-    return found
-
-
-def _of_samples(name: str, prompt: str, gold: str, columns: Sequence[Sequence[Answer]]) -> Browsed:
+def _of_samples(name: str, prompt: str, gold: str, columns: Sequence[Column]) -> Browsed:
     """One problem: of each column's samples the first right and the first other one."""
     rows: list[AnswerRow] = []
     for label, wanted in (("first right sample", True), ("first sample that is not right", False)):
-        answers = tuple(next((a for a in column if a.right is wanted), None) for column in columns)
+        answers = tuple(next((a for a in column if a.correct is wanted), None) for column in columns)
         if any(answers):
-            rows.append(AnswerRow(label=label, answers=answers))
-    return Browsed(
-        id=name,
-        prompt=prompt,
-        gold=gold,
-        marks=tuple(tuple(a.mark for a in column) for column in columns),
-        rows=tuple(rows),
-        kinds=kinds_of(columns),
-    )
+            rows.append(AnswerRow(label, answers))
+    marks, shown, kinds = _marks(columns), tuple(rows), kinds_of(columns)
+    return Browsed(id=name, prompt=prompt, gold=gold, marks=marks, rows=shown, kinds=kinds)
 
 
 # Rollouts: a few of a few steps, their tokens coloured by entropy where the tokenizer can be read.
 
 MOST_ROLLOUT_STEPS = 6
-MOST_PER_STEP = 4
 MOST_TOKENS = 600
 """Of one response on the page; the parquet file has all."""
 MOST_ROLLOUT_CHARACTERS = 6000
@@ -407,8 +294,7 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Neighbouring tokens of one colour: ``level`` 0 (below 0.1 nats) to 4, ``nats`` of a single token."""
 
     text: str
@@ -417,12 +303,7 @@ class Piece:
 
 
 Rollout: TypeAlias = dict[str, Any]
-"""A recorded response with what the page says of it: its row of the recording (``_COLUMNS``) and
-
-- ``step``; ``why`` it was chosen; ``group_right`` of ``group_size`` responses of its group;
-- ``prompt``, None where no tokenizer was found; ``pieces``, whether they are ``coloured`` by entropy, what is
-  ``left_out`` in words; ``tokens``, how many; their mean ``entropy``.
-"""
+"""A recorded response with what the page says of it: its row of the recording, and what ``_rollout`` adds."""
 
 
 def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
@@ -438,24 +319,17 @@ def shown_rollouts(run: RecordedRun) -> list[list[Rollout]]:
 
 def recordings(folder: Path) -> dict[int, Path]:
     """The recorded steps of a run's ``rollouts`` folder."""
-    found: dict[int, Path] = {}
-    for path in folder.glob("step-*.parquet"):
-        digits = path.stem.removeprefix("step-")
-        if digits.isdigit():
-            found[int(digits)] = path
-    return found
+    named = {path.stem.removeprefix("step-"): path for path in folder.glob("step-*.parquet")}
+    return {int(digits): path for digits, path in named.items() if digits.isdigit()}
 
 
 def rollout_steps(run: RecordedRun, recorded: Sequence[int]) -> list[int]:
-    """The first and last recorded step of each stage, at most ``MOST_ROLLOUT_STEPS``."""
-    chosen: set[int] = set()
-    for stage in run.stages:
-        inside = [step for step in recorded if stage.first_step <= step <= stage.last_step]
-        if inside:
-            chosen |= {inside[0], inside[-1]}
-    if len(chosen) == 2:  # one stage: its middle too
-        inside = [step for step in recorded if min(chosen) <= step <= max(chosen)]
-        chosen.add(inside[len(inside) // 2])
+    """The first and last recorded step of each stage, at most ``MOST_ROLLOUT_STEPS``; of one stage its middle too."""
+    stages = [[step for step in recorded if s.first_step <= step <= s.last_step] for s in run.stages]
+    inside = [steps for steps in stages if steps]
+    chosen = {step for steps in inside for step in (steps[0], steps[-1])}
+    if len(inside) == 1 and len(chosen) == 2:
+        chosen.add(inside[0][len(inside[0]) // 2])
     ordered = sorted(chosen)
     return ordered if len(ordered) <= MOST_ROLLOUT_STEPS else [*ordered[:1], *ordered[1 - MOST_ROLLOUT_STEPS :]]
 
@@ -493,10 +367,9 @@ def _told_rollouts(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, Mapping
     ]
     chosen: list[tuple[str, Mapping[str, Any]]] = []
     for why, candidates in wanted:
-        fresh = next((r for r in candidates if all(r is not taken for _, taken in chosen)), None)
-        if fresh is not None:
-            chosen.append((why, fresh))
-    return chosen[:MOST_PER_STEP]
+        fresh = [r for r in candidates if all(r is not taken for _, taken in chosen)]
+        chosen += [(why, r) for r in fresh[:1]]
+    return chosen
 
 
 def _rollout(
@@ -505,12 +378,13 @@ def _rollout(
     tokens = cast("list[int]", row["tokens"])
     entropies = cast("list[float] | None", row["sampler_entropies"])
     shown = _token_texts(tokenizer, tokens[:MOST_TOKENS]) if tokenizer is not None else None
-    if shown is not None and entropies is not None:
+    coloured = shown is not None and entropies is not None
+    if coloured:
         pieces = coloured_pieces(shown, entropies)
         words = f"{len(tokens) - MOST_TOKENS} more tokens" if len(tokens) > MOST_TOKENS else ""
     else:
         text = str(row["text"])
-        pieces = (Piece(text=visible(text[:MOST_ROLLOUT_CHARACTERS]), level=0, nats=None),)
+        pieces = (Piece(visible(text[:MOST_ROLLOUT_CHARACTERS]), 0, None),)
         words = f"{len(text) - MOST_ROLLOUT_CHARACTERS} more characters" if len(text) > MOST_ROLLOUT_CHARACTERS else ""
     prompt = cast("list[int]", row["prompt_tokens"])[-MOST_TOKENS:]
     return {
@@ -524,7 +398,7 @@ def _rollout(
         "prompt": None if tokenizer is None else str(tokenizer.decode(prompt, skip_special_tokens=False)),
         "pieces": pieces,
         "left_out": words,
-        "coloured": shown is not None and entropies is not None,
+        "coloured": coloured,
         "tokens": len(tokens),
         "entropy": _mean_of(entropies),
     }
@@ -550,9 +424,9 @@ def coloured_pieces(texts: Sequence[str], entropies: Sequence[float]) -> tuple[P
         if not shown:
             continue
         if level == 0 and pieces and pieces[-1].level == 0:
-            pieces[-1] = Piece(text=pieces[-1].text + shown, level=0, nats=None)
+            pieces[-1] = Piece(pieces[-1].text + shown, 0, None)
         else:
-            pieces.append(Piece(text=shown, level=level, nats=nats if level else None))
+            pieces.append(Piece(shown, level, nats if level else None))
     return tuple(pieces)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group, RenderableType
@@ -12,14 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl.evaluation.statistics import paired_scores
-from magicrl.reporting.charts import FigureView
+from magicrl.reporting.charts import IntervalRow, intervals_view
 from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
-from magicrl.reporting.row_charts import IntervalRow, intervals_view
 from magicrl.reporting.wording import duration, number, percent, points, temperature, visible
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ScorePair:
+class ScorePair(NamedTuple):
     """One temperature: the start's score and the trained model's, where they were measured."""
 
     temperature: float
@@ -29,13 +26,10 @@ class ScorePair:
     @property
     def rise(self) -> Interval | None:
         """After minus before at this temperature."""
-        if self.before is None or self.after is None:
-            return None
-        return rise(self.before, self.after)
+        return None if self.before is None or self.after is None else rise(self.before, self.after)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PassPair:
+class PassPair(NamedTuple):
     """pass@k of the start and of the trained model; ``temperature`` is the start's where both were measured."""
 
     k: int
@@ -44,8 +38,7 @@ class PassPair:
     after: Interval | None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Rise:
+class Rise(NamedTuple):
     """The trained model at one temperature against the start at another."""
 
     before_temperature: float
@@ -60,8 +53,7 @@ class Rise:
         return self.change.low > 0
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Comparison:
+class Comparison(NamedTuple):
     """A test set before and after training; either may be missing while a run goes on."""
 
     set_name: str
@@ -71,9 +63,8 @@ class Comparison:
     @property
     def pairs(self) -> tuple[ScorePair, ...]:
         """One a temperature, ascending."""
-        old = {} if self.before is None else self.before.temperatures
-        new = {} if self.after is None else self.after.temperatures
-        return tuple(ScorePair(temperature=t, before=old.get(t), after=new.get(t)) for t in sorted({*old, *new}))
+        old, new = ({} if side is None else side.temperatures for side in (self.before, self.after))
+        return tuple(ScorePair(t, old.get(t), new.get(t)) for t in sorted({*old, *new}))
 
     @property
     def start_best(self) -> tuple[float, TemperatureScore] | None:
@@ -89,19 +80,13 @@ class Comparison:
         measured = self.after or self.before
         return max(measured.temperatures, default=None) if measured is not None else None
 
-    def rise_over_best(self, after_temperature: float) -> Rise | None:
+    def rise_over_best(self, after_temperature: float | None) -> Rise | None:
         """The rise at ``after_temperature`` over the start's best temperature."""
         best = self.start_best
-        if best is None or self.after is None or after_temperature not in self.after.temperatures:
+        after = None if self.after is None else self.after.temperatures.get(after_temperature or 0.0)
+        if best is None or after is None or after_temperature is None:
             return None
-        after = self.after.temperatures[after_temperature].accuracy
-        return Rise(
-            before_temperature=best[0],
-            after_temperature=after_temperature,
-            before=best[1].accuracy,
-            after=after,
-            change=rise(best[1], self.after.temperatures[after_temperature]),
-        )
+        return Rise(best[0], after_temperature, best[1].accuracy, after.accuracy, rise(best[1], after))
 
     @property
     def passes(self) -> tuple[PassPair, ...]:
@@ -114,7 +99,7 @@ class Comparison:
         for k in sorted({*sides[0], *sides[1]}):
             old, new = (side.get(k) for side in sides)
             at = (old or new or (0.0,))[0]
-            found.append(PassPair(k=k, temperature=at, before=old[1] if old else None, after=new[1] if new else None))
+            found.append(PassPair(k, at, old[1] if old else None, new[1] if new else None))
         return tuple(found)
 
 
@@ -140,13 +125,7 @@ def difference(before: Interval, after: Interval) -> Interval:
 
 def comparisons(run: RecordedRun) -> tuple[Comparison, ...]:
     """One a test set, in the order of the files."""
-    return tuple(
-        Comparison(set_name=name, before=run.evaluation("before", name), after=run.evaluation("after", name))
-        for name in run.sets
-    )
-
-
-Tile = dict[str, str]
+    return tuple(Comparison(name, run.evaluation("before", name), run.evaluation("after", name)) for name in run.sets)
 
 
 def run_verdict(run: RecordedRun) -> dict[str, Any] | None:
@@ -154,74 +133,70 @@ def run_verdict(run: RecordedRun) -> dict[str, Any] | None:
     learning = run.learning
     if learning is None:
         return None
-    facts = learning.facts
-    changed = {True: "the weights changed", False: "no weight changed", None: ""}[facts.weights_changed]
-    inputs = [f"{facts.updates} SGD updates in {facts.steps} training steps", changed]
-    if facts.answers is not None:
-        inputs.append(f"{percent(facts.answers.mixed)} of the groups gave a gradient")
+    facts, answers = learning.facts, learning.facts.answers
+    inputs = [f"{facts.updates} SGD updates in {facts.steps} training steps"]
+    if facts.weights_changed is not None:
+        inputs.append("the weights changed" if facts.weights_changed else "no weight changed")
+    if answers is not None:
+        inputs.append(f"{percent(answers.mixed)} of the groups gave a gradient")
     if facts.tokens_share is not None:
         inputs.append(f"{percent(facts.tokens_share)} of the sampled tokens were learnt from")
-    if facts.answers is not None and facts.answers.answered is not None:
-        inputs.append(f"{percent(facts.answers.answered)} of the answers ended and could be read")
-        inputs.append(f"{percent(facts.answers.truncated)} were cut at T")
+    if answers is not None and answers.answered is not None:
+        inputs.append(f"{percent(answers.answered)} of the answers ended and could be read")
+        inputs.append(f"{percent(answers.truncated)} were cut at T")
     return {
         "title": learning.title,
         "reason": learning.reason,
         "advice": learning.advice,
         "good": learning.outcome == "learned",
         "failed": learning.failed,
-        "inputs": ", ".join(part for part in inputs if part) + ".",
+        "inputs": ", ".join(inputs) + ".",
     }
 
 
 def headline(run: RecordedRun) -> dict[str, Any] | None:
     """The data of the headline's template: tiles of the run, and a table and a figure a test set."""
     found = comparisons(run)
-    if not found:
-        return None
-    sets = [
-        {
-            "comparison": comparison,
-            "view": _view("test" if len(found) == 1 else f"test_{i + 1}", comparison),
-            "passes": comparison.passes,
-            "tiles": _score_tiles(comparison) + (_run_tiles(run) if i == 0 else []),
-            "boxed": any(s.boxed is not None for p in comparison.pairs for s in (p.before, p.after) if s is not None),
-        }
-        for i, comparison in enumerate(found)
-    ]
-    return {"sets": sets}
+    sets: list[dict[str, Any]] = []
+    for i, comparison in enumerate(found):
+        sides = [side for pair in comparison.pairs for side in (pair.before, pair.after) if side is not None]
+        view = intervals_view(
+            "test" if len(found) == 1 else f"test_{i + 1}",
+            "Accuracy by temperature",
+            interval_rows(comparison),
+            "Bars are 95 % intervals; the unit of each is the problem, not the sample.",
+            best=None if comparison.start_best is None else comparison.start_best[1].accuracy.mean,
+        )
+        tiles = _score_tiles(comparison) + (_run_tiles(run) if i == 0 else [])
+        told = {"boxed": any(s.boxed is not None for s in sides), "graded": any(s.reward is not None for s in sides)}
+        sets.append({"comparison": comparison, "view": view, "passes": comparison.passes, "tiles": tiles, **told})
+    return {"sets": sets} if sets else None
 
 
-def _tile(value: str, label: str, detail: str) -> Tile:
+def _tile(value: str, label: str, detail: str) -> dict[str, str]:
     return {"value": value, "label": label, "detail": detail}
 
 
-def _score_tiles(comparison: Comparison) -> list[Tile]:
+def _score_tiles(comparison: Comparison) -> list[dict[str, str]]:
     """Accuracy at the temperature of training, and the rise over the start at its best."""
-    at = comparison.training_temperature
-    rise = None if at is None else comparison.rise_over_best(at)
-    if at is None or rise is None or comparison.after is None:
+    rise = comparison.rise_over_best(comparison.training_temperature)
+    if rise is None:
         return []
+    at = rise.after_temperature
     pair = next(p for p in comparison.pairs if p.temperature == at)
     old = "–" if pair.before is None else percent(pair.before.accuracy.mean)
     best = f"{temperature(rise.before_temperature)}: {percent(rise.before.mean)}"
+    label, over = f"accuracy at temperature {temperature(at)}", f"over the start's best temperature, {best}"
+    interval = f"95 %: {points(rise.change.low)} to {points(rise.change.high)}"
     return [
-        _tile(
-            f"{old} → {percent(rise.after.mean)}",
-            f"accuracy at temperature {temperature(at)}",
-            "before and after training",
-        ),
-        _tile(
-            f"{points(rise.change.mean)} points",
-            f"over the start's best temperature, {best}",
-            f"95 %: {points(rise.change.low)} to {points(rise.change.high)}",
-        ),
+        _tile(f"{old} → {percent(rise.after.mean)}", label, "before and after training"),
+        _tile(f"{points(rise.change.mean)} points", over, interval),
     ]
 
 
-def _run_tiles(run: RecordedRun) -> list[Tile]:
+def _run_tiles(run: RecordedRun) -> list[dict[str, str]]:
     """Entropy and length over the training."""
-    tiles: list[Tile] = []
+    tiles: list[dict[str, str]] = []
     entropy, target = run.points("entropy/exact/mean", "entropy/sampled/mean"), run.points("entropy/target")
     if entropy:
         value = f"{number(entropy[0][1], 2)} → {number(entropy[-1][1], 2)}"
@@ -233,12 +208,29 @@ def _run_tiles(run: RecordedRun) -> list[Tile]:
     return tiles
 
 
+def interval_rows(comparison: Comparison) -> list[IntervalRow]:
+    """A row a temperature, then a row a pass@k."""
+    rows: list[IntervalRow] = []
+    for pair in comparison.pairs:
+        old, new = (None if side is None else side.accuracy for side in (pair.before, pair.after))
+        rows.append(IntervalRow(temperature(pair.temperature), old, new))
+    passes = enumerate(comparison.passes)
+    return rows + [IntervalRow(f"pass@{p.k}", p.before, p.after, apart=i == 0) for i, p in passes]
+
+
+# The terminal's last words.
+
+
 def summary(run: RecordedRun) -> RenderableType:
     """A table a test set, the rise in words, cost, and the paths of what was made."""
     parts: list[RenderableType] = []
     for comparison in comparisons(run):
-        parts += [score_table(comparison), *rise_lines(comparison), cost_table(comparison)]
-    parts += verdict_lines(run)
+        parts += [_score_table(comparison), *_rise_lines(comparison), _cost_table(comparison)]
+    if (learning := run.learning) is not None:
+        style = "bold green" if learning.outcome == "learned" else "bold red" if learning.failed else "bold yellow"
+        verdict = (visible(learning.title), style)
+        parts.append(Text.assemble(("Did it learn? ", "bold"), verdict, f": {visible(learning.reason)}."))
+        parts += [Text(f"  remedy: {visible(sentence)}", style="dim") for sentence in learning.advice]
     parts.append(Text(f"{len(run.metrics)} training steps in {duration(training_seconds(run))} ({run.status})"))
     for label, name in (("model", "model"), ("report", "report.html"), ("metrics", "metrics.jsonl")):
         path = run.path / name
@@ -247,25 +239,13 @@ def summary(run: RecordedRun) -> RenderableType:
     return Group(*parts)
 
 
-def verdict_lines(run: RecordedRun) -> list[Text]:
-    """Did it learn, why, and what helps."""
-    learning = run.learning
-    if learning is None:
-        return []
-    style = "bold green" if learning.outcome == "learned" else "bold red" if learning.failed else "bold yellow"
-    first = Text.assemble(
-        ("Did it learn? ", "bold"), (visible(learning.title), style), f": {visible(learning.reason)}."
-    )
-    return [first, *(Text(f"  remedy: {visible(sentence)}", style="dim") for sentence in learning.advice)]
-
-
 def training_seconds(run: RecordedRun) -> float | None:
     """Wall clock of the training steps together, over every resumption; None where no step recorded it."""
     steps = run.points("time/step")
     return sum(seconds for _, seconds in steps) if steps else None
 
 
-def score_table(comparison: Comparison) -> Table:
+def _score_table(comparison: Comparison) -> Table:
     """Accuracy by temperature with 95 % intervals, the rise in points, and pass@k."""
     table = Table(
         title=f"Test set: {visible(comparison.set_name)} (accuracy in %, with 95 % intervals)",
@@ -278,91 +258,59 @@ def score_table(comparison: Comparison) -> Table:
     for name in ("before", "after", "rise in points"):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in comparison.pairs:
-        table.add_row(
-            temperature(pair.temperature),
-            interval_words(None if pair.before is None else pair.before.accuracy),
-            interval_words(None if pair.after is None else pair.after.accuracy),
-            Text(change_words(pair.rise), style="green" if pair.rise is not None and pair.rise.low > 0 else ""),
-        )
+        sides = (_interval_words(None if side is None else side.accuracy) for side in (pair.before, pair.after))
+        change = Text(_change_words(pair.rise), style="green" if pair.rise is not None and pair.rise.low > 0 else "")
+        table.add_row(temperature(pair.temperature), *sides, change)
     for passed in comparison.passes:
-        words = (interval_words(side) for side in (passed.before, passed.after))
+        words = (_interval_words(side) for side in (passed.before, passed.after))
         table.add_row(f"pass@{passed.k}, {passed.temperature:g}", *words, "")
     return table
 
 
-def cost_table(comparison: Comparison) -> Table:
-    """Entropy, length and truncation by temperature, before and after."""
+def _cost_table(comparison: Comparison) -> Table:
+    """Entropy, length and truncation by temperature, before and after; the mean reward where rewards are graded."""
+    sides = [side for pair in comparison.pairs for side in (pair.before, pair.after) if side is not None]
+    graded = any(side.reward is not None for side in sides)
     table = Table(box=SIMPLE_HEAD)
     table.add_column("temperature", no_wrap=True)
-    for name in ("entropy", "mean length", "truncated"):
+    for name in ("entropy", "mean length", "truncated", *(["mean reward"] if graded else [])):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in comparison.pairs:
-        cells = [_arrow(pair, field) for field in ("entropy", "length_mean", "truncation")]
-        table.add_row(temperature(pair.temperature), *cells)
+        old, new = (_cost_words(side, graded) for side in (pair.before, pair.after))
+        both = [f"{a} → {b}" for a, b in zip(old, new, strict=True)]
+        table.add_row(temperature(pair.temperature), *both)
     return table
 
 
-def rise_lines(comparison: Comparison) -> list[Text]:
+def _cost_words(score: TemperatureScore | None, graded: bool) -> list[str]:
+    if score is None:
+        return ["–"] * (4 if graded else 3)
+    reward = [number(score.reward.mean if score.reward else None)] if graded else []
+    return [number(score.entropy), number(score.length_mean), percent(score.truncation), *reward]
+
+
+def _rise_lines(comparison: Comparison) -> list[Text]:
     """The rise over the start's best temperature, in words."""
-    at = comparison.training_temperature
-    rise = None if at is None else comparison.rise_over_best(at)
+    rise = comparison.rise_over_best(comparison.training_temperature)
     if rise is None:
         return []
-    return [
-        Text(
-            f"At temperature {temperature(rise.after_temperature)}: {percent(rise.after.mean)}, "
-            f"{change_words(rise.change)} points against the start's best temperature "
-            f"({temperature(rise.before_temperature)}: {percent(rise.before.mean)})",
-            style="bold green" if rise.clear else "bold",
-        )
-    ]
+    text = (
+        f"At temperature {temperature(rise.after_temperature)}: {percent(rise.after.mean)}, "
+        f"{_change_words(rise.change)} points against the start's best temperature "
+        f"({temperature(rise.before_temperature)}: {percent(rise.before.mean)})"
+    )
+    return [Text(text, style="bold green" if rise.clear else "bold")]
 
 
-def interval_words(interval: Interval | None) -> str:
+def _interval_words(interval: Interval | None) -> str:
     """``45.7 (43.1–48.3)``, in per cent."""
     if interval is None:
         return "–"
     return f"{100 * interval.mean:.1f} ({100 * interval.low:.1f}–{100 * interval.high:.1f})"
 
 
-def change_words(change: Interval | None) -> str:
+def _change_words(change: Interval | None) -> str:
     """``+45.1 (+41.9 to +48.0)``, in percentage points."""
     if change is None:
         return "–"
     return f"{points(change.mean)} ({points(change.low)} to {points(change.high)})"
-
-
-def _arrow(pair: ScorePair, field: str) -> str:
-    """``0.61 → 0.18``."""
-
-    def word(score: TemperatureScore | None) -> str:
-        value: float | None = None if score is None else getattr(score, field)
-        return percent(value) if field == "truncation" else number(value)
-
-    return f"{word(pair.before)} → {word(pair.after)}"
-
-
-def _view(key: str, comparison: Comparison) -> FigureView:
-    """A test set's scores before and after, with its pass@k below."""
-    return intervals_view(
-        key,
-        "Accuracy by temperature",
-        interval_rows(comparison),
-        "Bars are 95 % intervals; the unit of each is the problem, not the sample.",
-        best=None if comparison.start_best is None else comparison.start_best[1].accuracy.mean,
-    )
-
-
-def interval_rows(comparison: Comparison) -> list[IntervalRow]:
-    """A row a temperature, then a row a pass@k."""
-    rows = [
-        IntervalRow(
-            label=temperature(pair.temperature),
-            before=pair.before.accuracy if pair.before else None,
-            after=pair.after.accuracy if pair.after else None,
-        )
-        for pair in comparison.pairs
-    ]
-    for i, passed in enumerate(comparison.passes):
-        rows.append(IntervalRow(label=f"pass@{passed.k}", before=passed.before, after=passed.after, apart=i == 0))
-    return rows

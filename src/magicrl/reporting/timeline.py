@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
-from typing import Any
-
-from markupsafe import escape
+from statistics import mean, median
+from typing import NamedTuple
 
 from magicrl.reporting.charts import (
     PALETTE,
@@ -17,6 +14,8 @@ from magicrl.reporting.charts import (
     Entry,
     FigureView,
     Points,
+    bars_view,
+    box,
     figure_view,
     nice_ticks,
     text,
@@ -24,7 +23,6 @@ from magicrl.reporting.charts import (
 )
 from magicrl.reporting.curves import stage_marks, steps_range, with_running_mean
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError, read_lines
-from magicrl.reporting.row_charts import bars_view
 from magicrl.reporting.wording import duration, number, percent
 
 LOCAL = "local"
@@ -32,13 +30,11 @@ LOCAL = "local"
 MOST_ROWS = 8
 MOST_WORKERS = 12
 """Of a step, beside the run's own process; of more there are those that worked longest and shortest."""
-MOST_LINES = len(PALETTE)
 MOST_BARS = 24
 _COLORS = {"rollout": 0, "train": 1, "verify": 2, "old_logprobs": 3, "ref_logprobs": 5}
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Span:
+class Span(NamedTuple):
     """Work of one worker: ``start`` and ``end`` in seconds since its step began."""
 
     worker: str
@@ -48,8 +44,7 @@ class Span:
     end: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TimelineRow:
+class TimelineRow(NamedTuple):
     """One step of the drawing: its label and its lanes; work of a lane does not overlap."""
 
     label: str
@@ -65,7 +60,8 @@ def read_timeline(path: Path) -> tuple[Span, ...]:
     spans: list[Span] = []
     for line, row in read_lines(path):
         try:
-            spans.append(_span(row))
+            worker, what = str(row.get("worker", LOCAL)), str(row.get("what") or row["kind"])
+            spans.append(Span(worker, what, int(row["step"]), float(row["start"]), float(row["end"])))
         except (KeyError, TypeError, ValueError):
             raise RunFolderError(
                 f"{path}:{line}: a span needs step (a whole number), start and end (seconds) and what or kind"
@@ -73,21 +69,10 @@ def read_timeline(path: Path) -> tuple[Span, ...]:
     return tuple(spans)
 
 
-def _span(row: Mapping[str, Any]) -> Span:
-    return Span(
-        worker=str(row.get("worker", LOCAL)),
-        what=str(row.get("what") or row["kind"]),
-        step=int(row["step"]),
-        start=float(row["start"]),
-        end=float(row["end"]),
-    )
-
-
-def chosen_steps(run: RecordedRun, spans: Iterable[Span]) -> list[tuple[int, str]]:
-    """Steps worth seeing, with a word on each: of every stage the typical and the slowest one."""
-    ends: dict[int, float] = {}
-    for span in spans:
-        ends[span.step] = max(span.end, ends.get(span.step, 0.0))
+def timeline_rows(run: RecordedRun, spans: Sequence[Span]) -> list[TimelineRow]:
+    """The drawing's rows: of every stage the typical and the slowest step."""
+    by_step = _by_step(spans)
+    ends = {step: max(span.end for span in inside) for step, inside in by_step.items()}
     chosen: dict[int, str] = {}
     for stage in run.stages:
         length = {step: end for step, end in ends.items() if stage.first_step <= step <= stage.last_step}
@@ -95,17 +80,19 @@ def chosen_steps(run: RecordedRun, spans: Iterable[Span]) -> list[tuple[int, str
             middle = median(length.values())
             chosen.setdefault(min(length, key=lambda step: abs(length[step] - middle)), "typical")
             chosen.setdefault(max(length, key=lambda step: length[step]), "slowest")
-    return sorted(chosen.items())[-MOST_ROWS:]
-
-
-def timeline_rows(run: RecordedRun, spans: Sequence[Span]) -> list[TimelineRow]:
-    """The drawing's rows, of a run's ``spans``."""
     rows: list[TimelineRow] = []
-    for step, word in chosen_steps(run, spans):
-        shown, left_out = _extremes([span for span in spans if span.step == step])
+    for step, word in sorted(chosen.items())[-MOST_ROWS:]:
+        shown, left_out = _extremes(by_step[step])
         label = f"step {step}, {word}" + (f" (without {left_out} workers in between)" if left_out else "")
-        rows.append(TimelineRow(label=label, lanes=_lanes(shown)))
+        rows.append(TimelineRow(label, _lanes(shown)))
     return rows
+
+
+def _by_step(spans: Iterable[Span]) -> dict[int, list[Span]]:
+    found: dict[int, list[Span]] = {}
+    for span in spans:
+        found.setdefault(span.step, []).append(span)
+    return dict(sorted(found.items()))
 
 
 def _extremes(spans: Sequence[Span]) -> tuple[list[Span], int]:
@@ -141,43 +128,40 @@ def _natural(worker: str) -> tuple[str, int]:
 def timeline_view(rows: Sequence[TimelineRow]) -> FigureView:
     """A row a step, seconds to the right; what no bar covers is bookkeeping."""
     left, right, top, lane_height, gap = 112, 20, 8, 15, 9
-    longest = max((span.end for row in rows for lane in row.lanes for span in lane), default=1.0)
+    spans = [span for row in rows for lane in row.lanes for span in lane]
+    longest = max((span.end for span in spans), default=1.0)
     scale = (WIDTH - left - right) / longest
-    # lanes of several workers carry their names, below a line with the step's
-    titled = [len({lane[0].worker for lane in row.lanes}) > 1 for row in rows]
-    bottom = top + sum(lane_height * (len(row.lanes) + named) + gap for row, named in zip(rows, titled, strict=True))
-    ticks = [tick for tick in nice_ticks(0.0, longest, 5) if tick <= longest]
-    parts = x_grid([(left + tick * scale, number(tick)) for tick in ticks], top, bottom)
-    y = float(top + gap / 2)
-    for row, named in zip(rows, titled, strict=True):
+    bars: list[str] = []
+    y = top + gap / 2
+    for row in rows:
+        # lanes of several workers carry their names, below a line with the step's
+        named = len({lane[0].worker for lane in row.lanes}) > 1
         middle = y + lane_height * (1 if named else len(row.lanes)) / 2 + 4
-        parts.append(text(4 if named else left - 8, middle, row.label, "start" if named else "end"))
+        bars.append(text(4 if named else left - 8, middle, row.label, "start" if named else "end"))
         y += lane_height * named
         shown = ""
         for lane in row.lanes:
             if named and lane[0].worker != shown:
                 shown = lane[0].worker
                 words = shown if len(shown) <= 15 else shown[:14] + "…"
-                parts.append(text(left - 8, y + lane_height / 2 + 3, words, "end"))
+                bars.append(text(left - 8, y + lane_height / 2 + 3, words, "end"))
             for span in lane:
                 words = f"{span.what.replace('_', ' ')}: {duration(span.end - span.start)} ({span.worker})"
-                parts.append(
-                    f'<rect class="area f{_COLORS.get(span.what, 4)}" x="{left + span.start * scale:.1f}" y="{y:.1f}" '
-                    f'width="{max(1.0, (span.end - span.start) * scale):.1f}" height="{lane_height - 2}">'
-                    f"<title>{escape(words)}</title></rect>"
-                )
+                corner = (round(left + span.start * scale, 1), y)
+                width = (span.end - span.start) * scale
+                bars.append(box(_COLORS.get(span.what, 4), corner, width, lane_height - 2, words))
             y += lane_height
         y += gap
-    parts.append(text((left + WIDTH - right) / 2, bottom + 32, "seconds of the step"))
-    spans = [span for row in rows for lane in row.lanes for span in lane]
+    bottom = y - gap / 2
+    ticks = [(left + tick * scale, number(tick)) for tick in nice_ticks(0.0, longest, 5) if tick <= longest]
+    parts = [*x_grid(ticks, top, bottom), *bars, text((left + WIDTH - right) / 2, bottom + 32, "seconds of the step")]
     names = dict.fromkeys(span.what for span in spans)
     return figure_view(
-        key="timeline",
-        title="Inside a step",
-        description="; ".join(_words(row) for row in rows),
-        height=bottom + 38,
-        body=parts,
-        legend=[Entry(label=name.replace("_", " "), sign="area", color=_COLORS.get(name, 4)) for name in names],
+        "timeline",
+        "Inside a step",
+        (bottom + 38, parts),
+        told=[_words(row) for row in rows],
+        legend=[Entry(name.replace("_", " "), "area", _COLORS.get(name, 4)) for name in names],
         rows=[["step", "worker", "what", "start", "end"], *([s.step, s.worker, s.what, s.start, s.end] for s in spans)],
         note="The step of median length and the slowest one of each stage. Judging that hid behind generation has no "
         "bar of its own; what no bar covers is bookkeeping.",
@@ -205,12 +189,9 @@ def idle_shares(run: RecordedRun, spans: Sequence[Span]) -> dict[str, Points]:
 
     A worker that did nothing in a step idled through it. Steps whose length was not recorded end with the last span.
     """
-    by_step: dict[int, list[Span]] = {}
-    for span in spans:
-        by_step.setdefault(span.step, []).append(span)
     lengths = dict(run.points("time/step"))
     found: dict[str, list[tuple[float, float]]] = {worker: [] for worker in sorted({s.worker for s in spans})}
-    for step, inside in sorted(by_step.items()):
+    for step, inside in _by_step(spans).items():
         last = max(span.end for span in inside)
         length = max(lengths.get(float(step), last), last)
         for worker, points in found.items():
@@ -221,13 +202,15 @@ def idle_shares(run: RecordedRun, spans: Sequence[Span]) -> dict[str, Points]:
 
 def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
     """Idle share of the most idle workers, step by step."""
-    marks = stage_marks(run)
+    marks, most = stage_marks(run), len(PALETTE)
     note = "Share of the step's wall clock in which a worker had no measured work."
     alone = len(shares) == 1  # raw values of many would hide each other
     if alone:
         note += " One process does everything in turn: what is left is bookkeeping."
-    elif len(shares) > MOST_LINES:
-        note += f" The {MOST_LINES} most idle of {len(shares)} workers."
+    elif len(shares) > most:
+        note += f" The {most} most idle of {len(shares)} workers."
+    breaks = [mark.x for mark in marks]
+    drawn = [with_running_mean(w, points, i, breaks) for i, (w, points) in enumerate(list(shares.items())[:most])]
     return Chart(
         key="idle",
         title="Idle time by worker",
@@ -235,11 +218,7 @@ def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
         y_low=0.0,
         compact=True,
         note=note,
-        series=tuple(
-            series
-            for color, (worker, points) in enumerate(list(shares.items())[:MOST_LINES])
-            for series in with_running_mean(worker, points, color, [mark.x for mark in marks])[: 2 if alone else 1]
-        ),
+        series=tuple(series for lines in drawn for series in lines[: 2 if alone else 1]),
         marks=marks,
         x_range=steps_range(run),
     )
@@ -248,10 +227,9 @@ def idle_chart(run: RecordedRun, shares: Mapping[str, Points]) -> Chart:
 def idle_bars(shares: Mapping[str, Points]) -> FigureView:
     """Each worker's mean over all steps."""
     means = [(worker, _mean(points), percent(_mean(points))) for worker, points in list(shares.items())[:MOST_BARS]]
-    title = "Idle time, mean over the run"
-    note = "The most idle first."
-    return bars_view("idle_by_worker", title, "share of the steps' wall clock", means, note, unit="percent", color=4)
+    title, x_name, note = "Idle time, mean over the run", "share of the steps' wall clock", "The most idle first."
+    return bars_view("idle_by_worker", title, x_name, means, note, unit="percent", color=4)
 
 
 def _mean(points: Points) -> float:
-    return sum(y for _, y in points) / len(points) if points else 0.0
+    return mean(y for _, y in points) if points else 0.0

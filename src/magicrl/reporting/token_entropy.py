@@ -7,9 +7,8 @@ which the policy could have gone on differently. A run's page has a line a step,
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -18,39 +17,36 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from magicrl.reporting.arms import Arm
-from magicrl.reporting.charts import PALETTE, Chart, FigureView, Series, chart_view
+from magicrl.reporting.charts import PALETTE, Bar, Chart, FigureView, Series, bars_view, chart_view
 from magicrl.reporting.page import Block, figures_block
 from magicrl.reporting.read_folders import RecordedRun, RunFolderError
-from magicrl.reporting.row_charts import bars_view
 from magicrl.reporting.samples import recordings, run_tokenizer
 from magicrl.reporting.wording import number, visible
-
-Floats: TypeAlias = NDArray[np.float64]
 
 MOST_BINS = 24
 LEAST_TOKENS = 8
 """Tokens below which a bin of positions, or a token of the vocabulary, says too little to be shown."""
 SHARES = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """Shares of the tokens at which the concentration is read."""
+MOST_STEPS = 4
+MOST_BARS = 14
+UNCERTAIN = "Where the policy is uncertain"
+MEANT = "The entropy of a token is that of the distribution from which it was drawn, in nats."
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Recorded:
-    """The responses of one step (or evaluation): ids and entropies of all tokens, one behind the other.
+class Recorded(NamedTuple):
+    """The responses of one step (or evaluation): ids and entropies of all tokens, one behind the other."""
 
-    Attributes:
-        ids: [tokens].
-        entropies: [tokens], nats.
-        lengths: [responses], tokens of each; they add up to ``len(ids)``.
-    """
-
-    ids: NDArray[np.int64]
-    entropies: Floats
-    lengths: NDArray[np.int64]
+    ids: NDArray[np.int64]  # [tokens]
+    entropies: NDArray[np.float64]  # [tokens], nats
+    lengths: NDArray[np.int64]  # [responses], tokens of each
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PositionBin:
+NamedTokens: TypeAlias = tuple[int, str, Recorded]
+"""Recorded tokens with the slot of the palette and the name that the figures give them."""
+
+
+class PositionBin(NamedTuple):
     """Positions ``first`` to ``last`` (from 1) of the responses: mean entropy, and how many tokens it is a mean of."""
 
     first: int
@@ -59,12 +55,11 @@ class PositionBin:
     tokens: int
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TokenShare:
+class TokenShare(NamedTuple):
     """One token of the vocabulary: how often it was drawn, its mean entropy, its share of all entropy."""
 
     token: int
-    count: int
+    drawn: int
     mean: float
     share: float
 
@@ -78,13 +73,15 @@ def recorded(responses: Sequence[tuple[Sequence[int], Sequence[float]]]) -> Reco
     for ids, entropies in responses:
         if len(ids) != len(entropies):
             raise ValueError(f"a response of {len(ids)} tokens has {len(entropies)} entropies")
-    if not any(len(ids) for ids, _ in responses):
+    return joined([Recorded(np.array(i, np.int64), np.array(e, np.float64), np.array([len(i)])) for i, e in responses])
+
+
+def joined(parts: Sequence[Recorded]) -> Recorded | None:
+    """Several recordings as one; None where there is no token."""
+    if not any(len(part.ids) for part in parts):
         return None
-    return Recorded(
-        ids=np.concatenate([np.asarray(ids, dtype=np.int64) for ids, _ in responses]),
-        entropies=np.concatenate([np.asarray(values, dtype=np.float64) for _, values in responses]),
-        lengths=np.array([len(ids) for ids, _ in responses], dtype=np.int64),
-    )
+    ids, entropies, lengths = zip(*parts, strict=True)
+    return Recorded(np.concatenate(ids), np.concatenate(entropies), np.concatenate(lengths))
 
 
 def bin_edges(longest: int, bins: int = MOST_BINS) -> list[int]:
@@ -103,13 +100,12 @@ def by_position(data: Recorded, edges: Sequence[int]) -> list[PositionBin]:
 
     Late bins hold only the responses that are so long.
     """
-    starts = np.cumsum(data.lengths) - data.lengths
-    positions = np.arange(len(data.ids)) - np.repeat(starts, data.lengths) + 1
-    slots = np.searchsorted(np.asarray(edges), positions, side="right") - 1
+    positions = np.concatenate([np.arange(1, length + 1) for length in data.lengths])
+    slots = np.searchsorted(edges, positions, side="right") - 1
     counts = np.bincount(slots, minlength=len(edges) - 1)
     sums = np.bincount(slots, weights=data.entropies, minlength=len(edges) - 1)
     return [
-        PositionBin(first=edges[i], last=edges[i + 1] - 1, mean=float(sums[i] / counts[i]), tokens=int(counts[i]))
+        PositionBin(edges[i], edges[i + 1] - 1, float(sums[i] / counts[i]), int(counts[i]))
         for i in range(len(edges) - 1)
         if counts[i] >= LEAST_TOKENS
     ]
@@ -132,33 +128,17 @@ def token_shares(data: Recorded) -> list[TokenShare]:
     """Every drawn token of the vocabulary, the one that holds most of all entropy first."""
     tokens, inverse, counts = np.unique(data.ids, return_inverse=True, return_counts=True)
     sums = np.bincount(inverse, weights=data.entropies, minlength=len(tokens))
-    total = float(sums.sum())
+    total = float(sums.sum()) or 1.0
     order = np.argsort(-sums, kind="stable")
     return [
-        TokenShare(
-            token=int(tokens[i]),
-            count=int(counts[i]),
-            mean=float(sums[i] / counts[i]),
-            share=float(sums[i] / total) if total > 0 else 0.0,
-        )
-        for i in order
+        TokenShare(int(tokens[i]), int(counts[i]), float(sums[i] / counts[i]), float(sums[i] / total)) for i in order
     ]
 
 
 def most_uncertain(shares: Sequence[TokenShare], most: int) -> list[TokenShare]:
     """The tokens of highest mean entropy among those drawn at least ``LEAST_TOKENS`` times."""
-    often = [share for share in shares if share.count >= LEAST_TOKENS]
+    often = [share for share in shares if share.drawn >= LEAST_TOKENS]
     return sorted(often, key=lambda share: (-share.mean, share.token))[:most]
-
-
-MOST_STEPS = 4
-MOST_BARS = 14
-UNCERTAIN = "Where the policy is uncertain"
-MEANT = "The entropy of a token is that of the distribution from which it was drawn, in nats."
-
-
-NamedTokens: TypeAlias = tuple[int, str, Recorded]
-"""Recorded tokens with the slot of the palette and the name that the figures give them."""
 
 
 def run_entropy(run: RecordedRun) -> Block | None:
@@ -168,61 +148,40 @@ def run_entropy(run: RecordedRun) -> Block | None:
         RunFolderError: a recording that cannot be read.
     """
     paths = recordings(run.path / "rollouts")
-    steps = _first_and_stage_ends(run, sorted(paths))
+    inside = [[step for step in sorted(paths) if s.first_step <= step <= s.last_step] for s in run.stages]
+    ends = [steps[-1] for steps in inside if steps]
+    steps = sorted({min(paths), *ends}) if ends else []
+    steps = steps if len(steps) <= MOST_STEPS else [steps[0], *steps[1 - MOST_STEPS :]]
     told = [(step, data) for step in steps if (data := read_tokens(paths[step])) is not None]
     named = [(slot, f"step {step}", data) for slot, (step, data) in enumerate(told)]
     if not named:
         return None
     tokenizer = run_tokenizer(run)
     panels = [[chart_view(chart)] for chart in entropy_charts(named)]
-    _, last, data = named[-1]
-    panels += [[view] for view in token_views(token_shares(data), tokenizer, last)]
-    note = MEANT
-    if tokenizer is None:
-        note += " No tokenizer lies beside the model: tokens are named by their ids."
-    return figures_block("tokens", UNCERTAIN, panels, note)
-
-
-def _first_and_stage_ends(run: RecordedRun, steps: Sequence[int]) -> list[int]:
-    """The first recorded step and the last of each stage, at most ``MOST_STEPS``."""
-    ends = [
-        inside[-1]
-        for stage in run.stages
-        if (inside := [step for step in steps if stage.first_step <= step <= stage.last_step])
-    ]
-    chosen = sorted({steps[0], *ends}) if ends else []
-    return chosen if len(chosen) <= MOST_STEPS else [chosen[0], *chosen[1 - MOST_STEPS :]]
+    panels += [[view] for view in _token_views(token_shares(named[-1][2]), tokenizer, named[-1][1])]
+    missing = "" if tokenizer else " No tokenizer lies beside the model: tokens are named by their ids."
+    return figures_block("tokens", UNCERTAIN, panels, MEANT + missing)
 
 
 def arms_entropy(arms: Sequence[Arm]) -> Block | None:
     """The same for a comparison: a line an arm, of the last recorded step of each of its runs together."""
     named: list[NamedTokens] = []
-    unequal: set[int] = set()
+    ends: set[int] = set()
     for slot, arm in enumerate(arms):
         parts: list[Recorded] = []
         for run in arm.runs:
             paths = recordings(run.path / "rollouts")
             inside = [step for step in paths if not run.metrics or step <= run.metrics[-1].step]
-            data = read_tokens(paths[max(inside)]) if inside else None
-            if data is not None:
+            if inside and (data := read_tokens(paths[max(inside)])) is not None:
                 parts.append(data)
-                unequal.add(max(inside))
-        if parts:
-            named.append((slot, arm.name, joined(parts)))
+                ends.add(max(inside))
+        if (whole := joined(parts)) is not None:
+            named.append((slot, arm.name, whole))
     if not named:
         return None
-    steps = f"step {unequal.pop()}" if len(unequal) == 1 else f"step {min(unequal)} to {max(unequal)}"
+    steps = f"step {min(ends)}" + (f" to {max(ends)}" if len(ends) > 1 else "")
     note = f"Of the last recorded rollouts of each run ({steps}). {MEANT}"
     return figures_block("tokens", UNCERTAIN, [[chart_view(chart)] for chart in entropy_charts(named)], note)
-
-
-def joined(parts: Sequence[Recorded]) -> Recorded:
-    """Several recordings as one."""
-    return Recorded(
-        ids=np.concatenate([part.ids for part in parts]),
-        entropies=np.concatenate([part.entropies for part in parts]),
-        lengths=np.concatenate([part.lengths for part in parts]),
-    )
 
 
 def read_tokens(path: Path) -> Recorded | None:
@@ -240,35 +199,21 @@ def read_tokens(path: Path) -> Recorded | None:
         raise RunFolderError(f"{path}: no recording of rollouts: {error}; remove the file") from None
     if not np.array_equal(lengths, others):
         raise RunFolderError(f"{path}: a response has another number of entropies than tokens; remove the file")
-    if not lengths.sum():
-        return None
-    return Recorded(
-        ids=np.asarray(ids.flatten(), dtype=np.int64),
-        entropies=np.asarray(values.flatten(), dtype=np.float64),
-        lengths=lengths,
-    )
+    flat = Recorded(np.asarray(ids.flatten(), np.int64), np.asarray(values.flatten(), np.float64), lengths)
+    return flat if len(flat.ids) else None
 
 
 def entropy_charts(named: Sequence[NamedTokens], *, prefix: str = "") -> tuple[Chart, ...]:
     """Entropy by position, and its concentration, a line each; ``prefix`` goes before the names of the exports."""
     edges = bin_edges(max(int(data.lengths.max()) for _, _, data in named))
-    position = [
-        Series(
-            label=name,
-            points=tuple(((b.first + b.last) / 2, b.mean) for b in by_position(data, edges)),
-            color=slot % len(PALETTE),
-            dots=True,
-        )
-        for slot, name, data in named
-    ]
-    concentrated = [
-        Series(
-            label=name,
-            points=tuple((100 * x, y) for x, y in concentration(data)),
-            color=slot % len(PALETTE),
-        )
-        for slot, name, data in named
-    ]
+    position: list[Series] = []
+    concentrated: list[Series] = []
+    for slot, name, data in named:
+        color = slot % len(PALETTE)
+        means = tuple(((b.first + b.last) / 2, b.mean) for b in by_position(data, edges))
+        held = tuple((100 * x, y) for x, y in concentration(data))
+        position.append(Series(label=name, points=means, color=color, dots=True))
+        concentrated.append(Series(label=name, points=held, color=color))
     width = edges[1] - edges[0]
     bins = f"Mean over bins of {width} positions" if width > 1 else "Mean at each position"
     charts = (
@@ -299,21 +244,27 @@ def entropy_charts(named: Sequence[NamedTokens], *, prefix: str = "") -> tuple[C
     return tuple(chart for chart in charts if not chart.empty)
 
 
-def token_views(shares: Sequence[TokenShare], tokenizer: Tokenizer | None, where: str) -> list[FigureView]:
+def _token_views(shares: Sequence[TokenShare], tokenizer: Tokenizer | None, where: str) -> list[FigureView]:
     """Tokens that hold most of all entropy, and those of the highest mean entropy."""
-    holding = [s for s in shares if s.share > 0][:MOST_BARS]
-    uncertain = [s for s in most_uncertain(shares, MOST_BARS) if s.mean > 0]
     views: list[FigureView] = []
+    holding: list[Bar] = [
+        (token_name(tokenizer, s.token), s.share, f"{s.drawn:,} × {number(s.mean, 2)}")
+        for s in shares[:MOST_BARS]
+        if s.share > 0
+    ]
     if holding:
-        bars = [(token_name(tokenizer, s.token), s.share, f"{s.count:,} × {number(s.mean, 2)}") for s in holding]
         note = "Behind a bar: how often the token was drawn, times its mean entropy."
         title = f"Tokens that hold most entropy, {where}"
-        views.append(bars_view("tokens_by_share", title, "share of all entropy", bars, note, unit="percent"))
+        views.append(bars_view("tokens_by_share", title, "share of all entropy", holding, note, unit="percent"))
+    uncertain: list[Bar] = [
+        (token_name(tokenizer, s.token), s.mean, f"{s.drawn:,} times")
+        for s in most_uncertain(shares, MOST_BARS)
+        if s.mean > 0
+    ]
     if uncertain:
-        bars = [(token_name(tokenizer, s.token), s.mean, f"{s.count:,} times") for s in uncertain]
         note = f"Of the tokens that were drawn at least {LEAST_TOKENS} times."
         title = f"Most uncertain tokens, {where}"
-        views.append(bars_view("tokens_by_mean", title, "mean entropy, nats", bars, note, color=1))
+        views.append(bars_view("tokens_by_mean", title, "mean entropy, nats", uncertain, note, color=1))
     return views
 
 
@@ -321,7 +272,5 @@ def token_name(tokenizer: Tokenizer | None, token: int) -> str:
     """A token as it reads, with its spaces and line ends made visible; its id where no tokenizer knows it."""
     if tokenizer is None:
         return f"#{token}"
-    text = str(tokenizer.decode([token], skip_special_tokens=False))
-    text = text or str(tokenizer.id_to_token(token) or "")
-    shown = visible(text[:40]).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣")
-    return shown or f"#{token}"
+    text = str(tokenizer.decode([token], skip_special_tokens=False)) or str(tokenizer.id_to_token(token) or "")
+    return visible(text[:40]).replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or f"#{token}"

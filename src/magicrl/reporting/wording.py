@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-_BIDI_CONTROLS = frozenset("\u200e\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_SHOWN = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
+# second control block, direction marks and overrides, lone surrogates
+_UNSEEN = ((0x80, 0x9F), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
+_SHOWN |= {code: f"⟨U+{code:04X}⟩" for first, last in _UNSEEN for code in range(first, last + 1)}
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -71,21 +74,7 @@ def moment(iso: str) -> str:
 def visible(text: str) -> str:
     """Foreign text with everything that acts instead of showing made visible.
 
-    Control characters (terminal escapes, NUL) become their pictures, direction overrides and lone
-    surrogates become code points in angle brackets. Line ends and tabs stay. Escaping for HTML is the
-    template's work.
+    Control characters (terminal escapes, NUL) become their pictures, direction overrides and lone surrogates become
+    code points in angle brackets. Line ends and tabs stay. Escaping for HTML is the template's work.
     """
-    shown: list[str] = []
-    for character in text.replace("\r\n", "\n"):
-        code = ord(character)
-        if character in "\n\t":
-            shown.append(character)
-        elif code < 0x20:
-            shown.append(chr(0x2400 + code))
-        elif code == 0x7F:
-            shown.append("\u2421")
-        elif 0x80 <= code < 0xA0 or 0xD800 <= code < 0xE000 or character in _BIDI_CONTROLS:
-            shown.append(f"⟨U+{code:04X}⟩")
-        else:
-            shown.append(character)
-    return "".join(shown)
+    return text.replace("\r\n", "\n").translate(_SHOWN)
