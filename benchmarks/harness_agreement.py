@@ -56,7 +56,7 @@ def sampled(folder: Path) -> Iterator[Item]:
     """The stored samples of an evaluation, with the verdicts stored beside them."""
     for name, form in FORMS.items():
         evaluation = EvaluationFolder(folder / name)
-        if not evaluation.exists:
+        if not evaluation.path.exists():
             continue
         with (evaluation.path / "problems.jsonl").open(encoding="utf-8") as lines:
             golds = {row["id"]: row["golds"][0] for row in map(json.loads, lines)}

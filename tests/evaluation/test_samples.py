@@ -117,25 +117,6 @@ def test_a_job_that_stops_anywhere_goes_on_to_the_sample(tmp_path: Path) -> None
     )
 
 
-class Hesitant:
-    """A judge whose verdicts are there only after it was asked for them three times."""
-
-    def __init__(self) -> None:
-        self._asked = 0
-
-    def submit(self, problem: Problem, responses: Sequence[str]) -> int:
-        return len(responses)
-
-    def ready(self, ticket: int) -> bool:
-        self._asked += 1
-        return self._asked > 3
-
-    def result(self, ticket: int) -> tuple[Verdict, ...]:
-        return (Verdict(outcome=Outcome.CORRECT, status="matched"),) * ticket
-
-    def close(self) -> None: ...
-
-
 class Silent(Scripted):
     """Ends one sample and is then silent until that one has been written."""
 
@@ -150,8 +131,7 @@ class Silent(Scripted):
         yield from samples
 
 
-def test_a_judged_sample_is_written_while_the_engine_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magicrl.evaluation.job.LOOK_EVERY", 0.01)
+def test_a_judged_sample_is_written_while_the_engine_is_silent() -> None:
     written = threading.Event()
     rows: list[SampleRow] = []
 
@@ -159,20 +139,22 @@ def test_a_judged_sample_is_written_while_the_engine_is_silent(monkeypatch: pyte
         rows.append(row)
         written.set()
 
-    run_job(PROBLEMS, PLAN, Silent(written), Hesitant(), encode, write=write)  # type: ignore[arg-type]
+    with VerifierPool() as judge:
+        run_job(PROBLEMS, PLAN, Silent(written), judge, encode, write=write)  # type: ignore[arg-type]
     assert len(rows) == 20
 
 
-def test_a_write_that_fails_in_the_timer_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("magicrl.evaluation.job.LOOK_EVERY", 0.01)
-    failed = threading.Event()
+def test_a_write_that_fails_ends_the_job_and_nothing_more_is_written() -> None:
+    failed, calls = threading.Event(), [0]
 
     def write(row: SampleRow) -> None:
+        calls[0] += 1
         failed.set()
         raise OSError(28, "no space left")
 
-    with pytest.raises(OSError, match="no space left"):
-        run_job(PROBLEMS, PLAN, Silent(failed), Hesitant(), encode, write=write)  # type: ignore[arg-type]
+    with VerifierPool() as judge, pytest.raises(OSError, match="no space left"):
+        run_job(PROBLEMS, PLAN, Silent(failed), judge, encode, write=write)  # type: ignore[arg-type]
+    assert calls == [1]
 
 
 def test_shards_make_up_the_whole(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from magicrl.evaluation.scaling import (
     accuracy_at_mean_length,
     from_marks,
     limit_for_mean_length,
-    right_within,
+    paired_within,
 )
 from magicrl.evaluation.statistics import paired_difference, permutation_test
 from magicrl.files import write_atomically
@@ -109,29 +109,18 @@ def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
 def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Accuracy of both at the mean length of the thriftier one, and the paired difference there."""
     length = min(old["length"]["mean"], new["length"]["mean"])
-    first, second = samples_of(old), samples_of(new)
-    limits = [limit_for_mean_length(samples, length) for samples in (first, second)]
-    named = _clusters(old, new)
-    at = [accuracy_at_mean_length(samples, length, named) for samples in (first, second)]
-    found = {
+    first, second, named = samples_of(old), samples_of(new), _clusters(old, new)
+    before, after = (accuracy_at_mean_length(samples, length, named) for samples in (first, second))
+    limits = [limit_for_mean_length(samples, length) for samples in (second, first)]
+    found = None
+    if limits[0] is not None and limits[1] is not None:
+        found = paired_within(second, first, (limits[0], limits[1]), named)
+    return {
         "mean_tokens": length,
-        **{name: None if e is None else e.mean for name, e in zip(("before", "after"), at, strict=True)},
-        "difference": None,
+        "before": None if before is None else before.mean,
+        "after": None if after is None else after.mean,
+        "difference": None if found is None else asdict(found[1]),
     }
-    if limits[0] is None or limits[1] is None:
-        return found
-    pairs = [
-        (right_within(a, limits[0]), right_within(b, limits[1]), cluster)
-        for a, b, cluster in (
-            ([s for s in x if s.counted], [s for s in y if s.counted], cluster)
-            for x, y, cluster in zip(first, second, named, strict=True)
-        )
-        if a and b
-    ]
-    if pairs:
-        before, after, clusters = zip(*pairs, strict=True)
-        found["difference"] = asdict(paired_difference(after, before, clusters))
-    return found
 
 
 def samples_of(result: Mapping[str, Any]) -> list[list[Marked]]:
@@ -187,16 +176,17 @@ def _curves(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                 "accuracy": result["accuracy"],
                 "length": result["length"],
                 **{name: result["scaling"][name] for name in ("over_limits", "exact", "fresh", "over_samples")},
-                "efficiency": [_at(samples_of(result), tokens, _clusters(result)) for tokens in lengths],
+                "efficiency": _at_lengths(result, lengths),
             }
             for folder, result in results.items()
         ],
     }
 
 
-def _at(samples: Sequence[Sequence[Marked]], tokens: float, clusters: Sequence[int]) -> dict[str, Any] | None:
-    found = accuracy_at_mean_length(samples, tokens, clusters)
-    return None if found is None else found.as_dict()
+def _at_lengths(result: Mapping[str, Any], lengths: Sequence[float]) -> list[dict[str, Any] | None]:
+    samples, named = samples_of(result), _clusters(result)
+    found = (accuracy_at_mean_length(samples, tokens, named) for tokens in lengths)
+    return [None if estimate is None else estimate.as_dict() for estimate in found]
 
 
 def write_comparison(document: Mapping[str, Any], output: Path) -> Path:

@@ -9,12 +9,11 @@ is its own, so that evaluating never disturbs the training run's random numbers.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,111 +33,21 @@ from magicrl.records import (
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.verifiers.base import VerifierService
 
-LOOK_EVERY = 1.0
-"""Seconds between two looks for verdicts while the engine is silent."""
-
-
-class Settling:
-    """Takes samples as they end and hands each on with its verdict.
-
-    Leaving the block waits for the verdicts of all that were added, also where the engine failed or was interrupted.
-
-    Args:
-        judge: the verifiers.
-        judged: gets each sample and its verdict, from one thread at a time.
-        look_every: seconds of the timer.
-    """
-
-    def __init__(
-        self,
-        judge: VerifierService,
-        judged: Callable[[FinishedSample, Verdict], None],
-        *,
-        look_every: float,
-    ) -> None:
-        self._judge = judge
-        self._judged = judged
-        self._every = look_every
-        self._waiting: deque[tuple[FinishedSample, Any]] = deque()
-        self._lock = threading.Lock()
-        self._over = threading.Event()
-        self._failure: BaseException | None = None
-        self._timer = threading.Thread(target=self._look, name="magicrl-settling", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def add(self, sample: FinishedSample) -> None:
-        """Have a sample judged, and hand on those that are.
-
-        Raises:
-            BaseException: what ``judged`` raised, here or in the timer.
-        """
-        with self._lock:
-            self._raise_failure()
-            self._waiting.append((sample, self._judge.submit(sample.request.problem, [sample.completion.text])))
-            self._settle()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._over.set()
-        self._timer.join()
-        while self._waiting:
-            self._hand_on()
-        if error is None:
-            self._raise_failure()
-
-    def _look(self) -> None:
-        while not self._over.wait(self._every):
-            with self._lock:
-                try:
-                    self._settle()
-                except BaseException as error:  # noqa: BLE001 - raised again in the caller's thread
-                    self._failure = error
-                    return
-
-    def _settle(self) -> None:
-        while self._waiting and self._judge.ready(self._waiting[0][1]):
-            self._hand_on()
-
-    def _hand_on(self) -> None:
-        sample, ticket = self._waiting.popleft()
-        (verdict,) = self._judge.result(ticket)
-        self._judged(sample, verdict)
-
-    def _raise_failure(self) -> None:
-        if self._failure is not None:
-            failure, self._failure = self._failure, None
-            raise failure
-
-
 Encode = Callable[[Problem], TokenArray]
 Progress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingPlan:
-    """What is asked of every problem.
+    """What is asked of every problem."""
 
-    Attributes:
-        samples: N responses a problem.
-        temperature: tau; 0 is greedy, and then one sample says all.
-        max_tokens: the response limit T.
-        seed: of this job's random numbers, apart from every other's.
-        shard: ``(i, n)``: only the problems whose place is i modulo n.
-        keep_tokens: keep token ids and entropies in the rows.
-        draws: the draw of each problem by id, where the list may change between calls; None: its place in the list.
-    """
-
-    samples: int
-    temperature: float
-    max_tokens: int
-    seed: int
-    shard: tuple[int, int] = (0, 1)
-    keep_tokens: bool = False
-    draws: Mapping[str, int] | None = None
+    samples: int  # responses a problem
+    temperature: float  # 0 is greedy, and then one sample says all
+    max_tokens: int  # the response limit T
+    seed: int  # of this job's random numbers, apart from every other's
+    shard: tuple[int, int] = (0, 1)  # (i, n): only the problems whose place is i modulo n
+    keep_tokens: bool = False  # token ids and entropies in the rows
+    draws: Mapping[str, int] | None = None  # by id, where the list may change between calls; None: place in the list
 
     def __post_init__(self) -> None:
         index, count = self.shard
@@ -156,22 +65,15 @@ class SamplingPlan:
         return self.samples * sum(self.owns(place) for place in range(len(problems)))
 
 
-def samples_by_problem(rows: Iterable[SampleRow]) -> dict[str, set[int]]:
-    """Which samples of each problem exist."""
-    known: dict[str, set[int]] = {}
-    for row in rows:
-        known.setdefault(row.problem, set()).add(row.sample)
-    return known
-
-
 def requests_for(
-    problems: Sequence[Problem], plan: SamplingPlan, encode: Encode, done: Mapping[str, set[int]]
+    problems: Sequence[Problem], plan: SamplingPlan, encode: Encode, done: Iterable[SampleRow] = ()
 ) -> list[RolloutRequest]:
     """A request for what is missing of every problem of the shard; none where nothing is."""
     sampling = SamplingParams(temperature=plan.temperature, max_tokens=plan.max_tokens, seed=plan.seed)
+    known = {(row.problem, row.sample) for row in done}
     requests: list[RolloutRequest] = []
     for place, problem in enumerate(problems):
-        missing = tuple(index for index in range(plan.samples) if index not in done.get(problem.id, ()))
+        missing = tuple(index for index in range(plan.samples) if (problem.id, index) not in known)
         if plan.owns(place) and missing:
             requests.append(
                 RolloutRequest(
@@ -186,17 +88,13 @@ def requests_for(
     return requests
 
 
-def spread(requests: Sequence[RolloutRequest], most: int) -> list[RolloutRequest]:
+def _spread(requests: Sequence[RolloutRequest], most: int) -> list[RolloutRequest]:
     """At most ``most`` of the requested samples, of as many problems as possible: a pilot of the whole."""
-    taken: list[list[int]] = [[] for _ in requests]
-    left = most
-    for turn in range(max((len(request.indices) for request in requests), default=0)):
-        for chosen, request in zip(taken, requests, strict=True):
-            if left and turn < len(request.indices):
-                chosen.append(request.indices[turn])
-                left -= 1
-    pairs = zip(requests, taken, strict=True)
-    return [replace(request, samples=tuple(chosen)) for request, chosen in pairs if chosen]
+    turns = [(turn, i) for i, request in enumerate(requests) for turn in range(len(request.indices))]
+    taken: dict[int, list[int]] = {}
+    for turn, i in sorted(turns)[:most]:
+        taken.setdefault(i, []).append(requests[i].indices[turn])
+    return [replace(requests[i], samples=tuple(chosen)) for i, chosen in sorted(taken.items())]
 
 
 def run_job(
@@ -213,9 +111,8 @@ def run_job(
 ) -> None:
     """Generate and judge every sample that is missing; ``write`` gets each row as soon as it is judged.
 
-    Judging goes on while others are generated: a row is written once it and those that ended before it are judged,
-    also where the engine is silent for long (``write`` and ``progress`` are then called from another thread, never
-    from two at once).
+    Judging and writing go on in a thread of their own while others are generated, also where the engine fails or is
+    interrupted: every sample that ended is judged and written.
 
     Args:
         problems: the whole list, ids unique; its order gives the draws.
@@ -223,7 +120,7 @@ def run_job(
         engine: has its weights; must not be used by others meanwhile.
         judge: the verifiers.
         encode: a problem's prompt tokens.
-        write: appends a row (``SampleFile.append``).
+        write: appends a row (``SampleFile.append``); where it raises, nothing further is written.
         done: rows that exist already.
         progress: told samples done and samples in all, those that existed included.
         most: generate at most so many, spread over the problems (a pilot); None: all that is missing.
@@ -233,29 +130,41 @@ def run_job(
     """
     if len({problem.id for problem in problems}) < len(problems):
         raise ValueError("problem ids stand twice; give every problem an id of its own")
-    requests = requests_for(problems, plan, encode, samples_by_problem(done))
+    requests = requests_for(problems, plan, encode, done)
     total = plan.wanted(problems)
     finished = total - sum(len(request.indices) for request in requests)
+    failed = False
+    if progress is not None:
+        progress(finished, total)
 
-    def judged(sample: FinishedSample, verdict: Verdict) -> None:
-        nonlocal finished
+    def settle(sample: FinishedSample, ticket: Any) -> None:
+        nonlocal finished, failed
+        (verdict,) = judge.result(ticket)
+        if failed:
+            return
+        failed = True  # until this row is written
         name, asked = sample.request.problem.id, len(sample.request.prompt_tokens) or None
         keep = plan.keep_tokens
         write(row_of(name, sample.index, sample.completion, verdict, prompt_tokens=asked, keep_tokens=keep))
         finished += 1
         if progress is not None:
             progress(finished, total)
+        failed = False
 
-    if progress is not None:
-        progress(finished, total)
-    engine.submit(requests if most is None else spread(requests, most))
-    with Settling(judge, judged, look_every=LOOK_EVERY) as settling:
+    engine.submit(requests if most is None else _spread(requests, most))
+    waiting: deque[Future[None]] = deque()
+    # one thread keeps the order; a slow verdict never holds up the engine, a silent engine no verdict
+    with ThreadPoolExecutor(1, "magicrl-samples") as writer:
         for sample in engine.finished_samples():
-            settling.add(sample)
+            ticket = judge.submit(sample.request.problem, [sample.completion.text])
+            waiting.append(writer.submit(settle, sample, ticket))
+            while waiting and waiting[0].done():
+                waiting.popleft().result()
+    for future in waiting:
+        future.result()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedGroup:
+class JudgedGroup(NamedTuple):
     """A group and one verdict a completion."""
 
     group: RolloutGroup
@@ -271,33 +180,6 @@ class JudgedGroup:
     def counted(self) -> NDArray[np.bool_]:
         """``[G]``: False where the verifier could not judge."""
         return np.array([v.outcome is not Outcome.NOT_JUDGED for v in self.verdicts], dtype=np.bool_)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PendingGroup:
-    """A finished group whose verdicts may still be under way."""
-
-    group: RolloutGroup
-    ticket: Any
-
-
-def generate(
-    engine: RolloutEngine, judge: VerifierService, requests: Sequence[RolloutRequest], progress: Progress | None = None
-) -> list[PendingGroup]:
-    """Sample every request, handing each group to the judge as it finishes; groups come back in draw order."""
-    engine.submit(requests)
-    pending: list[PendingGroup] = []
-    for group in engine.finished():
-        ticket = judge.submit(group.request.problem, [c.text for c in group.completions])
-        pending.append(PendingGroup(group=group, ticket=ticket))
-        if progress:
-            progress(len(pending), len(requests))
-    return sorted(pending, key=lambda item: item.group.request.draw)
-
-
-def verdicts_of(judge: VerifierService, pending: Sequence[PendingGroup]) -> list[JudgedGroup]:
-    """Wait for the verdicts that are still under way."""
-    return [JudgedGroup(group=item.group, verdicts=judge.result(item.ticket)) for item in pending]
 
 
 def evaluation_seed(run_seed: int, name: str) -> int:
@@ -318,12 +200,15 @@ def sample_problems(
     progress: Progress | None = None,
 ) -> list[JudgedGroup]:
     """``samples`` judged responses of every problem, in the problems' order."""
-    sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
-    requests = [
-        RolloutRequest(draw=i, problem=p, prompt_tokens=encode(p), group_size=samples, sampling=sampling)
-        for i, p in enumerate(problems)
-    ]
-    return verdicts_of(judge, generate(engine, judge, requests, progress))
+    plan = SamplingPlan(samples=samples, temperature=temperature, max_tokens=max_tokens, seed=seed)
+    engine.submit(requests_for(problems, plan, encode))
+    pending: list[tuple[RolloutGroup, Any]] = []
+    for group in engine.finished():
+        pending.append((group, judge.submit(group.request.problem, [c.text for c in group.completions])))
+        if progress:
+            progress(len(pending), len(problems))
+    pending.sort(key=lambda item: item[0].request.draw)
+    return [JudgedGroup(group, judge.result(ticket)) for group, ticket in pending]
 
 
 def score(groups: Sequence[JudgedGroup], pass_at: Sequence[int] = ()) -> Score:
@@ -332,13 +217,9 @@ def score(groups: Sequence[JudgedGroup], pass_at: Sequence[int] = ()) -> Score:
     Raises:
         ValueError: no group has a judged response, or fewer samples than a k asked for.
     """
-    problems = [
-        [
-            row_of(group.group.request.problem.id, index, completion, verdict)
-            for index, completion, verdict in zip(
-                group.group.request.indices, group.group.completions, group.verdicts, strict=True
-            )
-        ]
-        for group in groups
-    ]
-    return score_rows(problems, [group.group.request.problem.cluster for group in groups], pass_at=pass_at)
+    rows: list[list[SampleRow]] = []
+    for judged in groups:
+        request, completions = judged.group.request, judged.group.completions
+        answers = zip(request.indices, completions, judged.verdicts, strict=True)
+        rows.append([row_of(request.problem.id, *answer) for answer in answers])
+    return score_rows(rows, [judged.group.request.problem.cluster for judged in groups], pass_at=pass_at)

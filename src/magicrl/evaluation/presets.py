@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from magicrl.config.loader import shipped_table
@@ -13,64 +12,45 @@ from magicrl.verifiers.base import Extract
 TABLE13_SETS = ("aime24", "aime25", "livecodebench")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Preset:
-    """A way to evaluate.
-
-    Attributes:
-        name: what ``--preset`` says.
-        temperature, top_p, max_tokens: of sampling.
-        samples: a problem, by benchmark; ``other_samples`` for the rest.
-        extract: whether an answer must stand in a box.
-        mean_of: sets whose mean is the preset's own figure; empty: none.
-        source: where it comes from, and what of it is a decision of this project.
-    """
+class Preset(Section):
+    """A way to evaluate, by the name that ``--preset`` says."""
 
     name: str
-    temperature: float
-    top_p: float
-    max_tokens: int
-    samples: Mapping[str, int]
-    other_samples: int
-    extract: Extract
-    mean_of: tuple[str, ...]
-    source: str
+    temperature: float = 1.0
+    top_p: float = 1.0
+    max_tokens: int = 32768
+    samples: Mapping[str, int]  # a problem, by benchmark
+    other_samples: int = 4
+    extract: Extract = "box"  # whether an answer must stand in a box
+    mean_of: tuple[str, ...] = ()  # sets whose mean is the preset's own figure
+    source: str  # where it comes from, and what of it is a decision of this project
 
     def samples_for(self, benchmark: str) -> int:
         return self.samples.get(benchmark, self.other_samples)
 
-    def as_dict(self) -> dict[str, Any]:
-        """All of it, for the record of a job."""
-        return asdict(self)
 
-
-_REPORT = Preset(
-    name="report",
-    temperature=1.0,
-    top_p=1.0,
-    max_tokens=32768,
-    samples={"aime24": 32, "aime25": 32, "livecodebench": 4},
-    other_samples=4,
-    extract="box",
-    mean_of=(),
-    source="Table 13 of the report; 4 samples for sets it does not have are a decision of magicrl",
+_PRESETS = (
+    Preset(
+        name="report",
+        samples={"aime24": 32, "aime25": 32, "livecodebench": 4},
+        source="Table 13 of the report; 4 samples for sets it does not have are a decision of magicrl",
+    ),
+    Preset(
+        name="released-code",
+        temperature=0.6,
+        samples={"aime24": 32, "aime25": 32, "livecodebench": 4},
+        source="temperature of the released evaluation scripts (RECIPE section 11); the rest as in `report`",
+    ),
+    Preset(
+        name="study",
+        samples={"aime24": 8, "aime25": 8, "livecodebench": 1},
+        other_samples=8,
+        mean_of=TABLE13_SETS,
+        source="the ablations' test metric (RECIPE section 6): mean of AIME24 avg@8, AIME25 avg@8, LiveCodeBench "
+        "pass@1; the limit is Table 13's, since the study's is not stated",
+    ),
 )
-_RELEASED = replace(
-    _REPORT,
-    name="released-code",
-    temperature=0.6,
-    source="temperature of the released evaluation scripts (RECIPE section 11); the rest as in `report`",
-)
-_STUDY = replace(
-    _REPORT,
-    name="study",
-    samples={"aime24": 8, "aime25": 8, "livecodebench": 1},
-    other_samples=8,
-    mean_of=TABLE13_SETS,
-    source="the ablations' test metric (RECIPE section 6): mean of AIME24 avg@8, AIME25 avg@8, LiveCodeBench "
-    "pass@1; the limit is Table 13's, since the study's is not stated",
-)
-PRESETS: dict[str, Preset] = {preset.name: preset for preset in (_REPORT, _RELEASED, _STUDY)}
+PRESETS: dict[str, Preset] = {preset.name: preset for preset in _PRESETS}
 
 
 class Table13Row(Section):
@@ -96,34 +76,25 @@ def table13() -> Table13:
 
 def average(row: Table13Row) -> float | None:
     """The mean of a row's three figures, computed; None if one is missing."""
-    values = (row.aime24, row.aime25, row.livecodebench)
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if len(known) == len(values) else None
+    if row.aime24 is None or row.aime25 is None or row.livecodebench is None:
+        return None
+    return (row.aime24 + row.aime25 + row.livecodebench) / 3
 
 
 def against_table13(benchmark: str, settings: Mapping[str, Any], *, samples: int, whole: bool) -> list[str]:
     """Why a result is not comparable with Table 13's column of this benchmark; empty where it is.
 
-    Args:
-        benchmark: name in the catalogue.
-        settings: temperature, top_p and max_tokens.
-        samples: samples a problem.
-        whole: all problems of the set were put.
+    ``settings``: temperature, top_p and max_tokens; ``whole``: all problems of the set were put.
     """
     if benchmark not in TABLE13_SETS:
         return ["Table 13 has no such set"]
     report = PRESETS["report"]
-    wanted = {"temperature": report.temperature, "top_p": report.top_p, "max_tokens": report.max_tokens}
-    reasons = [
-        f"{name} {settings.get(name)} instead of {value}"
-        for name, value in wanted.items()
-        if settings.get(name) != value
-    ]
+    wanted = {name: getattr(report, name) for name in ("temperature", "top_p", "max_tokens")}
+    told = ((name, settings.get(name), value) for name, value in wanted.items())
+    reasons = [f"{name} {given} instead of {value}" for name, given, value in told if given != value]
     if samples != report.samples[benchmark]:
         reasons.append(f"{samples} samples a problem instead of {report.samples[benchmark]}")
-    if not whole:
-        reasons.append("not the whole set as it was loaded by the report")
-    return reasons
+    return reasons if whole else [*reasons, "not the whole set as it was loaded by the report"]
 
 
 def beside(results: Mapping[str, float], model: str = "this result") -> list[dict[str, Any]]:

@@ -33,12 +33,7 @@ RENEWED_EVERY = 5.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Price:
-    """Per million tokens, in whatever currency the user counts.
-
-    Attributes:
-        per_million_in: of prompt tokens.
-        per_million_out: of response tokens.
-    """
+    """Per million prompt and response tokens, in whatever currency the user counts."""
 
     per_million_in: float = 0.0
     per_million_out: float = 0.0
@@ -55,15 +50,11 @@ class Price:
 
 def worker_cpu_seconds(pids: Iterable[int]) -> float:
     """CPU seconds of these processes and of the children they have waited for; 0 for one that is gone."""
-    ticks = os.sysconf("SC_CLK_TCK")
     total = 0.0
     for pid in pids:
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:  # it ended, or this is no Linux
-            continue
-        fields = stat.rpartition(")")[2].split()
-        total += sum(int(field) for field in fields[11:15]) / ticks  # utime, stime, cutime, cstime
+        with contextlib.suppress(OSError):  # it ended, or this is no Linux
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            total += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")  # utime, stime, cutime, cstime
     return total
 
 
@@ -85,17 +76,13 @@ class Meter:
         workers: Callable[[], Iterable[int]],
         served: Callable[[], dict[str, int]] | None,
     ) -> None:
-        self._gpus = gpus
-        self._workers = workers
-        self._served = served
+        self._gpus, self._workers, self._served = gpus, workers, served
         self._started = now()
         self._path = folder / f"{self._started.replace(':', '')}-{os.getpid()}-{time.monotonic_ns()}.json"
         self._samples = 0
-        self._began = time.monotonic()
-        self._first_cpu = time.process_time()
-        self._first_judging = self._judging()
+        self._began = self._written = time.monotonic()
+        self._first_cpu, self._first_judging = time.process_time(), self._judging()
         self._first_served = served() if served is not None else {}
-        self._written = self._began
 
     def count(self, row: SampleRow) -> None:
         """A sample is in its file."""
@@ -108,9 +95,7 @@ class Meter:
         self._written = time.monotonic()
         seconds = self._written - self._began
         judging = self._judging() - self._first_judging
-        served = None
-        if self._served is not None:
-            served = {name: count - self._first_served.get(name, 0) for name, count in self._served().items()}
+        counts = None if self._served is None else self._served()
         account = {
             "started": self._started,
             "ended": ended,
@@ -119,7 +104,7 @@ class Meter:
             "cpu_seconds": round(time.process_time() - self._first_cpu + judging, 3),
             "judging_cpu_seconds": round(judging, 3),
             "gpu_seconds": None if self._gpus is None else round(seconds * self._gpus, 3),
-            "server": served,
+            "server": counts and {name: count - self._first_served.get(name, 0) for name, count in counts.items()},
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, json.dumps(account))
@@ -152,23 +137,17 @@ def usage_of(rows: Sequence[SampleRow], accounts: Sequence[Mapping[str, Any]], p
     ``prompt_tokens`` counts a prompt once a sample, as servers bill it; an engine of magicrl's own reads it once a
     group. It is None where nobody counted. ``seconds`` are of wall time, summed over calls and shards.
     """
-    read = [row.prompt_tokens for row in rows]
-    known = [tokens for tokens in read if tokens is not None]
     served = [account["server"] for account in accounts if account.get("server")]
-    prompt = sum(known) if len(known) == len(read) else None
+    prompt = _sum(row.prompt_tokens for row in rows)
     if served and not any(counts["unreported"] for counts in served):
         prompt = sum(counts["prompt_tokens"] for counts in served)
     written = sum(row.tokens for row in rows)
-    gpu = [account["gpu_seconds"] for account in accounts]
-    on_gpus = [seconds for seconds in gpu if seconds is not None]
+    times = ("seconds", "cpu_seconds", "judging_cpu_seconds", "gpu_seconds")
     return {
         "samples": len(rows),
         "prompt_tokens": prompt,
         "response_tokens": written,
-        "seconds": sum(account["seconds"] for account in accounts),
-        "cpu_seconds": sum(account["cpu_seconds"] for account in accounts),
-        "judging_cpu_seconds": sum(account["judging_cpu_seconds"] for account in accounts),
-        "gpu_seconds": sum(on_gpus) if len(on_gpus) == len(gpu) else None,
+        **{name: _sum(account[name] for account in accounts) for name in times},
         "calls": len(accounts),
         "samples_without_times": max(0, len(rows) - sum(account["samples"] for account in accounts)),
         "price": _priced(price, prompt, written),
@@ -178,8 +157,14 @@ def usage_of(rows: Sequence[SampleRow], accounts: Sequence[Mapping[str, Any]], p
 def total_usage(parts: Sequence[Mapping[str, Any]], price: Price | None) -> dict[str, Any]:
     """The sum over benchmarks; what one of them does not know, the sum does not know."""
     names = [name for name in (parts[0] if parts else {}) if name != "price"]
-    total = {name: None if any(p[name] is None for p in parts) else sum(p[name] for p in parts) for name in names}
+    total = {name: _sum(part[name] for part in parts) for name in names}
     return total | {"price": _priced(price, total.get("prompt_tokens"), total.get("response_tokens") or 0)}
+
+
+def _sum(values: Iterable[Any]) -> Any:
+    """None where one of them is unknown."""
+    known = list(values)
+    return None if None in known else sum(known)
 
 
 def _priced(price: Price | None, prompt: int | None, written: int) -> dict[str, Any] | None:
@@ -195,18 +180,11 @@ class Incomplete(ValueError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ask:
-    """What to report.
+    """What to report."""
 
-    Attributes:
-        pass_at: k of pass@k; None: the powers of two up to the samples.
-        majority_at: k of maj@k; None: the largest of them.
-        fresh_limits: response limits of samples drawn anew, which must be complete; None: those that are.
-        price: of tokens; None: unknown.
-    """
-
-    pass_at: tuple[int, ...] | None = None
-    majority_at: tuple[int, ...] | None = None
-    fresh_limits: tuple[int, ...] | None = None
+    pass_at: tuple[int, ...] | None = None  # k of pass@k; None: the powers of two up to the samples
+    majority_at: tuple[int, ...] | None = None  # k of maj@k; None: the largest of them
+    fresh_limits: tuple[int, ...] | None = None  # of samples drawn anew, which must be complete; None: those that are
     price: Price | None = None
 
 
@@ -265,16 +243,16 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
     """
     job = folder.job()
     wanted = samples or job.samples
+    ids, clusters, programs = folder.problem_ids(), folder.clusters(), folder.of_programs()
     problems = complete_rows(folder, wanted)
-    ids = folder.problem_ids()
     pass_at, majority_at = _counts(ask, min(sum(row.counted for row in rows) for rows in problems), wanted)
-    programs = folder.of_programs()
-    voteless = programs or any(row.score is not None for rows in problems for row in rows)  # no answers to compare
-    if voteless:
-        majority_at = ()
-    clusters = folder.clusters()
-    score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at)
-    sampling: Mapping[str, Any] = job.decides["sampling"]
+    vote = not programs and all(row.score is None for rows in problems for row in rows)  # else no answers to compare
+    score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at if vote else ())
+    fresh = _fresh_rows(folder, ask, wanted)
+    limit, knows = job.decides["sampling"]["max_tokens"], job.recorded["knows_limit"]
+    every = [folder, *(folder.fresh_at(limit) for limit in folder.fresh_limits())]
+    rows = [row for each in every for row in each.rows()]
+    accounts = [account for each in every for account in read_accounts(each.usage)]
     source: Mapping[str, Any] = job.recorded["benchmark"]
     return {
         "title": source["title"],
@@ -297,16 +275,9 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
         "model": job.recorded["engine"],
         "environment": job.recorded["environment"],
         "source": {name: value for name, value in source.items() if name not in ("whole", "set_aside", "title")},
-        "table13": _table13(job, source, samples=wanted),
-        "scaling": scaling(
-            problems,
-            sampling["max_tokens"],
-            clusters,
-            knows_limit=job.recorded["knows_limit"],
-            vote=not voteless,
-            fresh=_fresh_rows(folder, ask, wanted),
-        ),
-        "usage": _usage(folder, ask),
+        "table13": {"differs": _table13(job, wanted)},
+        "scaling": scaling(problems, limit, clusters, knows_limit=knows, vote=vote, fresh=fresh),
+        "usage": usage_of(rows, accounts, ask.price),  # fresh samples included, whether they are scored or not
         "per_problem": [_problem(*one) for one in zip(ids, problems, score.clusters, strict=True)],
     }
 
@@ -338,13 +309,6 @@ def _fresh_rows(folder: EvaluationFolder, ask: Ask, samples: int) -> dict[int, l
             if ask.fresh_limits is not None:
                 raise
     return found
-
-
-def _usage(folder: EvaluationFolder, ask: Ask) -> dict[str, Any]:
-    """What the benchmark's samples used, fresh ones included, whether they are scored or not."""
-    folders = [folder, *(folder.fresh_at(limit) for limit in folder.fresh_limits())]
-    rows = [row for each in folders for row in each.rows()]
-    return usage_of(rows, [account for each in folders for account in read_accounts(each.usage)], ask.price)
 
 
 def scored_checksum(rows: Iterable[SampleRow]) -> str:
@@ -387,21 +351,22 @@ def _counts(ask: Ask, fewest: int, samples: int) -> tuple[tuple[int, ...], tuple
     return passed, (powers[-1:] if ask.majority_at is None else ask.majority_at)
 
 
-def _table13(job: Job, source: Mapping[str, Any], *, samples: int) -> dict[str, Any]:
-    name = job.decides["benchmark"]
-    differs = against_table13(name, job.decides["sampling"], samples=samples, whole=bool(source["whole"]))
-    if not differs and source.get("template_given"):
-        differs = ["another text around the prompts"]
-    return {"differs": differs}
+def _table13(job: Job, samples: int) -> list[str]:
+    """Why the result is not comparable with Table 13."""
+    source = job.recorded["benchmark"]
+    name, whole = job.decides["benchmark"], bool(source["whole"])
+    differs = against_table13(name, job.decides["sampling"], samples=samples, whole=whole)
+    return differs or (["another text around the prompts"] if source.get("template_given") else [])
 
 
 def _problem(name: str, rows: Sequence[SampleRow], cluster: int) -> dict[str, Any]:
     counted = [row for row in rows if row.counted]
+    correct = sum(row.correct for row in counted)
     return {
         "id": name,
         "cluster": cluster,
-        "accuracy": sum(row.correct for row in counted) / len(counted) if counted else None,
-        "correct": sum(row.correct for row in counted),
+        "accuracy": correct / len(counted) if counted else None,
+        "correct": correct,
         "counted": len(counted),
         "mean_tokens": sum(row.tokens for row in rows) / len(rows),
         "truncated": sum(row.truncated for row in rows),

@@ -12,11 +12,12 @@ from magicrl.config.errors import RecipeError, without_secrets
 from magicrl.data.sources import fingerprint
 from magicrl.evaluation.benchmarks import LoadedBenchmark
 from magicrl.evaluation.engines import OpenedEngine, open_engine
-from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job, samples_by_problem
+from magicrl.evaluation.job import SamplingPlan, evaluation_seed, requests_for, run_job
 from magicrl.evaluation.presets import Preset
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.evaluation.results import Ask, Incomplete, Meter, Price, write_results
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow
+from magicrl.records import Problem
 from magicrl.rollout.engines import EngineSettings
 from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning
 from magicrl.verifiers.pool import VerifierPool
@@ -27,12 +28,7 @@ PILOT_SAMPLES = 32
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cost:
-    """What a benchmark's job costs at most: samples that are missing of all, and their tokens.
-
-    Attributes:
-        prompt_tokens: to read for what is missing, a prompt once a sample; None where a server makes the prompts.
-        price: None where none was given.
-    """
+    """What a benchmark's job costs at most: samples that are missing of all, and their tokens."""
 
     name: str
     problems: int
@@ -40,7 +36,7 @@ class Cost:
     missing: int
     wanted: int
     max_tokens: int
-    prompt_tokens: int | None = None
+    prompt_tokens: int | None = None  # to read for what is missing; None where a server makes the prompts
     price: Price | None = None
 
     @property
@@ -58,56 +54,34 @@ class Cost:
 class Watcher(Protocol):
     """Who is told how an evaluation goes. It only listens."""
 
-    def cost(self, costs: Sequence[Cost]) -> None:
-        """Before anything is generated."""
-        ...
-
-    def note(self, text: str) -> None:
-        """Something a person should know."""
-        ...
-
-    def progress(self, name: str, done: int, total: int) -> None:
-        """A sample is done."""
-        ...
-
-    def sample(self, name: str, row: SampleRow) -> None:
-        """A judged sample."""
-        ...
-
-    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None:
-        """After the pilot: how long the rest takes, and how long its responses are."""
-        ...
+    def cost(self, costs: Sequence[Cost]) -> None: ...  # before anything is generated
+    def note(self, text: str) -> None: ...  # something a person should know
+    def progress(self, name: str, done: int, total: int) -> None: ...
+    def sample(self, name: str, row: SampleRow) -> None: ...  # it was judged
+    # after the pilot: how long the rest takes, and how long its responses are
+    def estimate(self, name: str, seconds: float, mean_tokens: float) -> None: ...
 
 
 @dataclass(kw_only=True, slots=True)
 class Task:
-    """A benchmark at one response limit.
-
-    Attributes:
-        name: what the watcher is told.
-        loaded: the problems.
-        folder: of its files.
-        plan: what is asked of each problem.
-        price: of tokens, for the estimate.
-    """
+    """A benchmark at one response limit; ``name`` is what the watcher is told."""
 
     name: str
-    loaded: LoadedBenchmark
+    problems: Sequence[Problem]
     folder: EvaluationFolder
     plan: SamplingPlan
     price: Price | None
 
     def cost(self, opened: OpenedEngine) -> Cost:
         """What is missing, and what that costs at most."""
-        known = samples_by_problem(self._own())
-        asked = requests_for(self.loaded.problems, self.plan, opened.encode, known)
+        asked = requests_for(self.problems, self.plan, opened.encode, self._rows())
         prompts = [(len(request.prompt_tokens), len(request.indices)) for request in asked]
         return Cost(
             name=self.name,
-            problems=len(self.loaded.problems),
+            problems=len(self.problems),
             samples=self.plan.samples,
             missing=sum(count for _, count in prompts),
-            wanted=self.plan.wanted(self.loaded.problems),
+            wanted=self.plan.wanted(self.problems),
             max_tokens=self.plan.max_tokens,
             prompt_tokens=None if any(not n for n, _ in prompts) else sum(n * count for n, count in prompts),
             price=self.price,
@@ -121,82 +95,59 @@ class Task:
                 return
             file = SampleFile(path)
             meter = Meter(self.folder.usage, gpus=opened.gpus, workers=lambda: judge.worker_pids, served=opened.served)
+            lengths: list[int] = []
+
+            def write(row: SampleRow) -> None:
+                file.append(row)
+                lengths.append(row.tokens)
+                meter.count(row)
+                watcher.sample(self.name, row)
+
+            def generate(most: int | None) -> None:
+                run_job(
+                    self.problems,
+                    self.plan,
+                    opened.engine,
+                    judge,
+                    opened.encode,
+                    write=write,
+                    done=self._rows(),
+                    progress=lambda done, total: watcher.progress(self.name, done, total),
+                    most=most,
+                )
+
             try:
                 if missing >= 4 * PILOT_SAMPLES:
                     began = time.monotonic()
-                    rows = self._generate(opened, judge, watcher, file, meter, most=PILOT_SAMPLES)
-                    mean = sum(row.tokens for row in rows) / len(rows)
-                    seconds = (time.monotonic() - began) / len(rows) * (missing - len(rows))
-                    watcher.estimate(self.name, seconds, mean)
-                self._generate(opened, judge, watcher, file, meter)
+                    generate(PILOT_SAMPLES)
+                    count = len(lengths)
+                    seconds = (time.monotonic() - began) / count * (missing - count)
+                    watcher.estimate(self.name, seconds, sum(lengths) / count)
+                generate(None)
             finally:
                 file.close()
                 meter.write(ended=True)
 
-    def _generate(
-        self,
-        opened: OpenedEngine,
-        judge: VerifierPool,
-        watcher: Watcher,
-        file: SampleFile,
-        meter: Meter,
-        most: int | None = None,
-    ) -> list[SampleRow]:
-        written: list[SampleRow] = []
-
-        def write(row: SampleRow) -> None:
-            file.append(row)
-            written.append(row)
-            meter.count(row)
-            watcher.sample(self.name, row)
-
-        run_job(
-            self.loaded.problems,
-            self.plan,
-            opened.engine,
-            judge,
-            opened.encode,
-            write=write,
-            done=self._own(),
-            progress=lambda done, total: watcher.progress(self.name, done, total),
-            most=most,
-        )
-        return written
-
-    def _own(self) -> list[SampleRow]:
+    def _rows(self) -> list[SampleRow]:
         """Rows that exist of this shard's problems."""
-        places = {problem.id: place for place, problem in enumerate(self.loaded.problems)}
-        rows = self.folder.rows(self.plan.samples)
-        return [row for row in rows if row.problem in places and self.plan.owns(places[row.problem])]
+        own = {problem.id for place, problem in enumerate(self.problems) if self.plan.owns(place)}
+        return [row for row in self.folder.rows(self.plan.samples) if row.problem in own]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluationSettings:
-    """What is asked of the model.
+    """What is asked of the model."""
 
-    Attributes:
-        samples: a problem, on every benchmark; None: the preset's, or 1.
-        temperature, max_tokens: of sampling; top-p is 1.
-        seed: of the evaluation; every benchmark has one of its own made from it.
-        reasoning: None: ``required`` where the chat template opens ``<think>``, else ``auto``.
-        extract: ``box`` or ``lenient``.
-        time_limit: CPU seconds of judging one response (of one test, for code).
-        workers: verifier processes.
-        preset: the preset that the settings were taken from, for the record.
-        keep_tokens: keep token ids and entropies with the samples.
-        shard: ``(i, n)``.
-    """
-
-    samples: int | None = None
+    samples: int | None = None  # a problem, on every benchmark; None: the preset's, or 1
     temperature: float = 1.0
     max_tokens: int = 4096
-    seed: int = 0
-    reasoning: Reasoning | None = None
+    seed: int = 0  # every benchmark has one of its own made from it
+    reasoning: Reasoning | None = None  # None: ``required`` where the chat template opens ``<think>``, else ``auto``
     extract: Extract = "lenient"
-    time_limit: float = 10.0
-    workers: int = 1
-    preset: Preset | None = None
-    keep_tokens: bool = False
+    time_limit: float = 10.0  # CPU seconds of judging one response (of one test, for code)
+    workers: int = 1  # verifier processes
+    preset: Preset | None = None  # that the settings were taken from, for the record
+    keep_tokens: bool = False  # token ids and entropies with the samples
     shard: tuple[int, int] = (0, 1)
     ask: Ask = field(default_factory=Ask)
 
@@ -276,13 +227,11 @@ def _begun(
             f"{benchmark.name}: {len(benchmark.set_aside)} records cannot be used, e.g. {benchmark.set_aside[0]}"
         )
     main = EvaluationFolder(output / benchmark.name)
-    whole = (benchmark.name, main, settings.max_tokens, benchmark.name)
-    fresh = [
-        (f"{benchmark.name} at {limit}", main.fresh_at(limit), limit, f"{benchmark.name}/fresh/{limit}")
-        for limit in settings.ask.fresh_limits or ()
-    ]
+    asked = [(benchmark.name, main, settings.max_tokens, benchmark.name)]
+    for limit in settings.ask.fresh_limits or ():
+        asked.append((f"{benchmark.name} at {limit}", main.fresh_at(limit), limit, f"{benchmark.name}/fresh/{limit}"))
     tasks: list[Task] = []
-    for name, folder, max_tokens, seed_name in [whole, *fresh]:
+    for name, folder, max_tokens, seed_name in asked:
         plan = SamplingPlan(
             samples=settings.samples_for(benchmark.name),
             temperature=settings.temperature,
@@ -293,7 +242,7 @@ def _begun(
         )
         for changed in folder.begin(job_of(benchmark, opened, settings, judging, plan), benchmark.problems):
             watcher.note(f"{name}: {changed} since the job was begun; samples may differ in their last bits")
-        tasks.append(Task(name=name, loaded=benchmark, folder=folder, plan=plan, price=settings.ask.price))
+        tasks.append(Task(name=name, problems=benchmark.problems, folder=folder, plan=plan, price=settings.ask.price))
     return tasks
 
 
@@ -305,28 +254,25 @@ def job_of(
     plan: SamplingPlan,
 ) -> Job:
     """Everything that decides the samples and verdicts of a benchmark, and what else is recorded."""
+    sampling = {"temperature": plan.temperature, "top_p": 1.0, "max_tokens": plan.max_tokens, "seed": settings.seed}
     decides: dict[str, Any] = {
         "benchmark": benchmark.name,
         "problems": {"count": len(benchmark.problems), "sha256": fingerprint(benchmark.problems)},
         "engine": opened.decides,
-        "sampling": {
-            "temperature": plan.temperature,
-            "top_p": 1.0,
-            "max_tokens": plan.max_tokens,
-            "seed": settings.seed,
-        },
+        "sampling": sampling,
         "judging": {"reasoning": judging.reasoning, "extract": judging.extract, "time_limit": settings.time_limit},
+    }
+    source = {
+        **benchmark.facts,
+        "source": without_secrets(str(benchmark.facts["source"])),
+        "whole": benchmark.whole,
+        "set_aside": list(benchmark.set_aside),
     }
     recorded: dict[str, Any] = {
         "engine": opened.facts,
         "knows_limit": opened.knows_limit,
-        "preset": settings.preset.as_dict() if settings.preset is not None else None,
-        "benchmark": {
-            **benchmark.facts,
-            "source": without_secrets(str(benchmark.facts["source"])),
-            "whole": benchmark.whole,
-            "set_aside": list(benchmark.set_aside),
-        },
+        "preset": settings.preset.model_dump() if settings.preset is not None else None,
+        "benchmark": source,
         "environment": environment_facts(),
     }
-    return Job(decides=decides, samples=plan.samples, recorded=recorded)
+    return Job(decides, plan.samples, recorded)

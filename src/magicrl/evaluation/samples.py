@@ -15,7 +15,7 @@ from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -25,45 +25,25 @@ from magicrl.records import Completion, FinishReason, Outcome, Problem, Verdict,
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SampleRow:
-    """One judged response.
+    """One judged response."""
 
-    Attributes:
-        problem: the problem's id.
-        sample: index among the problem's samples.
-        outcome: correct, wrong or not_judged, as the verifier said; a truncated response is wrong whatever it says.
-        status: the verifier's own word.
-        decided_by: the verifier's step.
-        extracted: the answer it judged.
-        reason: its sentence.
-        finish_reason: stop or length (= truncated).
-        tokens: response tokens, the end token included.
-        entropy: mean nats per token, None where the engine cannot tell.
-        logprob: summed log-probability of the response under the sampling distribution, None where unknown.
-        seconds: wall-clock seconds from the start of its prompt.
-        text: the response.
-        prompt_tokens: of its prompt; None where a server makes the prompt, and in files of earlier versions.
-        token_ids: the response tokens, where they were asked for.
-        token_entropies: their entropies, where they were asked for.
-        score: what a graded reward gave, None for other verifiers.
-    """
-
-    problem: str
-    sample: int
-    outcome: str
-    status: str
-    decided_by: str
-    extracted: str | None
-    reason: str
-    finish_reason: str
-    tokens: int
-    entropy: float | None
-    logprob: float | None
-    seconds: float
+    problem: str  # its id
+    sample: int  # index among the problem's samples
+    outcome: str  # correct, wrong or not_judged, as the verifier said; a truncated response is wrong whatever it says
+    status: str  # the verifier's own word
+    decided_by: str  # the verifier's step
+    extracted: str | None = None  # the answer it judged
+    reason: str  # its sentence
+    finish_reason: str  # stop or length (= truncated)
+    tokens: int  # of the response, the end token included
+    entropy: float | None = None  # mean nats per token, None where the engine cannot tell
+    logprob: float | None = None  # of the whole response under the sampling distribution, None where unknown
+    seconds: float  # wall clock from the start of its prompt
     text: str
-    prompt_tokens: int | None = None
-    token_ids: tuple[int, ...] | None = None
+    prompt_tokens: int | None = None  # None where a server makes the prompt, and in files of earlier versions
+    token_ids: tuple[int, ...] | None = None  # where they were asked for
     token_entropies: tuple[float, ...] | None = None
-    score: float | None = None
+    score: float | None = None  # what a graded reward gave, None for other verifiers
 
     @property
     def truncated(self) -> bool:
@@ -95,8 +75,8 @@ def row_of(
     keep_tokens: bool = False,
 ) -> SampleRow:
     """The row of a completion and its verdict."""
-    entropies = completion.sampler_entropies
-    logprobs = completion.sampler_logprobs
+    entropies, logprobs = completion.sampler_entropies, completion.sampler_logprobs
+    whole = float(np.sum(logprobs, dtype=np.float64)) if len(logprobs) == len(completion) else math.nan
     return SampleRow(
         problem=problem,
         sample=sample,
@@ -108,7 +88,7 @@ def row_of(
         finish_reason=completion.finish_reason.value,
         tokens=len(completion),
         entropy=None if entropies is None or not len(entropies) else float(np.mean(entropies, dtype=np.float64)),
-        logprob=_known(float(np.sum(logprobs, dtype=np.float64))) if len(logprobs) == len(completion) else None,
+        logprob=whole if math.isfinite(whole) else None,
         seconds=round(completion.seconds, 3),
         text=completion.text,
         prompt_tokens=prompt_tokens,
@@ -116,10 +96,6 @@ def row_of(
         token_entropies=tuple(round(float(e), 4) for e in entropies) if keep_tokens and entropies is not None else None,
         score=verdict.score,
     )
-
-
-def _known(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 class SampleFile:
@@ -136,7 +112,8 @@ class SampleFile:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            _cut_torn_line(path)
+            if path.exists():
+                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             self._file = path.open("a", encoding="utf-8", newline="\n")
         except OSError as error:
             raise ValueError(f"{path} cannot be written: {error}; choose another --output") from None
@@ -177,11 +154,8 @@ def read_samples(paths: Iterable[Path]) -> Iterator[SampleRow]:
 def _row_from(document: Any) -> SampleRow:
     if not isinstance(document, dict):
         raise TypeError("not an object")
-    fields: dict[str, Any] = {"extracted": None, "entropy": None, "logprob": None, **document}
-    for name in ("token_ids", "token_entropies"):
-        if fields.get(name) is not None:
-            fields[name] = tuple(fields[name])
-    return SampleRow(**fields)
+    known = cast("dict[str, Any]", document)
+    return SampleRow(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
 
 
 def by_problem(rows: Iterable[SampleRow], order: Sequence[str]) -> list[list[SampleRow]]:
@@ -200,64 +174,27 @@ def by_problem(rows: Iterable[SampleRow], order: Sequence[str]) -> list[list[Sam
     return [[samples[index] for index in sorted(samples)] for samples in found.values()]
 
 
-def _cut_torn_line(path: Path) -> None:
-    if not path.exists():
-        return
-    with path.open("rb+") as file:
-        end = file.seek(0, os.SEEK_END)
-        position = end
-        while position:
-            step = min(1 << 16, position)
-            file.seek(position - step)
-            block = file.read(step)
-            newline = block.rfind(b"\n")
-            if newline >= 0:
-                position = position - step + newline + 1
-                break
-            position -= step
-        if position < end:
-            file.truncate(position)
-
-
 SCHEMA_VERSION = 1
 RESULTS = "results.json"
 _WARNED = ("python", "versions", "machine")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """One benchmark's sampling job.
+class Job(NamedTuple):
+    """One benchmark's sampling job, as ``job.json`` has it."""
 
-    Attributes:
-        decides: what the samples and verdicts depend on; another value is another job.
-        samples: wanted a problem. Not in ``decides``: more may be asked for later, and those that exist stay.
-        recorded: what else is worth knowing (versions, machine, licence, where the data came from).
-    """
-
-    decides: dict[str, Any]
-    samples: int
-    recorded: dict[str, Any]
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+    decides: dict[str, Any]  # what the samples and verdicts depend on; another value is another job
+    samples: int  # wanted a problem; more may be asked for later, and those that exist stay
+    recorded: dict[str, Any]  # what else is worth knowing (versions, machine, licence, where the data came from)
 
 
 class EvaluationFolder:
-    """The files of one benchmark in an evaluation's output.
-
-    Args:
-        path: ``OUTPUT/NAME``.
-    """
+    """The files of one benchmark in an evaluation's output, ``OUTPUT/NAME``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.usage = path / "usage"  # the accounts of the calls
         self._job = path / "job.json"
         self._problems = path / "problems.jsonl"
-
-    @property
-    def usage(self) -> Path:
-        """Where the accounts of the calls are."""
-        return self.path / "usage"
 
     def fresh_at(self, limit: int) -> EvaluationFolder:
         """The folder of samples that are drawn anew at this response limit."""
@@ -267,10 +204,6 @@ class EvaluationFolder:
         """Limits at which samples were drawn anew, ascending."""
         found = (path.parent.name for path in self.path.glob("fresh/*/job.json"))
         return sorted(int(name) for name in found if name.isdecimal())
-
-    @property
-    def exists(self) -> bool:
-        return self._job.exists()
 
     def begin(self, job: Job, problems: Sequence[Problem]) -> list[str]:
         """Write what the job is, or check that the folder holds this very job.
@@ -285,10 +218,10 @@ class EvaluationFolder:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ValueError(f"{self.path} cannot be written: {error}; choose another --output") from None
-        if not self.exists:
+        if not self._job.exists():
             lines = [json.dumps(_shown(problem), ensure_ascii=False) + "\n" for problem in problems]
             write_atomically(self._problems, "".join(lines))
-            write_atomically(self._job, json.dumps(job.as_dict(), indent=1))
+            self._write(job)
             return []
         former = self.job()
         changed = differences(former.decides, job.decides)
@@ -298,10 +231,12 @@ class EvaluationFolder:
                 "give the settings it was begun with, or choose another --output"
             )
         if job.samples > former.samples:
-            more = Job(decides=former.decides, samples=job.samples, recorded=former.recorded)
-            write_atomically(self._job, json.dumps(more.as_dict(), indent=1))
-        then, now = (cast("Mapping[str, Any]", j.recorded.get("environment") or {}) for j in (former, job))
+            self._write(former._replace(samples=job.samples))
+        then, now = (j.recorded.get("environment") or {} for j in (former, job))
         return differences({name: then.get(name) for name in _WARNED}, {name: now.get(name) for name in _WARNED})
+
+    def _write(self, job: Job) -> None:
+        write_atomically(self._job, json.dumps({"schema_version": SCHEMA_VERSION, **job._asdict()}, indent=1))
 
     def job(self) -> Job:
         """The job that the folder holds.
@@ -311,7 +246,7 @@ class EvaluationFolder:
         """
         try:
             document: Any = json.loads(self._job.read_text(encoding="utf-8"))
-            return Job(decides=document["decides"], samples=document["samples"], recorded=document["recorded"])
+            return Job(document["decides"], document["samples"], document["recorded"])
         except FileNotFoundError:
             raise ValueError(f"{self.path} holds no evaluation (no job.json)") from None
         except (ValueError, TypeError, KeyError) as error:

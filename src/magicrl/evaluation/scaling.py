@@ -7,15 +7,17 @@ no answer is forced at it; samples that were drawn anew at each limit (``fresh_p
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, TypeAlias
+from dataclasses import asdict
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from magicrl.evaluation.samples import SampleRow
 from magicrl.evaluation.statistics import (
     Clusters,
+    Difference,
     Estimate,
     majority_at_k,
     mean_of,
@@ -30,8 +32,7 @@ MARKS = {"+": (True, False, True), "-": (False, False, True), "~": (False, True,
 """One character a sample in ``results.json``: right, wrong, cut at the limit, not judged."""
 
 
-@dataclass(frozen=True, slots=True)
-class Marked:
+class Marked(NamedTuple):
     """A sample as ``results.json`` keeps it."""
 
     tokens: int
@@ -42,6 +43,7 @@ class Marked:
 
 Spent: TypeAlias = SampleRow | Marked
 """What a curve over limits reads of a sample."""
+Problems: TypeAlias = Sequence[Sequence[Spent]]
 
 
 def mark(row: SampleRow) -> str:
@@ -67,10 +69,8 @@ def limits_up_to(max_tokens: int) -> list[int]:
         >>> limits_up_to(100)
         [25, 50, 100]
     """
-    limits = [max_tokens]
-    while limits[-1] // 2 >= SHORTEST_LIMIT:
-        limits.append(limits[-1] // 2)
-    return limits[::-1]
+    halves = [max_tokens >> i for i in range(max_tokens.bit_length())]
+    return [max_tokens, *(limit for limit in halves[1:] if limit >= SHORTEST_LIMIT)][::-1]
 
 
 def powers_up_to(most: int) -> list[int]:
@@ -80,35 +80,22 @@ def powers_up_to(most: int) -> list[int]:
         >>> powers_up_to(6)
         [1, 2, 4, 6]
     """
-    powers = [1]
-    while powers[-1] * 2 <= most:
-        powers.append(powers[-1] * 2)
-    return powers if powers[-1] == most else [*powers, most]
+    return sorted({1 << i for i in range(most.bit_length())} | {most})
 
 
-def judged_only(problems: Sequence[Sequence[Spent]]) -> list[list[Spent]]:
-    """Judged samples of the problems that have any."""
-    return [rows for rows in ([row for row in rows if row.counted] for rows in problems) if rows]
+def _judged(problems: Problems, clusters: Clusters = None) -> tuple[list[list[Spent]], Clusters]:
+    """Judged samples of the problems that have any, and those problems' clusters."""
+    kept = [[row for row in rows if row.counted] for rows in problems]
+    named = None if clusters is None else [name for rows, name in zip(kept, clusters, strict=True) if rows]
+    return [rows for rows in kept if rows], named
 
 
-def _where(wanted: Sequence[bool], clusters: Clusters) -> Clusters:
-    """The clusters of the problems that are wanted."""
-    return None if clusters is None else [c for c, one in zip(clusters, wanted, strict=True) if one]
-
-
-def _judged_clusters(problems: Sequence[Sequence[Spent]], clusters: Clusters) -> Clusters:
-    """The clusters of the problems that have judged samples."""
-    return _where([any(row.counted for row in rows) for rows in problems], clusters)
-
-
-def right_within(rows: Sequence[Spent], limit: int) -> float:
+def _right_within(rows: Sequence[Spent], limit: int) -> float:
     """The share of a problem's judged samples that are right within ``limit`` tokens."""
     return sum(row.correct and row.tokens <= limit for row in rows) / len(rows)
 
 
-def limit_curve(
-    problems: Sequence[Sequence[Spent]], limits: Sequence[int], clusters: Clusters = None
-) -> list[dict[str, Any]]:
+def limit_curve(problems: Problems, limits: Sequence[int], clusters: Clusters = None) -> list[dict[str, Any]]:
     """Accuracy, truncation and mean tokens at every response limit, with clustered intervals.
 
     Args:
@@ -119,13 +106,13 @@ def limit_curve(
     Raises:
         ValueError: a response was cut before one of the limits, so that nobody knows what it would have become.
     """
-    judged, clusters = judged_only(problems), _judged_clusters(problems, clusters)
+    judged, clusters = _judged(problems, clusters)
     cut = min((row.tokens for rows in judged for row in rows if row.truncated), default=None)
     if cut is not None and cut < max(limits):
         raise ValueError(f"a response was cut at {cut} tokens: no limit beyond that can be computed, got {max(limits)}")
     points: list[dict[str, Any]] = []
     for limit in limits:
-        right = [right_within(rows, limit) for rows in judged]
+        right = [_right_within(rows, limit) for rows in judged]
         over = [float(np.mean([row.tokens > limit or row.truncated for row in rows])) for rows in judged]
         spent = [float(np.mean([min(row.tokens, limit) for row in rows])) for rows in judged]
         points.append(
@@ -143,69 +130,79 @@ def sample_curve(
     problems: Sequence[Sequence[SampleRow]], counts: Sequence[int], clusters: Clusters = None, *, vote: bool = True
 ) -> list[dict[str, Any]]:
     """pass@k and (with ``vote``) maj@k for every k, over the problems that have k judged samples."""
-    tallies = [votes([row for row in rows if row.counted]) for rows in problems]
+    judged = [[row for row in rows if row.counted] for rows in problems]
+    named = range(len(judged)) if clusters is None else clusters
     points: list[dict[str, Any]] = []
     for k in counts:
-        many = [tally[0] + sum(tally[1]) + tally[2] >= k for tally in tallies]
-        enough, named = [tally for tally, one in zip(tallies, many, strict=True) if one], _where(many, clusters)
-        if not enough:
-            continue
-        passed = [pass_at_k(right, right + sum(wrong) + silent, k) for right, wrong, silent in enough]
-        point: dict[str, Any] = {"k": k, "pass": share(passed, named).as_dict()}
-        if vote:
-            point["majority"] = share([majority_at_k(*tally, k) for tally in enough], named).as_dict()
-        points.append(point)
+        enough = [(votes(rows), len(rows), name) for rows, name in zip(judged, named, strict=True) if len(rows) >= k]
+        if enough:
+            tallies, samples, groups = zip(*enough, strict=True)
+            passed = [pass_at_k(tally[0], n, k) for tally, n in zip(tallies, samples, strict=True)]
+            points.append({"k": k, "pass": share(passed, groups).as_dict()})
+            if vote:
+                points[-1]["majority"] = share([majority_at_k(*tally, k) for tally in tallies], groups).as_dict()
     return points
 
 
-def mean_length_within(problems: Sequence[Sequence[Spent]], limit: int) -> float:
+def mean_length_within(problems: Problems, limit: int) -> float:
     """Mean tokens of a response, clustered by problem, if all were cut at ``limit``."""
-    judged = judged_only(problems)
+    judged, _ = _judged(problems)
     return sum(sum(min(row.tokens, limit) for row in rows) / len(rows) for rows in judged) / len(judged)
 
 
-def limit_for_mean_length(problems: Sequence[Sequence[Spent]], tokens: float) -> int | None:
+def limit_for_mean_length(problems: Problems, tokens: float) -> int | None:
     """The largest limit at which a response costs at most ``tokens`` on average.
 
     None where even one token a response is more, or where the samples are shorter than that without any limit (then
     nobody knows what longer ones would have become).
     """
-    longest = max((row.tokens for rows in judged_only(problems) for row in rows), default=0)
-    if not 1 <= tokens <= mean_length_within(problems, longest) + 1e-9:
+    judged, _ = _judged(problems)
+    longest = max((row.tokens for rows in judged for row in rows), default=0)
+    if not 1 <= tokens <= mean_length_within(judged, longest) + 1e-9:
         return None
-    low, high = 1, longest
-    while low < high:  # mean_length_within never falls as the limit grows
-        middle = (low + high + 1) // 2
-        low, high = (middle, high) if mean_length_within(problems, middle) <= tokens + 1e-9 else (low, middle - 1)
-    return low
+    # the mean never falls as the limit grows, so that it can be searched by halving
+    limits = range(1, longest + 1)
+    return bisect.bisect_right(limits, tokens + 1e-9, key=lambda limit: mean_length_within(judged, limit))
 
 
-def accuracy_at_mean_length(
-    problems: Sequence[Sequence[Spent]], tokens: float, clusters: Clusters = None
-) -> Estimate | None:
+def accuracy_at_mean_length(problems: Problems, tokens: float, clusters: Clusters = None) -> Estimate | None:
     """Token efficiency: the accuracy at the limit at which a response costs ``tokens`` on average; None beyond.
 
     Computed from the samples, not from points of a curve. The interval is that of the accuracy at that limit; that
     the limit itself was found from the same samples is not in it.
     """
     limit = limit_for_mean_length(problems, tokens)
-    if limit is None:
-        return None
-    right = [right_within(rows, limit) for rows in judged_only(problems)]
-    return share(right, _judged_clusters(problems, clusters))
+    judged, named = _judged(problems, clusters)
+    return None if limit is None else share([_right_within(rows, limit) for rows in judged], named)
 
 
-def efficiency(problems: Sequence[Sequence[Spent]], max_tokens: int, clusters: Clusters = None) -> list[dict[str, Any]]:
+def efficiency(problems: Problems, max_tokens: int, clusters: Clusters = None) -> list[dict[str, Any]]:
     """Accuracy at mean lengths of 16, 32, 64, ... tokens and at the samples' own."""
     own = mean_length_within(problems, max_tokens)
     lengths = [float(n) for n in (SHORTEST_LIMIT << i for i in range(max_tokens.bit_length())) if n < own]
     points: list[dict[str, Any]] = []
     for tokens in [*lengths, own]:
-        found = accuracy_at_mean_length(problems, tokens, clusters)
+        found, limit = accuracy_at_mean_length(problems, tokens, clusters), limit_for_mean_length(problems, tokens)
         if found is not None:
-            limit = limit_for_mean_length(problems, tokens)
             points.append({"mean_tokens": tokens, "limit": limit, "accuracy": found.as_dict()})
     return points
+
+
+def paired_within(
+    first: Problems, second: Problems, limits: tuple[int, int], clusters: Clusters = None
+) -> tuple[Estimate, Difference] | None:
+    """``second``'s score within its limit, and ``first``'s within its own minus that, of problems that both judged."""
+    named = range(len(first)) if clusters is None else clusters
+    judged = [([r for r in a if r.counted], [r for r in b if r.counted]) for a, b in zip(first, second, strict=True)]
+    pairs = [
+        (_right_within(a, limits[0]), _right_within(b, limits[1]), name)
+        for (a, b), name in zip(judged, named, strict=True)
+        if a and b
+    ]
+    if not pairs:
+        return None
+    ours, theirs, groups = zip(*pairs, strict=True)
+    return share(theirs, groups), paired_difference(ours, theirs, groups)
 
 
 def fresh_point(
@@ -217,25 +214,13 @@ def fresh_point(
 ) -> dict[str, Any]:
     """Scores of samples that were drawn anew at ``limit``, and how they differ from the long ones cut there.
 
-    Args:
-        limit: the response limit of ``fresh``.
-        fresh: rows of each problem.
-        cut: the long samples of the same problems, in the same order.
-        max_tokens: their limit; with a longer ``limit`` they say nothing (``cut`` and ``difference`` are then None).
-        clusters: of the problems.
+    ``cut`` are the long samples of the same problems, in the same order, at the limit ``max_tokens``; with a longer
+    ``limit`` they say nothing (``cut`` and ``difference`` are then None).
     """
     (point,) = limit_curve(fresh, [limit], clusters)
-    point |= {"samples": max(len(rows) for rows in fresh), "cut": None, "difference": None}
-    if limit > max_tokens:
-        return point
-    judged = [([r for r in a if r.counted], [r for r in b if r.counted]) for a, b in zip(fresh, cut, strict=True)]
-    named = _where([bool(new and old) for new, old in judged], clusters)
-    pairs = [(right_within(new, limit), right_within(old, limit)) for new, old in judged if new and old]
-    if pairs:
-        new, old = zip(*pairs, strict=True)
-        point["cut"] = share(old, named).as_dict()
-        point["difference"] = asdict(paired_difference(new, old, named))
-    return point
+    found = None if limit > max_tokens else paired_within(fresh, cut, (limit, limit), clusters)
+    old, change = (None, None) if found is None else (found[0].as_dict(), asdict(found[1]))
+    return point | {"samples": max(len(rows) for rows in fresh), "cut": old, "difference": change}
 
 
 def scaling(
@@ -249,14 +234,13 @@ def scaling(
 ) -> dict[str, Any]:
     """All curves of one set of samples, and whether the one over limits is exact."""
     most = max(sum(row.counted for row in rows) for rows in problems)
+    anew = sorted((fresh or {}).items())
     return {
         "over_limits": limit_curve(problems, limits_up_to(max_tokens), clusters),
         "exact": not knows_limit,
         "assumption": "a response longer than a limit counts as wrong there; exact while the sampler does not know the "
         "limit and no answer is forced at it",
-        "fresh": [
-            fresh_point(limit, rows, problems, max_tokens, clusters) for limit, rows in sorted((fresh or {}).items())
-        ],
+        "fresh": [fresh_point(limit, rows, problems, max_tokens, clusters) for limit, rows in anew],
         "over_samples": sample_curve(problems, powers_up_to(most), clusters, vote=vote),
         "efficiency": efficiency(problems, max_tokens, clusters),
     }

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass, field
 from statistics import NormalDist
 from typing import TypeAlias
@@ -32,13 +32,7 @@ MOST_ENUMERATED = 16
 class Estimate:
     """A share in [0, 1], or another mean over problems, with its 95 % interval.
 
-    Attributes:
-        mean: the mean over problems of the per-problem values.
-        low: lower end of the interval.
-        high: upper end.
-        standard_error: of the mean, clustered by problem; 0 where all problems agree.
-        problems: how many problems.
-        clusters: of how many distinct prompts or templates.
+    ``standard_error`` is clustered by problem, 0 where all problems agree; ``clusters``: distinct prompts or templates.
     """
 
     mean: float
@@ -65,28 +59,46 @@ def share(
         ValueError: no problems, or a value outside [0, 1].
     """
     values = np.asarray(per_problem, dtype=np.float64)
-    n = len(values)
-    if n == 0:
-        raise ValueError("no judged problems: there is nothing to average")
-    if values.min() < 0 or values.max() > 1:
+    if len(values) and (values.min() < 0 or values.max() > 1):
         raise ValueError(f"per-problem shares must lie in [0, 1], got {values.min()} to {values.max()}")
+    mean, error, groups = _clustered(values, clusters)
+    effective = mean * (1 - mean) / error**2 if error > 0 else float(groups)
+    quantile = student(groups - 1, confidence) if 1 < groups < len(values) else None
+    low, high = wilson(mean, max(effective, 1.0), confidence, quantile)
+    return Estimate(mean=mean, low=low, high=high, standard_error=error, problems=len(values), clusters=groups)
+
+
+def mean_of(
+    per_problem: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, confidence: float = 0.95
+) -> Estimate:
+    """The mean of one value a problem, e.g. its mean response length, with Student's interval.
+
+    Raises:
+        ValueError: no problems.
+    """
+    values = np.asarray(per_problem, dtype=np.float64)
+    mean, error, groups = _clustered(values, clusters)
+    half = student(groups - 1, confidence) * error if groups > 1 else 0.0
+    n = len(values)
+    return Estimate(mean=mean, low=mean - half, high=mean + half, standard_error=error, problems=n, clusters=groups)
+
+
+def _clustered(values: NDArray[np.float64], clusters: Clusters) -> tuple[float, float, int]:
+    """Mean, its standard error, number of clusters."""
+    if len(values) == 0:
+        raise ValueError("no judged problems: there is nothing to average")
     mean = float(values.mean())
     sums = _sums(values - mean, clusters)
-    groups, error = len(sums), _error(sums, n)
-    effective = mean * (1 - mean) / error**2 if error > 0 else float(groups)
-    quantile = student(groups - 1, confidence) if 1 < groups < n else None
-    low, high = wilson(mean, max(effective, 1.0), confidence, quantile)
-    return Estimate(mean=mean, low=low, high=high, standard_error=error, problems=n, clusters=groups)
+    return mean, _error(sums, len(values)), len(sums)
 
 
 def _sums(values: NDArray[np.float64], clusters: Clusters) -> NDArray[np.float64]:
     """``[G]`` the sum of the values of each cluster, in the order of the clusters' first problems."""
     if clusters is None:
         return values
-    number: dict[Hashable, int] = {}
-    places = [number.setdefault(name, len(number)) for name in clusters]
+    places = numbered(clusters)
     assert len(places) == len(values), f"{len(places)} clusters of {len(values)} problems"
-    return np.bincount(places, weights=values, minlength=len(number)).astype(np.float64)
+    return np.bincount(places, weights=values).astype(np.float64)
 
 
 def _error(sums: NDArray[np.float64], n: int) -> float:
@@ -130,12 +142,8 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
     The k samples are drawn without replacement; of several answers with as many votes each is equally likely to be
     taken. Exact where all samples are taken (or k is 1); otherwise the mean of ``draws`` draws with a fixed seed.
 
-    Args:
-        right: samples that give the right answer.
-        wrong: samples of each wrong answer.
-        silent: samples that give none; they vote for nothing.
-        k: votes.
-        draws: of the estimate where it is none of the exact cases.
+    ``right`` counts the samples of the right answer, ``wrong`` those of each wrong one; ``silent`` ones give none and
+    vote for nothing.
 
     Raises:
         ValueError: fewer than k samples.
@@ -146,34 +154,13 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
         raise ValueError(f"maj@{k} needs at least {k} samples, there are {total}")
     if k == 1:
         return right / total
-    if k == total:
-        drawn = colours[None]
-    else:
-        drawn = np.random.Generator(np.random.PCG64(0)).multivariate_hypergeometric(colours, k, size=draws)
+    rng = np.random.Generator(np.random.PCG64(0))
+    drawn = colours[None] if k == total else rng.multivariate_hypergeometric(colours, k, size=draws)
     counts = drawn[:, :-1]
     most = counts.max(axis=1, keepdims=True)
     won = (counts[:, 0] == most[:, 0]) & (counts[:, 0] > 0)
     ties = (counts == most).sum(axis=1)
     return float(np.mean(won / ties))
-
-
-def mean_of(
-    per_problem: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, confidence: float = 0.95
-) -> Estimate:
-    """The mean of one value a problem, e.g. its mean response length, with Student's interval.
-
-    Raises:
-        ValueError: no problems.
-    """
-    values = np.asarray(per_problem, dtype=np.float64)
-    n = len(values)
-    if n == 0:
-        raise ValueError("no problems: there is nothing to average")
-    mean = float(values.mean())
-    sums = _sums(values - mean, clusters)
-    groups, error = len(sums), _error(sums, n)
-    half = student(groups - 1, confidence) * error if groups > 1 else 0.0
-    return Estimate(mean=mean, low=mean - half, high=mean + half, standard_error=error, problems=n, clusters=groups)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,10 +236,6 @@ def permutation_test(
     while there are at most 2^16 of them (clusters without a difference change nothing and are left out); otherwise
     ``draws`` are drawn with a fixed seed and the observed one is counted among them, so that p is never 0.
 
-    Args:
-        delta: one difference a problem, e.g. of the shares of right samples.
-        draws: of the sampled test.
-
     Raises:
         ValueError: no problems.
     """
@@ -279,35 +262,20 @@ def permutation_test(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """What one evaluation at one temperature found.
+    """What one evaluation at one temperature found."""
 
-    Attributes:
-        accuracy: avg@k, the mean over problems of the share of right samples.
-        per_problem: share right, one a problem, in the problems' order (NaN where none was judged).
-        pass_at: pass@k by k, over the problems that have k judged samples.
-        majority_at: maj@k by k, likewise.
-        length: mean response tokens.
-        truncation: share of responses cut at the limit.
-        entropy: mean nats per token, None where the engine cannot tell.
-        boxed_and_stopped: share of responses that ended by themselves and gave an answer to judge.
-        samples: most judged samples of a problem.
-        not_judged: samples that could not be judged, and count nowhere.
-        clusters: one number a problem, equal for problems of one prompt or template: the unit of the intervals.
-        reward: mean over problems of the mean reward, None where no reward is graded (it is then the accuracy).
-    """
-
-    accuracy: Estimate
-    per_problem: tuple[float, ...]
-    pass_at: dict[int, Estimate]
+    accuracy: Estimate  # avg@k, the mean over problems of the share of right samples
+    per_problem: tuple[float, ...]  # share right, in the problems' order (NaN where none was judged)
+    pass_at: dict[int, Estimate]  # by k, over the problems that have k judged samples
     majority_at: dict[int, Estimate] = field(default_factory=dict[int, Estimate])
-    length: Estimate
-    truncation: Estimate
-    entropy: float | None
-    boxed_and_stopped: float
-    samples: int
-    not_judged: int
-    clusters: tuple[int, ...]
-    reward: Estimate | None = None
+    length: Estimate  # mean response tokens
+    truncation: Estimate  # share of responses cut at the limit
+    entropy: float | None  # mean nats per token, None where the engine cannot tell
+    boxed_and_stopped: float  # share of responses that ended by themselves and gave an answer to judge
+    samples: int  # most judged samples of a problem
+    not_judged: int  # samples that could not be judged, and count nowhere
+    clusters: tuple[int, ...]  # equal for problems of one prompt or template: the unit of the intervals
+    reward: Estimate | None = None  # mean reward, None where no reward is graded (it is then the accuracy)
 
 
 def score_rows(
@@ -327,41 +295,46 @@ def score_rows(
     Raises:
         ValueError: no sample was judged, or fewer samples than a k asked for.
     """
-    judged = [[row for row in rows if row.counted] for rows in problems]
-    every = [row for rows in problems for row in rows]
-    if not any(judged):
-        raise ValueError("no sample was judged: there is nothing to score")
-    correct = [sum(row.correct for row in rows) for rows in judged]
-    counted = [len(rows) for rows in judged]
-    pairs = list(zip(correct, counted, strict=True))
-    shares = [c / n if n else float("nan") for c, n in pairs]
-    told = [(row.entropy, row.tokens) for row in every if row.entropy is not None]
     numbers = numbered(clusters)
-    sampled = [(rows, number) for rows, number in zip(problems, numbers, strict=True) if rows]
+    every = [row for rows in problems for row in rows]
+    judged = [[row for row in rows if row.counted] for rows in problems]
+    counted = [len(rows) for rows in judged]
+    if not any(counted):
+        raise ValueError("no sample was judged: there is nothing to score")
+    if max((*pass_at, *majority_at), default=0) > max(counted):
+        raise ValueError(f"k = {max((*pass_at, *majority_at))}: no problem has more than {max(counted)} judged samples")
 
-    def enough(k: int) -> list[int]:
-        return [number for number, n in zip(numbers, counted, strict=True) if n >= k]
+    def mean_over(
+        estimate: Callable[[list[float], list[int]], Estimate],
+        value: Callable[[Sequence[SampleRow]], float],
+        rows: Sequence[Sequence[SampleRow]] = judged,
+        least: int = 1,
+    ) -> Estimate:
+        kept = [(value(of_one), number) for of_one, number in zip(rows, numbers, strict=True) if len(of_one) >= least]
+        return estimate([found for found, _ in kept], [number for _, number in kept])
 
+    def passed(k: int) -> Estimate:
+        return mean_over(share, lambda rows: pass_at_k(sum(row.correct for row in rows), len(rows), k), least=k)
+
+    def voted(k: int) -> Estimate:
+        return mean_over(share, lambda rows: majority_at_k(*votes(rows), k), least=k)
+
+    told = [(row.entropy, row.tokens) for row in every if row.entropy is not None]
+    right = [sum(row.correct for row in rows) for rows in judged]
+    graded = any(row.score is not None for row in every)
     return Score(
-        accuracy=share([s for s in shares if s == s], enough(1)),
-        per_problem=tuple(shares),
-        pass_at={k: share([pass_at_k(c, n, k) for c, n in pairs if n >= k], enough(k)) for k in pass_at},
-        majority_at={
-            k: share([majority_at_k(*votes(rows), k) for rows in judged if len(rows) >= k], enough(k))
-            for k in majority_at
-        },
-        length=mean_of([float(np.mean([row.tokens for row in rows])) for rows, _ in sampled], [c for _, c in sampled]),
-        truncation=share(
-            [float(np.mean([row.truncated for row in rows])) for rows, _ in sampled], [c for _, c in sampled]
-        ),
+        accuracy=mean_over(share, lambda rows: sum(row.correct for row in rows) / len(rows)),
+        per_problem=tuple(c / n if n else math.nan for c, n in zip(right, counted, strict=True)),
+        pass_at={k: passed(k) for k in pass_at},
+        majority_at={k: voted(k) for k in majority_at},
+        length=mean_over(mean_of, lambda rows: float(np.mean([row.tokens for row in rows])), problems),
+        truncation=mean_over(share, lambda rows: float(np.mean([row.truncated for row in rows])), problems),
         entropy=float(np.average([e for e, _ in told], weights=[t for _, t in told])) if told else None,
         boxed_and_stopped=float(np.mean([row.extracted is not None and row.finish_reason == "stop" for row in every])),
         samples=max(counted),
         not_judged=len(every) - sum(counted),
         clusters=numbers,
-        reward=mean_of([float(np.mean([row.reward for row in rows])) for rows in judged if rows], enough(1))
-        if any(row.score is not None for row in every)
-        else None,
+        reward=mean_over(mean_of, lambda rows: float(np.mean([row.reward for row in rows]))) if graded else None,
     )
 
 
