@@ -50,17 +50,11 @@ def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
         why = "judges answers with code of its own" if task in DATASETS else "no such task"
         hint = f"did you mean {near[0]}? " if near else ""
         raise RecipeError(f"--benchmark {PREFIX}{task}: {why}; {hint}Usable: {', '.join(usable)}")
-    size = count or COUNT
-    made: Any = reasoning_gym.create_dataset(task, size=size, seed=SEED)
+    made: Any = reasoning_gym.create_dataset(task, size=count or COUNT, seed=SEED)
+    answered = [(str(made[i]["question"]).strip(), str(made[i]["answer"]).strip()) for i in range(count or COUNT)]
     return [
-        Problem(
-            id=f"{task}-{index}",
-            prompt=str(made[index]["question"]).strip(),
-            golds=(str(made[index]["answer"]).strip(),),
-            verifier="exact",
-            source=stem,
-        )
-        for index in range(size)
+        Problem(id=f"{task}-{i}", prompt=prompt, golds=(gold,), verifier="exact", source=stem)
+        for i, (prompt, gold) in enumerate(answered)
     ]
 
 
@@ -96,44 +90,37 @@ def catalogue() -> Catalogue:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Asked:
-    """What a ``--benchmark`` names: ``NAME``, ``NAME=FILE``, ``FILE``, a hub name, ``reasoning_gym/TASK``, a function.
+    """What a ``--benchmark`` names: a known name, a file, a hub data set, ``reasoning_gym/TASK``, a function."""
 
-    Attributes:
-        name: of its folder and its results.
-        known: the row of the catalogue, None for a set of the user's own.
-        path: the local file or folder, None for the hub.
-        task: a task of reasoning-gym, None for anything else.
-        hub: a hub data set of the user's own.
-        reference: a function that gives records or problems (``file.py:name``, ``module:name`` or an entry point).
-    """
-
-    name: str
-    known: Benchmark | None
-    path: Path | None
-    task: str | None = None
-    hub: str | None = None
+    name: str  # of its folder and its results
+    known: Benchmark | None = None  # the row of the catalogue, None for a set of the user's own
+    path: Path | None = None  # the local file or folder
+    task: str | None = None  # of reasoning-gym
+    hub: str | None = None  # a hub data set of the user's own
+    # a function that gives records or problems (``file.py:name``, ``module:name`` or an entry point)
     reference: str | None = None
+
+    @property
+    def source(self) -> str:
+        """Where the problems come from, for the record."""
+        if self.task is not None:
+            return f"{PREFIX}{self.task}, seed {SEED}"
+        hub = self.hub if self.known is None else self.known.hub
+        return str(self.path if self.path is not None else self.reference or hub)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reading:
-    """How a set is read, beside what the catalogue says.
+    """How a set is read, beside what the catalogue says."""
 
-    Attributes:
-        limit: at most so many problems, the first ones.
-        limit_seed: draw them at random in place of that; a larger limit then holds those of a smaller one.
-        template: text around each prompt in place of the benchmark's; holds ``{prompt}``.
-        fields: columns that are not known by their names: ``prompt``, ``answer``, ``id``, ``level``.
-        verifier: in place of the benchmark's.
-        window: first and last day of problems that have a date; None: the benchmark's own.
-    """
-
-    limit: int | None = None
+    limit: int | None = None  # at most so many problems, the first ones
+    # draw them at random in place of that; a larger limit then holds those of a smaller one
     limit_seed: int | None = None
-    template: str | None = None
+    template: str | None = None  # text around each prompt in place of the benchmark's; holds ``{prompt}``
+    # columns that are not known by their names: ``prompt``, ``answer``, ``id``, ``level``
     fields: Mapping[str, str] = field(default_factory=dict[str, str])
-    verifier: str | None = None
-    window: Window | None = None
+    verifier: str | None = None  # in place of the benchmark's
+    window: Window | None = None  # first and last day of problems that have a date; None: the benchmark's own
 
     def __post_init__(self) -> None:
         if self.template is not None and "{prompt}" not in self.template:
@@ -149,21 +136,13 @@ class Reading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedBenchmark:
-    """Problems to put to a model, and where they come from.
+    """Problems to put to a model, and where they come from."""
 
-    Attributes:
-        name: of its folder and its results.
-        problems: in order, ids unique, texts around the prompts included.
-        set_aside: records that cannot be used: place and reason.
-        facts: source, licence, window and template, for the record of the job.
-        whole: all problems of the known set are there (what a published figure speaks of).
-    """
-
-    name: str
-    problems: tuple[Problem, ...]
-    set_aside: tuple[str, ...]
-    facts: dict[str, Any]
-    whole: bool
+    name: str  # of its folder and its results
+    problems: tuple[Problem, ...]  # in order, ids unique, texts around the prompts included
+    set_aside: tuple[str, ...]  # records that cannot be used: place and reason
+    facts: dict[str, Any]  # source, licence, window and template, for the record of the job
+    whole: bool  # all problems of the known set are there (what a published figure speaks of)
 
 
 def parse_asked(text: str) -> Asked:
@@ -174,20 +153,20 @@ def parse_asked(text: str) -> Asked:
     """
     known = catalogue().benchmarks
     if text.startswith(PREFIX):
-        return Asked(name=_folder_name(text), known=None, path=None, task=text.removeprefix(PREFIX))
+        return Asked(name=_folder_name(text), task=text.removeprefix(PREFIX))
     name, equals, path = text.partition("=")
     if equals and _is_reference(path):
-        return Asked(name=_folder_name(name), known=None, path=None, reference=path)
+        return Asked(name=_folder_name(name), reference=path)
     if _is_reference(text):
-        return Asked(name=_folder_name(Place(reference=text).stem), known=None, path=None, reference=text)
+        return Asked(name=_folder_name(Place(reference=text).stem), reference=text)
     if equals and name and path and not Path(text).exists():
         return Asked(name=_folder_name(name), known=known.get(name), path=Path(path))
     if text in known:
-        return Asked(name=text, known=known[text], path=None)
+        return Asked(name=text, known=known[text])
     if Path(text).exists() or Path(text).suffix:
-        return Asked(name=_folder_name(Path(text).stem), known=None, path=Path(text))
+        return Asked(name=_folder_name(Path(text).stem), path=Path(text))
     if Place.of(text).hub is not None:
-        return Asked(name=_folder_name(text), known=None, path=None, hub=text)
+        return Asked(name=_folder_name(text), hub=text)
     near = difflib.get_close_matches(text.lower().replace("-", ""), known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]}? " if near else ""
     every = ", ".join((*known, *names("benchmark")))
@@ -221,16 +200,15 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
     limited = reading.limit is not None and len(problems) >= reading.limit
     narrowed = known is not None and reading.window not in (None, known.window)
     size = known.problems if known is not None and known.problems is not None else len(problems)
+    from_hub = known if asked.path is None else None
     return LoadedBenchmark(
         name=asked.name,
         problems=problems,
         set_aside=tuple(aside),
         facts={
             "title": known.title if known is not None else asked.name,
-            "source": _source(asked),
-            "subset": None if asked.path is not None or known is None else known.subset,
-            "split": None if asked.path is not None or known is None else known.split,
-            "revision": None if asked.path is not None or known is None else known.revision,
+            "source": asked.source,
+            **{name: getattr(from_hub, name, None) for name in ("subset", "split", "revision")},
             "licence": known.licence if known is not None else None,
             "window": [None if day is None else day.isoformat() for day in window] if any(window) else None,
             "limit": reading.limit,
@@ -242,43 +220,28 @@ def load_benchmark(asked: Asked, reading: Reading) -> LoadedBenchmark:
     )
 
 
-def _source(asked: Asked) -> str:
-    if asked.path is not None:
-        return str(asked.path)
-    if asked.reference is not None:
-        return asked.reference
-    if asked.task is not None:
-        return f"{PREFIX}{asked.task}, seed {SEED}"
-    return str(asked.hub if asked.known is None else asked.known.hub)
-
-
 def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read], list[str]]:
     if asked.task is not None:
         problems = gym_problems(asked.task, reading.limit, stem=asked.name)
-        return [
-            Read(where=problem.id, problem=problem, schema="reasoning_gym", columns=((), None)) for problem in problems
-        ], []
+        return [Read(where=p.id, problem=p, schema="reasoning_gym", columns=((), None)) for p in problems], []
     found: list[Read] = []
     aside: list[str] = []
+    first, last = window[0] or date.min, window[1] or date.max
     stem, fields = asked.name, FieldMapping.model_validate(dict(reading.fields))
     offer = "--field {field}={column}"
     reader = RecordReader(stem=stem, fields=fields, verifier=reading.verifier or "maths", offer=offer, extra=False)
     for read in (read for place in _places(asked) for read in read_problems(place, reader)):
         if isinstance(read, Rejected):
             aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)
-        elif _inside(read.date, window):
+        elif read.date is None or first <= read.date <= last:
             found.append(read)
         if reading.limit_seed is None and reading.limit is not None and len(found) == reading.limit:
             break
-    return _drawn(found, reading), aside
-
-
-def _drawn(found: Sequence[Read], reading: Reading) -> list[Read]:
-    """A random part, in the file's order; the first so many have been taken while reading."""
     if reading.limit_seed is None:
-        return list(found)
+        return found, aside
+    # a random part, in the file's order
     places = np.random.Generator(np.random.PCG64(reading.limit_seed)).permutation(len(found))
-    return [found[place] for place in sorted(places[: reading.limit])]
+    return [found[place] for place in sorted(places[: reading.limit])], aside
 
 
 def _places(asked: Asked) -> Iterator[Place]:
@@ -288,27 +251,18 @@ def _places(asked: Asked) -> Iterator[Place]:
     elif asked.path is not None or known is None:
         first = () if known is None else (known.split,)
         yield Place(path=asked.path, hub=asked.hub, splits=(*first, "test", "validation", "train"))
-    elif known.files:
-        yield from (Place(path=_fetched(known, name)) for name in known.files)
-    else:
+    elif not known.files:
         yield Place(hub=known.hub, splits=(known.split,), subset=known.subset, revision=known.revision)
-
-
-def _fetched(known: Benchmark, name: str) -> Path:
-    try:
-        return Path(hf_hub_download(known.hub, name, repo_type="dataset", revision=known.revision))
-    except (OSError, ValueError) as error:
-        raise ValueError(
-            f"{name} of hub data set {known.hub}: {str(error).strip() or type(error).__name__}. Without network "
-            "download it once elsewhere and give NAME=FILE"
-        ) from error
-
-
-def _inside(day: date | None, window: Window) -> bool:
-    first, last = window
-    if day is None:
-        return True
-    return (first is None or day >= first) and (last is None or day <= last)
+    else:
+        for name in known.files:
+            try:
+                path = hf_hub_download(known.hub, name, repo_type="dataset", revision=known.revision)
+            except (OSError, ValueError) as error:
+                raise ValueError(
+                    f"{name} of hub data set {known.hub}: {str(error).strip() or type(error).__name__}. Without "
+                    "network download it once elsewhere and give NAME=FILE"
+                ) from error
+            yield Place(path=Path(path))
 
 
 def _finished(found: Sequence[Read], name: str, reading: Reading, verifier: str) -> tuple[Problem, ...]:

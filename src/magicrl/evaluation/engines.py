@@ -22,36 +22,22 @@ from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.verifiers.extraction import OPEN_TAG
 
-_READ = 1 << 22
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenedEngine:
-    """An engine that is ready to sample.
+    """An engine that is ready to sample."""
 
-    Attributes:
-        engine: has its weights.
-        encode: a problem's prompt tokens; empty where the engine encodes by itself.
-        max_context: most tokens of prompt and response together.
-        opens_reasoning: the prompt ends in an opened ``<think>``, so that a response without ``</think>`` has no
-            answer; None where that cannot be seen.
-        knows_limit: whether the sampler is told the response limit in a way that changes tokens before it; then a
-            curve over limits is no more than an estimate.
-        decides: what the samples depend on, for the identity of a job (checksums, precision, prompt format).
-        facts: what else is worth recording.
-        gpus: how many GPUs the engine holds; None where it samples on another machine.
-        served: what a server has counted so far (requests, tokens); None where nothing is served.
-    """
-
-    engine: RolloutEngine
-    encode: Callable[[Problem], TokenArray]
-    max_context: int
+    engine: RolloutEngine  # has its weights
+    encode: Callable[[Problem], TokenArray]  # a problem's prompt tokens; empty where the engine encodes by itself
+    max_context: int  # most tokens of prompt and response together
+    # the prompt ends in an opened ``<think>``, so that a response without ``</think>`` has no answer; None: unknown
     opens_reasoning: bool | None
+    # the sampler is told the limit in a way that changes tokens before it: a curve over limits is then an estimate
     knows_limit: bool
-    decides: dict[str, Any]
-    facts: dict[str, Any]
-    gpus: int | None = 0
-    served: Callable[[], dict[str, int]] | None = None
+    decides: dict[str, Any]  # what the samples depend on, for the identity of a job (checksums, precision, prompts)
+    facts: dict[str, Any]  # what else is worth recording
+    gpus: int | None = 0  # that the engine holds; None where it samples on another machine
+    served: Callable[[], dict[str, int]] | None = None  # what a server has counted so far (requests, tokens)
 
 
 def open_engine(name: str, settings: EngineSettings) -> OpenedEngine:
@@ -110,7 +96,7 @@ def _served(engine: OpenAIEngine) -> OpenedEngine:
     prompts = "problem's text" if settings.mode == "completions" else "the server's chat template"
     return OpenedEngine(
         engine=engine,
-        encode=encoder.encode if encoder is not None and here else _no_tokens,
+        encode=encoder.encode if encoder is not None and here else lambda problem: frozen_tokens([]),
         max_context=engine.max_context,
         opens_reasoning=opens_reasoning(tokenizer, encoder) if tokenizer is not None and encoder is not None else None,
         knows_limit=not engine.is_vllm,  # what others do with the limit cannot be seen
@@ -147,11 +133,8 @@ def model_checksums(folder: Path) -> dict[str, str]:
 def _checksum(paths: Sequence[Path]) -> str:
     digest = hashlib.sha256()
     for path in paths:
-        inner = hashlib.sha256()
         with path.open("rb") as file:
-            while block := file.read(_READ):
-                inner.update(block)
-        digest.update(f"{path.name} {inner.hexdigest()}\n".encode())
+            digest.update(f"{path.name} {hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
@@ -162,11 +145,6 @@ def opens_reasoning(tokenizer: PreTrainedTokenizerBase, encoder: PromptEncoder) 
     probe = Problem(id="probe", prompt="?", golds=("?",), verifier="exact", source="probe")
     prompt = cast(str, tokenizer.decode(encoder.encode(probe).tolist(), skip_special_tokens=False))
     return prompt.rstrip().endswith(OPEN_TAG)
-
-
-def _no_tokens(problem: Problem) -> TokenArray:
-    """The server makes the prompt's tokens."""
-    return frozen_tokens([])
 
 
 def _prompt_format(tokenizer: PreTrainedTokenizerBase) -> str:

@@ -162,12 +162,11 @@ def _check_login(wandb: Any) -> None:
     """
     if wandb.setup().settings.mode in ("offline", "dryrun", "disabled"):
         return
+    known, reason = False, ""
     try:
         known = wandb.login(verify=False)  # whether the key is right shows as the run opens
     except wandb.errors.UsageError as error:
-        known, reason = False, f" ({error})"
-    else:
-        reason = ""
+        reason = f" ({error})"
     if not known:
         raise ValueError(
             f"logging.trackers names wandb, and W&B has no API key{reason}: run `wandb login` or set WANDB_API_KEY, "
@@ -216,8 +215,6 @@ class TrackioTracker:
             self._run = None
 
 
-@contextmanager
-def _silence() -> Generator[None]:
+def _silence() -> contextlib.redirect_stdout[io.StringIO]:
     """trackio prints where it logs to; the display of the run owns the terminal."""
-    with contextlib.redirect_stdout(io.StringIO()):
-        yield
+    return contextlib.redirect_stdout(io.StringIO())

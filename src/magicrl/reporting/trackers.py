@@ -30,17 +30,11 @@ NOTHING = -1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrackedRun:
-    """What a tracker is told as it begins or goes on.
+    """What a tracker is told as it begins or goes on."""
 
-    Attributes:
-        recorded: the run folder as it stands.
-        project: groups runs, where a tracker knows groups.
-        identity: 16 hex digits that name this run folder in every tracker, the same after a resume.
-    """
-
-    recorded: RecordedRun
-    project: str
-    identity: str
+    recorded: RecordedRun  # the run folder as it stands
+    project: str  # groups runs, where a tracker knows groups
+    identity: str  # 16 hex digits that name this run folder in every tracker, the same after a resume
 
     @property
     def title(self) -> str:
@@ -51,15 +45,9 @@ class TrackedRun:
     @property
     def facts(self) -> dict[str, Any]:
         """The resolved configuration with the run's provenance under ``provenance``."""
-        run = self.recorded.run
-        environments: list[Mapping[str, Any]] = run.get("environments") or [{}]
-        provenance = {
-            "config_hash": run.get("config_hash"),
-            "git": environments[-1].get("git"),
-            "start_model": run.get("start_model"),
-            "data": run.get("data"),
-            "versions": environments[-1].get("versions"),
-        }
+        run, last = self.recorded.run, (self.recorded.environments or [{}])[-1]
+        provenance = {key: run.get(key) for key in ("config_hash", "start_model", "data")}
+        provenance |= {key: last.get(key) for key in ("git", "versions")}
         return {**self.recorded.config, "provenance": {k: v for k, v in provenance.items() if v is not None}}
 
 
@@ -92,11 +80,8 @@ class Tracker(Protocol):
 
 def scalars(metrics: StepMetrics) -> dict[str, float]:
     """The figures of a step that a curve can show: finite numbers."""
-    return {
-        key: float(value)
-        for key, value in metrics.values.items()
-        if isinstance(value, (int, float)) and math.isfinite(value)
-    }
+    numbers = {key: float(v) for key, v in metrics.values.items() if isinstance(v, (int, float))}
+    return {key: value for key, value in numbers.items() if math.isfinite(value)}
 
 
 def result_figures(evaluations: tuple[Evaluation, ...]) -> dict[str, float]:
@@ -143,19 +128,13 @@ def make_trackers(references: Sequence[str]) -> dict[str, Tracker]:
 
 @dataclass(kw_only=True, slots=True)
 class _Copy:
-    """A tracker and what it has been told.
-
-    Attributes:
-        held: the last training step that it held as it opened.
-        last: the last training step that it holds.
-        told: the test results that it was told of; None while it is brought level.
-    """
+    """A tracker and what it has been told."""
 
     name: str
     tracker: Tracker
-    held: int = NOTHING
-    last: int = NOTHING
-    told: set[str] | None = None
+    held: int = NOTHING  # the last training step that it held as it opened
+    last: int = NOTHING  # the last training step that it holds
+    told: set[str] | None = None  # test results; None while it is brought level
 
 
 class TrackerMirror:
