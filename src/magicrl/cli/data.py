@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -18,7 +19,10 @@ from magicrl.cli.options import Overrides, Several
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
-    from magicrl.pipeline.stats import Passage
+    from magicrl.pipeline.frame import Watcher
+    from magicrl.pipeline.judge_votes import Judgement
+    from magicrl.pipeline.pipeline_schema import PipelineConfig
+    from magicrl.pipeline.stats import Station, StepCounts
 
 
 data_app = App(name="data", help="From raw sources to a training mixture: import, clean, dedup, decontaminate, ...")
@@ -32,7 +36,9 @@ Inputs = Annotated[
         help="A file, or the folder of another run or step (repeatable).",
     ),
 ]
-Output = Annotated[Path, Parameter(help="The run folder.")]
+Output = Annotated[Path, Parameter(help="The run folder; the same command again goes on where it stopped.")]
+Sets = Annotated[Overrides, Parameter(help="A setting of the step, KEY=VALUE (repeatable).")]
+Flag = Annotated[bool, Parameter(negative=())]
 Settings = Annotated[Path | None, Parameter(help="Take the step's settings from this pipeline; default: the defaults.")]
 StepName = Literal["clean", "dedup", "decontaminate", "difficulty", "judge", "mix"]
 
@@ -70,7 +76,7 @@ def import_(
     input: Several = None,
     kind: str = "auto",
     set_: Overrides = None,
-    list_: Annotated[bool, Parameter(name="--list", negative=())] = False,
+    list_: Annotated[Flag, Parameter(name="--list")] = False,
 ) -> int:
     """Read one source into rows of the released schema; what cannot be read is set aside with its reason.
 
@@ -100,40 +106,27 @@ def import_(
 
 def _alone(use: StepName, pipeline: Path | None, input: Sequence[str], output: Path, overrides: Sequence[str]) -> int:
     """One step on the rows of files or of another run's step."""
-    step: dict[str, Any] = {"use": use}
-    if pipeline is not None:
-        step = _step_of(pipeline, use)
-    sources = [{"path": _rows_in(text), "name": None} for text in input]
-    for number, source in enumerate(sources):
-        name = Path(str(input[number])).stem
-        source["name"] = name if sum(Path(i).stem == name for i in input) == 1 else f"{name}-{number}"
-    return _run_alone({"sources": sources, "steps": [step]}, "steps.0", overrides, output, pipeline)
+    step = {"use": use} if pipeline is None else _step_of(pipeline, use)
+    stems = [Path(text).stem for text in input]
+    names = [stem if stems.count(stem) == 1 else f"{stem}-{number}" for number, stem in enumerate(stems)]
+    sources = [{"path": _rows_in(Path(text)), "name": name} for text, name in zip(input, names, strict=True)]
+    return _run_alone({"sources": sources, "steps": [step]}, "steps.0", overrides, output)
 
 
 @data_app.command
-def clean(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Overrides = None) -> int:
+def clean(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Sets = None) -> int:
     """Drop proofs, figures, unverifiable golds, solutions that disagree, broken tests, references that fail.
 
     Example: magicrl data clean --input runs/data/gsm8k --output runs/data/gsm8k-clean
-
-    Parameters
-    ----------
-    set_
-        A setting of the step: --set maths.figures=false (repeatable).
     """
     return _alone("clean", pipeline, input, output, set_ or [])
 
 
 @data_app.command
-def dedup(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Overrides = None) -> int:
+def dedup(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Sets = None) -> int:
     """Drop duplicates: exact, renamed or wrapped in chat text, near, by embedding; the best-specified copy stays.
 
     Example: magicrl data dedup --input a.parquet --input b.parquet --output runs/data/once
-
-    Parameters
-    ----------
-    set_
-        A setting of the step: --set scope=within (repeatable).
     """
     return _alone("dedup", pipeline, input, output, set_ or [])
 
@@ -145,7 +138,7 @@ def decontaminate(
     output: Output,
     against: Several = None,
     pipeline: Settings = None,
-    set_: Overrides = None,
+    set_: Sets = None,
 ) -> int:
     """Drop problems of test sets, whatever their wording; every hit is reported with both texts.
 
@@ -155,8 +148,6 @@ def decontaminate(
     ----------
     against
         NAME=FILE of a test set (repeatable).
-    set_
-        A setting of the step (repeatable).
     """
     sets = [text.partition("=") for text in against or []]
     if any(not name or not path for name, _, path in sets):
@@ -166,25 +157,16 @@ def decontaminate(
 
 
 @data_app.command
-def difficulty(*, input: Inputs, output: Path, pipeline: Path | None = None, set_: Overrides = None) -> int:
+def difficulty(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Sets = None) -> int:
     """Sample every problem N times with a model; drop those that it never or always solves.
 
     Example: magicrl data difficulty --input a.parquet --output runs/data/d --set sampler.model=runs/quickstart/model
-
-    Parameters
-    ----------
-    output
-        The run folder; the same command again goes on where it stopped, to the single sample.
-    pipeline
-        Take the step's settings from this pipeline.
-    set_
-        A setting of the step: --set samples=8 (repeatable).
     """
     return _alone("difficulty", pipeline, input, output, set_ or [])
 
 
 @data_app.command
-def judge(*, input: Inputs, output: Output, pipeline: Path, set_: Overrides = None) -> int:
+def judge(*, input: Inputs, output: Output, pipeline: Path, set_: Sets = None) -> int:
     """Ask judges whether problems are clear, complete, well formatted and free of distractions.
 
     Example: magicrl data judge --input a.parquet --pipeline skywork-or1 --output runs/data/judged
@@ -193,33 +175,22 @@ def judge(*, input: Inputs, output: Output, pipeline: Path, set_: Overrides = No
     ----------
     pipeline
         The pipeline whose judge step names the judges.
-    set_
-        A setting of the step (repeatable).
     """
     return _alone("judge", pipeline, input, output, set_ or [])
 
 
 @data_app.command
-def mix(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Overrides = None) -> int:
+def mix(*, input: Inputs, output: Output, pipeline: Settings = None, set_: Sets = None) -> int:
     """Draw a mixture by weights, caps and difficulty bands; write it in the released schema, with a data card.
 
     Example: magicrl data mix --input runs/data/once --output runs/data/mixed --set size=1000
-
-    Parameters
-    ----------
-    set_
-        A setting of the step: --set size=1000, --set weights.gsm8k=2 (repeatable).
     """
     return _alone("mix", pipeline, input, output, set_ or [])
 
 
 @data_app.command
 def stats(
-    folder: Path,
-    /,
-    *,
-    problem: str | None = None,
-    json_: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    folder: Path, /, *, problem: str | None = None, json_: Annotated[Flag, Parameter(name="--json")] = False
 ) -> int:
     """Show what every step of a run kept and dropped, by source and reason; or the way of one problem.
 
@@ -248,20 +219,17 @@ def stats(
     return 0
 
 
-def _rows_in(text: str) -> str | list[str]:
+def _rows_in(path: Path) -> str:
     """The rows of a file, or of another run: its last step's, else its sources'."""
     from magicrl.pipeline.stats import step_folders
 
-    path = Path(text)
-    if not path.is_dir():
-        return str(path.resolve())
-    finished = step_folders(path) if (path / "sources").is_dir() else []
-    step = path if (path / "kept").is_dir() else finished[-1].path if finished else None
-    if step is not None:
-        return str(step.resolve() / "kept" / "*.parquet")
+    path = path.resolve()
+    if (path / "kept").is_dir():
+        return str(path / "kept" / "*.parquet")
     if (path / "sources").is_dir():
-        return str(path.resolve() / "sources" / "*" / "kept" / "*.parquet")
-    return str(path.resolve())
+        finished = step_folders(path)
+        return str((finished[-1].path if finished else path / "sources" / "*") / "kept" / "*.parquet")
+    return str(path)
 
 
 def _step_of(pipeline: Path, use: StepName) -> dict[str, Any]:
@@ -274,9 +242,7 @@ def _step_of(pipeline: Path, use: StepName) -> dict[str, Any]:
     raise RecipeError(f"{pipeline} has no step {use!r}")
 
 
-def _run_alone(
-    tree: dict[str, Any], place: str, overrides: Sequence[str], output: Path, pipeline: Path | None = None
-) -> int:
+def _run_alone(tree: dict[str, Any], place: str, overrides: Sequence[str], output: Path) -> int:
     """A pipeline made of options: written as TOML into the run folder's place, so that errors show what was meant."""
     import tomli_w
 
@@ -286,11 +252,10 @@ def _run_alone(
     written = output / "asked.toml"
     written.write_text(tomli_w.dumps({"name": output.name, **tree}))
     full = [f"{place}.{text}" for text in overrides]
-    config = load_pipeline(written, full)
-    return _run(config, written, output, full)
+    return _run(load_pipeline(written, full), written, output, full)
 
 
-def _run(config: Any, path: Path, output: Path, overrides: Sequence[str]) -> int:
+def _run(config: PipelineConfig, path: Path, output: Path, overrides: Sequence[str]) -> int:
     from magicrl.config.loader import placed_errors
     from magicrl.pipeline.build import build as build_pipeline
     from magicrl.pipeline.stats import counts_of
@@ -299,7 +264,7 @@ def _run(config: Any, path: Path, output: Path, overrides: Sequence[str]) -> int
     if config.expected_minutes is not None:
         console.print(f"about {config.expected_minutes:g} minutes on two CPU cores, unless some of it is there already")
     with placed_errors(path, overrides):
-        build_pipeline(config, output=output, watcher=_Lines(console))
+        build_pipeline(config, output=output, watcher=_watcher(console))
     _show_counts(counts_of(output), console)
     if any(step.use == "mix" for step in config.steps):
         mixture = output.resolve() / "mixture"
@@ -309,7 +274,7 @@ def _run(config: Any, path: Path, output: Path, overrides: Sequence[str]) -> int
     return 0
 
 
-def _step_number(config: Any, until: str) -> int:
+def _step_number(config: PipelineConfig, until: str) -> int:
     names = [step.name or step.use for step in config.steps]
     if until.isdecimal() and 1 <= int(until) <= len(names):
         return int(until)
@@ -318,36 +283,35 @@ def _step_number(config: Any, until: str) -> int:
     raise RecipeError(f"--until {until}: no such step; known: {', '.join(names)}")
 
 
-class _Lines:
+def _watcher(console: Console) -> Watcher:
     """A line a step, and one every few seconds while it runs."""
+    from magicrl.pipeline.frame import Watcher
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._told = time.monotonic()
+    class Lines(Watcher):
+        told = time.monotonic()
 
-    def step(self, name: str, parts: int, missing: int) -> None:
-        if missing:
-            self._console.print(f"{name}: {missing} of {parts} {'sources' if name == 'sources' else 'parts'} to do")
-        else:
-            self._console.print(f"{name}: unchanged")
-        self._told = time.monotonic()
+        def step(self, name: str, parts: int, missing: int) -> None:
+            console.print(f"{name}: {missing} of {parts} parts to do" if missing else f"{name}: unchanged")
+            self.told = time.monotonic()
 
-    def progress(self, name: str, done: int, total: int, unit: str) -> None:
-        if time.monotonic() - self._told >= 5.0:
-            self._told = time.monotonic()
-            self._console.print(f"  {name}: {done} of {total} {unit}", markup=False)
+        def progress(self, name: str, done: int, total: int, unit: str) -> None:
+            if time.monotonic() - self.told >= 5.0:
+                self.told = time.monotonic()
+                console.print(f"  {name}: {done} of {total} {unit}", markup=False)
 
-    def note(self, text: str) -> None:
-        self._console.print(f"  {text}", markup=False, soft_wrap=True)
+        def note(self, text: str) -> None:
+            console.print(f"  {text}", markup=False, soft_wrap=True)
+
+    return Lines()
 
 
-def _show_counts(counts: Sequence[Any], console: Console) -> None:
+def _show_counts(counts: Sequence[StepCounts], console: Console) -> None:
     table = Table(title="rows by step")
     for name in ("step", "source", "in", "kept", "dropped"):
-        table.add_column(name, justify="left" if name in ("step", "source", "dropped") else "right", overflow="fold")
+        table.add_column(name, justify="right" if name in ("in", "kept") else "left", overflow="fold")
     for step in counts:
         for source, one in sorted(step.sources.items()):
-            dropped = ", ".join(f"{count} {reason}" for reason, count in sorted(one["dropped"].items(), key=_by_count))
+            dropped = ", ".join(f"{count} {reason}" for reason, count in Counter(one["dropped"]).most_common())
             table.add_row(step.step, source, str(one["in"]), str(one["kept"]), dropped)
         if len(step.sources) > 1:
             table.add_row(step.step, "all", str(step.entered), str(step.kept), f"{step.entered - step.kept} in all")
@@ -355,20 +319,14 @@ def _show_counts(counts: Sequence[Any], console: Console) -> None:
     console.print(table)
 
 
-def _by_count(item: tuple[str, int]) -> tuple[int, str]:
-    return (-item[1], item[0])
-
-
-def _show_way(stations: Sequence[Any], console: Console) -> None:
+def _show_way(stations: Sequence[Station], console: Console) -> None:
     first = stations[0].row
-    console.print(f"{first['id']}  ({first['where']})", markup=False, soft_wrap=True)
-    if first.get("problem"):
-        console.print(first["problem"], markup=False, soft_wrap=True)
+    lines = [f"{first['id']}  ({first['where']})", first.get("problem")]
     for station in stations:
         said = "kept" if station.kept else f"dropped: {station.reason}"
-        console.print(f"{station.step}: {said}", markup=False)
-        if station.detail:
-            console.print(f"  {station.detail}", markup=False, soft_wrap=True)
+        lines += [f"{station.step}: {said}", station.detail and f"  {station.detail}"]
+    for line in filter(None, lines):
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _show_kinds(console: Console) -> None:
@@ -431,34 +389,26 @@ def calibrate(step: Path, /, *, labels: Path, weights: Path | None = None, least
     from magicrl.files import write_atomically
     from magicrl.pipeline.judge_report import as_text, read_labels
     from magicrl.pipeline.judge_report import calibrate as against_labels
+    from magicrl.pipeline.stats import passages_of
 
     said = read_labels(labels)
     beside = weights or step / "work" / "labels" / "weights.json"
     weighing = json.loads(beside.read_text(encoding="utf-8")) if weights is not None or beside.is_file() else None
     result = against_labels(_judgements(step, said), said, weights=weighing, least_recall=least_recall)
-    passages = _passages(step, said)
+    run = step.resolve().parent
+    flawed = [name for name, good in said.items() if not good]
+    found = passages_of(run, flawed) if (run / "sources").is_dir() else []  # a step on its own has no steps before it
+    passages = [one for one in found if one.reached]
     document = asdict(result) | {"flawed_by_step": [asdict(one) for one in passages]}
     write_atomically(step / "work" / "calibration.json", json.dumps(document, indent=1) + "\n")
-    console = Console(highlight=False)
-    console.print(as_text(_report(step), result), markup=False, soft_wrap=True)
-    for one in passages:
-        console.print(
-            f"of the problems labelled as flawed {one.reached} reached {one.step}, {one.passed} passed "
-            f"({one.passed / one.reached:.0%})",
-            markup=False,
-            soft_wrap=True,
-        )
+    lines = [
+        f"of the problems labelled as flawed {one.reached} reached {one.step}, {one.passed} passed "
+        f"({one.passed / one.reached:.0%})"
+        for one in passages
+    ]
+    text = as_text(_report(step), result) + "\n".join(lines)
+    Console(highlight=False).print(text, markup=False, soft_wrap=True)
     return 0
-
-
-def _passages(step: Path, labels: Mapping[str, bool]) -> list[Passage]:
-    """How far the problems labelled as flawed came in the run that the step belongs to; none for a step on its own."""
-    from magicrl.pipeline.stats import passages_of
-
-    run = step.resolve().parent
-    flawed = [name for name, good in labels.items() if not good]
-    found = passages_of(run, flawed) if (run / "sources").is_dir() else []
-    return [one for one in found if one.reached]
 
 
 def _report(step: Path) -> dict[str, Any]:
@@ -468,7 +418,7 @@ def _report(step: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def _judgements(step: Path, problems: Any) -> Any:
+def _judgements(step: Path, problems: Collection[str]) -> list[Judgement]:
     from magicrl.pipeline.judge_votes import stored_judgements
 
     return stored_judgements(step / "work", problems, int(_report(step)["threshold"]))
