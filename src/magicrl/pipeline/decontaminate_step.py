@@ -26,7 +26,7 @@ from magicrl.pipeline.dedup_step import documents
 from magicrl.pipeline.disguise import keys_of
 from magicrl.pipeline.embedders import Embedder, make_embedder
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_id
+from magicrl.pipeline.frame import Context, Drop, Step, write_drops
 from magicrl.pipeline.guard import are_different, numbers_of
 from magicrl.pipeline.import_source import import_source
 from magicrl.pipeline.parts import Part, StepFolder, hash_of
@@ -326,22 +326,23 @@ class Decontaminate(Step[DecontaminateStep]):
         for name, texts in references.items():
             if not texts:
                 raise ValueError(f"against.{name}: the test set holds no problem that can be read; see references/")
-        own = folder.work / "search"
-        write_report(find_contamination(documents(parts), references, self._settings.settings, folder=own), folder.work)
-
-    def decide(self, folder: StepFolder) -> Decide:
+        settings = self._settings.settings
         best: dict[str, Hit] = {}
-        for hit in read_hits(folder.work / "hits.jsonl"):
-            former = best.get(hit.document)
-            # other kinds are reported only
-            if hit.kind in self._settings.settings.drop and (former is None or hit.score > former.score):
-                best[hit.document] = hit
 
-        def one(name: str) -> Decision:
-            hit = best.get(name)
-            if hit is None:
-                return None
-            detail = f"{hit.kind}, score {hit.score:.3f}: {hit.reference}: {hit.reference_text[:300]!r}"
-            return Drop(f"in test set {hit.reference_set}", detail)
+        def hits() -> Iterator[Hit]:
+            for hit in find_contamination(documents(parts), references, settings, folder=folder.work / "search"):
+                former = best.get(hit.document)
+                # hits of other kinds are reported only
+                if hit.kind in settings.drop and (former is None or hit.score > former.score):
+                    best[hit.document] = hit
+                yield hit
 
-        return by_id(one)
+        write_report(hits(), folder.work)
+        drops = {
+            name: Drop(
+                f"in test set {hit.reference_set}",
+                f"{hit.kind}, score {hit.score:.3f}: {hit.reference}: {hit.reference_text[:300]!r}",
+            )
+            for name, hit in best.items()
+        }
+        write_drops(folder, drops)

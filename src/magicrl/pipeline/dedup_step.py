@@ -24,7 +24,7 @@ from magicrl.pipeline.canonical import canonical
 from magicrl.pipeline.disguise import keys_of
 from magicrl.pipeline.embedders import Embedder, make_embedder
 from magicrl.pipeline.entry import Document
-from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_id
+from magicrl.pipeline.frame import Context, Drop, Step, write_drops
 from magicrl.pipeline.guard import number_key
 from magicrl.pipeline.near_duplicates import Links, Numbers, bands_of, buckets, link_near, link_neighbours
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
@@ -240,15 +240,25 @@ class Dedup(Step[DedupStep]):
         return {"scope": self._settings.scope, **self._settings.settings.model_dump(mode="json")}
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        drops: dict[str, tuple[str, str, float, str]] = {}
+        """``work/clusters.json``: each kept problem with its copies, the largest clusters first."""
+        drops: dict[str, Drop] = {}
+        clusters: dict[str, list[Any]] = {}
         guarded = 0
         for name, group in self._groups(parts):
             found = find_duplicates(documents(group), self._settings.settings, folder=folder.work / name)
             guarded += sum(found.pairs_guarded.values())
-            drops |= {one.id: (one.kept, one.stage, round(one.similarity, 4), one.twin) for one in found.dropped}
+            for one in found.dropped:
+                similarity = round(one.similarity, 4)
+                through = "" if one.twin == one.kept else f", found beside {one.twin}"
+                detail = f"of {one.kept}, similarity {similarity}{through}"
+                drops[one.id] = Drop(f"duplicate ({one.stage})", detail)
+                clusters.setdefault(one.kept, []).append([one.id, one.stage, similarity])
             context.watcher.progress(self.use, len(drops), len(drops), f"duplicates ({name})")
-        told = json.dumps({"pairs_guarded": guarded, "drops": drops})
-        write_atomically(folder.work / "duplicates.json", told)
+        ordered = sorted(clusters.items(), key=lambda item: (-len(item[1]), item[0]))
+        sizes = Counter(len(copies) + 1 for _, copies in ordered)
+        told = {"pairs_guarded": guarded, "sizes": sizes, "clusters": dict(ordered)}
+        write_atomically(folder.work / "clusters.json", json.dumps(told, indent=1))
+        write_drops(folder, drops)
 
     def _groups(self, parts: Sequence[Part]) -> Iterator[tuple[str, list[Part]]]:
         """The parts that are compared with each other."""
@@ -257,29 +267,6 @@ class Dedup(Step[DedupStep]):
             return
         for source, group in groupby(parts, key=lambda part: part.name.rpartition(".")[0]):
             yield source, list(group)
-
-    def decide(self, folder: StepFolder) -> Decide:
-        drops: dict[str, Any] = json.loads((folder.work / "duplicates.json").read_text(encoding="utf-8"))["drops"]
-
-        def one(name: str) -> Decision:
-            if name not in drops:
-                return None
-            kept, stage, similarity, twin = drops[name]
-            through = "" if twin == kept else f", found beside {twin}"
-            return Drop(f"duplicate ({stage})", f"of {kept}, similarity {similarity}{through}")
-
-        return by_id(one)
-
-    def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        """``work/clusters.json``: each kept problem with its copies, the largest clusters first."""
-        document = json.loads((folder.work / "duplicates.json").read_text(encoding="utf-8"))
-        clusters: dict[str, list[Any]] = {}
-        for name, (kept, stage, similarity, _) in document["drops"].items():
-            clusters.setdefault(kept, []).append([name, stage, similarity])
-        ordered = sorted(clusters.items(), key=lambda item: (-len(item[1]), item[0]))
-        sizes = Counter(len(copies) + 1 for _, copies in ordered)
-        told = {"pairs_guarded": document["pairs_guarded"], "sizes": sizes, "clusters": dict(ordered)}
-        write_atomically(folder.work / "clusters.json", json.dumps(told, indent=1))
 
 
 def documents(parts: Sequence[Part]) -> Iterator[Document]:

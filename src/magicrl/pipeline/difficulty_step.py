@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,6 +16,9 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+from scipy.special import betaln
 
 from magicrl.evaluation.engines import OpenedEngine, model_checksums, open_engine
 from magicrl.evaluation.job import SamplingPlan, run_job
@@ -49,21 +51,13 @@ def chance_of_the_same(counted: int, total: int, prior: float) -> float:
         1.0
     """
     assert 0 <= counted <= total, (counted, total)
-    return math.exp(_log_beta(prior + total, prior) - _log_beta(prior + counted, prior))
-
-
-def _log_beta(a: float, b: float) -> float:
-    return math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    return float(np.exp(betaln(prior + total, prior) - betaln(prior + counted, prior)))
 
 
 def is_closed(correct: int, counted: int, total: int, rule: EarlyStop) -> bool:
     """Whether it is settled that the problem is solved sometimes, or sure enough that it is never or always.
 
-    Args:
-        correct: right samples so far.
-        counted: judged samples so far.
-        total: N.
-        rule: first round, confidence and prior.
+    ``correct`` of ``counted`` judged samples are right, and ``total`` are wanted.
     """
     if counted >= total or 0 < correct < counted:
         return True

@@ -8,7 +8,7 @@ import signal
 import time
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
@@ -100,20 +100,22 @@ class Step(ABC, Generic[S]):
         yield self.decide(folder)
 
     def decide(self, folder: StepFolder) -> Decide:
-        """For steps that hold nothing open while they decide."""
-        raise NotImplementedError
+        """For steps that hold nothing open while they decide; by default what ``write_drops`` left."""
+        drops: dict[str, list[str]] = json.loads((folder.work / "drops.json").read_text(encoding="utf-8"))
+
+        def decide(table: pa.Table) -> list[Decision]:
+            return [Drop(*drops[name]) if name in drops else None for name in table.column("id").to_pylist()]
+
+        return decide
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """Write what the step tells beside its rows (reports, tables), from its finished parts."""
 
 
-def by_id(one: Callable[[str], Decision]) -> Decide:
-    """Decisions that follow from a row's id."""
-
-    def decide(table: pa.Table) -> list[Decision]:
-        return [one(name) for name in table.column("id").to_pylist()]
-
-    return decide
+def write_drops(folder: StepFolder, drops: Mapping[str, Drop]) -> None:
+    """Keep which rows go, by id, and why."""
+    told = {name: [drop.reason, drop.detail] for name, drop in drops.items()}
+    write_atomically(folder.work / "drops.json", json.dumps(told))
 
 
 def by_entry(one: Callable[[Entry], Decision]) -> Decide:

@@ -20,7 +20,7 @@ from magicrl.data.sources import RECORDED_ROLLOUTS
 from magicrl.files import whole_file, write_atomically
 from magicrl.pipeline.card import write_card
 from magicrl.pipeline.entry import RELEASED_FIELDS
-from magicrl.pipeline.frame import Context, Decide, Drop, Step, by_id
+from magicrl.pipeline.frame import Context, Drop, Step, write_drops
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import MixStep
 
@@ -94,19 +94,19 @@ class Mix(Step[MixStep]):
         return self._settings.model_dump(mode="json")
 
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
-        write_atomically(folder.work / "drops.json", json.dumps(self._drawn(parts)))
+        write_drops(folder, self._drawn(parts))
 
-    def _drawn(self, parts: Sequence[Part]) -> dict[str, str]:
+    def _drawn(self, parts: Sequence[Part]) -> dict[str, Drop]:
         """Rows that are not drawn, with the reason."""
         settings = self._settings
-        drops: dict[str, str] = {}
+        drops: dict[str, Drop] = {}
         eligible: defaultdict[str, list[tuple[bytes, str]]] = defaultdict(list)
         for part in parts:
             table = read_part(part.path, ["id", "source", "extra_info"])
             for row, difficulty in zip(table.select(["id", "source"]).to_pylist(), _difficulties(table), strict=True):
                 fault = self._outside(difficulty)
                 if fault is not None:
-                    drops[row["id"]] = fault
+                    drops[row["id"]] = Drop(fault)
                     continue
                 order = hashlib.blake2b(f"{settings.seed}/{row['id']}".encode(), digest_size=12).digest()
                 eligible[row["source"]].append((order, row["id"]))
@@ -121,7 +121,7 @@ class Mix(Step[MixStep]):
             cap = settings.caps.get(source, len(rows))
             for place, (_, name) in enumerate(sorted(rows)):
                 if place >= quotas[source]:
-                    drops[name] = f"over the cap of {source}" if place >= cap else "not drawn"
+                    drops[name] = Drop(f"over the cap of {source}" if place >= cap else "not drawn")
         return drops
 
     def _outside(self, difficulty: Mapping[str, int]) -> str | None:
@@ -133,10 +133,6 @@ class Mix(Step[MixStep]):
             elif not band.low <= failures / RECORDED_ROLLOUTS <= band.high:
                 return f"outside the band of {band.model}"
         return None
-
-    def decide(self, folder: StepFolder) -> Decide:
-        drops: dict[str, str] = json.loads((folder.work / "drops.json").read_text(encoding="utf-8"))
-        return by_id(lambda name: Drop(drops[name]) if name in drops else None)
 
     def finish(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         """The training files and the data card."""
