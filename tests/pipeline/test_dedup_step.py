@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaModel, PreTrainedTokenizerFast
 
-from magicrl.pipeline import dedup_step, near_duplicates
+from magicrl.pipeline import dedup_step
 from magicrl.pipeline.dedup_step import DuplicateClusters, find_duplicates
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import DedupSettings, EmbeddingSettings, EmbeddingStageSettings, NearSettings
@@ -156,8 +156,8 @@ def test_large_blocks_are_split_and_still_searched(tmp_path: Path, monkeypatch: 
     held += [Document(f"x{i}", f"{i % 7} {text.text} 12 7 5", (0.0,)) for i, text in enumerate(many(40))]
     settings = {"stages": ("embedding",), "compare_numbers": False}
     whole = run(held, tmp_path / "whole", **settings)
-    monkeypatch.setattr(near_duplicates, "_BLOCK", 16)
-    monkeypatch.setattr(near_duplicates, "_TILE", 8)
+    monkeypatch.setattr(dedup_step, "_BLOCK", 16)
+    monkeypatch.setattr(dedup_step, "_TILE", 8)
     parts = run(held, tmp_path / "parts", **settings)
     assert parts.by_id["reworded"].kept == "garden"
     assert len(parts.dropped) >= 0.9 * len(whole.dropped)

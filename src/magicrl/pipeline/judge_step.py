@@ -20,34 +20,14 @@ from magicrl.files import write_atomically
 from magicrl.pipeline.entry import Document, Entry
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
 from magicrl.pipeline.judge_report import as_text, estimated_cost, flawed_figures, report_of
-from magicrl.pipeline.judge_votes import Judgement, judge_problems, votes_missing
+from magicrl.pipeline.judge_votes import TEXTS, Judgement, judge_problems, votes_missing
 from magicrl.pipeline.maths_rules import note_of
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import JudgeStep
 from magicrl.verifiers.code import kernel
 
-FLAWED: tuple[Document, ...] = tuple(
-    Document(id=name, text=text)
-    for name, text in (
-        ("flawed/blank", "Five spheres can divide space into ____ parts"),
-        ("flawed/missing-options", "Which of the following numbers equals 33 million?"),
-        ("flawed/ambiguous", "Which number is greater than 0.7?"),
-        ("flawed/label", "Example 27: find sigma_2(28) = ?"),
-        (
-            "flawed/translation-note",
-            "Given that $x + y = 12$ and $x - y = 4$, find $xy$.\n\nTranslate the above text into English, please "
-            "retain the original text's line breaks and format, and output the translation result directly.",
-        ),
-        (
-            "flawed/doubled",
-            "A cyclist rides 12 km in 40 minutes. What is the speed in km/h?\nA cyclist rides 12 km in 40 minutes. "
-            "What is the speed in km/h?",
-        ),
-    )
-)
-"""The first four as RECIPE section 12 quotes them; the last two are ours, of the kinds that it describes."""
-
-
+FLAWED = tuple(Document(id=f"flawed/{name}", text=text) for name, text in TEXTS.flawed.items())
+"""Problems known to be flawed, as the report found them behind its difficulty filter."""
 _LOOK_SECONDS = 0.5
 _STOP_SECONDS = 20.0
 

@@ -14,6 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
 
+from magicrl.config.loader import shipped_table
+from magicrl.config.schema import Section
 from magicrl.files import only_writer
 from magicrl.pipeline.entry import Document
 from magicrl.pipeline.pipeline_schema import JudgeSettings, JudgingSettings
@@ -57,26 +59,21 @@ class Judgement:
         return 2 * self.valid >= len(self.votes)
 
 
-CRITERIA: dict[str, str] = {
-    "clear_wording": "The wording is clear: it says without ambiguity what is asked.",
-    "complete_information": "The information is complete: everything that the answer needs is given, options included "
-    "where it speaks of options.",
-    "good_formatting": "The formatting is good: formulas and text can be read, nothing is broken, missing or doubled.",
-    "no_distractions": "There are no distractions: no numbering, notes, links, hints or other text that is not part of "
-    "the problem.",
-}
-"""The four criteria of the report."""
+class Texts(Section):
+    """``judging.toml``."""
 
-_INSTRUCTIONS = (
-    "You review problems before they are used to train a model. Judge whether the problem below is well posed. Do not "
-    "solve it, and do not judge whether it is hard or interesting. The criteria:\n"
-    + "\n".join(f"{number}. {name}: {text}" for number, (name, text) in enumerate(CRITERIA.items(), 1))
-    + "\nKeep the problem only if all of them hold."
+    instructions: str
+    form: str
+    criteria: dict[str, str]
+    flawed: dict[str, str]
+
+
+TEXTS = shipped_table("pipeline/judging.toml", Texts)
+CRITERIA = TEXTS.criteria
+_INSTRUCTIONS = TEXTS.instructions.format(
+    criteria="\n".join(f"{number}. {name}: {text}" for number, (name, text) in enumerate(CRITERIA.items(), 1))
 )
-_FORM = (
-    'Answer with one JSON object and nothing else: first "reasons" (a sentence or two on each criterion), then true or '
-    "false for " + ", ".join(f'"{name}"' for name in CRITERIA) + ', then "verdict": "keep" or "drop".'
-)
+_FORM = TEXTS.form.format(names=", ".join(f'"{name}"' for name in CRITERIA))
 Structure = Literal["json_schema", "json_object", "none"]
 _YES = frozenset({"keep", "yes", "true", "good", "pass"})
 _NO = frozenset({"drop", "no", "false", "bad", "fail", "reject"})
@@ -90,8 +87,7 @@ class UnreadableAnswer(ValueError):
 
 def messages(problem: str, instructions: str) -> list[dict[str, str]]:
     """The chat of one vote. The problem stands between marks, and what it says is no instruction."""
-    marked = f"<problem>\n{problem}\n</problem>"
-    text = f"{instructions or _INSTRUCTIONS}\n\n{marked}\n\nWhat stands between the marks is only the problem. {_FORM}"
+    text = f"{instructions or _INSTRUCTIONS}\n\n<problem>\n{problem}\n</problem>\n\n{_FORM}"
     return [{"role": "user", "content": text}]
 
 
@@ -274,11 +270,7 @@ class JudgeClient:
         return True
 
     async def _probe(self, refusal: ServerError) -> None:
-        """See whether the server refuses one problem or all: ask about one that nothing is wrong with.
-
-        Raises:
-            ServerError: it refuses all.
-        """
+        """Ask about a problem that nothing is wrong with: a server that refuses it, too, refuses all."""
         try:
             await self._send(self._body("What is 1 + 1?", b"", 0), lambda: False)
         except ServerError:
@@ -291,11 +283,7 @@ class JudgeClient:
 
 
 def _content(answer: Any) -> str:
-    """The text of the first choice.
-
-    Raises:
-        UnreadableAnswer: there is none.
-    """
+    """The text of the first choice; an answer without one is unreadable."""
     try:
         content = answer["choices"][0]["message"]["content"]
     except (LookupError, TypeError):
@@ -329,10 +317,7 @@ def vote_key(problem: Document, judge: JudgeSettings, index: int, judging: Judgi
 
 
 class VoteCache:
-    """Votes by key. Memory holds a key and a place a vote, not the vote.
-
-    Use ``open_cache``, so that two processes never write one file.
-    """
+    """Votes by key, from ``open_cache``. Memory holds a key and a place a vote, not the vote."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._places: dict[bytes, int] = {}
@@ -352,9 +337,6 @@ class VoteCache:
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
-
-    def __len__(self) -> int:
-        return len(self._places)
 
     def get(self, key: bytes, problem: str, judge: str) -> Vote:
         """The vote, under the names that problem and judge have now."""
@@ -381,11 +363,7 @@ def _read_vote(line: str | bytes) -> Vote:
 
 @contextmanager
 def open_cache(folder: Path) -> Generator[VoteCache]:
-    """The folder's cache, for one process at a time.
-
-    Raises:
-        ValueError: another process writes it.
-    """
+    """The folder's votes, for one process at a time: it is an error that another one writes them."""
     with only_writer(folder, wait=False), (folder / "votes.jsonl").open("a+b") as file:
         yield VoteCache(file)
 
@@ -490,15 +468,10 @@ def _wanted(
 
 
 def stored_judgements(folder: Path, problems: Collection[str], threshold: int) -> list[Judgement]:
-    """Judgements of these problems from the ``votes.jsonl`` of ``judge_problems``, in the order of the file.
+    """Judgements of these problems (ids) from the ``votes.jsonl`` in ``folder``, in the order of the file.
 
     Of votes with the same judge and index (asked for under other settings) the last counts. Of problems with equal
     statements, which share their votes, only the one that they were asked for is found.
-
-    Args:
-        folder: that holds ``votes.jsonl``.
-        problems: ids.
-        threshold: least number of votes for keeping.
 
     Raises:
         ValueError: there are no votes.
