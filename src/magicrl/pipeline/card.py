@@ -91,14 +91,8 @@ Table = tuple[str, list[str], list[list[str]]]
 
 
 def write_card(config: PipelineConfig, output: Path, mix: StepFolder, files: Mapping[str, int]) -> None:
-    """Write ``card.json``, ``card.md``, ``card.html`` and ``waterfall.svg`` beside the training file.
-
-    Args:
-        config: of the pipeline.
-        output: the run folder; every step but ``mix`` has its ``step.json``.
-        mix: the mix step's rows, counted here because it is not finished yet.
-        files: training files and their rows.
-    """
+    """Write ``card.json``, ``card.md``, ``card.html`` and ``waterfall.svg`` beside the training files."""
+    # the mix step's rows are counted here: it is not finished yet
     counts = [one for one in counts_of(output) if one.step != mix.path.name]
     counts.append(StepCounts(step=mix.path.name, sources=count_rows(mix)))
     sources = {source.label: {"licence": source.stated_licence(), "from": _origin(source)} for source in config.sources}

@@ -44,12 +44,7 @@ _SHORT = 200  # characters of an answer that may be settled without the verifier
 
 
 class MathsCleaner:
-    """Decides on maths problems. Not safe to use from several threads.
-
-    Args:
-        rules: which rules hold.
-        pool: judges; its options must be ``auto`` and ``lenient``.
-    """
+    """Decides on maths problems; the pool's options must be ``auto`` and ``lenient``."""
 
     def __init__(self, rules: MathsCleaning, pool: VerifierPool) -> None:
         self._rules = rules
@@ -138,12 +133,7 @@ def stated_answer(solution: str) -> str | None:
 
 
 class CodeCleaner(Closing):
-    """Decides on code problems; starts its sandboxes with the first that needs one.
-
-    Args:
-        rules: which rules hold.
-        workers: sandboxes at once.
-    """
+    """Decides on code problems; starts its sandboxes (``workers`` at once) with the first that needs one."""
 
     def __init__(self, rules: CodeCleaning, *, workers: int) -> None:
         self._rules = rules

@@ -66,12 +66,7 @@ _HEADS = 16
 
 
 class Links:
-    """Documents dropped by one stage: ``found`` holds (dropped, kept, similarity).
-
-    Args:
-        alive: which documents the earlier stages left.
-        rank: of each document; the lower stays.
-    """
+    """Documents dropped by one stage: ``found`` holds (dropped, kept, similarity); of a pair the lower rank stays."""
 
     def __init__(self, alive: NDArray[np.bool_], rank: Numbers) -> None:
         self.alive = alive.copy()
@@ -138,11 +133,7 @@ def link_near(
 ) -> None:
     """Drop near duplicates, band by band; each candidate pair is compared exactly.
 
-    Args:
-        texts, raw: canonical and as they came.
-        bands: from ``bands_of``.
-        numbers: ``[documents]`` keys of the numbers in the texts; with ``guard`` texts of different keys are not
-            compared at all.
+    ``texts`` are canonical, ``raw`` as they came. With ``guard`` texts of other ``numbers`` are never compared.
     """
 
     @lru_cache(_CACHED)
@@ -177,12 +168,7 @@ def link_neighbours(
 ) -> None:
     """Drop the documents whose vector is near a better document's.
 
-    Args:
-        raw: the texts, by document number.
-        vectors: ``[alive documents, d]``, unit length.
-        numbers: ``[documents]``; with ``guard`` texts of different ones are not compared, and texts that are different
-            problems are kept apart.
-        similarity: least cosine.
+    ``vectors`` ``[alive documents, d]`` have unit length. With ``guard`` texts of other ``numbers`` are never compared.
     """
     members = np.flatnonzero(links.alive)
 
@@ -402,7 +388,7 @@ def _clusters(ids: Sequence[str], stages: Mapping[Stage, Mapping[str, Any]]) -> 
     return DuplicateClusters(documents=len(ids), dropped=dropped, pairs_guarded=guarded)
 
 
-_COLUMNS = ("id", "problem", "solutions", "reward_model", "notes")
+_COLUMNS = ["id", "problem", "solutions", "reward_model", "notes"]
 
 
 class Dedup(Step[DedupStep]):

@@ -187,11 +187,7 @@ class Difficulty(Step[DifficultyStep]):
         return problems, counts
 
     def _overlong(self, problems: Sequence[Problem], opened: OpenedEngine) -> dict[str, str]:
-        """Problems that cannot be put to the model, with the reason.
-
-        Raises:
-            ValueError: there is one and the settings say that there must be none, or no prompt could fit at all.
-        """
+        """Problems that cannot be put to the model, with the reason; an error where the settings want none."""
         limit = self._settings.max_tokens
         room = opened.max_context - limit
         if room <= 0:
@@ -333,11 +329,7 @@ class Difficulty(Step[DifficultyStep]):
 def difficulty_report(document: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """By ability: problems, never (0/N), always (N/N) and sometimes solved, and what could not be measured.
 
-    Args:
-        document: ``counts.json`` of the step: ``counts`` holds (ability, correct, judged, N) by problem.
-
-    Returns:
-        the report as JSON values and as text.
+    Of ``counts.json``, which holds (ability, correct, judged, N) by problem; as JSON values and as text.
     """
     lines = [f"difficulty under {document['model']} (tau {document['temperature']:g}, T {document['max_tokens']})"]
     lines.append(f"{'':8}{'problems':>10}{'0/N':>10}{'N/N':>10}{'kept':>10}{'unmeasured':>12}")

@@ -158,11 +158,7 @@ def _hash(word: str) -> int:
 
 
 class ModelEmbedder:
-    """A Hugging Face model; a text's vector is the mean of the last hidden states of its tokens.
-
-    Raises:
-        ValueError: the model cannot be found or loaded.
-    """
+    """A Hugging Face model; a text's vector is the mean of the last hidden states of its tokens."""
 
     def __init__(self, settings: EmbeddingSettings) -> None:
         from transformers import AutoModel, AutoTokenizer
@@ -209,11 +205,7 @@ class ModelEmbedder:
 
 
 class ServerEmbedder:
-    """An OpenAI-compatible ``/embeddings`` endpoint.
-
-    Raises:
-        ValueError: the address is none, or the key is named and not set.
-    """
+    """An OpenAI-compatible ``/embeddings`` endpoint."""
 
     def __init__(self, settings: EmbeddingSettings) -> None:
         self._settings = settings

@@ -69,19 +69,12 @@ R = TypeVar("R")
 
 
 class Step(ABC, Generic[S]):
-    """A step: decides row by row, after a look at all rows where it is ``whole``.
+    """A step: decides row by row, after a look at all rows where it is ``whole``."""
 
-    Attributes:
-        use: its kind.
-        version: of its code; a change that changes results raises it, and then its parts are made anew.
-        whole: its decisions depend on all parts together.
-        parallel: parts may be decided in several processes, each with a ``Decide`` of its own.
-    """
-
-    use: str
-    version = 1
-    whole = True
-    parallel = False
+    use: str  # its kind
+    version = 1  # of its code; a change that changes results raises it, and then its parts are made anew
+    whole = True  # its decisions depend on all parts together
+    parallel = False  # parts may be decided in several processes, each with a ``Decide`` of its own
 
     def __init__(self, settings: S, config: PipelineConfig) -> None:
         self._settings = settings
@@ -128,13 +121,7 @@ def by_entry(one: Callable[[Entry], Decision]) -> Decide:
 
 
 def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context) -> list[Part]:
-    """The step's kept parts, made where they are missing.
-
-    Args:
-        step: decides.
-        name: of its folder in ``context.output``.
-        parts: the kept parts of the step before.
-        context: where and how.
+    """The step's kept parts in the folder ``name`` of the run, made from the kept ``parts`` of the step before.
 
     Raises:
         ValueError: a part cannot be read or written; what is finished is kept.
@@ -185,11 +172,7 @@ def in_processes(
     start: Callable[..., None],
     startargs: tuple[Any, ...] = (),
 ) -> Iterator[R]:
-    """``call(*job)`` for each job, in order, in several processes that each begin with ``start(*startargs)``.
-
-    Raises:
-        ValueError: a process died; ``name`` says of what.
-    """
+    """``call(*job)`` for each job, in order, in several processes that each begin with ``start(*startargs)``."""
     waiting: deque[Future[R]] = deque()
     method = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=method, initializer=start, initargs=startargs)

@@ -28,12 +28,7 @@ class NotWanted(ValueError):
 
 
 class EntryReader:
-    """Reads the records of one source of a pipeline: `data.sources`, and what the source's settings leave out.
-
-    Args:
-        source: its settings.
-        most_characters: a longer field sets its record aside.
-    """
+    """Reads the records of one source: `data.sources`, and what its settings leave out."""
 
     def __init__(self, source: PipelineSource, most_characters: int) -> None:
         self.source = source
@@ -115,9 +110,6 @@ def check_text(entry: Entry) -> None:
     r"""Refuse text that no file can hold: JSON can say half of a surrogate pair (``"\ud800"``), UTF-8 cannot.
 
     Statement and golds were looked at when they were read.
-
-    Raises:
-        ValueError: names the field.
     """
     notes = json.dumps(dict(entry.notes), ensure_ascii=False, default=str) if entry.notes else ""
     fields = {"id": (entry.id,), "data_source": (entry.data_source,), "solution": entry.solutions, "notes": (notes,)}
@@ -161,12 +153,7 @@ class _Buffer:
 
 
 def import_source(source: PipelineSource, folder: Path, most_characters: int) -> list[Part]:
-    """The parts of a source, read where they are not there already.
-
-    Args:
-        source: its settings.
-        folder: of the source's own parts.
-        most_characters: of one field.
+    """The parts of a source, read where they are not in ``folder`` already.
 
     Raises:
         RecipeError: no such file, or the hub has no such set.

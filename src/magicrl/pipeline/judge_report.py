@@ -306,15 +306,11 @@ def cost(judge: JudgeSettings, prompt_tokens: float, completion_tokens: float) -
 
 
 def estimated_cost(settings: JudgingSettings, missing: Mapping[str, int], characters: float) -> dict[str, Any]:
-    """What the missing votes cost at most, by judge, before any is asked for.
-
-    Args:
-        missing: votes by judge, from ``votes_missing``.
-        characters: mean length of a problem; the criteria come on top. A token is taken as 3.5 characters.
-    """
+    """What the ``missing`` votes cost at most, by judge; a problem has so many ``characters`` in the mean."""
     estimate: dict[str, Any] = {}
     for judge in settings.judges:
         votes = missing[judge.shown_name]
+        # the criteria have 1400 characters; a token is taken as 3.5
         prompt, answer = votes * (characters + 1400) / 3.5, votes * judge.max_tokens
         estimate[judge.shown_name] = {
             "votes": votes,

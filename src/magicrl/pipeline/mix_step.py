@@ -65,7 +65,7 @@ def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[s
     return dict(rows)
 
 
-def _tables(parts: Sequence[Part], columns: Sequence[str]) -> Iterator[pa.Table]:
+def _tables(parts: Sequence[Part], columns: list[str]) -> Iterator[pa.Table]:
     for part in parts:
         table = read_part(part.path, columns)
         if table.num_rows:

@@ -49,15 +49,10 @@ def part_key(path: Path) -> str | None:
     return None if value is None else value.decode()
 
 
-def read_part(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """The rows of a part file.
-
-    Raises:
-        ValueError: the file is damaged; names it and the remedy.
-    """
+def read_part(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a part file; a damaged one is a ValueError with its remedy."""
     try:
-        names = None if columns is None else list(columns)
-        return pq.read_table(path, columns=names, memory_map=False, page_checksum_verification=True)
+        return pq.read_table(path, columns=columns, memory_map=False, page_checksum_verification=True)
     except FileNotFoundError:
         raise
     except (OSError, pa.ArrowException) as error:
@@ -78,11 +73,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 @contextmanager
 def told_when_full(folder: Path) -> Generator[None]:
-    """Within it a disk without room is an error with its remedy, whoever was writing.
-
-    Raises:
-        ValueError: nothing more can be written.
-    """
+    """Within it a disk without room is a ValueError with its remedy, whoever was writing."""
     try:
         yield
     except OSError as error:
@@ -96,11 +87,7 @@ def told_when_full(folder: Path) -> Generator[None]:
 
 
 class StepFolder:
-    """The files of one step: ``kept/``, ``dropped/``, ``work/`` and ``step.json``.
-
-    Args:
-        path: made when the first part is written.
-    """
+    """The files of one step: ``kept/``, ``dropped/``, ``work/`` and ``step.json``."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -128,7 +115,7 @@ class StepFolder:
             if path.name not in wanted:
                 path.unlink()
 
-    def tables(self, which: Literal["kept", "dropped"], columns: Sequence[str] | None = None) -> Iterator[pa.Table]:
+    def tables(self, which: Literal["kept", "dropped"], columns: list[str] | None = None) -> Iterator[pa.Table]:
         """The kept or the dropped rows, a part at a time."""
         for path in sorted((self.path / which).glob("*.parquet")):
             yield read_part(path, columns)

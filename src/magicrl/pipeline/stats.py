@@ -93,11 +93,7 @@ def _levels(output: Path) -> list[tuple[str, list[StepFolder]]]:
 
 
 def counts_of(output: Path) -> list[StepCounts]:
-    """Counts of the import and of every finished step, in order.
-
-    Raises:
-        ValueError: the folder holds no run, or a part is damaged.
-    """
+    """Counts of the import and of every finished step, in order."""
     (_, imported), *steps = _levels(output)
     found = [StepCounts(step="import", sources={k: v for one in imported for k, v in count_rows(one).items()})]
     for name, (folder,) in steps:
@@ -107,11 +103,7 @@ def counts_of(output: Path) -> list[StepCounts]:
 
 
 def way_of(output: Path, problem: str) -> list[Station]:
-    """What each step said of a problem, up to the one that dropped it.
-
-    Raises:
-        ValueError: no row has that id (says near ones).
-    """
+    """What each step said of a problem (its id), up to the one that dropped it; an unknown id is a ValueError."""
     stations: list[Station] = []
     near: set[str] = set()
     for name, folders in _levels(output):
@@ -139,13 +131,7 @@ def _look(folder: StepFolder, name: str, problem: str, near: set[str]) -> Iterat
 
 
 def passages_of(output: Path, problems: Collection[str]) -> list[Passage]:
-    """How far some problems came (those that a person labelled as flawed, say): the import, then each step in order.
-
-    Problems that the run never read do not count.
-
-    Raises:
-        ValueError: the folder holds no run, or a part is damaged.
-    """
+    """How far some problems (ids) came: the import, then each step in order. What was never read does not count."""
     wanted = set(problems)
     told: list[Passage] = []
     for name, folders in _levels(output):
