@@ -269,13 +269,15 @@ class _Claim(_Part):
     measure: str
 
     @model_validator(mode="after")
-    def _measure_exists(self) -> Self:
-        parse_measure(self.measure)
+    def _measures_exist(self) -> Self:
+        for field in ("measure", "than_measure", "late"):
+            if text := getattr(self, field, None):
+                parse_measure(text)
         return self
 
     def arms(self) -> tuple[str, ...]:
         """The arms that the claim is about."""
-        raise NotImplementedError
+        return tuple(getattr(self, field) for field in ("arm", "than") if hasattr(self, field))
 
 
 class DifferenceClaim(_Claim):
@@ -284,18 +286,9 @@ class DifferenceClaim(_Claim):
     kind: Literal["difference"] = "difference"
     arm: str
     than: str
-    # of ``than``, where it is another one: one arm against itself at another step, for example
-    than_measure: str | None = None
+    than_measure: str | None = None  # of ``than``, where it is another one: one arm against itself at another step
     direction: Literal["higher", "lower"]
     effect: float = Field(ge=0)
-
-    @model_validator(mode="after")
-    def _other_exists(self) -> Self:
-        parse_measure(self.than_measure or self.measure)
-        return self
-
-    def arms(self) -> tuple[str, ...]:
-        return (self.arm, self.than)
 
 
 class LevelClaim(_Claim):
@@ -306,9 +299,6 @@ class LevelClaim(_Claim):
     direction: Literal["above", "below"]
     bound: float
 
-    def arms(self) -> tuple[str, ...]:
-        return (self.arm,)
-
 
 class EqualClaim(_Claim):
     """The measures of ``arm`` and ``than`` differ by less than ``margin`` (two one-sided tests); paired by seed."""
@@ -318,32 +308,15 @@ class EqualClaim(_Claim):
     than: str
     margin: float = Field(gt=0)
 
-    def arms(self) -> tuple[str, ...]:
-        return (self.arm, self.than)
-
 
 class CrossingClaim(_Claim):
-    """``arm`` leads ``than`` early and trails it late: two differences that must both hold.
-
-    Attributes:
-        measure: the early one.
-        late: the late one.
-        effect: the least lead, at both ends.
-    """
+    """``arm`` leads ``than`` early (``measure``) and trails it late (``late``), each by ``effect`` at least."""
 
     kind: Literal["crossing"] = "crossing"
     late: str
     arm: str
     than: str
     effect: float = Field(ge=0)
-
-    @model_validator(mode="after")
-    def _late_exists(self) -> Self:
-        parse_measure(self.late)
-        return self
-
-    def arms(self) -> tuple[str, ...]:
-        return (self.arm, self.than)
 
 
 class OrderClaim(_Claim):
