@@ -51,7 +51,6 @@ Shares: TypeAlias = dict[int, float]
 Ramble: TypeAlias = Literal["none", "run", "tail"]
 
 _LEVELS: Shares = {2: 0.3, 3: 0.1, 4: 0.2, 5: 0.08, 6: 0.12, 7: 0.06, 8: 0.07, 9: 0.07}
-_SKILL_STOPS: Shares = {2: 0.5, 3: 0.16, 4: 0.10, 5: 0.07, 6: 0.05, 7: 0.04, 8: 0.04, 9: 0.04}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,6 +70,9 @@ _PRESETS: dict[str, _Preset] = {
         ramble="none",
     ),
 }
+_SKILL = _Preset(
+    stops={2: 0.5, 3: 0.16, 4: 0.10, 5: 0.07, 6: 0.05, 7: 0.04, 8: 0.04, 9: 0.04}, levels=_LEVELS, ramble="none"
+)
 
 
 def parse_shares(text: str) -> Shares:
@@ -128,21 +130,17 @@ class RunningSumOptions(FamilyOptions):
 
     @property
     def preset(self) -> _Preset:
-        return _PRESETS[self.variant]
+        return _SKILL if self.phase == "skill" else _PRESETS[self.variant]
 
     def stop_shares(self) -> Shares:
-        if self.stops is not None:
-            return parse_shares(self.stops)
-        return _SKILL_STOPS if self.phase == "skill" else self.preset.stops
+        return self.preset.stops if self.stops is None else parse_shares(self.stops)
 
     def levels(self) -> Shares:
-        if self.level_shares is not None:
-            return parse_shares(self.level_shares)
-        return _LEVELS if self.phase == "skill" else self.preset.levels
+        return self.preset.levels if self.level_shares is None else parse_shares(self.level_shares)
 
     def rambling(self) -> tuple[Ramble, float]:
         """Kind of rambling and the share of the demonstrations that have it."""
-        kind = self.ramble or ("none" if self.phase == "skill" else self.preset.ramble)
+        kind = self.ramble or self.preset.ramble
         return kind, _VERBOSE[kind] if self.verbose is None else self.verbose
 
 
@@ -195,24 +193,16 @@ class RunningSum:
         ['0', '0', '0', '0', '0', ':']
     """
 
+    name = NAME
+    verifier = "exact"
+
     def __init__(self, options: RunningSumOptions) -> None:
         self.options = options
+        digits = map(str, range(10))
+        steps = (f"S{place}" for place in range(3, options.operands + 1))
+        self.vocabulary = (START, ASK, RESTATE, *digits, *steps, *FILLERS)
         self._stops = _Categorical(options.stop_shares())
         self._ramble, self._verbose = options.rambling()
-
-    @property
-    def name(self) -> str:
-        return NAME
-
-    @property
-    def verifier(self) -> str:
-        return "exact"
-
-    @property
-    def vocabulary(self) -> tuple[str, ...]:
-        digits = tuple(str(digit) for digit in range(10))
-        steps = tuple(f"S{place}" for place in range(3, self.options.operands + 1))
-        return (START, ASK, RESTATE, *digits, *steps, *FILLERS)
 
     def stream(self, *, seed: int, split: Split, levels: Sequence[int] | None = None) -> Iterator[Problem]:
         """Endless problems of one split, levels drawn with their shares (those of ``levels``, renormalised).

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from magicrl.data.sources import fingerprint
 from magicrl.records import Problem
@@ -31,14 +30,7 @@ class PromptSampler:
     """
 
     def __init__(self, problems: Sequence[Problem], seed: int) -> None:
-        """
-        Args:
-            problems: the training set, ids unique.
-            seed: fixes the order of every epoch.
-
-        Raises:
-            ValueError: no problems, a doubled id, or a negative seed.
-        """
+        """Draw from ``problems``, whose ids are unique; ``seed`` fixes the order of every epoch."""
         if not problems:
             raise ValueError("the prompt sampler got no problems; check [data.train] and what its filters removed")
         if seed < 0:
@@ -53,32 +45,14 @@ class PromptSampler:
         for problem in self._problems:
             self._of_key.setdefault(problem.key, []).append(problem.id)
         self._removed: set[str] = set()
-        self._fingerprint = fingerprint(self._problems)
+        self.fingerprint = fingerprint(self._problems)  # before any removal
         self._start_epoch(0)
 
     def _start_epoch(self, epoch: int, position: int = 0) -> None:
-        self._epoch = epoch
-        self._position = position
-        self._order = self._permutation(epoch)
-
-    def _permutation(self, epoch: int) -> NDArray[np.int64]:
+        self.epoch = epoch  # complete passes before the present one, which ends when the next draw needs another
+        self.position = position  # in the present epoch's order, removed problems counted
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
-        return rng.permutation(len(self._problems))
-
-    @property
-    def epoch(self) -> int:
-        """Number of complete passes before the present one (an epoch ends when the next draw needs another)."""
-        return self._epoch
-
-    @property
-    def position(self) -> int:
-        """Place in the present epoch's order, removed problems counted."""
-        return self._position
-
-    @property
-    def fingerprint(self) -> str:
-        """Checksum of the training set, before any removal."""
-        return self._fingerprint
+        self._order = rng.permutation(len(self._problems))
 
     @property
     def removed(self) -> frozenset[str]:
@@ -115,10 +89,10 @@ class PromptSampler:
         assert len(self) > 0, "remove() and restore() leave at least one problem"
         drawn: list[Problem] = []
         while len(drawn) < n:
-            if self._position == len(self._problems):
-                self._start_epoch(self._epoch + 1)
-            problem = self._problems[self._order[self._position]]
-            self._position += 1
+            if self.position == len(self._problems):
+                self._start_epoch(self.epoch + 1)
+            problem = self._problems[self._order[self.position]]
+            self.position += 1
             if problem.id not in self._removed:
                 drawn.append(problem)
         return drawn
@@ -146,10 +120,10 @@ class PromptSampler:
         """Everything needed to go on, as JSON values."""
         return {
             "seed": self._seed,
-            "epoch": self._epoch,
-            "position": self._position,
+            "epoch": self.epoch,
+            "position": self.position,
             "removed": sorted(self._removed),
-            "fingerprint": self._fingerprint,
+            "fingerprint": self.fingerprint,
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -161,10 +135,10 @@ class PromptSampler:
         missing = sorted({"seed", "epoch", "position", "removed", "fingerprint"} - state.keys())
         if missing:
             raise ValueError(f"the saved sampler state lacks {missing[0]!r}; the checkpoint is damaged")
-        if state["fingerprint"] != self._fingerprint:
+        if state["fingerprint"] != self.fingerprint:
             raise ValueError(
                 "the saved sampler state belongs to another training set "
-                f"(checksum {str(state['fingerprint'])[:12]}, here {self._fingerprint[:12]}); "
+                f"(checksum {str(state['fingerprint'])[:12]}, here {self.fingerprint[:12]}); "
                 "resume with the same data, or start a new run"
             )
         removed = set(state["removed"])

@@ -363,20 +363,12 @@ class _Telling:
 class WordProblems:
     """English arithmetic word problems (see the module's docstring)."""
 
+    name = NAME
+    verifier = "maths"
+    vocabulary: tuple[str, ...] | None = None
+
     def __init__(self, options: WordOptions | None = None) -> None:
         self.options = options or WordOptions()
-
-    @property
-    def name(self) -> str:
-        return NAME
-
-    @property
-    def verifier(self) -> str:
-        return "maths"
-
-    @property
-    def vocabulary(self) -> tuple[str, ...] | None:
-        return None
 
     def stories(self, split: Split) -> tuple[Story, ...]:
         """The stories this split may tell."""
