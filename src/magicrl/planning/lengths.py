@@ -86,6 +86,7 @@ def lengths_of_mean(mean: float, sigma: float, limit: int, shared: float = 0.0) 
     def gap(log_median: float) -> float:
         return Lengths(median=exp(log_median), sigma=sigma, limit=limit).mean - mean
 
+    # the mean grows with the median from almost 0 to almost T, so that there is one root between
     root = cast(float, brentq(gap, log(mean) - 5 * sigma - sigma**2, log(limit) + 6 * sigma))
     return Lengths(median=exp(root), sigma=sigma, limit=limit, shared=shared)
 

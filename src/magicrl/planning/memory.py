@@ -82,6 +82,7 @@ def activation_bytes(shape: ModelShape, tokens: float, *, checkpointing: bool) -
 
 def learner_memory(shape: ModelShape, setup: LearnerSetup, runtime: float) -> LearnerMemory:
     """Bytes on one accelerator by term. One accelerator holds everything and a bf16 copy of the trained weights."""
+    # a sample that is longer than a micro-batch is not cut, it goes alone
     tokens = max(setup.micro_batch_tokens, setup.longest) / setup.sequence_parallel
     trained = setup.adapters or shape.parameters
     shard = trained / setup.gpus
@@ -118,7 +119,7 @@ class EngineMemory:
 def engine_memory(shape: ModelShape, hardware: Hardware, tensor_parallel: int, learner: float) -> EngineMemory:
     """The engine's memory beside ``learner`` resident bytes; the cache is what the budget leaves."""
     weights = BF16 * shape.parameters / tensor_parallel
-    own = 0.0 if learner else hardware.runtime
+    own = 0.0 if learner else hardware.runtime  # else the learner's resident bytes hold it already
     return EngineMemory(weights=weights, learner=learner, runtime=own, cache=hardware.budget - weights - learner - own)
 
 

@@ -229,6 +229,7 @@ def best_layout(
         return total_seconds(system, job, placed.layout, options.staleness, played=played)
 
     fitting = [placed for placed in candidates(needed, options.gpus) if placed.fits]
+    # playing every layout of an asynchronous step takes too long: the estimate chooses which are played
     first = sorted(fitting, key=lambda placed: seconds(placed, played=False))
     if options.staleness < 2 or short_list == 1:
         return next(iter(first), None)
@@ -259,6 +260,7 @@ def make_plan(
     for work, steps in job:
         setting = (work, placed.layout, options.staleness)
         parts, seconds = timing(system, *setting)
+        # an asynchronous step is played over several batches, which takes longer: fewer draws of it
         others = calibration.drawn(DRAWS if options.staleness < 2 else DRAWS // 2)
         drawn = [timing(replace(system, efficiency=other), *setting, draws=1)[1] for other in others]
         low, high = np.quantile(drawn, INTERVAL)

@@ -117,6 +117,7 @@ class Replica:
         while self.waiting and len(self.running) < setup.rows and not (self._blocked and self.running):
             request = self.waiting[0]
             needed = request.prompt + request.done
+            # room for a token more of every sequence, or the next step would push the new one out again
             if self.running and self.context + needed + len(self.running) + 1 > setup.capacity:
                 return
             self.waiting.popleft()
@@ -160,13 +161,12 @@ class Replica:
 
     def _steps_within(self, seconds: float) -> int:
         """Steps until ``seconds`` have passed, the last one begun before; at least one."""
+        # n steps take n * linear + n**2 * square seconds, since every step reads the tokens of those before
         count, cost = len(self.running), self.setup.cost
         linear = cost.step(count, self.context) - cost.context * count / 2
         square = cost.context * count / 2
-        if square <= 0:
-            steps = seconds / linear
-        else:
-            steps = (sqrt(linear * linear + 4 * square * seconds) - linear) / (2 * square)
+        # the form of the root that also holds where square is 0
+        steps = 2 * seconds / (linear + sqrt(linear * linear + 4 * square * seconds))
         return max(1, int(np.ceil(steps)))
 
 
