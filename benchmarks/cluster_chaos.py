@@ -40,7 +40,7 @@ from magicrl.training.recorder import write_atomically
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
 REMEDY = "a prompt was lost or counted twice, or the run did not survive; see runs under --work"
 LOSSES = ("cluster/replicas/lost", "cluster/learner/lost", "cluster/verifiers/lost")
-EVERY = 3  # Steps between checkpoints
+EVERY = 3  # steps between checkpoints
 PAGE = ROOT / "docs" / "cluster.md"
 REPLICA, RANK, JUDGE = "ray::Replica", "ray::_RankActor", "ray::JudgeActor"
 

@@ -25,11 +25,11 @@ from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 KINDS: tuple[str, ...] = ("products", "attention", "head", "optimizer", "rest")
-HEAD_KERNELS = ("statistics_kernel", "gradient_kernel")  # Those of ``magicrl.models.head_triton``
+HEAD_KERNELS = ("statistics_kernel", "gradient_kernel")  # those of ``magicrl.models.head_triton``
 _BATCHED = ("aten::bmm", "aten::baddbmm")
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::addmm_", "mkldnn::_linear_pointwise")
 _BACKWARD = "autograd::engine::evaluate_function"
-STEPS = 4  # Decode steps that are profiled
+STEPS = 4  # decode steps that are profiled
 
 
 def kind_of(event: Any, vocabulary: int, backward_end: float) -> str:

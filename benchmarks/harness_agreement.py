@@ -32,7 +32,7 @@ from magicrl.records import Problem, Verdict
 from magicrl.verifiers.pool import VerifierPool
 
 FORMS = {"gsm8k": "number", "svamp": "number", "math500": "maths"}
-SOLUTIONS = 300  # Of each set, the first ones
+SOLUTIONS = 300  # of each set, the first ones
 NOTHING = ("[invalid]", "[invalidanswer]", "[none]", "")
 _NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 

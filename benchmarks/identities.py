@@ -342,7 +342,7 @@ CHECKS: list[tuple[str, Callable[[], list[Check]]]] = [
     ("losses against slow loops", loop_reference_checks),
     ("invariances of the losses", invariance_checks),
     ("invariances of the learner", learner_checks),
-]  # Families of checks in the order they are printed
+]  # families of checks in the order they are printed
 
 
 def main() -> int:

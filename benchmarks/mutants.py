@@ -43,7 +43,7 @@ TABLE = Path(__file__).with_suffix(".toml")
 PACKAGE = Path("src/magicrl")
 CPU_LIMIT, WALL_LIMIT = 240, 1800
 """Seconds of one fault's tests: a fault that makes them run on and on is seen, and so is one that makes them wait."""
-_WORTH_SHARING = 5  # More rows than so many: others' packages are imported once for all of them
+_WORTH_SHARING = 5  # more rows than so many: others' packages are imported once for all of them
 _BROKEN_RUN = (3, 4, 5)  # pytest's internal error, wrong usage, no tests
 _RED = re.compile(r"^(?:FAILED|ERROR) (\S+)", re.MULTILINE)
 

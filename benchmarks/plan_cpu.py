@@ -36,7 +36,7 @@ HARDWARE = load_hardware("cpu-2core")
 START = Efficiency(kv=0.4, step_overhead=0.003, learner=0.2, other=1e-4)
 # Measured at batches of 64 and 256 under T = 48, tried on 32 and 128 and on T = 128: within 6 %, but for 11 % at 256.
 TINY_DECODE = replace(START, step_overhead=0.002042, row=1.3e-05)
-TINY = 1e7  # Parameters below which a decode step is the host's time, not arithmetic
+TINY = 1e7  # parameters below which a decode step is the host's time, not arithmetic
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

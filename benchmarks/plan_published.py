@@ -122,7 +122,7 @@ def areal(efficiency: Efficiency) -> list[dict[str, Any]]:
 
 
 VERL_STEPS = ((32, 790.0), (64, 365.0), (128, 356.0))
-VERL_UPDATE = 114.0  # Seconds of the update on 128 GPUs
+VERL_UPDATE = 114.0  # seconds of the update on 128 GPUs
 
 
 def verl(efficiency: Efficiency) -> list[dict[str, Any]]:

@@ -31,7 +31,7 @@ from magicrl.planning.shapes import ModelShape, load_shape
 from magicrl.planning.workload import Layout, StepTime, Workload, step_time
 
 PROMPT = 256
-ENGINE_SHARE = 0.8  # Of the memory, for weights and cache, as in the released scripts
+ENGINE_SHARE = 0.8  # of the memory, for weights and cache, as in the released scripts
 
 Part = Literal["rollout", "learn", "other", "step"]
 

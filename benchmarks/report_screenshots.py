@@ -23,7 +23,7 @@ from playwright.sync_api import Page, sync_playwright
 from report_examples import MAKERS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-LARGEST = 250_000  # Bytes of one picture
+LARGEST = 250_000  # bytes of one picture
 
 
 Opened: TypeAlias = Callable[..., Page]

@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import PrinterCallback, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
-Measure = Callable[[int, Times, Any], bool]  # Told ``(updates, time so far, model)`` after an update; True ends the run
+Measure = Callable[[int, Times, Any], bool]  # told ``(updates, time so far, model)`` after an update; True ends the run
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -34,9 +34,9 @@ from studies.definition import (
 )
 
 Decision: TypeAlias = Literal["holds", "does not hold", "undecided", "not run"]
-Runs: TypeAlias = Mapping[str, Mapping[int, Result]]  # Results by arm and seed
-LOOKS = 2  # How often the suite's verdicts are drawn: at five seeds and, as was decided then for all arms alike, at ten
-LEVEL = 0.05 / LOOKS  # What Holm's correction may leave of a p-value, Bonferroni's share of one look
+Runs: TypeAlias = Mapping[str, Mapping[int, Result]]  # results by arm and seed
+LOOKS = 2  # how often the suite's verdicts are drawn: at five seeds and, as was decided then for all arms alike, at ten
+LEVEL = 0.05 / LOOKS  # what Holm's correction may leave of a p-value, Bonferroni's share of one look
 LEAST_SEEDS = 3
 """Fewer decide nothing: two runs that agree by chance, to the last digit of a coarse measure, have no spread."""
 MOST_SEEDS = 1000

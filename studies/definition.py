@@ -89,7 +89,7 @@ CURVES = {
     "rejected": "groups/rejected/ratio",
     "grad_norm": "learner/grad_norm",
     "validation": "validation/accuracy/mean",
-}  # Names of the curves that a result keeps, and the metric each is
+}  # names of the curves that a result keeps, and the metric each is
 COSTS = {"tokens": "tokens/sampled", "updates": "learner/sgd_steps", "seconds": "time/step"}
 """Costs of a step; results keep their running sums."""
 WINDOW = 5

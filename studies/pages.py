@@ -171,8 +171,8 @@ def _stage_hours(ablation: Ablation) -> str:
     return "The report's own arms on 64 GPUs, simulated:\n\n" + "\n".join(lines) + "\n"
 
 
-LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)  # Response limits of Fig. 8, tokens.
-LEAST_ENTROPY = 0.003  # Drawn in place of less, nats a token: the axis is logarithmic
+LIMITS = (4, 8, 12, 16, 20, 24, 32, 48, 64, 96, 128)  # response limits of Fig. 8, tokens.
+LEAST_ENTROPY = 0.003  # drawn in place of less, nats a token: the axis is logarithmic
 ENTROPY_ARMS = ("0", "6", "8", "9")
 """Ablations whose arms make Fig. 13: one task, one start a seed, entropy moved in different ways."""
 

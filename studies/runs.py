@@ -36,7 +36,7 @@ from magicrl.reporting.read_folders import RecordedRun, read_run
 from magicrl.training.recorder import environment_facts
 from studies.definition import COSTS, CURVES, Ablation, Arm, Result, Scale, ScaleDefinition, base_recipe
 
-THREADS = 1  # Of every run: tensors this small gain nothing from a second thread, and runs are done side by side
+THREADS = 1  # of every run: tensors this small gain nothing from a second thread, and runs are done side by side
 _UNIMPORTANT: dict[str, Any] = {"run": {"name", "output", "expected_minutes"}}
 
 

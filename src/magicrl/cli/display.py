@@ -117,9 +117,9 @@ def memory(mebibytes: float) -> str:
 BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK_WIDTH = 32
 BAR_WIDTH = 24
-FRAME = 4  # Columns of a panel's border and padding
+FRAME = 4  # columns of a panel's border and padding
 GAP = 3
-RECENT_STEPS = 10  # Steps whose mean time foretells the rest
+RECENT_STEPS = 10  # steps whose mean time foretells the rest
 STYLES = {"info": "cyan", "warning": "yellow", "critical": "bold red"}
 
 
@@ -347,7 +347,7 @@ def _clean(value: object) -> str:
     return visible("" if value is None else str(value))
 
 
-SILENCE_SECONDS = 10.0  # Without a terminal, longest time without a line while work goes on
+SILENCE_SECONDS = 10.0  # without a terminal, longest time without a line while work goes on
 
 
 class LiveDisplay:

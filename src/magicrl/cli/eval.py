@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from magicrl.evaluation.runner import Cost, EvaluationSettings
 
 
-SILENCE_SECONDS = 10.0  # Without a terminal, seconds between lines
+SILENCE_SECONDS = 10.0  # without a terminal, seconds between lines
 
 
 class EvalDisplay:
@@ -458,7 +458,7 @@ def _names(benchmarks: Sequence[str] | None, output: Path) -> list[str]:
     return names
 
 
-LOOK_EVERY = 5.0  # Seconds between looks for a new checkpoint
+LOOK_EVERY = 5.0  # seconds between looks for a new checkpoint
 
 
 def evaluate_checkpoints(

@@ -19,7 +19,7 @@ from magicrl.records import StepMetrics
 from magicrl.reporting.read_folders import read_run
 from magicrl.reporting.wording import duration, visible
 
-LATEST_EVENTS = 6  # Events before the present that are shown
+LATEST_EVENTS = 6  # events before the present that are shown
 
 
 def watch(folder: Path, *, once: bool, interval: float, console: Console) -> int:

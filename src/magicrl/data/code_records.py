@@ -32,7 +32,7 @@ IMPORTS = "\n".join(
         "from typing import *",
         "",
     ]
-)  # What a site such as LeetCode imports before a solution; starter code takes ``List`` for granted
+)  # what a site such as LeetCode imports before a solution; starter code takes ``List`` for granted
 
 _TEXT_OPCODES = {"SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "UNICODE"}
 _OTHER_OPCODES = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}

@@ -283,7 +283,7 @@ _READERS: dict[str, Callable[[Path], Iterator[Row | BadRow]]] = {
     ".csv": _read_csv,
     ".parquet": _read_parquet,
 }
-KINDS = tuple(_READERS)  # Suffixes of the files that are read
+KINDS = tuple(_READERS)  # suffixes of the files that are read
 
 
 def read_hub(

@@ -104,7 +104,7 @@ class RunningSumOptions(FamilyOptions):
     operands: int = Field(default=9, ge=3, le=30)  # K. Another K than 9 needs ``stops`` and ``level_shares``.
     stops: str | None = None
     """Shares of the strategies in demonstrations, e.g. ``"2:0.7 9:0.3"``: operands added -> share."""
-    level_shares: str | None = None  # Shares of the levels among problems, written the same way
+    level_shares: str | None = None  # shares of the levels among problems, written the same way
     noise: float = Field(default=0.02, ge=0, lt=1)
     """Share of the running totals that a demonstration gets wrong (and goes on from)."""
     ramble: Ramble | None = None

@@ -41,17 +41,17 @@ _INVERSES = {"+": "{v} - {r} = {l}", "-": "{v} + {r} = {l}", "*": "{v} / {l} = {
 class ChainStyle(FamilyOptions):
     """How often demonstrations do what."""
 
-    direct: float = Field(default=0.25, ge=0, le=1)  # Share that answers without any working
+    direct: float = Field(default=0.25, ge=0, le=1)  # share that answers without any working
     partial: float = Field(default=0.15, ge=0, le=1)
     """Share that stops before the last step (problems of several steps)."""
     slips: float = Field(default=0.15, ge=0, le=1)
     """Share of the worked ones with a slip that nobody notices: their answer is wrong."""
     repairs: float = Field(default=0.1, ge=0, le=1)
     """Share of the worked ones with a slip that is noticed and put right."""
-    plans: float = Field(default=0.3, ge=0, le=1)  # Share of the worked ones that say first what is to be computed
-    checks: float = Field(default=0.2, ge=0, le=1)  # Checks by the inverse operation, a solution
-    decompositions: float = Field(default=0.3, ge=0, le=1)  # Share of steps that go through tens and ones
-    plain: float = Field(default=0.3, ge=0, le=1)  # Share of equations in symbols whatever the other phrasings
+    plans: float = Field(default=0.3, ge=0, le=1)  # share of the worked ones that say first what is to be computed
+    checks: float = Field(default=0.2, ge=0, le=1)  # checks by the inverse operation, a solution
+    decompositions: float = Field(default=0.3, ge=0, le=1)  # share of steps that go through tens and ones
+    plain: float = Field(default=0.3, ge=0, le=1)  # share of equations in symbols whatever the other phrasings
 
     @model_validator(mode="after")
     def _shares_fit(self) -> Self:
@@ -331,15 +331,15 @@ SHAPES: Mapping[int, tuple[tuple[str, ...], ...]] = {
         *(("open_groups", move, "share") for move in _MOVES),
         *(("open_groups", compare, "both") for compare in _COMPARE),
     ),
-}  # Orders of events by level; ``both`` asks for the hero's and the friend's together
+}  # orders of events by level; ``both`` asks for the hero's and the friend's together
 
 
 class WordOptions(ChainStyle):
     """Options of the family: its numbers, what is held out, and the style of the demonstrations."""
 
-    max_number: int = Field(default=40, ge=10)  # Largest number that a story starts with, gains or loses
-    max_factor: int = Field(default=5, ge=3)  # Largest number of groups, and of parts in a division
-    max_unit: int = Field(default=12, ge=4)  # Largest size of one group
+    max_number: int = Field(default=40, ge=10)  # largest number that a story starts with, gains or loses
+    max_factor: int = Field(default=5, ge=3)  # largest number of groups, and of parts in a division
+    max_unit: int = Field(default=12, ge=4)  # largest size of one group
     held_out: Literal["template", "instance"] = "template"
     """``template``: validation and test have stories of their own; ``instance``: every split tells all stories.
     Instances are disjoint in both."""

@@ -29,7 +29,7 @@ from magicrl.planning.shapes import ModelShape
 
 BF16 = 2.0
 FLOAT32 = 4.0
-ALL_REDUCE_LATENCY = 10e-6  # Seconds of one small all-reduce inside a node
+ALL_REDUCE_LATENCY = 10e-6  # seconds of one small all-reduce inside a node
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +213,7 @@ def weight_sync_seconds(system: System, gpus: int) -> float:
     return BF16 * system.shape.parameters / system.collective_bandwidth(gpus)
 
 
-SHARES = ("kv", "learner", "weights", "matmul", "network")  # Efficiencies that are shares of a peak and cannot pass 1
+SHARES = ("kv", "learner", "weights", "matmul", "network")  # efficiencies that are shares of a peak and cannot pass 1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

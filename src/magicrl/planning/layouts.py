@@ -27,8 +27,8 @@ from magicrl.planning.memory import (
 from magicrl.planning.shapes import ModelShape
 from magicrl.planning.workload import Layout
 
-MOST_GPUS = 4096  # Where the search for enough accelerators ends
-SPLITS = (0.25, 0.5, 0.75, 0.875)  # Shares of the accelerators that a split layout may give to the engine
+MOST_GPUS = 4096  # where the search for enough accelerators ends
+SPLITS = (0.25, 0.5, 0.75, 0.875)  # shares of the accelerators that a split layout may give to the engine
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-MEAN_AT_32K = 12_500  # Mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K, tokens: published
-SIGMA = 0.8  # Spread of the logarithm of lengths, where no run has been measured: assumed, since not published
-SHARED = 0.5  # How much of that spread a group shares: assumed
-KEPT = 0.6  # Share of the groups that survive rejection: assumed
+MEAN_AT_32K = 12_500  # mean response of R1-Distill-Qwen-7B trained from scratch at T = 32K, tokens: published
+SIGMA = 0.8  # spread of the logarithm of lengths, where no run has been measured: assumed, since not published
+SHARED = 0.5  # how much of that spread a group shares: assumed
+KEPT = 0.6  # share of the groups that survive rejection: assumed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,8 +99,8 @@ def reasoning_lengths(
     return lengths_of_mean(mean_at_32k, sigma, 32768, shared).at(limit)
 
 
-WINDOW = 20  # Last steps that are averaged
-NINTH_DECILE = 1.2815515655446004  # Standard normal quantile of 0.9
+WINDOW = 20  # last steps that are averaged
+NINTH_DECILE = 1.2815515655446004  # standard normal quantile of 0.9
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

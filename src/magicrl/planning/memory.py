@@ -218,7 +218,7 @@ def _smaller(model: ModelConfig) -> Iterator[tuple[str, ModelConfig]]:
         yield "lora = { rank = 16 }", model.model_copy(update={"lora": LoraConfig()})
 
 
-RANK_CPUS = 1  # Each learner rank on a GPU reserves one
+RANK_CPUS = 1  # each learner rank on a GPU reserves one
 _MOST_NODES = 512
 
 

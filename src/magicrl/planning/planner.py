@@ -19,12 +19,12 @@ from magicrl.planning.shapes import ModelShape
 from magicrl.planning.simulator import one_step_off, simulate_async
 from magicrl.planning.workload import Layout, StepTime, Workload, replica_setup, step_parts, step_time
 
-LONG_CONTEXT = 4096  # From this T on, lengths are taken to be those of an R1-distilled model; below, half of T
-INTERVAL = (0.1, 0.9)  # Quantiles of the step time's interval
-DRAWS = 8  # Efficiencies drawn for the interval
+LONG_CONTEXT = 4096  # from this T on, lengths are taken to be those of an R1-distilled model; below, half of T
+INTERVAL = (0.1, 0.9)  # quantiles of the step time's interval
+DRAWS = 8  # efficiencies drawn for the interval
 PROMPT = 256
-ASYNC_STEPS = 8  # Played for an asynchronous step; the second half counts
-SHORT_LIST = 3  # Layouts that are played out of those that an estimate puts first, for asynchronous steps
+ASYNC_STEPS = 8  # played for an asynchronous step; the second half counts
+SHORT_LIST = 3  # layouts that are played out of those that an estimate puts first, for asynchronous steps
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,8 +323,8 @@ def _step_seconds(needed: Demand, system: System, options: Options, work: Worklo
     return timing(system, work, placed.layout, options.staleness)[1]
 
 
-FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # Of the accelerators
-BATCHES = (0.5, 1, 2, 4)  # Of D_R and of the group size
+FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # of the accelerators
+BATCHES = (0.5, 1, 2, 4)  # of D_R and of the group size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -13,8 +13,8 @@ from typing import Any, cast
 
 from magicrl.config.schema import TinyModelConfig
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # Architectures whose parameters are counted exactly
-TINY_VOCABULARY = 32  # Symbols of a generated task, about
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # architectures whose parameters are counted exactly
+TINY_VOCABULARY = 32  # symbols of a generated task, about
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
