@@ -4,7 +4,7 @@ Text: tokens between ASCII white space, byte for byte; a token that is expected 
 the float tolerance. Values: Python's ``==`` on exact plain types; lists and tuples are one in JSON.
 
 A checker is one of
-  * a name of `BUILTIN`;
+  * a built-in name;
   * Python source that defines ``check(input, output, answer)`` or ``sat(output)`` and returns whether it is right; it
     may call the predicates of `TOOLS`, which answer False to whatever is not of the right form;
   * a Python program with testlib's contract: ``checker input output answer`` (file names), exit status 0 accepted,
@@ -21,12 +21,10 @@ import json
 import math
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 from magicrl.verifiers.code.suite import SuiteError, parse_trusted
 
@@ -38,13 +36,12 @@ _FRACTION = re.compile(rb"[+-]?(\d+\.\d*|\.\d+|\d+(?:\.\d*)?[eE][+-]?\d+|\.\d+[e
 _NUMBER = re.compile(rb"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
-def same_text(output: bytes, expected: bytes, tolerance: float | None = None, *, fold_case: bool = False) -> bool:
+def same_text(output: bytes, expected: bytes, tolerance: float | None = None) -> bool:
     """Equal token by token.
 
     Args:
         tolerance: of fractions; None: `DEFAULT_TOLERANCE` where the expected token has a point or an exponent.
             A stated one also covers expected integers.
-        fold_case: letters of either case are one (``YES`` and ``yes``).
     """
     if output == expected:
         return True
@@ -52,8 +49,6 @@ def same_text(output: bytes, expected: bytes, tolerance: float | None = None, *,
     found = output.split(None, len(wanted))  # a flood of output is never cut up whole
     if len(found) != len(wanted):
         return False
-    if fold_case:
-        found, wanted = [token.lower() for token in found], [token.lower() for token in wanted]
     return all(a == b or close_tokens(a, b, tolerance) for a, b in zip(found, wanted, strict=True))
 
 
@@ -169,7 +164,7 @@ def is_connected(nodes: Sequence[int], edges: Iterable[Edge]) -> bool:
     near = _neighbours(edges, directed=False)
     if not nodes:
         return True
-    seen, waiting = {nodes[0]}, deque([nodes[0]])
+    seen, waiting = {nodes[0]}, collections.deque([nodes[0]])
     while waiting:
         for other in near.get(waiting.popleft(), ()):
             if other not in seen:
@@ -227,38 +222,20 @@ def is_close(found: float, wanted: float, tolerance: float = 1e-6) -> bool:
 
 
 _OFFERED: tuple[Callable[..., Any], ...] = (
-    integers,
-    is_permutation,
-    same_items,
-    is_connected,
-    is_tree,
-    is_spanning_tree,
-    is_path,
-    is_topological_order,
-    is_colouring,
-    is_matching,
-    is_close,
-)
+    integers, is_permutation, same_items, is_connected, is_tree, is_spanning_tree, is_path, is_topological_order,
+    is_colouring, is_matching, is_close,
+)  # fmt: skip
 TOOLS = {function.__name__: function for function in _OFFERED}
 
 
 _MAX_PATH = 4096
 
 
-class Kind(Enum):
-    """How a checker is run."""
-
-    BUILTIN = "builtin"
-    FUNCTION = "function"
-    PROGRAM = "program"
-    COMPILED = "compiled"
-
-
 @dataclass(frozen=True, slots=True)
 class Checker:
-    """A checker: its kind, and a name, a source or a path."""
+    """A checker: how it is run, and its name, source or path."""
 
-    kind: Kind
+    kind: Literal["builtin", "function", "program", "compiled"]
     text: str
 
 
@@ -268,33 +245,28 @@ def load_checker(text: str) -> Checker:
     Raises:
         SuiteError: no known name, no such file, or source that does not parse.
     """
-    if text in BUILTIN:
-        return Checker(Kind.BUILTIN, text)
+    if text in _TEXT:
+        return Checker("builtin", text)
+    known = ", ".join(sorted(_TEXT))
     if "\n" not in text and len(text) < _MAX_PATH and os.path.isfile(text):
         if not text.endswith(".py"):
             if not os.access(text, os.X_OK):
                 raise SuiteError(f"field 'checker': {text} is no executable file")
-            return Checker(Kind.COMPILED, text)
+            return Checker("compiled", text)
         with open(text, encoding="utf-8") as file:
             text = file.read()
     try:
         tree = parse_trusted(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        known = ", ".join(sorted(BUILTIN))
         raise SuiteError(
             f"field 'checker' is no built-in one ({known}), no file and no Python source: {error}"
         ) from error
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     if functions & {"check", "sat"}:
-        return Checker(Kind.FUNCTION, text)
+        return Checker("function", text)
     if not any(isinstance(node, ast.Import | ast.ImportFrom | ast.Call) for node in ast.walk(tree)):
-        raise SuiteError(f"field 'checker': {text[:60]!r} is no built-in checker ({_known()}) and no program")
-    return Checker(Kind.PROGRAM, text)
-
-
-def accepts_text(name: str, output: bytes, answer: bytes, tolerance: float | None) -> bool:
-    """What a built-in checker says of a program's output."""
-    return _TEXT[name](output, answer, tolerance)
+        raise SuiteError(f"field 'checker': {text[:60]!r} is no built-in checker ({known}) and no program")
+    return Checker("program", text)
 
 
 def accepts_value(name: str, found: Any, wanted: Any, tolerance: float | None) -> bool:
@@ -310,47 +282,40 @@ def accepts_value(name: str, found: Any, wanted: Any, tolerance: float | None) -
     return same_value(found, wanted, tolerance, strict=False)
 
 
-def _known() -> str:
-    return ", ".join(sorted(BUILTIN))
+def _same_lines_in_any_order(output: bytes, answer: bytes, tolerance: float | None) -> bool:
+    ours, theirs = (
+        [b" ".join(line.split()) for line in text.split(b"\n") if line.strip()] for text in (output, answer)
+    )
+    return collections.Counter(ours) == collections.Counter(theirs)
 
 
-def _normal(output: bytes) -> list[bytes]:
-    return [b" ".join(line.split()) for line in output.split(b"\n") if line.strip()]
-
-
-def _unordered_lines(output: bytes, answer: bytes, tolerance: float | None) -> bool:
-    return collections.Counter(_normal(output)) == collections.Counter(_normal(answer))
-
-
-def _unordered_tokens(output: bytes, answer: bytes, tolerance: float | None) -> bool:
-    return collections.Counter(output.split()) == collections.Counter(answer.split())
-
-
+# What each built-in checker says of a program's output: (output, answer, tolerance).
 _TEXT: dict[str, Callable[[bytes, bytes, float | None], bool]] = {
-    "tokens": lambda output, answer, tolerance: same_text(output, answer, tolerance),
+    # tokens between white space (the default), floats within the tolerance
+    "tokens": same_text,
+    # byte for byte
     "exact": lambda output, answer, tolerance: output == answer,
+    # line by line, but for white space at the ends
     "lines": lambda output, answer, tolerance: same_lines(output, answer),
-    "nocase": lambda output, answer, tolerance: same_text(output, answer, tolerance, fold_case=True),
+    # tokens, letters of either case
+    "nocase": lambda output, answer, tolerance: same_text(output.lower(), answer.lower(), tolerance),
+    # tokens, every number within the tolerance, whole ones too
     "float": lambda output, answer, tolerance: same_text(
         output, answer, DEFAULT_TOLERANCE if tolerance is None else tolerance
     ),
-    "unordered": _unordered_lines,
-    "unordered_lines": _unordered_lines,
-    "permutation": _unordered_tokens,
+    # the same lines (of a function: the same items) in any order
+    "unordered": _same_lines_in_any_order,
+    "unordered_lines": _same_lines_in_any_order,
+    # the same tokens (of a function: the same items) in any order
+    "permutation": lambda output, answer, tolerance: sorted(output.split()) == sorted(answer.split()),
+    # the same distinct tokens or items
     "set": lambda output, answer, tolerance: set(output.split()) == set(answer.split()),
 }
-BUILTIN: dict[str, str] = {
-    "tokens": "tokens between white space (the default), floats within the tolerance",
-    "exact": "byte for byte",
-    "lines": "line by line, but for white space at the ends",
-    "nocase": "tokens, letters of either case",
-    "float": "tokens, every number within the tolerance, whole ones too",
-    "unordered": "the same lines (of a function: the same items) in any order",
-    "unordered_lines": "the same as unordered",
-    "permutation": "the same tokens (of a function: the same items) in any order",
-    "set": "the same distinct tokens or items",
-}
-assert BUILTIN.keys() == _TEXT.keys()
+
+
+def accepts_text(name: str, output: bytes, answer: bytes, tolerance: float | None) -> bool:
+    """What a built-in checker says of a program's output."""
+    return _TEXT[name](output, answer, tolerance)
 
 
 def _unordered(found: Any, wanted: Any, tolerance: float | None) -> bool:

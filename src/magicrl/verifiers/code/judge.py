@@ -18,7 +18,7 @@ from typing import Any
 from magicrl.records import Verdict
 from magicrl.verifiers.base import OUTCOME_OF_STATUS, JudgeOptions, Reasoning
 from magicrl.verifiers.code import checkers, remote, values
-from magicrl.verifiers.code.checkers import Checker, Kind
+from magicrl.verifiers.code.checkers import Checker
 from magicrl.verifiers.code.sandbox import (
     Job,
     Limits,
@@ -83,7 +83,7 @@ class Referee:
         self._sandbox = sandbox
         self._checker = checker
         self._limits = limits
-        self._program = None if checker.kind is Kind.COMPILED else Program(checker.text)
+        self._program = None if checker.kind == "compiled" else Program(checker.text)
 
     def close(self) -> None:
         """Free the compiled form of the checker."""
@@ -122,7 +122,7 @@ class Referee:
 
     def _ask_program(self, given: bytes, output: bytes, answer: bytes) -> tuple[int | None, str]:
         channels: dict[str, bytes | int] = {"input": given, "output": output, "answer": answer}
-        if self._checker.kind is Kind.COMPILED:
+        if self._checker.kind == "compiled":
             with open(self._checker.text, "rb") as file:  # its path does not exist inside; its bytes are handed over
                 seen = self._run("execute", {**channels, "binary": file.read()})
         else:
@@ -272,7 +272,7 @@ class _Trial:
         functions = not isinstance(suite.cases[0], StdinCase)
         self._program = Program(source, prelude=suite.prelude if functions or suite.prelude else None)
         self._heavy = bool(_HEAVY.search(source) or (suite.prelude and _HEAVY.search(suite.prelude)))
-        builtin = checker is None or checker.kind is Kind.BUILTIN
+        builtin = checker is None or checker.kind == "builtin"
         self._referee = None if checker is None or builtin else Referee(sandbox, checker, self._limits)
         self._tests: list[Program] = []
         self._ahead = 1
@@ -400,7 +400,7 @@ class _Trial:
             name = "tokens" if self._checker is None else self._checker.text
             return checkers.accepts_text(name, output, answer, tolerance)
         assert self._checker is not None
-        if self._checker.kind is Kind.FUNCTION:
+        if self._checker.kind == "function":
             texts = [case.input, output.decode("utf-8", "replace"), case.output]
             return self._referee.by_function([values.encode(text) for text in texts])
         return self._referee.by_program(case.input.encode("utf-8", "surrogatepass"), output, answer)

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import builtins
 import collections
+import contextlib
 import importlib
 import io
+import itertools
 import operator
 import os
 import stat
 import sys
 import threading
 import types
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from json import dumps, loads  # by name: test code may put mocks in the place of the module's functions
 from os import close, lstat, makedirs, pread, remove, rmdir, scandir, write
 from os import open as open_file
@@ -26,6 +28,7 @@ from typing import Any
 from magicrl.verifiers.code import values
 
 _MAX_FILE_BYTES = 16 << 20
+_MAX_LINE = 64 << 20
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -33,8 +36,7 @@ class Files:
     """The files of a folder that two processes keep alike, each in a file system of its own: one side's view.
 
     Test code writes a file and gives its name to the program, which writes another; what changed since the last message
-    goes with the next one. Where nothing can be written (tier A) there is nothing to tell. System calls are held by
-    name: test code may put mocks in the place of Python's own functions.
+    goes with the next one. Where nothing can be written (tier A) there is nothing to tell.
     """
 
     def __init__(self, folder: str) -> None:
@@ -45,55 +47,43 @@ class Files:
         """What is new since the last look: content by path, None for a folder; and what is gone. None: nothing."""
         if self._folder == "/":
             return None
-        found: dict[str, tuple[int, ...]] = {}
-        self._walk("", found)
-        if found == self._known:
+        before, self._known = self._known, dict(self._walk())
+        if before == self._known:
             return None
         new: dict[str, str | None] = {}
         room = _MAX_FILE_BYTES
-        for path, state in found.items():
-            if self._known.get(path) != state:
+        for path, state in self._known.items():
+            if before.get(path) != state:
                 content = None if len(state) == 1 else self._read(path, min(state[1], room))
                 room -= len(content or "")
                 new[path] = content
-        gone = [path for path in self._known if path not in found]
-        self._known = found
-        return {"new": new, "gone": gone}
+        return {"new": new, "gone": [path for path in before if path not in self._known]}
 
     def apply(self, changed: Any) -> None:
         """Make the other side's changes here; what is no plain path below the folder is left out."""
         if not isinstance(changed, dict) or self._folder == "/":
             return
         new, gone = changed.get("new"), changed.get("gone")
-        if isinstance(gone, list):
-            for path in reversed([path for path in gone if _below(path)]):
-                self._attempt(self._remove, path)
-        if isinstance(new, dict):
-            for path, content in new.items():
-                if _below(path) and (content is None or isinstance(content, str)):
-                    self._attempt(self._write, path, content)
-        self._known = {}
-        self._walk("", self._known)
+        # a file where a folder is wanted, a name too long, no room: the other side sees it missing
+        for path in filter(_below, reversed(gone if isinstance(gone, list) else [])):
+            with contextlib.suppress(OSError, ValueError):
+                self._remove(f"{self._folder}/{path}")
+        for path, content in (new if isinstance(new, dict) else {}).items():
+            if _below(path) and (content is None or isinstance(content, str)):
+                with contextlib.suppress(OSError, ValueError):
+                    self._write(f"{self._folder}/{path}", content)
+        self._known = dict(self._walk())
 
-    def _attempt(self, action: Any, *given: Any) -> None:
-        try:
-            action(*given)
-        except (OSError, ValueError):
-            return  # a file where a folder is wanted, a name too long, no room: the other side sees it missing
-
-    def _walk(self, below: str, found: dict[str, tuple[int, ...]]) -> None:
-        try:
-            with scandir(f"{self._folder}/{below}") as entries:
-                for entry in entries:
-                    path = f"{below}{entry.name}"
-                    state = lstat(f"{self._folder}/{path}")
-                    if stat.S_ISDIR(state.st_mode):
-                        found[path] = (0,)
-                        self._walk(path + "/", found)
-                    elif stat.S_ISREG(state.st_mode):
-                        found[path] = (state.st_mtime_ns, state.st_size, state.st_ino)
-        except OSError:
-            return
+    def _walk(self, below: str = "") -> Iterator[tuple[str, tuple[int, ...]]]:
+        with contextlib.suppress(OSError), scandir(f"{self._folder}/{below}") as entries:
+            for entry in entries:
+                path = f"{below}{entry.name}"
+                state = lstat(f"{self._folder}/{path}")
+                if stat.S_ISDIR(state.st_mode):
+                    yield path, (0,)
+                    yield from self._walk(path + "/")
+                elif stat.S_ISREG(state.st_mode):
+                    yield path, (state.st_mtime_ns, state.st_size, state.st_ino)
 
     def _read(self, path: str, size: int) -> str:
         fd = open_file(f"{self._folder}/{path}", os.O_RDONLY | _SAFE)
@@ -103,31 +93,23 @@ class Files:
             close(fd)
 
     def _write(self, path: str, content: str | None) -> None:
-        whole = f"{self._folder}/{path}"
         if content is None:
-            makedirs(whole, exist_ok=True)
+            makedirs(path, exist_ok=True)
             return
-        fd = open_file(whole, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE, 0o666)
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | _SAFE, 0o666)
         try:
-            data = content.encode("latin-1")
-            while data:
-                data = data[write(fd, data) :]
+            _write_all(fd, content.encode("latin-1"))
         finally:
             close(fd)
 
     def _remove(self, path: str) -> None:
-        whole = f"{self._folder}/{path}"
-        if stat.S_ISDIR(lstat(whole).st_mode):
-            rmdir(whole)
-        else:
-            remove(whole)
+        (rmdir if stat.S_ISDIR(lstat(path).st_mode) else remove)(path)
 
 
 def _below(path: Any) -> bool:
     return isinstance(path, str) and bool(path) and ".." not in path.split("/") and not path.startswith("/")
 
 
-_MAX_LINE = 64 << 20
 SPECIAL = frozenset(
     f"__{name}__" for name in ("enter", "exit", "iter", "next", "len", "getitem", "setitem", "contains", "str")
 )
@@ -161,18 +143,16 @@ def arguments_for(
     function: Callable[..., Any], given: Mapping[str, Any], namespace: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
     """Positional and named arguments; lists become nodes where the signature asks for them."""
-    decode = Nodes(namespace).decode
-    positional = [decode(item) for item in given["a"]]
-    named = {name: decode(item) for name, item in given["k"].items()}
-    notes: dict[str, Any] = getattr(function, "__annotations__", None) or {}
-    if not notes:
-        return positional, named
-    asked = [note for name, note in notes.items() if name != "return"]
     nodes = Nodes(namespace)
-    positional = [
-        nodes.shaped(item, asked[place] if place < len(asked) else "") for place, item in enumerate(positional)
+    positional = [nodes.decode(item) for item in given["a"]]
+    named = {name: nodes.decode(item) for name, item in given["k"].items()}
+    notes: dict[str, Any] = getattr(function, "__annotations__", None) or {}
+    asked = [note for name, note in notes.items() if name != "return"]
+    shaped = [
+        nodes.shaped(item, note)
+        for item, note in itertools.zip_longest(positional, asked[: len(positional)], fillvalue="")
     ]
-    return positional, {name: nodes.shaped(item, notes.get(name, "")) for name, item in named.items()}
+    return shaped, {name: nodes.shaped(item, notes.get(name, "")) for name, item in named.items()}
 
 
 def encode_result(function: Callable[..., Any], result: Any) -> Any:
@@ -205,52 +185,63 @@ class Nodes:
         return values.decode(value, self.hook)
 
     def hook(self, tagged: Mapping[str, Any]) -> Any:
-        for tag, make, node in (
-            ("linked", values.linked, self._list_node),
-            ("tree", values.tree, self._tree_node),
-        ):
-            if tag in tagged:
-                return make([self.decode(item) for item in tagged[tag]], node)
+        (tag, items), *_ = tagged.items()
+        if tag == "linked":
+            return values.linked([self.decode(item) for item in items], self._list_node)
+        if tag == "tree":
+            return values.tree([self.decode(item) for item in items], self._tree_node)
         raise ValueError("unknown tag")
 
 
-class Lines:
-    """Messages over a pair of pipes, a line of JSON each."""
+class Peer:
+    """One side of the border: messages over a pair of pipes, a line of JSON each, and what it has lent by number."""
 
-    def __init__(self, incoming: int, outgoing: int) -> None:
+    def __init__(self, incoming: int, outgoing: int, folder: str) -> None:
         self._incoming = os.fdopen(incoming, "rb")
         self._outgoing = outgoing
+        self._lent: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._files = Files(folder)
+        self._nodes = Nodes({})
+        self._turn = threading.RLock()  # either side may use threads
 
     def send(self, message: Mapping[str, Any]) -> None:
-        data = memoryview(dumps(message).encode("ascii") + b"\n")
-        while data:
-            data = data[os.write(self._outgoing, data) :]
+        _write_all(self._outgoing, dumps(message).encode("ascii") + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
+        """The next message, None at the end. Raises ValueError, RecursionError or OSError for what is none."""
         line = self._incoming.readline(_MAX_LINE)
         if not line.endswith(b"\n"):
             return None
         message = loads(line)
         return message if isinstance(message, dict) else None
 
+    def _number(self, value: Any) -> int:
+        number = self._numbers.setdefault(id(value), len(self._lent))
+        if number == len(self._lent):
+            self._lent.append(value)
+        return number
 
-class Server:
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[write(fd, view) :]
+
+
+class Server(Peer):
     """The program's side: answers until the other side is done."""
 
     def __init__(self, calls: int, replies: int, namespace: dict[str, Any], folder: str) -> None:
-        self._lines = Lines(calls, replies)
+        super().__init__(calls, replies, folder)
         self._namespace = namespace
-        self._objects: list[Any] = []
-        self._numbers: dict[int, int] = {}
-        self._replaced: dict[str, tuple[Any, str, Any]] = {}
-        self._files = Files(folder)
         self._nodes = Nodes(namespace)
+        self._replaced: dict[str, tuple[Any, str, Any]] = {}
         self._as_nodes = False
-        self._turn = threading.RLock()
 
     def serve(self) -> None:
-        while (message := self._lines.receive()) is not None:
-            self._lines.send(self._answer(message))
+        while (message := self.receive()) is not None:
+            self.send(self._answer(message))
 
     def _answer(self, message: dict[str, Any]) -> dict[str, Any]:
         try:
@@ -310,29 +301,27 @@ class Server:
         """Set an attribute of a module that program and tests share, or put back what was there."""
         module, attribute = message["module"], message["attribute"]
         key = f"{module} {message['path']} {attribute}"
-        own = module == ""
         if "a" not in message:
-            where, name, before = self._replaced.pop(key)
-            self._put(where, name, before)
+            self._put(*self._replaced.pop(key))
             return {"value": None}
-        where: Any = self._namespace if own else importlib.import_module(module)
+        where: Any = importlib.import_module(module) if module else self._namespace
         for part in message["path"]:
             where = getattr(where, part)
-        before = where.get(attribute, _ABSENT) if own else getattr(where, attribute, _ABSENT)
+        before = getattr(where, attribute, _ABSENT) if module else where.get(attribute, _ABSENT)
         self._replaced.setdefault(key, (where, attribute, before))
         self._put(where, attribute, self._decode(message["a"][0]))
         return {"value": None}
 
     def _put(self, where: Any, name: str, value: Any) -> None:
-        spaces = [where if isinstance(where, dict) else None]
-        if where is builtins:  # the program's own view of them is a copy
-            spaces.append(self._namespace["__builtins__"])
+        if where is builtins:
             setattr(builtins, name, value)
-        elif spaces == [None]:
+            where = self._namespace["__builtins__"]  # the program's own view of them is a copy
+        if not isinstance(where, dict):
             delattr(where, name) if value is _ABSENT else setattr(where, name, value)
-        for space in spaces:
-            if space is not None:
-                space.pop(name, None) if value is _ABSENT else space.update({name: value})
+        elif value is _ABSENT:
+            where.pop(name, None)
+        else:
+            where[name] = value
 
     def _error(self, error: BaseException) -> dict[str, Any]:
         found: dict[str, Any] = {"kinds": kinds_of(type(error)), "text": str(error)[:400], "args": [], "vars": {}}
@@ -351,10 +340,7 @@ class Server:
             return None
         if isinstance(value, Borrowed):
             return {"lent": value.number}
-        number = self._numbers.setdefault(id(value), len(self._objects))
-        if number == len(self._objects):
-            self._objects.append(value)
-        return {"h": [number, isinstance(value, type), isinstance(value, Coroutine)]}
+        return {"h": [self._number(value), isinstance(value, type), isinstance(value, Coroutine)]}
 
     def _decode(self, value: Any) -> Any:
         return values.decode(value, self._hook)
@@ -362,7 +348,7 @@ class Server:
     def _hook(self, tagged: Mapping[str, Any]) -> Any:
         (tag, content), *_ = tagged.items()
         if tag == "h":
-            return self._objects[content[0]]
+            return self._lent[content[0]]
         if tag == "name":
             return resolve(self._namespace, content)
         if tag == "operator":
@@ -378,10 +364,10 @@ class Server:
         fields["a"] = [self._encode(item) for item in fields.get("a", ())]
         fields["k"] = {name: self._encode(item) for name, item in fields.get("k", {}).items()}
         with self._turn:
-            self._lines.send({"op": op, "lent": number, **fields})
-            while (message := self._lines.receive()) is not None:
+            self.send({"op": op, "lent": number, **fields})
+            while (message := self.receive()) is not None:
                 if "op" in message:
-                    self._lines.send(self._answer(message))
+                    self.send(self._answer(message))
                 elif "value" in message:
                     return self._decode(message["value"])
                 else:

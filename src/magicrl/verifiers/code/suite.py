@@ -17,35 +17,17 @@ import builtins
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 from magicrl.verifiers.code.values import encode, refuse
 
-_SAFE_CALLS: dict[str, Callable[..., Any]] = {
-    f.__name__: f
-    for f in (
-        abs,
-        bool,
-        dict,
-        float,
-        frozenset,
-        int,
-        len,
-        list,
-        max,
-        min,
-        round,
-        set,
-        sorted,
-        str,
-        sum,
-        tuple,
-        all,
-        any,
-    )
-}
+_SAFE = (
+    abs, all, any, bool, dict, float, frozenset, int, len, list, max, min, round, set, sorted, str, sum, tuple,
+)  # fmt: skip
+_SAFE_CALLS: dict[str, Any] = {function.__name__: function for function in _SAFE}
 _SAFE_MATHS = {
     name: getattr(math, name) for name in ("isclose", "fabs", "inf", "nan", "pi", "e", "sqrt", "floor", "ceil")
 }
@@ -54,208 +36,6 @@ _SAFE_NODES = (
     ast.Compare, ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Subscript, ast.Slice, ast.operator, ast.unaryop,
     ast.boolop, ast.cmpop, ast.expr_context,
 )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
-class ParsedCall:
-    """One assertion ``call == expected``.
-
-    Attributes:
-        entry: the function, or an expression for it (``Solution().solve``).
-        positional, named: arguments, plain data.
-        expected: what the call has to return, exactly.
-    """
-
-    entry: str
-    positional: list[Any]
-    named: dict[str, Any]
-    expected: Any
-
-
-class _NotSimple(Exception):
-    """This assertion needs a process of its own."""
-
-
-def _globals() -> dict[str, Any]:
-    return {"__builtins__": {}, **_SAFE_CALLS, "math": _MATHS}
-
-
-class _Maths:
-    def __init__(self) -> None:
-        self.__dict__.update(_SAFE_MATHS)
-
-
-_MATHS = _Maths()
-
-
-def parse_trusted(source: str) -> ast.Module:
-    """The tree of test code or of a checker. Unlike a program's text it may hold integers of any length.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError: it does not parse.
-    """
-    limit = sys.get_int_max_str_digits()
-    sys.set_int_max_str_digits(0)
-    try:
-        return ast.parse(source)
-    finally:
-        sys.set_int_max_str_digits(limit)
-
-
-def wanted_names(tree: ast.Module, entry: str | None) -> list[str]:
-    """The names that test code expects of the program, the entry point alone where one is stated.
-
-    Else what it calls, or gives to ``check``, and neither defines nor finds among the built-ins. Where there is no such
-    name and nothing is imported from elsewhere either (a program that defines its own ``sum``): the outermost call of
-    each assertion.
-    """
-    if entry is not None:
-        return [entry]
-    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
-    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
-    own |= {argument.arg for node in ast.walk(tree) if isinstance(node, ast.arguments) for argument in node.args}
-    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
-    own |= {(alias.asname or alias.name).split(".")[0] for statement in imports for alias in statement.names}
-    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
-    names = [call.func.id for call in calls if isinstance(call.func, ast.Name)]
-    for call in calls:
-        if isinstance(call.func, ast.Name) and call.func.id == "check":
-            names += [node.id for node in call.args if isinstance(node, ast.Name)]
-    foreign = [name for name in dict.fromkeys(names) if name not in own and not hasattr(builtins, name)]
-    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - own
-    if foreign or imports or any(not hasattr(builtins, name) for name in loaded):
-        return foreign
-    outer: list[str] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assert):
-            left = node.test.left if isinstance(node.test, ast.Compare) else node.test
-            if isinstance(left, ast.Call) and isinstance(left.func, ast.Name) and left.func.id not in own:
-                outer.append(left.func.id)
-    return list(dict.fromkeys(outer))
-
-
-def parse_calls(tree: ast.Module, entries: Iterable[str], check: str | None) -> list[ParsedCall] | None:
-    """Every assertion of the test code as a call, or None if any part of it is more than that.
-
-    Args:
-        tree: the test code: assertions, or ``def check(candidate)`` holding assertions.
-        entries: names of the program's functions.
-        check: what ``check`` is called with if the test code does not call it.
-    """
-    try:
-        return list(_calls(tree, set(entries), check))
-    except _NotSimple:
-        return None
-
-
-def _calls(tree: ast.Module, entries: set[str], check: str | None) -> Iterable[ParsedCall]:
-    checker: ast.FunctionDef | None = None
-    called: list[str] = []
-    for statement in tree.body:
-        if isinstance(statement, ast.FunctionDef) and statement.name == "check" and len(statement.args.args) == 1:
-            checker = statement
-        elif isinstance(statement, ast.Assert):
-            yield from _assertion(statement, {name: name for name in entries})
-        elif (target := _check_call(statement)) is not None:
-            called.append(target)
-        elif not _harmless(statement):
-            raise _NotSimple
-    if checker is not None and not called and check is not None:
-        called.append(check)
-    if (checker is None) != (not called) or len(called) > 1:
-        raise _NotSimple
-    for entry in called:
-        assert checker is not None
-        candidate = checker.args.args[0].arg
-        for statement in checker.body:
-            if isinstance(statement, ast.Assert):
-                yield from _assertion(statement, {candidate: entry})
-            elif not _harmless(statement):
-                raise _NotSimple
-
-
-def _check_call(statement: ast.stmt) -> str | None:
-    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
-        return None
-    call = statement.value
-    if isinstance(call.func, ast.Name) and call.func.id == "check" and len(call.args) == 1 and not call.keywords:
-        return ast.unparse(call.args[0])
-    return None
-
-
-def _harmless(statement: ast.stmt) -> bool:
-    """Imports that the safe names cover, docstrings, constants such as HumanEval's METADATA."""
-    if isinstance(statement, ast.Import):
-        return all(alias.name == "math" and alias.asname is None for alias in statement.names)
-    if isinstance(statement, ast.Expr):
-        return isinstance(statement.value, ast.Constant)
-    if isinstance(statement, ast.Assign):
-        return all(isinstance(target, ast.Name) and target.id == "METADATA" for target in statement.targets)
-    return isinstance(statement, ast.Pass)
-
-
-def _assertion(statement: ast.Assert, entries: dict[str, str]) -> Iterable[ParsedCall]:
-    calls = [
-        node
-        for node in ast.walk(statement.test)
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in entries
-    ]
-    if not calls:
-        if isinstance(statement.test, ast.Constant) and statement.test.value is True:
-            return
-        raise _NotSimple
-    if len(calls) > 1:
-        raise _NotSimple
-    (call,) = calls
-    assert isinstance(call.func, ast.Name)
-    if any(isinstance(argument, ast.Starred) for argument in call.args) or any(k.arg is None for k in call.keywords):
-        raise _NotSimple
-    positional = [_literal(argument) for argument in call.args]
-    named = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
-    test = statement.test
-    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
-        for one, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
-            if one is call:
-                yield ParsedCall(entries[call.func.id], positional, named, _literal(other))
-                return
-    raise _NotSimple
-
-
-def _literal(node: ast.expr) -> Any:
-    """The value of an expression of literals and safe functions."""
-    try:
-        return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        pass
-    expression = ast.Expression(node)
-    _check_safe(expression)
-    try:
-        value = eval(compile(ast.fix_missing_locations(expression), "<literal>", "eval"), _globals())
-        encode(value, refuse)
-    except Exception as error:
-        raise _NotSimple from error
-    return value
-
-
-def is_plain(source: str) -> bool:
-    """Whether an expression holds nothing but literals, operators and calls of harmless built-ins."""
-    try:
-        _check_safe(ast.parse(source.strip(), mode="eval"))
-    except (_NotSimple, SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
-
-
-def _check_safe(expression: ast.Expression) -> None:
-    for node in ast.walk(expression):
-        if not isinstance(node, _SAFE_NODES):
-            raise _NotSimple
-        if isinstance(node, ast.Name) and node.id not in _SAFE_CALLS and node.id != "math":
-            raise _NotSimple
-        if isinstance(node, ast.Attribute) and not (
-            isinstance(node.value, ast.Name) and node.value.id == "math" and node.attr in _SAFE_MATHS
-        ):
-            raise _NotSimple
 
 
 class SuiteError(ValueError):
@@ -332,6 +112,184 @@ class Suite:
     memory_limit_mb: int | None = None
 
 
+class _NotSimple(Exception):
+    """This assertion needs a process of its own."""
+
+
+def parse_trusted(source: str) -> ast.Module:
+    """The tree of test code or of a checker. Unlike a program's text it may hold integers of any length.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError: it does not parse.
+    """
+    limit = sys.get_int_max_str_digits()
+    sys.set_int_max_str_digits(0)
+    try:
+        return ast.parse(source)
+    finally:
+        sys.set_int_max_str_digits(limit)
+
+
+def wanted_names(tree: ast.Module, entry: str | None) -> list[str]:
+    """The names that test code expects of the program, the entry point alone where one is stated.
+
+    Else what it calls, or gives to ``check``, and neither defines nor finds among the built-ins. Where there is no such
+    name and nothing is imported from elsewhere either (a program that defines its own ``sum``): the outermost call of
+    each assertion.
+    """
+    if entry is not None:
+        return [entry]
+    own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    own |= {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    own |= {argument.arg for node in ast.walk(tree) if isinstance(node, ast.arguments) for argument in node.args}
+    imports = [n for n in ast.walk(tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+    own |= {(alias.asname or alias.name).split(".")[0] for statement in imports for alias in statement.names}
+    calls = [n for n in ast.walk(tree) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)]
+    names = [call.func.id for call in calls if isinstance(call.func, ast.Name)]
+    for call in calls:
+        if isinstance(call.func, ast.Name) and call.func.id == "check":
+            names += [node.id for node in call.args if isinstance(node, ast.Name)]
+    foreign = [name for name in dict.fromkeys(names) if name not in own and not hasattr(builtins, name)]
+    loaded = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} - own
+    if foreign or imports or any(not hasattr(builtins, name) for name in loaded):
+        return foreign
+    outer: list[str] = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assert):
+            left = node.test.left if isinstance(node.test, ast.Compare) else node.test
+            if isinstance(left, ast.Call) and isinstance(left.func, ast.Name) and left.func.id not in own:
+                outer.append(left.func.id)
+    return list(dict.fromkeys(outer))
+
+
+def _parse_calls(tree: ast.Module, entries: Iterable[str], check: str | None) -> list[CallCase] | None:
+    """Every assertion of the test code as a call, or None if any part of it is more than that.
+
+    Args:
+        tree: the test code: assertions, or ``def check(candidate)`` holding assertions.
+        entries: names of the program's functions.
+        check: what ``check`` is called with if the test code does not call it.
+    """
+    try:
+        return list(_calls(tree, set(entries), check))
+    except _NotSimple:
+        return None
+
+
+def _calls(tree: ast.Module, entries: set[str], check: str | None) -> Iterable[CallCase]:
+    checker: ast.FunctionDef | None = None
+    called: list[str] = []
+    for statement in tree.body:
+        if isinstance(statement, ast.FunctionDef) and statement.name == "check" and len(statement.args.args) == 1:
+            checker = statement
+        elif isinstance(statement, ast.Assert):
+            yield from _assertion(statement, {name: name for name in entries})
+        elif (target := _check_call(statement)) is not None:
+            called.append(target)
+        elif not _harmless(statement):
+            raise _NotSimple
+    if checker is not None and not called and check is not None:
+        called.append(check)
+    if (checker is None) != (not called) or len(called) > 1:
+        raise _NotSimple
+    for entry in called:
+        assert checker is not None
+        candidate = checker.args.args[0].arg
+        for statement in checker.body:
+            if isinstance(statement, ast.Assert):
+                yield from _assertion(statement, {candidate: entry})
+            elif not _harmless(statement):
+                raise _NotSimple
+
+
+def _check_call(statement: ast.stmt) -> str | None:
+    if not (isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)):
+        return None
+    call = statement.value
+    if isinstance(call.func, ast.Name) and call.func.id == "check" and len(call.args) == 1 and not call.keywords:
+        return ast.unparse(call.args[0])
+    return None
+
+
+def _harmless(statement: ast.stmt) -> bool:
+    """Imports that the safe names cover, docstrings, constants such as HumanEval's METADATA."""
+    if isinstance(statement, ast.Import):
+        return all(alias.name == "math" and alias.asname is None for alias in statement.names)
+    if isinstance(statement, ast.Expr):
+        return isinstance(statement.value, ast.Constant)
+    if isinstance(statement, ast.Assign):
+        return all(isinstance(target, ast.Name) and target.id == "METADATA" for target in statement.targets)
+    return isinstance(statement, ast.Pass)
+
+
+def _assertion(statement: ast.Assert, entries: dict[str, str]) -> Iterable[CallCase]:
+    calls = [
+        node
+        for node in ast.walk(statement.test)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in entries
+    ]
+    if not calls:
+        if isinstance(statement.test, ast.Constant) and statement.test.value is True:
+            return
+        raise _NotSimple
+    if len(calls) > 1:
+        raise _NotSimple
+    (call,) = calls
+    assert isinstance(call.func, ast.Name)
+    if any(isinstance(argument, ast.Starred) for argument in call.args) or any(k.arg is None for k in call.keywords):
+        raise _NotSimple
+    positional = [_literal(argument) for argument in call.args]
+    named = {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
+    test = statement.test
+    if isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], ast.Eq):
+        for one, other in ((test.left, test.comparators[0]), (test.comparators[0], test.left)):
+            if one is call:
+                expected = _literal(other)
+                yield CallCase(
+                    entry=entries[call.func.id], positional=positional, named=named, expected=expected, strict=True
+                )
+                return
+    raise _NotSimple
+
+
+def _literal(node: ast.expr) -> Any:
+    """The value of an expression of literals and safe functions."""
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        pass
+    expression = ast.Expression(node)
+    _check_safe(expression)
+    names = {"__builtins__": {}, **_SAFE_CALLS, "math": SimpleNamespace(**_SAFE_MATHS)}
+    try:
+        value = eval(compile(ast.fix_missing_locations(expression), "<literal>", "eval"), names)
+        encode(value, refuse)
+    except Exception as error:
+        raise _NotSimple from error
+    return value
+
+
+def is_plain(source: str) -> bool:
+    """Whether an expression holds nothing but literals, operators and calls of harmless built-ins."""
+    try:
+        _check_safe(ast.parse(source.strip(), mode="eval"))
+    except (_NotSimple, SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
+
+
+def _check_safe(expression: ast.Expression) -> None:
+    for node in ast.walk(expression):
+        if not isinstance(node, _SAFE_NODES):
+            raise _NotSimple
+        if isinstance(node, ast.Name) and node.id not in _SAFE_CALLS and node.id != "math":
+            raise _NotSimple
+        if isinstance(node, ast.Attribute) and not (
+            isinstance(node.value, ast.Name) and node.value.id == "math" and node.attr in _SAFE_MATHS
+        ):
+            raise _NotSimple
+
+
 BESIDE = ("checker", "time_limit", "memory_limit_mb", "float_tolerance", "in_place", "interactive")
 """Fields that may stand beside ``tests`` as well as inside."""
 _LEAST_MEMORY_MB = 16
@@ -362,8 +320,8 @@ def parse_suite(tests: Any, extra: Mapping[str, Any] | None = None) -> Suite:
         raise SuiteError(f"field 'memory_limit_mb' must be at least {_LEAST_MEMORY_MB}, got {memory:g}")
     return Suite(
         cases=tuple(cases),
-        prelude=_optional_text(merged, "import_prefix") or _optional_text(merged, "prelude"),
-        checker=_optional_text(merged, "checker"),
+        prelude=_text(merged, "import_prefix") or _text(merged, "prelude"),
+        checker=_text(merged, "checker"),
         float_tolerance=tolerance,
         in_place=in_place,
         wrapped=wrapped,
@@ -393,13 +351,13 @@ def tests_object(tests: Any) -> Mapping[str, Any]:
 def _cases(tests: Mapping[str, Any]) -> tuple[list[Case], bool]:
     if "assert_case" in tests:
         return list(_assert_cases(tests)), False
-    for name in ("test_code", "code"):
-        if name in tests:
-            return list(_code_cases(_text(tests, name), _optional_text(tests, "entry_point"))), False
+    code = _text(tests, "test_code") or _text(tests, "code")
+    if code is not None:
+        return list(_code_cases(code, _text(tests, "entry_point"))), False
     if "inputs" not in tests and "inputs_kw" not in tests:
         raise SuiteError("field 'tests' has none of inputs, test_code, assert_case")
-    if _optional_text(tests, "fn_name"):
-        return _call_cases(tests)
+    if (name := _text(tests, "fn_name")) is not None:
+        return _call_cases(tests, name)
     return list(_stdin_cases(tests)), False
 
 
@@ -430,8 +388,7 @@ def _outputs(tests: Mapping[str, Any], count: int) -> list[Any]:
     return outputs
 
 
-def _call_cases(tests: Mapping[str, Any]) -> tuple[list[Case], bool]:
-    name = _text(tests, "fn_name")
+def _call_cases(tests: Mapping[str, Any], name: str) -> tuple[list[Case], bool]:
     inputs = _list(tests, "inputs_kw" if "inputs_kw" in tests else "inputs")
     outputs = _outputs(tests, len(inputs))
     cases: list[Case] = []
@@ -463,14 +420,11 @@ def _assert_cases(tests: Mapping[str, Any]) -> list[Case]:
     texts: list[Any] = [given] if isinstance(given, str) else given
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         raise SuiteError("field 'assert_case' must be a list of assertions")
-    entry = _optional_text(tests, "entry_point")
-    cases: list[Case] = []
-    for text in texts:
-        cases.extend(_code_cases(text, entry))
-    return cases
+    entry = _text(tests, "entry_point")
+    return [case for text in texts for case in _code_cases(text, entry)]
 
 
-def _code_cases(code: str, entry: str | None) -> list[Case]:
+def _code_cases(code: str, entry: str | None) -> Sequence[Case]:
     """Test code as calls, or as one case for a test process."""
     try:
         tree = parse_trusted(code.strip("\n") + "\n")
@@ -484,56 +438,42 @@ def _code_cases(code: str, entry: str | None) -> list[Case]:
     check = entry if defines and not calls else None
     if defines and not calls and entry is None:
         raise SuiteError("the test code defines check() and does not call it, and there is no field 'entry_point'")
-    parsed = parse_calls(tree, wanted, check)
+    parsed = _parse_calls(tree, wanted, check)
     if parsed is None:
         return [AssertCase(code=code, entry=entry, wanted=tuple(wanted), check=check)]
-    return [
-        CallCase(entry=p.entry, positional=p.positional, named=p.named, expected=p.expected, strict=True)
-        for p in parsed
-    ]
+    return parsed
 
 
 def _comparison(tests: Mapping[str, Any]) -> tuple[float | None, int | None]:
     """``float_tolerance`` and ``in_place``, also in the form ``compare: {kind, ...}``."""
-    tolerance, in_place = tests.get("float_tolerance"), tests.get("in_place")
+    fields = {name: tests.get(name) for name in ("float_tolerance", "in_place")}
     compare = tests.get("compare")
     if isinstance(compare, Mapping):
-        if compare.get("kind") == "float" and tolerance is None:
-            tolerance = compare.get("tol", compare.get("tolerance"))
-        if compare.get("kind") == "inplace" and in_place is None:
-            in_place = compare.get("arg", 0)
-    if tolerance is not None and (
-        isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or tolerance < 0
-    ):
-        raise SuiteError(f"field 'float_tolerance' must be a number of at least 0, got {tolerance!r}")
-    if in_place is not None and (isinstance(in_place, bool) or not isinstance(in_place, int) or in_place < 0):
-        raise SuiteError(f"field 'in_place' must be the index of an argument, got {in_place!r}")
-    return (None if tolerance is None else float(tolerance)), in_place
+        if compare.get("kind") == "float" and fields["float_tolerance"] is None:
+            fields["float_tolerance"] = compare.get("tol", compare.get("tolerance"))
+        if compare.get("kind") == "inplace" and fields["in_place"] is None:
+            fields["in_place"] = compare.get("arg", 0)
+    tolerance = _given(fields, "float_tolerance", lambda v: _is_number(v) and v >= 0, "a number of at least 0")
+    is_index = lambda v: _is_number(v) and isinstance(v, int) and v >= 0  # noqa: E731
+    return tolerance, _given(fields, "in_place", is_index, "the index of an argument")
+
+
+def _given(tests: Mapping[str, Any], name: str, fits: Callable[[Any], bool], what: str) -> Any:
+    """A field, None where it is missing or blank."""
+    value = tests.get(name)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
+    if not fits(value):
+        raise SuiteError(f"field {name!r} must be {what}, got {value!r:.60}")
+    return value
+
+
+def _text(tests: Mapping[str, Any], name: str) -> str | None:
+    return _given(tests, name, lambda value: isinstance(value, str), "text")
 
 
 def _positive(tests: Mapping[str, Any], name: str) -> float | None:
-    value = tests.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise SuiteError(f"field {name!r} must be a positive number, got {value!r}")
-    return float(value)
-
-
-def _text(tests: Mapping[str, Any], name: str) -> str:
-    value = tests[name]
-    if not isinstance(value, str) or not value.strip():
-        raise SuiteError(f"field {name!r} must be text that is not empty, got {value!r:.60}")
-    return value
-
-
-def _optional_text(tests: Mapping[str, Any], name: str) -> str | None:
-    value = tests.get(name)
-    if value is None or value == "":
-        return None
-    if not isinstance(value, str):
-        raise SuiteError(f"field {name!r} must be text, got {type(value).__name__}")
-    return value
+    return _given(tests, name, lambda value: _is_number(value) and value > 0, "a positive number")
 
 
 def _list(tests: Mapping[str, Any], name: str) -> list[Any]:
@@ -541,3 +481,7 @@ def _list(tests: Mapping[str, Any], name: str) -> list[Any]:
     if not isinstance(value, list):
         raise SuiteError(f"field {name!r} must be a list, got {type(value).__name__}")
     return value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

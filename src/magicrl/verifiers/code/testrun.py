@@ -15,7 +15,6 @@ import importlib
 import io
 import os
 import sys
-import threading
 import types
 import unittest
 from collections.abc import Callable, Mapping
@@ -23,7 +22,7 @@ from typing import Any, NoReturn
 from unittest import mock
 
 from magicrl.verifiers.code import pytest_forms, values
-from magicrl.verifiers.code.remote import SPECIAL, Files, Lines, Nodes, Unsupported, kinds_of, made_error
+from magicrl.verifiers.code.remote import SPECIAL, Nodes, Peer, Unsupported, kinds_of, made_error
 from magicrl.verifiers.code.suite import is_plain
 
 # --- the tests' side of the border ----------------------------------------------------------------------------------
@@ -37,7 +36,7 @@ class ProgramGone(BaseException):
     """The program's process ended or wrote nonsense. Not an Exception: test code must not catch it."""
 
 
-class Client:
+class Client(Peer):
     """The tests' side. Nothing of the program's is believed but what it answers as plain data.
 
     Attributes:
@@ -46,14 +45,9 @@ class Client:
     """
 
     def __init__(self, replies: int, calls: int, folder: str) -> None:
-        self._lines = Lines(replies, calls)
-        self._lent: list[Any] = []
-        self._numbers: dict[int, int] = {}
-        self._nodes = Nodes({})
-        self._files = Files(folder)
+        super().__init__(replies, calls, folder)
         self._names: dict[str, Any] | None = None
         self._errors: dict[str, type[BaseException]] = {}
-        self._turn = threading.RLock()
         self.called = 0
         self.gone: str | None = None
         self.first_call: Callable[[], None] = lambda: None
@@ -63,7 +57,7 @@ class Client:
         self._nodes = Nodes(namespace)
         nodes = "ListNode" in namespace or "TreeNode" in namespace
         with contextlib.suppress(OSError):  # its end shows when it is asked for something
-            self._lines.send({"op": "hello", "nodes": nodes})
+            self.send({"op": "hello", "nodes": nodes})
 
     @property
     def names(self) -> dict[str, Any]:
@@ -118,24 +112,18 @@ class Client:
         return self._request({"op": op, **fields})
 
     def _request(self, message: dict[str, Any]) -> dict[str, Any]:
-        with self._turn:  # tests may use threads
-            return self._exchanged(message)
-
-    def _exchanged(self, message: dict[str, Any]) -> dict[str, Any]:
-        if (changed := self._files.changes()) is not None:
-            message["files"] = changed
-        self._send(message)
-        while True:
-            reply = self._receive()
-            if "op" in reply:
+        with self._turn:
+            if (changed := self._files.changes()) is not None:
+                message["files"] = changed
+            self._send(message)
+            while "op" in (reply := self._receive()):
                 self._send(self._answer(reply))
-                continue
             self._files.apply(reply.get("files"))
             if isinstance(reply.get("out"), str):
                 sys.stdout.write(reply["out"])
-            if "value" in reply:
-                return reply
-            self._raise(reply.get("error"))
+            if "value" not in reply:
+                self._raise(reply.get("error"))
+            return reply
 
     def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """The program uses what was lent to it: a function by calling it, a stand-in by its public attributes."""
@@ -157,7 +145,7 @@ class Client:
 
     def _send(self, message: Mapping[str, Any]) -> None:
         try:
-            self._lines.send(message)
+            self.send(message)
         except OSError as error:
             raise self._nonsense("it ended before it was called") from error
 
@@ -165,7 +153,7 @@ class Client:
         if self.gone is not None:
             raise ProgramGone(self.gone)
         try:
-            message = self._lines.receive()
+            message = self.receive()
         except (ValueError, RecursionError, OSError) as error:
             raise self._nonsense(str(error)) from error
         if message is None:
@@ -191,10 +179,7 @@ class Client:
         name = next((name for name, kind in self._errors.items() if kind is value), None)
         if name is not None:
             return {"name": name}
-        number = self._numbers.setdefault(id(value), len(self._lent))
-        if number == len(self._lent):
-            self._lent.append(value)
-        return {"lent": number}
+        return {"lent": self._number(value)}
 
     def _decode(self, value: Any) -> Any:
         try:
@@ -320,33 +305,26 @@ class Remote:
         return self.__getattr__("__exit__")(None, None, None)
 
 
-def _shown(function: str, *, turned: bool = False) -> Callable[..., Any]:
-    """An operator that shows its other operand to the program."""
+def _operator(function: str, *, shows: bool, turned: bool = False) -> Callable[..., Any]:
+    """An operator that is left to the program; ``shows``: it would show its other operand to the program."""
 
-    def operate(self: Remote, other: Any) -> Any:
-        if not isinstance(other, Remote) and not self._own:  # pyright: ignore[reportPrivateUsage]
+    def operate(self: Remote, *given: Any) -> Any:
+        if shows and not isinstance(given[0], Remote) and not self._own:  # pyright: ignore[reportPrivateUsage]
             raise TypeError(f"the program returned an object where a value was expected ({function})")
-        operands = (other, self) if turned else (self, other)
+        operands = (*given, self) if turned else (self, *given)
         return self._client.operate(function, *operands)  # pyright: ignore[reportPrivateUsage]
 
     return operate
 
 
-def _asked(function: str) -> Callable[..., Any]:
-    def operate(self: Remote, *given: Any) -> Any:
-        return self._client.operate(function, self, *given)  # pyright: ignore[reportPrivateUsage]
-
-    return operate
-
-
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):  # fmt: skip
-    setattr(Remote, f"__{_name}__", _shown(_name))
-    setattr(Remote, f"__r{_name}__", _shown(_name, turned=True))
-for _name in ("lt", "le", "gt", "ge", "matmul", "and_", "or_", "xor"):  # fmt: skip
-    setattr(Remote, f"__{_name.rstrip('_')}__", _shown(_name))
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    setattr(Remote, f"__{_name}__", _operator(_name, shows=True))
+    setattr(Remote, f"__r{_name}__", _operator(_name, shows=True, turned=True))
+for _name in ("lt", "le", "gt", "ge", "matmul", "and_", "or_", "xor"):
+    setattr(Remote, f"__{_name.rstrip('_')}__", _operator(_name, shows=True))
 _unary = ("len", "next", "str", "repr", "abs", "neg", "float", "int", "index", "reversed")
 for _name in (*_unary, "getitem", "setitem", "delitem"):
-    setattr(Remote, f"__{_name}__", _asked(_name))
+    setattr(Remote, f"__{_name}__", _operator(_name, shows=False))
 
 
 _STRANGER: Any = object()
@@ -641,22 +619,19 @@ _UNPICKLED: dict[str, tuple[str, ...]] = {
 
 def _mirror(client: Client) -> None:
     """``patch`` of a module that both processes have, and of ``os.environ``, reaches the program."""
-    kind: Any = mock._patch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+
+    def environment(patcher: Any, *value: Any) -> None:
+        if patcher.in_dict is os.environ:
+            client.replace("os", [], "environ", *value)
+
+    attributes: Any = mock._patch  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
     _around(
-        kind,
+        attributes,
         lambda patcher: _tell(client, patcher, getattr(patcher.target, patcher.attribute)),
         lambda patcher: _tell(client, patcher),
     )
-
-    def environment(patcher: Any) -> None:
-        if patcher.in_dict is os.environ:
-            client.replace("os", [], "environ", dict(os.environ))
-
-    def restored(patcher: Any) -> None:
-        if patcher.in_dict is os.environ:
-            client.replace("os", [], "environ")
-
-    _around(mock._patch_dict, environment, restored)  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    items: Any = mock._patch_dict  # pyright: ignore[reportPrivateUsage, reportAttributeAccessIssue]
+    _around(items, lambda patcher: environment(patcher, dict(os.environ)), environment)
 
 
 def _around(kind: Any, entered: Callable[[Any], None], left: Callable[[Any], None]) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import collections
 import datetime
+import importlib
 import itertools
 import sys
 from collections.abc import Callable, Generator, Iterable
-from typing import Any
+from typing import Any, NoReturn
 
 MAX_ITEMS = 1_000_000
 """Items read from an iterator."""
@@ -35,28 +36,21 @@ def encode(value: Any, other: Hook | None = None) -> Any:
         NotPlainError: not plain data.
         RecursionError: nested too deeply, or part of itself.
     """
-    encoder = _EXACT.get(type(value))
-    if encoder is not None:
-        return encoder(value, other)
     if value is None:
         return None
-    for base, base_encoder in _BASES:
-        if isinstance(value, base):
-            return base_encoder(value, other)
-    return _encode_odd(value, other)
+    encoder = _ENCODERS.get(type(value))
+    if encoder is None:
+        encoder = next((one for base, one in _ENCODERS.items() if isinstance(value, base)), _encode_odd)
+    return encoder(value, other)
 
 
 def _many(items: Iterable[Any], other: Hook | None) -> list[Any]:
     return [encode(item, other) for item in items]
 
 
-def _int(value: int, other: Hook | None) -> Any:
+def _int(value: int, other: Hook | None = None) -> Any:
     exact = int.__add__(value, 0)
     return exact if -_SMALL <= exact < _SMALL else {"i": hex(exact)}
-
-
-def _dict(value: dict[Any, Any], other: Hook | None) -> Any:
-    return {"d": [[encode(key, other), encode(item, other)] for key, item in dict.items(value)]}
 
 
 def _tuple(value: tuple[Any, ...], other: Hook | None) -> Any:
@@ -66,54 +60,33 @@ def _tuple(value: tuple[Any, ...], other: Hook | None) -> Any:
     return {"nt": [type(value).__name__, list(map(str, fields)), items]}
 
 
-def _bytes(value: bytes, other: Hook | None) -> Any:
-    return {"b": bytes.__getitem__(value, slice(None)).decode("latin-1")}
-
-
-def _itself(value: Any, other: Hook | None) -> Any:
-    return value
-
-
-_EXACT: dict[type, Callable[[Any, Hook | None], Any]] = {
-    bool: _itself,
-    float: _itself,
-    str: _itself,
+_ENCODERS: dict[type, Callable[[Any, Hook | None], Any]] = {
+    # a subclass gives its content by the base type's own methods, never by its own
+    bool: lambda value, other: value,
     int: _int,
-    list: _many,
-    tuple: lambda value, other: {"t": _many(value, other)},
-    set: lambda value, other: {"s": _many(value, other)},
-    frozenset: lambda value, other: {"f": _many(value, other)},
-    dict: _dict,
-    bytes: _bytes,
-    bytearray: lambda value, other: {"B": value.decode("latin-1")},
-    complex: lambda value, other: {"c": [value.real, value.imag]},
-    range: lambda value, other: {"r": [_int(part, None) for part in (value.start, value.stop, value.step)]},
-    collections.deque: lambda value, other: {"q": _many(value, other)},
-    datetime.date: lambda value, other: {"date": value.isoformat()},
-    datetime.datetime: lambda value, other: {"datetime": value.isoformat()},
+    float: lambda value, other: float.__mul__(value, 1.0),
+    str: lambda value, other: str.__getitem__(value, slice(None)),
+    list: lambda value, other: _many(list.__iter__(value), other),
+    tuple: _tuple,
+    dict: lambda value, other: {"d": [_many(pair, other) for pair in dict.items(value)]},
+    set: lambda value, other: {"s": _many(set.__iter__(value), other)},
+    frozenset: lambda value, other: {"f": _many(frozenset.__iter__(value), other)},
+    collections.deque: lambda value, other: {"q": _many(collections.deque.__iter__(value), other)},
+    bytes: lambda value, other: {"b": bytes.__getitem__(value, slice(None)).decode("latin-1")},
+    bytearray: lambda value, other: {"B": bytearray.__getitem__(value, slice(None)).decode("latin-1")},
+    complex: lambda value, other: {"c": [complex.__add__(value, 0).real, complex.__add__(value, 0).imag]},
+    range: lambda value, other: {"r": [_int(part) for part in (value.start, value.stop, value.step)]},
+    datetime.datetime: lambda value, other: {"datetime": datetime.datetime.isoformat(value)},
+    datetime.date: lambda value, other: {"date": datetime.date.isoformat(value)},
     datetime.timedelta: lambda value, other: {"delta": [value.days, value.seconds, value.microseconds]},
 }
-
-_BASES: tuple[tuple[type, Callable[[Any, Hook | None], Any]], ...] = (
-    # a subclass gives its content by the base type's own methods, never by its own
-    (int, _int),
-    (float, lambda value, other: float.__mul__(value, 1.0)),
-    (str, lambda value, other: str.__getitem__(value, slice(None))),
-    (list, lambda value, other: _many(list.__iter__(value), other)),
-    (tuple, lambda value, other: _tuple(value, other)),
-    (dict, _dict),
-    (set, lambda value, other: {"s": _many(set.__iter__(value), other)}),
-    (frozenset, lambda value, other: {"f": _many(frozenset.__iter__(value), other)}),
-    (collections.deque, lambda value, other: {"q": _many(collections.deque.__iter__(value), other)}),
-    (bytes, _bytes),
-)
 
 
 def _encode_odd(value: Any, other: Hook | None) -> Any:
     kind = type(value)
     for module, name, tag in (("decimal", "Decimal", "D"), ("fractions", "Fraction", "F")):
         if kind is getattr(sys.modules.get(module), name, None):  # not imported here: it would slow every fork
-            return {tag: str(value) if tag == "D" else [_int(value.numerator, None), _int(value.denominator, None)]}
+            return {tag: str(value) if tag == "D" else [_int(value.numerator), _int(value.denominator)]}
     if kind is type and _TYPES.get(value.__name__) is value:
         return {"T": value.__name__}
     if kind.__module__.split(".")[0] == "numpy" and hasattr(value, "tolist"):
@@ -132,26 +105,17 @@ def _encode_odd(value: Any, other: Hook | None) -> Any:
         return encoded
     node = _nodes(value)
     if node is None:
-        return {"O": truth(value)}
+        try:
+            return {"O": bool(value) is True}
+        except Exception:  # noqa: BLE001 - the program's own __bool__
+            return refuse(value)
     tag, items = node
     return {tag: _many(items, other)}
 
 
-def refuse(value: Any) -> Any:
+def refuse(value: Any) -> NoReturn:
     """A hook for `encode` that lets nothing pass but plain data."""
     raise NotPlainError(f"a value of type {type(value).__name__} is no plain data")
-
-
-def truth(value: Any) -> bool:
-    """Whether an object of no plain type counts as true.
-
-    Raises:
-        NotPlainError: it will not say.
-    """
-    try:
-        return bool(value) is True
-    except Exception as error:
-        raise NotPlainError(f"a value of type {type(value).__name__} is no plain data") from error
 
 
 class Opaque:
@@ -166,28 +130,23 @@ class Opaque:
 
 def _nodes(value: Any) -> tuple[str, list[Any]] | None:
     """A LeetCode list (``val``, ``next``) or tree (``val``, ``left``, ``right``) as its usual list of values."""
-    if hasattr(value, "val") and hasattr(value, "left") and hasattr(value, "right"):
-        found: list[Any] = []
-        waiting: collections.deque[Any] = collections.deque([value])
-        while waiting:
-            node = waiting.popleft()
-            found.append(None if node is None else node.val)
-            if node is not None:
-                waiting.extend((node.left, node.right))
-            if len(found) > _MAX_NODES:
-                raise NotPlainError(f"a tree of more than {_MAX_NODES} nodes")
-        while found and found[-1] is None:
-            found.pop()
-        return "tree", found
-    if hasattr(value, "val") and hasattr(value, "next"):
-        found = []
-        while value is not None:
-            found.append(value.val)
-            value = value.next
-            if len(found) > _MAX_NODES:
-                raise NotPlainError(f"a linked list of more than {_MAX_NODES} nodes")
-        return "linked", found
-    return None
+    is_tree = all(hasattr(value, name) for name in ("val", "left", "right"))
+    if not is_tree and not (hasattr(value, "val") and hasattr(value, "next")):
+        return None
+    found: list[Any] = []
+    waiting = collections.deque([value])
+    while waiting:
+        node = waiting.popleft()
+        if node is not None:
+            waiting.extend((node.left, node.right) if is_tree else (node.next,))
+        found.append(None if node is None else node.val)
+        if len(found) > _MAX_NODES:
+            raise NotPlainError(f"a linked list or tree of more than {_MAX_NODES} nodes")
+    if not is_tree:
+        return "linked", found[:-1]  # the last is its end
+    while found and found[-1] is None:
+        found.pop()
+    return "tree", found
 
 
 def decode(value: Any, other: Hook | None = None) -> Any:
@@ -217,30 +176,9 @@ def _all(items: Any, other: Hook | None) -> list[Any]:
     return [decode(item, other) for item in items]
 
 
-def _pairs(items: Any, other: Hook | None) -> dict[Any, Any]:
-    return {decode(key, other): decode(item, other) for key, item in items}
-
-
-def _decimal(text: str) -> Any:
-    import decimal
-
-    return decimal.Decimal(text)
-
-
-def _fraction(numerator: int, denominator: int) -> Any:
-    import fractions
-
-    return fractions.Fraction(numerator, denominator)
-
-
-def _array(kind: str, items: list[Any]) -> Any:
-    import numpy as np
-
-    return np.array(items, dtype=kind)
-
-
-def _named(name: str, fields: list[str], items: list[Any]) -> Any:
-    return collections.namedtuple(name, fields)(*items)  # pyright: ignore[reportUntypedNamedTuple]
+def _late(module: str, name: str, *given: Any) -> Any:
+    """Made by a class of a module that would slow every fork."""
+    return getattr(importlib.import_module(module), name)(*given)
 
 
 def _whole(value: Any) -> int:
@@ -257,25 +195,25 @@ _DECODERS: dict[str, Callable[[Any, Hook | None], Any]] = {
     "t": lambda items, other: tuple(_all(items, other)),
     "s": lambda items, other: set(_all(items, other)),
     "f": lambda items, other: frozenset(_all(items, other)),
-    "d": _pairs,
+    "d": lambda items, other: {decode(key, other): decode(item, other) for key, item in items},
     "b": lambda text, other: text.encode("latin-1"),
     "B": lambda text, other: bytearray(text.encode("latin-1")),
     "c": lambda parts, other: complex(float(parts[0]), float(parts[1])),
     "r": lambda parts, other: range(*(_whole(part) for part in parts)),
     "q": lambda items, other: collections.deque(_all(items, other)),
-    "D": lambda text, other: _decimal(text),
-    "F": lambda parts, other: _fraction(_whole(parts[0]), _whole(parts[1])),
+    "D": lambda text, other: _late("decimal", "Decimal", text),
+    "F": lambda parts, other: _late("fractions", "Fraction", _whole(parts[0]), _whole(parts[1])),
     "date": lambda text, other: datetime.date.fromisoformat(text),
     "datetime": lambda text, other: datetime.datetime.fromisoformat(text),
     "delta": lambda parts, other: datetime.timedelta(*parts),
-    "nt": lambda parts, other: _named(parts[0], parts[1], _all(parts[2], other)),
-    "np": lambda parts, other: _array(parts[0], _all(parts[1], other)),
+    "nt": lambda parts, other: collections.namedtuple(parts[0], parts[1])(*_all(parts[2], other)),  # pyright: ignore[reportUntypedNamedTuple]
+    "np": lambda parts, other: _late("numpy", "array", _all(parts[1], other), parts[0]),
     "it": lambda items, other: iter(_all(items, other)),
 }
 
 
 class ListNode:
-    """The linked list of LeetCode's problems, for programs that do not bring their own."""
+    """LeetCode's linked list, for programs that do not bring their own."""
 
     def __init__(self, val: Any = 0, next: Any = None) -> None:
         self.val = val
@@ -283,7 +221,7 @@ class ListNode:
 
 
 class TreeNode:
-    """The binary tree of LeetCode's problems, for programs that do not bring their own."""
+    """LeetCode's binary tree, for programs that do not bring their own."""
 
     def __init__(self, val: Any = 0, left: Any = None, right: Any = None) -> None:
         self.val = val
@@ -333,21 +271,6 @@ EXIT_NOT_PLAIN = 104
 EXIT_CHECKER_CRASHED = 113
 """Exit statuses by which the runner names why a program failed. A program may fake them: it has failed anyway."""
 
-SLOTS = {
-    "stdin": 0,
-    "stdout": 1,
-    "stderr": 2,
-    "status": 200,
-    "code": 201,
-    "source": 202,
-    "prelude": 203,
-    "args": 204,
-    "result": 205,
-    "calls": 206,
-    "replies": 207,
-    "binary": 208,
-    "input": 209,
-    "output": 210,
-    "answer": 211,
-}
+_CHANNELS = "status code source prelude args result calls replies binary input output answer"
+SLOTS = {"stdin": 0, "stdout": 1, "stderr": 2, **{name: 200 + place for place, name in enumerate(_CHANNELS.split())}}
 """Descriptor numbers inside a sandbox, by name."""
