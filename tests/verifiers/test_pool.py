@@ -21,7 +21,8 @@ import pytest
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Outcome, Problem
 from magicrl.verifiers import JudgeOptions, VerifierPool
-from magicrl.verifiers.isolated import IsolatedProtocol, verdict_from
+from magicrl.verifiers.isolated import IsolatedProtocol
+from magicrl.verifiers.pool import Item
 from magicrl.verifiers.worker import Lost, WorkerProcess, WorkerRefusal, WorkerStartError
 
 HANG = r"\boxed{\lim_{x \to 0} 9^{9^{9}}}"
@@ -294,9 +295,11 @@ def test_a_stopped_worker_does_not_hang_the_pool() -> None:
     ],
 )
 def test_replies_are_validated(change: dict[str, object]) -> None:
-    good: dict[str, object] = {"status": "matched", "reason": "", "decided_by": "string", "extracted": "3"}
-    assert verdict_from(good, 0.1).correct
-    assert verdict_from(good | change, 0.1).status == "worker_lost"
+    good: dict[str, object] = {"outcome": "correct", "status": "matched", "reason": "", "extracted": "3"}
+    protocol, item = IsolatedProtocol("maths", JudgeOptions(), 1.0, 1024), Item(0, problem("3"), "3", bare=False)
+    assert protocol.read(item, {"verdict": good}, 0.1).correct
+    assert protocol.read(item, {"verdict": good | change}, 0.1).status == "worker_lost"
+    assert protocol.read(item, good, 0.1).status == "worker_lost"
 
 
 def test_the_calling_process_loads_neither_torch_nor_sympy() -> None:

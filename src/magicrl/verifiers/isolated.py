@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import resource
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
 import psutil
 
 from magicrl.records import Verdict
-from magicrl.verifiers.base import MAX_EXTRACTED, OUTCOME_OF_STATUS, JudgeOptions, make_verdict, verifier_spec
+from magicrl.verifiers.base import JudgeOptions, make_verdict, verifier_spec
 from magicrl.verifiers.pool import Item, WorkerProtocol
 from magicrl.verifiers.worker import Exhausted, RequestHandler, Send, WorkerPlan
 
@@ -59,9 +59,6 @@ class IsolatedProtocol(WorkerProtocol):
         golds = item.problem.golds
         return {"golds": list(golds), "response": item.text, "distrust": self._distrusts(golds)}
 
-    def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
-        return verdict_from(message, seconds)
-
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
         who = "gold" if outcome.phase == "gold" else "answer"
         status = "gold_unparsable" if who == "gold" else outcome.kind
@@ -80,23 +77,6 @@ class IsolatedProtocol(WorkerProtocol):
     def _distrusts(self, golds: tuple[str, ...]) -> bool:
         with self._lock:
             return golds in self._distrusted
-
-
-def verdict_from(message: Mapping[str, Any], seconds: float) -> Verdict:
-    """The verdict a worker's reply states; what is not exactly of the expected form counts as a lost worker."""
-    status, reason = message.get("status"), message.get("reason")
-    decided_by, extracted = message.get("decided_by"), message.get("extracted")
-    if (
-        isinstance(status, str)
-        and status in OUTCOME_OF_STATUS
-        and isinstance(reason, str)
-        and isinstance(decided_by, str)
-        and (extracted is None or (isinstance(extracted, str) and len(extracted) <= MAX_EXTRACTED + 3))
-    ):
-        return make_verdict(
-            status, reason=reason[:_MAX_REASON], decided_by=decided_by[:50], extracted=extracted, seconds=seconds
-        )
-    return make_verdict("worker_lost", reason="worker sent a malformed verdict", seconds=seconds)
 
 
 MAX_ITEMS = 20_000
@@ -138,21 +118,21 @@ class IsolatedHandler(RequestHandler):
         retire = False
         try:
             verdict = self._verifier.judge(request["golds"], request["response"])
-            message = {name: getattr(verdict, name) for name in ("status", "reason", "decided_by", "extracted")}
+            verdict = dataclasses.replace(verdict, reason=verdict.reason[:_MAX_REASON])
         except MemoryError:
-            message, retire = self._failed("memory", "the answer needs more memory than its limit"), True
+            verdict, retire = self._failed("memory", "the answer needs more memory than its limit"), True
         except RecursionError:
-            message = self._failed("unparsable", "the answer is nested too deeply")
+            verdict = self._failed("unparsable", "the answer is nested too deeply")
         except Exception as error:  # noqa: BLE001 - hostile text may raise anything; it must not end the worker
-            message = self._failed("unparsable", f"the verifier raised {type(error).__name__}")
+            verdict = self._failed("unparsable", f"the verifier raised {type(error).__name__}")
         self._handled += 1
         retire = retire or self._handled >= MAX_ITEMS or psutil.Process().memory_info().rss > self._most_resident
-        return {**message, "retire": retire}
+        return {"verdict": dataclasses.asdict(verdict), "retire": retire}
 
-    def _failed(self, status: str, reason: str) -> dict[str, Any]:
+    def _failed(self, status: str, reason: str) -> Verdict:
         if self._phase == "gold":
             status, reason = "gold_unparsable", reason.replace("answer", "gold")
-        return {"status": status, "reason": reason, "decided_by": "", "extracted": None}
+        return make_verdict(status, reason=reason)
 
 
 def limit_memory(memory_limit_mb: int) -> None:

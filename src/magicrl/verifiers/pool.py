@@ -9,6 +9,7 @@ is to blame when an item ends badly) is its `WorkerProtocol`.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import queue
 import threading
@@ -20,9 +21,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, Self
 
+from pydantic import TypeAdapter
+
 from magicrl.config.schema import VerifierConfig
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.verifiers.base import Judge, JudgeOptions, VerifierSpec, make_verdict, verifier_spec
+from magicrl.verifiers.base import (
+    MAX_EXTRACTED,
+    OUTCOME_OF_STATUS,
+    Judge,
+    JudgeOptions,
+    VerifierSpec,
+    make_verdict,
+    verifier_spec,
+)
 from magicrl.verifiers.worker import Exhausted, Lost, WorkerPlan, WorkerProcess, WorkerRefusal, WorkerStartError
 
 
@@ -82,17 +93,30 @@ class WorkerProtocol(ABC):
 
     Attributes:
         plan: how its workers are started.
+        verdicts: the form of the ``verdict`` in a worker's reply.
+        own_words: its statuses may be others than those of `OUTCOME_OF_STATUS`.
     """
 
     plan: WorkerPlan
+    verdicts: TypeAdapter[Any] = TypeAdapter(Verdict)
+    own_words: bool = False
 
     @abstractmethod
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         """The item as its worker reads it. ``repeat``: the worker was asked about the same problem last."""
 
-    @abstractmethod
     def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
         """What a reply says; a malformed one is a lost worker's."""
+        try:
+            verdict: Verdict = self.verdicts.validate_python(message.get("verdict"))
+            if self.own_words:
+                return verdict
+            known = OUTCOME_OF_STATUS.get(verdict.status) is verdict.outcome
+            if known and len(verdict.extracted or "") <= MAX_EXTRACTED + 3:
+                return dataclasses.replace(verdict, seconds=seconds)
+        except ValueError:
+            pass
+        return self.lost("the worker sent a malformed verdict", seconds)
 
     @abstractmethod
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:

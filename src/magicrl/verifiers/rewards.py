@@ -41,7 +41,7 @@ _STALL_FACTOR = 10.0
 _MIN_STALL_SECONDS = 10.0
 _MAX_REASON = 300
 
-_PROBLEM, _VERDICT = TypeAdapter(Problem), TypeAdapter(Verdict)
+_PROBLEM = TypeAdapter(Problem)
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -243,6 +243,8 @@ class RewardProtocol(WorkerProtocol):
         time_limit, memory_limit_mb: where the function has no limits of its own.
     """
 
+    own_words = True
+
     def __init__(self, made: RewardFunction, options: JudgeOptions, time_limit: float, memory_limit_mb: int) -> None:
         self._made = made
         self._seconds = made.settings.time_limit or time_limit
@@ -265,11 +267,8 @@ class RewardProtocol(WorkerProtocol):
         return request
 
     def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> Verdict:
-        try:
-            verdict = _VERDICT.validate_python(message.get("verdict"))
-        except ValueError as error:
-            return self.lost(f"the worker sent a malformed verdict: {error}", seconds)
-        if verdict.status == "reward_failed":
+        verdict = super().read(item, message, seconds)
+        if verdict.status == "reward_failed":  # told here: the worker's log is seen by nobody
             return self._made.failed(item.problem, verdict.reason, seconds)
         return verdict
 

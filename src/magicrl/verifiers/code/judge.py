@@ -6,13 +6,16 @@ Whatever a program exhausts itself is its failure. Only a sandbox or a checker t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import itertools
 import json
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from magicrl.records import Verdict
@@ -80,15 +83,8 @@ class Referee:
     """A checker that is a function or a program. ``limits`` are those of the programs that it judges."""
 
     def __init__(self, sandbox: Sandbox, checker: Checker, limits: Limits) -> None:
-        self._sandbox = sandbox
-        self._checker = checker
-        self._limits = limits
-        self._program = None if checker.kind == "compiled" else Program(checker.text)
-
-    def close(self) -> None:
-        """Free the compiled form of the checker."""
-        if self._program is not None:
-            self._program.close()
+        self._sandbox, self._checker, self._limits = sandbox, checker, limits
+        self.program = None if checker.kind == "compiled" else Program(checker.text)
 
     def by_function(self, arguments: list[Any]) -> bool:
         """A checker function's word. If it raises, the expected answer shows whose fault that is."""
@@ -121,17 +117,14 @@ class Referee:
         raise CheckerFailed(f"the checker failed: {reason or f'exit status {code}'}")
 
     def _ask_program(self, given: bytes, output: bytes, answer: bytes) -> tuple[int | None, str]:
-        channels: dict[str, bytes | int] = {"input": given, "output": output, "answer": answer}
-        if self._checker.kind == "compiled":
-            with open(self._checker.text, "rb") as file:  # its path does not exist inside; its bytes are handed over
-                seen = self._run("execute", {**channels, "binary": file.read()})
-        else:
-            seen = self._run("checker", channels)
-        reason = "" if seen.killed is None else f"ended: {seen.killed}"
-        return (None if seen.killed else seen.exit_code), reason or seen.errors
+        channels = {"input": given, "output": output, "answer": answer}
+        if self.program is None:
+            channels["binary"] = Path(self._checker.text).read_bytes()  # its path does not exist inside
+        seen = self._run("checker" if self.program else "execute", channels)
+        return (seen.exit_code, seen.errors) if seen.killed is None else (None, f"ended: {seen.killed}")
 
-    def _run(self, role: str, channels: Mapping[str, bytes | int], outputs: Sequence[str] = ()) -> Observation:
-        job = Job(role=role, program=self._program, limits=self._limits, channels=channels, outputs=outputs)
+    def _run(self, role: str, channels: Mapping[str, bytes], outputs: Sequence[str] = ()) -> Observation:
+        job = Job(role=role, program=self.program, limits=self._limits, channels=channels, outputs=outputs)
         (seen,) = self._sandbox.run(job, trusted=True)
         check_lost(seen, self._limits)
         return seen
@@ -210,14 +203,10 @@ class CodeJudge(Closing):
 
     def __init__(self, options: CodeOptions | None = None) -> None:
         self._options = options or CodeOptions()
-        self._sandbox = Sandbox(self._options.sandbox)
-
-    @property
-    def sandbox(self) -> Sandbox:
-        return self._sandbox
+        self.sandbox = Sandbox(self._options.sandbox)
 
     def close(self) -> None:
-        self._sandbox.close()
+        self.sandbox.close()
 
     def judge_response(self, response: str, suite: Suite) -> CodeVerdict:
         """Judge the program in a response (its last fenced block after the reasoning)."""
@@ -234,22 +223,16 @@ class CodeJudge(Closing):
             checker = None if suite.checker is None else checkers.load_checker(suite.checker)
         except (SuiteError, OSError) as error:
             return code_verdict("infrastructure_error", str(error), total=len(suite.cases))
-        trial = _Trial(self._sandbox, self._options, source, suite, checker)
-        try:
+        with contextlib.closing(_Trial(self.sandbox, self._options, source, suite, checker)) as trial:
             status, reason = trial.run()
-        finally:
-            trial.close()
         return code_verdict(
             status, reason, passed=trial.passed, total=len(suite.cases), seconds=time.perf_counter() - start
         )
 
     def outputs(self, source: str, suite: Suite) -> list[bytes | None]:
         """What a program gives on every test, uncompared: its output or its result; None where it fails."""
-        trial = _Trial(self._sandbox, self._options, source, suite, None)
-        try:
+        with contextlib.closing(_Trial(self.sandbox, self._options, source, suite, None)) as trial:
             return [trial.output(case) for case in suite.cases]
-        finally:
-            trial.close()
 
 
 class _Trial:
@@ -282,8 +265,8 @@ class _Trial:
     def close(self) -> None:
         for program in (self._program, *self._tests):
             program.close()
-        if self._referee is not None:
-            self._referee.close()
+        if self._referee is not None and self._referee.program is not None:
+            self._referee.program.close()
 
     def run(self) -> tuple[str, str]:
         """The status of the first failure and its reason, or ``passed``."""
@@ -294,14 +277,8 @@ class _Trial:
             if self._left <= 0:
                 first = first or ("time_limit", f"test {at + 1}: the time for all tests together was used up")
                 break
-            kind = type(cases[at])
-            ahead = list(
-                itertools.takewhile(
-                    lambda case: type(case) is kind,  # noqa: B023 - used at once
-                    cases[at : at + self._ahead],
-                )
-            )
-            for found in self._with_retries(ahead):
+            alike = itertools.takewhile(functools.partial(_alike, cases[at]), cases[at : at + self._ahead])
+            for found in self._with_retries(list(alike)):
                 at += 1
                 if found is None:
                     self.passed += 1
@@ -355,17 +332,12 @@ class _Trial:
 
         Fewer come out when a test fails, or uses up the time. Raises Lost when it comes to a run that was lost.
         """
-        if isinstance(cases[0], StdinCase):
-            role, output = "program", "stdout"
-            each = [{"stdin": _stdin_of(case)} for case in cases]
-        else:
-            role, output = "call", "result"
-            each = [{"args": _arguments_of(case)} for case in cases]
+        role, output = ("program", "stdout") if isinstance(cases[0], StdinCase) else ("call", "result")
         job = Job(
             role=role,
             program=self._program,
             limits=self._limits,
-            each=each,
+            each=[_input(case) for case in cases],
             outputs=(output,),
             left=self._left,
             stop=self._stop,
@@ -390,19 +362,17 @@ class _Trial:
             return "output_limit", f"{len(seen.output)} bytes of output are more than a checker is asked to read"
         if self._accepts_text(case, seen.output):
             return None
-        return "wrong_answer", _difference(seen.output, case.output)
+        got = f"got {seen.output[:80].decode('utf-8', 'replace')!r}"
+        return "wrong_answer", got if case.output is None else f"{got}, expected {case.output[:80]!r}"
 
     def _accepts_text(self, case: StdinCase, output: bytes) -> bool:
         answer = None if case.output is None else case.output.encode("utf-8", "surrogatepass")
-        tolerance = self._suite.float_tolerance
-        if self._referee is None:
+        if self._referee is None or self._checker is None:
             assert answer is not None
             name = "tokens" if self._checker is None else self._checker.text
-            return checkers.accepts_text(name, output, answer, tolerance)
-        assert self._checker is not None
+            return checkers.accepts_text(name, output, answer, self._suite.float_tolerance)
         if self._checker.kind == "function":
-            texts = [case.input, output.decode("utf-8", "replace"), case.output]
-            return self._referee.by_function([values.encode(text) for text in texts])
+            return self._referee.by_function([case.input, output.decode("utf-8", "replace"), case.output])
         return self._referee.by_program(case.input.encode("utf-8", "surrogatepass"), output, answer)
 
     def _call(self, case: CallCase, seen: Observation) -> tuple[str, str] | None:
@@ -413,7 +383,7 @@ class _Trial:
             return "wrong_answer", "the result is no plain data"
         except MemoryError:
             return "output_limit", "the result is too large"
-        return None if accepted else ("wrong_answer", f"{case.entry}: got {_shown(message['result'])}")
+        return None if accepted else ("wrong_answer", f"{case.entry}: got {json.dumps(message['result']):.100}")
 
     def _accepts_value(self, case: CallCase, message: dict[str, Any]) -> bool:
         result, after = message["result"], message["after"]
@@ -474,16 +444,18 @@ class _Trial:
         return None
 
 
-def _stdin_of(case: Case) -> bytes:
-    assert isinstance(case, StdinCase)
-    return case.input.encode("utf-8", "surrogatepass")
+def _alike(one: Case, other: Case) -> bool:
+    return type(one) is type(other)
 
 
-def _arguments_of(case: Case) -> bytes:
-    assert isinstance(case, CallCase)
+def _input(case: Case) -> Mapping[str, bytes]:
+    """The channels that a test is put to a program on."""
+    assert not isinstance(case, AssertCase)
+    if isinstance(case, StdinCase):
+        return {"stdin": case.input.encode("utf-8", "surrogatepass")}
     named = {name: values.encode(item) for name, item in case.named.items()}
     positional = [values.encode(item) for item in case.positional]
-    return json.dumps({"entry": case.entry, "a": positional, "k": named}).encode("ascii")
+    return {"args": json.dumps({"entry": case.entry, "a": positional, "k": named}).encode("ascii")}
 
 
 def _changed(after: list[Any], case: CallCase) -> Any:
@@ -492,13 +464,3 @@ def _changed(after: list[Any], case: CallCase) -> Any:
         if now != values.encode(before):
             return now
     return after[0] if after else None
-
-
-def _difference(output: bytes, expected: str | None) -> str:
-    got = output[:80].decode("utf-8", "replace")
-    return f"got {got!r}" if expected is None else f"got {got!r}, expected {expected[:80]!r}"
-
-
-def _shown(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 100 else text[:97] + "..."

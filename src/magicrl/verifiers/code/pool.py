@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,7 +23,7 @@ import psutil
 from pydantic import TypeAdapter
 
 from magicrl.records import Problem, Verdict
-from magicrl.verifiers.base import CODE, OUTCOME_OF_STATUS
+from magicrl.verifiers.base import CODE
 from magicrl.verifiers.batch import BatchSummary, Line, check_file, judge_file, objects
 from magicrl.verifiers.code import remote, values
 from magicrl.verifiers.code.checkers import same_text, same_value
@@ -41,6 +41,8 @@ _STALL_SECONDS = 120.0
 class CodeProtocol(WorkerProtocol):
     """What the generic pool must know of code: a problem's tests are the JSON text in ``golds[0]``."""
 
+    verdicts = TypeAdapter(CodeVerdict)
+
     def __init__(self, options: CodeOptions) -> None:
         seconds = options.limits.cpu_seconds
         self.plan = WorkerPlan(
@@ -53,9 +55,6 @@ class CodeProtocol(WorkerProtocol):
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         request: dict[str, Any] = {"text": item.text, "program": item.bare}
         return request if repeat else {**request, "tests": item.problem.golds[0]}
-
-    def read(self, item: Item, message: Mapping[str, Any], seconds: float) -> CodeVerdict:
-        return verdict_from(message, seconds)
 
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> CodeVerdict:
         if outcome.kind == "timeout":
@@ -127,22 +126,6 @@ class CodePool(WorkerPool):
         return str(self.warm()[0]["tier"])
 
 
-def verdict_from(message: Mapping[str, Any], seconds: float) -> CodeVerdict:
-    """The verdict a worker's reply states; what is not exactly of the expected form counts as a lost worker."""
-    status, reason = message.get("status"), message.get("reason")
-    passed, total = message.get("passed"), message.get("total")
-    if (
-        isinstance(status, str)
-        and status in OUTCOME_OF_STATUS
-        and isinstance(reason, str)
-        and isinstance(passed, int)
-        and isinstance(total, int)
-    ):
-        decided_by = "suite" if message.get("unusable") is True else "tests"
-        return code_verdict(status, reason, passed=passed, total=total, seconds=seconds, decided_by=decided_by)
-    return code_verdict("infrastructure_error", "the worker sent a malformed verdict", seconds=seconds)
-
-
 _GROWTH_MB = 1024
 """Resident memory beyond that of the start at which a worker asks to be replaced."""
 
@@ -168,15 +151,8 @@ class CodeHandler(RequestHandler):
                 self._suite = parse_suite(request["tests"])
             except SuiteError as error:
                 self._trouble = str(error)
-        verdict = self._verdict(request)
-        return {
-            "status": verdict.status,
-            "reason": verdict.reason,
-            "passed": verdict.passed,
-            "total": verdict.total,
-            "unusable": self._suite is None,
-            "retire": self._memory.memory_info().rss > self._most,
-        }
+        verdict = dataclasses.asdict(self._verdict(request))
+        return {"verdict": verdict, "retire": self._memory.memory_info().rss > self._most}
 
     def close(self) -> None:
         self._judge.close()
@@ -184,7 +160,7 @@ class CodeHandler(RequestHandler):
     def _verdict(self, request: dict[str, Any]) -> CodeVerdict:
         suite = self._suite
         if suite is None:
-            return code_verdict("infrastructure_error", self._trouble)
+            return code_verdict("infrastructure_error", self._trouble, decided_by="suite")
         total = len(suite.cases)
         try:
             if request["program"]:
