@@ -145,7 +145,24 @@ def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context
         recorded = _recorded(folder)
         if missing or recorded.get("key") != own or recorded.get("inputs") != _keys_of(parts):
             step.finish(made, folder, context)
-            _summarise(step, name, own, folder, parts, made, time.monotonic() - began, context)
+            counts = count_rows(folder)
+            entered = sum(read_part(part.path, ["source"]).num_rows for part in parts)
+            counted = sum(one["in"] for one in counts.values())
+            assert entered == counted, f"{name}: {entered} rows went in, {counted} are accounted for"
+            document = {
+                "schema_version": 1,
+                "step": name,
+                "use": step.use,
+                "version": step.version,
+                "key": own,
+                "inputs": _keys_of(parts),
+                "made": _keys_of(made),
+                "settings": step.identity(context),
+                "sources": counts,
+                "seconds": round(time.monotonic() - began, 3),
+                "finished": now(),
+            }
+            write_atomically(folder.summary, json.dumps(document, indent=1, default=str))
     return made
 
 
@@ -248,37 +265,6 @@ def _recorded(folder: StepFolder) -> dict[str, Any]:
         return json.loads(folder.summary.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-
-
-def _summarise(
-    step: Step[Any],
-    name: str,
-    key: str,
-    folder: StepFolder,
-    read: Sequence[Part],
-    made: Sequence[Part],
-    seconds: float,
-    context: Context,
-) -> None:
-    """``step.json``: what went in, stayed and was dropped, by source and reason, counted from the rows themselves."""
-    counts = count_rows(folder)
-    entered = sum(read_part(part.path, ["source"]).num_rows for part in read)
-    counted = sum(one["in"] for one in counts.values())
-    assert entered == counted, f"{name}: {entered} rows went in, {counted} are accounted for"
-    document = {
-        "schema_version": 1,
-        "step": name,
-        "use": step.use,
-        "version": step.version,
-        "key": key,
-        "inputs": _keys_of(read),
-        "made": _keys_of(made),
-        "settings": step.identity(context),
-        "sources": counts,
-        "seconds": round(seconds, 3),
-        "finished": now(),
-    }
-    write_atomically(folder.summary, json.dumps(document, indent=1, default=str))
 
 
 def count_rows(folder: StepFolder) -> dict[str, dict[str, Any]]:
