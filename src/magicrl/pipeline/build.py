@@ -1,10 +1,6 @@
 """``magicrl data build``: the sources, then every step, in one run folder that only one process writes.
 
-OUTPUT/sources/NAME/{kept,dropped}/   what was read, and what could not be
-OUTPUT/01-clean/{kept,dropped}/       a step's rows; step.json counts them by source and reason
-OUTPUT/02-dedup/work/                 what a step found by looking at all rows, and its reports
-OUTPUT/mixture/                       the training file and its data card (step mix)
-OUTPUT/pipeline.toml, run.json        the resolved settings; versions and machine
+``docs/pipeline.md`` shows the folder.
 """
 
 from __future__ import annotations
@@ -69,12 +65,7 @@ def build(config: PipelineConfig, *, output: Path, watcher: Watcher) -> None:
 
 
 def import_sources(sources: Sequence[PipelineSource], context: Context) -> list[Part]:
-    """The parts of all sources, in their order; several are read at once.
-
-    Raises:
-        RecipeError: with the key of the source.
-        ValueError: a source as a whole is unreadable.
-    """
+    """The parts of all sources, in their order; several are read at once."""
     context.watcher.note(f"{len(sources)} sources: read, or found unchanged")
     jobs = [(source, context.output / SOURCES / source.label, context.max_field_characters) for source in sources]
     workers = min(context.workers, len(jobs))

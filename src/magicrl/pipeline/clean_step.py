@@ -2,9 +2,7 @@
 
 A maths problem that no rule drops is judged by the verifier that training uses (RECIPE section 7): the gold in a box
 must be right (otherwise no response could earn it); the verifier must be able to read it (otherwise only its own
-spelling would be right); the first given solution, judged as if a model had written it, must be right. Most golds are
-plain numbers that the solution boxes in the same spelling: there the verifier's first step, equality of canonical
-strings, is taken in this process, with the same result.
+spelling would be right); the first given solution, judged as if a model had written it, must be right.
 
 A code problem needs usable tests and a reference solution that passes them in the sandbox; where solutions that pass
 give different outputs, it needs a checker.
@@ -67,6 +65,8 @@ class MathsCleaner:
     def _questions(self, entry: Entry) -> dict[str, str]:
         """What must be asked of the verifier, by name: responses to judge against the golds."""
         questions: dict[str, str] = {}
+        # most golds are plain numbers that the solution boxes in the same spelling: there the verifier's first step,
+        # equality of canonical strings, is taken in this process, with the same result
         golds = [_canonical(gold) for gold in entry.golds if len(gold) <= _SHORT]
         plain = len(golds) == len(entry.golds) and all(_is_digits(g) or plain_number(g) is not None for g in golds)
         if not plain:

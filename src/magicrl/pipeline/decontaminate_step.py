@@ -45,13 +45,8 @@ def masked(tokens: Tokens) -> list[str]:
 class GramIndex:
     """Test problems by their n-grams.
 
-    A problem of fewer than n words is one gram of its own length. A gram that several problems share weighs as much
-    less, so that *Find the remainder when N is divided by* does not count.
-
-    Args:
-        references: canonical tokens of each.
-        length: n.
-        least: shortest problem, in tokens, that is looked for at all.
+    A problem of fewer than n = ``length`` tokens is one gram, fewer than ``least`` are not looked for. A gram that
+    several problems share weighs as much less, so that *Find the remainder when N is divided by* does not count.
     """
 
     def __init__(self, references: Sequence[Tokens], *, length: int, least: int) -> None:
@@ -162,9 +157,8 @@ def find_contamination(
 
     Args:
         documents: training texts, read once; they go to disk.
-        references: the problems of each test set, by its name; they stay in memory.
-        folder: for the texts and for hits so far: a call that was killed goes on after the last whole chunk. It may
-            be deleted afterwards.
+        references: the problems of each test set, by its name.
+        folder: for texts and hits so far: a call that was killed goes on after the last whole chunk.
 
     Raises:
         ValueError: there is no test problem.

@@ -229,10 +229,8 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
     was compared. The same documents and settings give the same clusters.
 
     Args:
-        documents: read once; texts go to disk; ids, ranks and, in the embedding stage, vectors in half precision are
-            in memory.
-        folder: for what is on disk; a call that was killed goes on from the stages that are done there. It holds the
-            texts and may be deleted afterwards.
+        documents: read once; texts go to disk; ids, ranks and vectors in half precision are in memory.
+        folder: for what is on disk; a call that was killed goes on from the stages that are done there.
 
     Raises:
         ValueError: an id comes twice, or qualities are of different lengths.

@@ -244,11 +244,7 @@ def _finished(step: StepFolder, key: str) -> list[Part] | None:
 
 
 def source_files(source: PipelineSource) -> list[Path]:
-    """The source's files in order; a folder stands for itself.
-
-    Raises:
-        RecipeError: a pattern that fits nothing.
-    """
+    """The source's files in order; a folder stands for itself, a pattern that fits nothing is an error."""
     found: list[Path] = []
     for text in source.paths:
         path = Path(text).expanduser()

@@ -27,14 +27,8 @@ Bools = NDArray[np.bool_]
 def fleiss_kappa(counts: Sequence[tuple[int, int]]) -> float | None:
     """Agreement of several raters on two categories beyond chance (Fleiss 1971), 1 at best and 0 at chance.
 
-    Problems may have different numbers of votes; each weighs the same in the observed agreement, and those with fewer
-    than two votes do not count.
-
-    Args:
-        counts: votes for keeping and for dropping, by problem.
-
-    Returns:
-        None where no problem has two votes, or all votes are the same, so that kappa is 0/0.
+    ``counts`` are votes for keeping and for dropping, by problem. Problems may have different numbers of votes; each
+    weighs the same in the observed agreement, and those with fewer than two do not count. None where it is 0/0.
 
     Example:
         >>> round(fleiss_kappa([(3, 0), (0, 3), (2, 1), (1, 2)]) or 0, 4)
@@ -324,13 +318,7 @@ def estimated_cost(settings: JudgingSettings, missing: Mapping[str, int], charac
 def flawed_figures(
     judgements: Iterable[Judgement], flawed: Collection[str], survivors: Collection[str] | None = None
 ) -> dict[str, Any]:
-    """What became of problems that are known to be flawed.
-
-    Args:
-        judgements: of the judges; a flawed problem among them counts as found when it is not kept.
-        flawed: ids of flawed problems, labelled by a person or planted.
-        survivors: ids that the difficulty filter kept, if it ran.
-    """
+    """What became of problems (ids) known to be flawed; ``survivors`` passed the difficulty filter, if it ran."""
     kept = {judgement.problem: judgement.keep for judgement in judgements if judgement.problem in flawed}
     told: dict[str, Any] = {
         "flawed": len(flawed),
@@ -389,13 +377,8 @@ def _number(value: float | None) -> str:
 def write_sheet(sample: Mapping[str, float], texts: Mapping[str, str], folder: Path) -> Path:
     """Write ``sheet.html``, ``sheet.csv`` and ``weights.json`` (for ``calibrate``) and return the page's path.
 
-    The page shows one problem at a time and no votes, so that they cannot sway a label; it asks nothing of a network,
-    keeps labels in the browser and saves them as CSV or JSON.
-
-    Args:
-        sample: from ``sample_for_labels``.
-        texts: statements by problem id.
-        folder: is made.
+    The page shows one problem of the ``sample_for_labels`` at a time and no votes, so that they cannot sway a label; it
+    asks nothing of a network, keeps labels in the browser and saves them as CSV or JSON.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # the text of a problem must not end the script element that holds it

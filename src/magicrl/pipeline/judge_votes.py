@@ -26,10 +26,8 @@ from magicrl.rollout.openai_http import ServerError, ServerSettings, ServerUsage
 class Vote:
     """One answer of one judge.
 
-    Attributes:
-        status: ``valid``: a verdict was read; ``unreadable``: the judge answered something else, every time it was
-            asked; ``failed``: the server refused this problem for good.
-        criteria: its verdict on each criterion, by name, as far as it gave them.
+    ``valid``: a verdict was read; ``unreadable``: the judge answered something else, every time it was asked;
+    ``failed``: the server refused this problem for good.
     """
 
     problem: str  # id
@@ -38,7 +36,7 @@ class Vote:
     status: Literal["valid", "unreadable", "failed"]
     keep: bool | None  # the verdict; None unless valid
     reasons: str  # what the judge wrote before it, or the error
-    criteria: dict[str, bool]
+    criteria: dict[str, bool]  # its verdict on each, by name, as far as it gave them
     prompt_tokens: int = 0  # as the server counted them; 0 where it did not
     completion_tokens: int = 0
 
@@ -171,11 +169,7 @@ class Wanted:
 
 
 class JudgeClient:
-    """Asks one model for votes. Everything but the constructor belongs to one event loop.
-
-    Raises:
-        ValueError: the address is none, or the key's variable is named and not set.
-    """
+    """Asks one model for votes. Everything but the constructor belongs to one event loop."""
 
     def __init__(self, settings: JudgeSettings, judging: JudgingSettings) -> None:
         self.settings = settings

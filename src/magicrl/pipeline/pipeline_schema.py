@@ -478,9 +478,5 @@ class PipelineConfig(Section):
 
 
 def load_pipeline(path: Path, overrides: Sequence[str] = ()) -> PipelineConfig:
-    """The pipeline at ``path`` with ``--set`` overrides applied.
-
-    Raises:
-        RecipeError: unreadable file, bad TOML, unknown key (says the nearest right one), wrong type or value.
-    """
+    """The pipeline at ``path`` with ``--set`` overrides applied; a RecipeError says what is wrong, and where."""
     return load_config(path, overrides, PipelineConfig)
