@@ -9,7 +9,6 @@ import dataclasses
 import random
 import resource
 import sys
-import threading
 import time
 from typing import Any
 
@@ -20,7 +19,6 @@ from magicrl.verifiers.base import JudgeOptions, make_verdict, verifier_spec
 from magicrl.verifiers.pool import Item, WorkerProtocol
 from magicrl.verifiers.worker import Exhausted, RequestHandler, Send, WorkerPlan
 
-_MAX_DISTRUSTED = 10_000
 _MAX_REASON = 300
 _MIN_STALL_SECONDS = 60.0
 _STALL_FACTOR = 20.0
@@ -44,8 +42,7 @@ class IsolatedProtocol(WorkerProtocol):
             handler="magicrl.verifiers.isolated:IsolatedHandler",
             hello={
                 "verifier": name,
-                "reasoning": options.reasoning,
-                "extract": options.extract,
+                "options": dataclasses.asdict(options),
                 "cpu_limit": time_limit,
                 "memory_limit_mb": memory_limit_mb,
             },
@@ -53,11 +50,10 @@ class IsolatedProtocol(WorkerProtocol):
             stall_limit=max(_MIN_STALL_SECONDS, _STALL_FACTOR * time_limit),
         )
         self._distrusted: set[tuple[str, ...]] = set()
-        self._lock = threading.Lock()
 
     def request(self, item: Item, *, repeat: bool) -> dict[str, Any]:
         golds = item.problem.golds
-        return {"golds": list(golds), "response": item.text, "distrust": self._distrusts(golds)}
+        return {"golds": list(golds), "response": item.text, "distrust": golds in self._distrusted}
 
     def exhausted(self, item: Item, outcome: Exhausted, seconds: float) -> Verdict:
         who = "gold" if outcome.phase == "gold" else "answer"
@@ -67,16 +63,11 @@ class IsolatedProtocol(WorkerProtocol):
         return make_verdict(status, reason=reason, seconds=seconds)
 
     def final(self, item: Item, verdict: Verdict) -> bool:
-        return self._distrusts(item.problem.golds)
+        return item.problem.golds in self._distrusted
 
     def give_up(self, item: Item, verdict: Verdict) -> None:
-        with self._lock:
-            if verdict.status == "gold_unparsable" and len(self._distrusted) < _MAX_DISTRUSTED:
-                self._distrusted.add(item.problem.golds)
-
-    def _distrusts(self, golds: tuple[str, ...]) -> bool:
-        with self._lock:
-            return golds in self._distrusted
+        if verdict.status == "gold_unparsable":
+            self._distrusted.add(item.problem.golds)
 
 
 MAX_ITEMS = 20_000
@@ -93,10 +84,9 @@ class IsolatedHandler(RequestHandler):
         self._phase = ""
         self._cpu_limit: float = hello["cpu_limit"]
         self._handled = 0
-        options = JudgeOptions(reasoning=hello["reasoning"], extract=hello["extract"])
         spec = verifier_spec(hello["verifier"])
         assert spec.isolated is not None, spec.name
-        self._verifier = spec.isolated(options, self._progress)
+        self._verifier = spec.isolated(JudgeOptions(**hello["options"]), self._progress)
         gold, response = spec.warm_up
         self._verifier.judge([gold], response)
         # resident memory now, not ru_maxrss: that one starts at the size of the parent process

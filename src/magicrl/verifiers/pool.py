@@ -261,6 +261,10 @@ class WorkerPool(Closing):
         """
         return ticket.wait()
 
+    def ready(self, ticket: Ticket) -> bool:
+        """Whether `result` would return at once."""
+        return ticket.done
+
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers that live now, for monitors."""

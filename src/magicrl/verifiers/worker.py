@@ -178,17 +178,11 @@ class WorkerProcess:
             self._child.wait(timeout=5)
         code = self._child.poll()
         self.kill()
-        if code == -signal.SIGXCPU:
+        if code is None or code >= 0:
+            return Lost("worker closed its pipe" if code is None else f"worker exited ({code})")
+        if -code == signal.SIGXCPU:
             return Exhausted("timeout", phase)
-        if code is not None and -code in _CRASHES:
-            return Exhausted("crash", phase)
-        return Lost(
-            "worker closed its pipe"
-            if code is None
-            else f"worker ended by signal {-code}"
-            if code < 0
-            else f"worker exited ({code})"
-        )
+        return Exhausted("crash", phase) if -code in _CRASHES else Lost(f"worker ended by signal {-code}")
 
     def _cpu_seconds(self) -> float:
         try:

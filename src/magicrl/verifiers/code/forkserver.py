@@ -151,18 +151,19 @@ class _ForkServer:
     def _all(self, request: dict[str, Any], fds: list[int], runs: list[dict[str, Any]]) -> None:
         """Every run of a request, as long as the time and the room for outputs last; fills ``runs``."""
         # children inherit these limits; the filter keeps them from being raised
-        _limit(resource.RLIMIT_AS, self._memory + request["memory"])
-        _limit(resource.RLIMIT_FSIZE, request["output"])
+        _limit(resource.RLIMIT_AS, self._memory + (request["memory_mb"] << 20))
+        room = request["output_mb"] << 20
+        _limit(resource.RLIMIT_FSIZE, room)
         names, rest = request["common"], iter(fds)
         common = [(next(rest), SLOTS[name]) for name in names]
-        errors, left, room = common[names.index("stderr")][0], request["left"], request["output"]
+        errors, left = common[names.index("stderr")][0], request["left"]
         common.append((self._telling, SLOTS["status"]))
         for _ in range(request["count"]):
             own = [(next(rest), SLOTS[name]) for name in request["each"]]
             # one file for what all runs write on standard error: nothing of its state passes from one to the next
             os.lseek(errors, 0, os.SEEK_SET)
             fcntl.fcntl(errors, fcntl.F_SETFL, 0)
-            report = self._run(request, [*common, *own], present_cpu(request["cpu"], left))
+            report = self._run(request, [*common, *own], present_cpu(request["cpu_seconds"], left))
             self._renew_scratch()
             report["told"] = _told(self._told)
             report["errors"] = _taken(errors)
@@ -190,7 +191,7 @@ class _ForkServer:
             used = kernel.cpu_seconds(pid)
             still = still + 1 if used - before < _PROGRESS_SECONDS else 0
             before = used
-            wall, patience = time.monotonic() - start, cpu + request["idle"]
+            wall, patience = time.monotonic() - start, cpu + request["idle_seconds"]
             if used > cpu:
                 killed = killed or "cpu"
             elif wall > patience * _HARD_FACTOR or (wall > patience and still >= _STILL_LOOKS):

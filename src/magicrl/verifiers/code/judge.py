@@ -151,13 +151,7 @@ class CodeVerdict(Verdict):
 
 
 def code_verdict(
-    status: str,
-    reason: str = "",
-    *,
-    passed: int = 0,
-    total: int = 0,
-    seconds: float = 0.0,
-    decided_by: str = "tests",
+    status: str, reason: str = "", *, passed: int = 0, total: int = 0, seconds: float = 0.0, decided_by: str = "tests"
 ) -> CodeVerdict:
     """The verdict of this status; its outcome follows from the status alone."""
     return CodeVerdict(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -17,7 +18,6 @@ import math
 import os
 import pathlib
 import re
-import sys
 import tempfile
 import types
 import unittest
@@ -58,26 +58,21 @@ class ExceptionInfo:
         return True
 
 
-class _Raises:
-    def __init__(self, expected: Any, match: Any) -> None:
-        self._expected, self._match, self._info = expected, match, ExceptionInfo()
-
-    def __enter__(self) -> ExceptionInfo:
-        return self._info
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> bool:
-        if error is None:
-            raise Failed(f"did not raise {self._expected}")
-        if not issubclass(kind, self._expected):
-            return False
-        self._info.value = error
-        if self._match is not None:
-            self._info.match(self._match)
-        return True
+@contextlib.contextmanager
+def _raising(expected: Any, match: str | None) -> Generator[ExceptionInfo]:
+    info = ExceptionInfo()
+    try:
+        yield info
+    except expected as error:
+        info.value = error
+        if match is not None:
+            info.match(match)
+    else:
+        raise Failed(f"did not raise {expected}")
 
 
 def _raises(expected: Any, *call: Any, match: Any = None, **named: Any) -> Any:
-    caught = _Raises(expected, match)
+    caught = _raising(expected, match)
     if not call:
         return caught
     with caught as info:
@@ -150,15 +145,11 @@ class _Mark:
         self.mark = (name, given, named or {})
 
     def __call__(self, *given: Any, **named: Any) -> Any:
-        if len(given) == 1 and not named and callable(given[0]) and self.mark[1:] == ((), {}):
-            return self._on(given[0])
-        if self.mark[1:] != ((), {}):
-            return self._on(given[0])
-        return _Mark(self.mark[0], given, named)
-
-    def _on(self, what: Any) -> Any:
-        setattr(what, _MARKS, [*vars(what).get(_MARKS, ()), self.mark])
-        return what
+        bare = self.mark[1:] == ((), {})
+        if bare and not (len(given) == 1 and not named and callable(given[0])):
+            return _Mark(self.mark[0], given, named)
+        setattr(given[0], _MARKS, [*vars(given[0]).get(_MARKS, ()), self.mark])
+        return given[0]
 
 
 class _Marks:
@@ -249,9 +240,8 @@ class _Read(NamedTuple):
 class _Captured:
     """``capsys``."""
 
-    def __init__(self) -> None:
-        self._kept, self._out = sys.stdout, io.StringIO()
-        sys.stdout = self._out
+    def __init__(self, out: io.StringIO) -> None:
+        self._out = out
 
     def readouterr(self) -> Any:
         text = self._out.getvalue()
@@ -259,20 +249,17 @@ class _Captured:
         self._out.truncate()
         return _Read(text, "")
 
-    def end(self) -> None:
-        sys.stdout = self._kept
 
-
+@dataclasses.dataclass
 class _Test:
     """One run of one test: its fixtures, made when asked for, undone in turn."""
 
-    def __init__(self, fixtures: Mapping[str, Any], instance: Any, shared: dict[str, Any]) -> None:
-        self._fixtures = fixtures
-        self._instance = instance
-        self._shared = shared
-        self._values: dict[str, Any] = {}
-        self.params: dict[str, Any] = {}
-        self.end = contextlib.ExitStack()
+    fixtures: Mapping[str, Any]
+    instance: Any
+    shared: dict[str, Any]
+    values: dict[str, Any]
+    params: Mapping[str, Any]
+    end: contextlib.ExitStack = dataclasses.field(default_factory=contextlib.ExitStack)
 
     def arguments(self, function: Any) -> dict[str, Any]:
         names = list(inspect.signature(function).parameters.values())
@@ -280,36 +267,34 @@ class _Test:
         return {name: self.value(name) for name in wanted}
 
     def value(self, name: str) -> Any:
-        for known in (self._values, self._shared):
+        for known in (self.values, self.shared):
             if name in known:
                 return known[name]
-        made = self._made(name, self._fixtures[name]) if name in self._fixtures else self._offered(name)
-        return self._values.setdefault(name, made)
+        made = self._made(name, self.fixtures[name]) if name in self.fixtures else self._offered(name)
+        return self.values.setdefault(name, made)
 
     def _made(self, name: str, function: Any) -> Any:
-        bound = function.__get__(self._instance) if "self" in inspect.signature(function).parameters else function
+        bound = function.__get__(self.instance) if "self" in inspect.signature(function).parameters else function
         request = types.SimpleNamespace(
             param=self.params.get(name), addfinalizer=self.end.callback, getfixturevalue=self.value
         )
-        before = self._values.get("request")
-        self._values["request"] = request
+        before = self.values.get("request")
+        self.values["request"] = request
         made = bound(**self.arguments(bound))
-        self._values.pop("request") if before is None else self._values.update(request=before)
+        self.values.pop("request") if before is None else self.values.update(request=before)
         if inspect.isgenerator(made):
             steps, made = made, next(made)
             self.end.callback(next, steps, None)
         wide = getattr(function, _FIXTURE).get("scope") not in _CASE_WIDE and name not in self.params
         if wide:
-            self._shared[name] = made
+            self.shared[name] = made
         return made
 
     def _offered(self, name: str) -> Any:
         if name == "monkeypatch":
             return self.end.enter_context(MonkeyPatch.context())
         if name == "capsys":
-            made = _Captured()
-            self.end.callback(made.end)
-            return made
+            return _Captured(self.end.enter_context(contextlib.redirect_stdout(io.StringIO())))
         if name == "tmp_path":
             return pathlib.Path(tempfile.mkdtemp())
         raise Unsupported(f"fixture {name!r} is neither defined nor offered")
@@ -368,9 +353,8 @@ def _each(
             axes.append([({}, {name: one.given[0] if isinstance(one, _Param) else one}, []) for one in params])
     for chosen in itertools.product(*axes):
         values = {name: value for part in chosen for name, value in part[0].items()}
-        test = _Test(fixtures, kind() if kind else None, shared)
-        test.params = {name: value for part in chosen for name, value in part[1].items()}
-        test._values.update(values)  # pyright: ignore[reportPrivateUsage]
+        params = {name: value for part in chosen for name, value in part[1].items()}
+        test = _Test(fixtures, kind() if kind else None, shared, values, params)
         _one(function, test, used, [*marks, *(mark for part in chosen for mark in part[2])])
 
 
@@ -402,15 +386,17 @@ def _one(function: Any, test: _Test, used: Sequence[str], marks: Sequence[Any]) 
     if any(name == "skip" or (name == "skipif" and given and given[0]) for name, given, _ in marks):
         return
     expected = any(name == "xfail" and (not given or given[0]) for name, given, _ in marks)
-    instance = test._instance  # pyright: ignore[reportPrivateUsage]
+    instance = test.instance
     bound: Callable[..., Any] = function if instance is None else getattr(instance, function.__name__)
-    hooks = [getattr(instance, f"{when}_method", None) for when in ("setup", "teardown")]
+
+    def hook(when: str) -> None:
+        if (found := getattr(instance, f"{when}_method", None)) is not None:
+            found(*[bound] * len(inspect.signature(found).parameters))
+
     try:
         with test.end:
-            if hooks[0] is not None:
-                hooks[0](*[bound] * len(inspect.signature(hooks[0]).parameters))
-            if hooks[1] is not None:
-                test.end.callback(hooks[1], *[bound] * len(inspect.signature(hooks[1]).parameters))
+            hook("setup")
+            test.end.callback(hook, "teardown")
             for name in used:
                 test.value(name)
             result = bound(**test.arguments(bound))

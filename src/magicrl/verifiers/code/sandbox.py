@@ -11,7 +11,6 @@ import dataclasses
 import json
 import math
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -247,22 +246,16 @@ class ForkServer:
             ConnectionError: the fork server is gone.
         """
         running = _Running(job)
-        limits = job.limits
         request = {
-            "details": job.details,
-            "role": job.role,
+            **{name: getattr(job, name) for name in ("details", "role", "stop")},
+            **dataclasses.asdict(job.limits),
             "common": running.common,
             "each": running.each,
             "count": len(job.each),
             "compiled": job.program is not None and job.program.compiled,
-            "cpu": limits.cpu_seconds,
             "left": min(job.left, 1e9),
-            "stop": job.stop,
-            "idle": limits.idle_seconds,
-            "memory": limits.memory_mb * MIB,
             # a result in its tagged form may be several times as long as it would be printed
-            "output": limits.output_mb * MIB * (4 if job.role == "call" else 1),
-            "threads": limits.threads,
+            "output_mb": job.limits.output_mb * (4 if job.role == "call" else 1),
         }
         try:
             socket.send_fds(self._link, [json.dumps(request).encode()], running.fds)
@@ -288,20 +281,16 @@ class ForkServer:
     def close(self, *, wait: float = 1.0) -> None:
         """End it and what it runs; one that is idle leaves by itself within ``wait`` seconds. Safe to call twice."""
         self._link.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             self._child.wait(timeout=wait)
-        if self._child.poll() is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(self._child.pid, signal.SIGKILL)
-        self._child.wait()
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
         if self._child.stderr is not None:
             self._child.stderr.close()
 
     def _receive(self, seconds: float) -> dict[str, Any] | None:
-        poll = select.poll()
-        poll.register(self._link.fileno(), select.POLLIN)
-        if not poll.poll(seconds * 1000):
-            return None
+        self._link.settimeout(seconds)
         try:
             data = self._link.recv(_MAX_REPORT)
         except OSError:
@@ -511,14 +500,13 @@ class Sandbox:
 
     def _fresh(self, modules: Sequence[str]) -> ForkServer:
         """A new fork server; one that is killed from outside while it warms up is started again."""
-        for _ in range(_STARTS - 1):
+        for attempt in range(_STARTS):
             try:
                 return ForkServer(self._options, modules)
-            except SandboxRefusal:
-                raise
-            except SandboxError:
-                continue
-        return ForkServer(self._options, modules)
+            except SandboxError as error:
+                if isinstance(error, SandboxRefusal) or attempt == _STARTS - 1:
+                    raise
+        raise AssertionError
 
 
 def check_lost(seen: Observation, limits: Limits) -> None:

@@ -370,12 +370,9 @@ def _update(mine: Any, changed: Any) -> None:
         return
     if isinstance(mine, list | bytearray):
         mine[:] = changed
-    elif isinstance(mine, dict | set):
+    elif isinstance(mine, dict | set | collections.deque):
         mine.clear()
-        mine.update(changed)
-    elif isinstance(mine, collections.deque):
-        mine.clear()
-        mine.extend(changed)
+        (mine.extend if isinstance(mine, collections.deque) else mine.update)(changed)
 
 
 # --- a run ------------------------------------------------------------------------------------------------------------
@@ -462,10 +459,7 @@ class TestNamespace(dict[str, Any]):
 
 
 def run(
-    client: Client,
-    codes: list[types.CodeType],
-    details: Mapping[str, Any],
-    common: Mapping[str, Any],
+    client: Client, codes: list[types.CodeType], details: Mapping[str, Any], common: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Run test code to its end or its first failure.
 
@@ -493,7 +487,12 @@ def run(
             exec(code, namespace)
         client.greet(namespace)
         namespace.bind(details["entry"], details["wanted"])
-        error = _module(codes[-1], namespace) or _forms(namespace, details["check"])
+        try:
+            exec(codes[-1], namespace)
+        except SystemExit as left:  # ``sys.exit(pytest.main())`` and the like
+            if left.code or of_program(left):
+                raise
+        error = _forms(namespace, details["check"])
     except BaseException as raised:  # noqa: BLE001 - whatever it was is told
         error = raised
     said, reason = _judged(error, client)
@@ -504,26 +503,16 @@ def _unseen(*_: Any, **__: Any) -> None:
     raise Unsupported("log records and warnings of the program are not seen by its tests")
 
 
-def _module(code: types.CodeType, namespace: TestNamespace) -> BaseException | None:
-    try:
-        exec(code, namespace)
-    except SystemExit as error:  # ``sys.exit(pytest.main())`` and the like
-        return error if error.code or of_program(error) else None
-    return None
-
-
 def _forms(namespace: TestNamespace, check: str | None) -> BaseException | None:
     """Run what the test code defines and leaves to its harness; the first failure."""
     if check is not None:
         candidate = namespace[check] if check.isidentifier() else Remote(namespace.client, {"name": check})
         namespace["check"](candidate)
-    suite, defined = unittest.TestSuite(), list(namespace.values())
-    for kind in dict.fromkeys(kind for kind in defined if isinstance(kind, type)):
+    suite, result = unittest.TestSuite(), _Result()
+    for kind in dict.fromkeys(kind for kind in list(namespace.values()) if isinstance(kind, type)):
         if issubclass(kind, unittest.TestCase):
             suite.addTests(unittest.TestLoader().loadTestsFromTestCase(kind))
-    result = _Result()
-    if suite.countTestCases():
-        suite.run(result)
+    suite.run(result)
     if result.first is None:
         pytest_forms.run(dict(namespace))
     return result.first
@@ -538,18 +527,16 @@ class _Result(unittest.TestResult):
         self.first = self.first or err[1]
         self.stop()
 
-    def addFailure(self, test: Any, err: Any) -> None:
-        self.addError(test, err)
+    addFailure = addError
 
     def addSubTest(self, test: Any, subtest: Any, err: Any) -> None:
         if err is not None:
             self.addError(test, err)
 
-    def addExpectedFailure(self, test: Any, err: Any) -> None:
-        pass
+    def addExpectedFailure(self, test: Any, err: Any) -> None: ...
 
     def addUnexpectedSuccess(self, test: Any) -> None:
-        self.addError(test, (None, AssertionError("an expected failure did not come"), None))
+        self.addError(test, (None, AssertionError("an expected failure did not come")))
 
 
 def _judged(error: BaseException | None, client: Client) -> tuple[str, str]:
@@ -558,19 +545,16 @@ def _judged(error: BaseException | None, client: Client) -> tuple[str, str]:
         return "program", client.gone
     if error is None:
         return "held", ""
-    reason = f"{type(error).__name__}: {_text(error)}".rstrip(": ")
+    try:
+        text = str(error)
+    except Exception:  # noqa: BLE001 - a text that fails says nothing
+        text = ""
+    reason = f"{type(error).__name__}: {text}".rstrip(": ")
     if of_program(error) or (isinstance(error, ImportError) and error.name in PROGRAM_MODULES):
         return "program", reason
     if client.called == 0 or _own_fault(error):
         return "broken", reason
     return "wrong", reason
-
-
-def _text(error: BaseException) -> str:
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 - a text that fails says nothing
-        return ""
 
 
 def _own_fault(error: BaseException) -> bool:
@@ -654,9 +638,8 @@ def _tell(client: Client, patcher: Any, *value: Any) -> None:
     shared = isinstance(target, types.ModuleType | type) and not isinstance(target, ProgramModule)
     if not shared or (target is sys and patcher.attribute in _SHARED_STREAMS):
         return
-    module, path = (
-        (target.__name__, []) if isinstance(target, types.ModuleType) else (target.__module__, [target.__qualname__])
-    )
+    is_module = isinstance(target, types.ModuleType)
+    module, path = (target.__name__, []) if is_module else (target.__module__, [target.__qualname__])
     if module in PROGRAM_MODULES or (path and not hasattr(importlib.import_module(module), path[0])):
         return
     client.replace(module, path, patcher.attribute, *value)
