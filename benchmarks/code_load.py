@@ -106,7 +106,7 @@ def measure_scaling(rounds: int) -> dict[str, Any]:
                 pool.warm_up()
                 loads.append(round(os.getloadavg()[0], 1))
                 start = time.perf_counter()
-                tickets = [pool.submit_programs(problem, answers) for _ in range(_QUEUED // 4)]
+                tickets = [pool.submit(problem, answers, bare=True) for _ in range(_QUEUED // 4)]
                 queued = time.perf_counter() - start
                 verdicts = [verdict for ticket in tickets for verdict in pool.result(ticket)]
                 rates.append(_QUEUED / (time.perf_counter() - start))

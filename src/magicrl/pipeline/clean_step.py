@@ -151,7 +151,7 @@ class CodeCleaner(Closing):
         """Decisions in the entries' order."""
         firsts = [self._with_usable_tests(entry) for entry in entries]
         tickets = [
-            self._pool.submit_programs(_asked(one), one.solutions[: self._rules.max_solutions])
+            self._pool.submit(_asked(one), one.solutions[: self._rules.max_solutions], bare=True)
             if isinstance(one, Entry) and self._rules.reference and one.solutions
             else None
             for one in firsts

@@ -67,8 +67,7 @@ def test_random_programs_get_one_verdict_each(pool: CodePool, programs: list[str
     problem = Problem(id="p", prompt="", golds=(tests,), verifier="code", source="fuzz")
     right = "print(input())"
     texts = [f"```python\n{p}\n```" if fenced else p for p in [right, *programs, right]]
-    submit = pool.submit if fenced else pool.submit_programs
-    verdicts = pool.result(submit(problem, texts))
+    verdicts = pool.result(pool.submit(problem, texts, bare=not fenced))
     assert len(verdicts) == len(texts)
     assert all(verdict.status in OUTCOME_OF_STATUS for verdict in verdicts)
     assert "infrastructure_error" not in {verdict.status for verdict in verdicts}

@@ -59,7 +59,7 @@ class Guards:
         Raises:
             OSError: a guard could not be set.
         """
-        os.setpgid(0, 0)
+        os.setpgid(0, 0)  # or its signals to its own group would reach the fork server
         os.chdir(self.folder)
         # a second net only: the kernel counts it in ticks, which may run ahead of the true time by a quarter
         seconds = ceil(2 * cpu) + 5
@@ -70,6 +70,7 @@ class Guards:
             raise ProcessLookupError("the fork server died before its death could reach this process")
         if self.rules is not None:
             kernel.landlock_restrict(self.rules)
+        # what is left of the fork server's: its socket, and the descriptors of the other runs of the request
         os.closerange(3, _FIRST_SLOT)
         os.closerange(_END_SLOT, _MOST_DESCRIPTORS)
         filter = self.exec_filter if request["role"] == "execute" else self.filter

@@ -63,7 +63,7 @@ def main() -> None:
 
     site.setquit()  # exit() and quit(), which -S leaves out
     child.prepare()
-    os.environ.pop("LD_BIND_NOW")
+    os.environ.pop("LD_BIND_NOW")  # it was for the start of this process; programs do not see it
     tier, has_proc = _isolate(setup)
     forkserver = _ForkServer(link, setup, tier, has_proc)
     link.send(json.dumps({"tier": tier}).encode())
@@ -115,6 +115,7 @@ class _ForkServer:
         kernel.prctl(kernel.PR_SET_NO_NEW_PRIVS, 1)
         kernel.prctl(kernel.PR_SET_DUMPABLE, 0)
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        # room for a request's descriptors and the slots; what a program's pipes can hold is bounded by it too
         resource.setrlimit(resource.RLIMIT_NOFILE, (_MAX_FDS + 128, _MAX_FDS + 128))
         _limit(resource.RLIMIT_STACK, _STACK)
         self._guards = child.Guards(
@@ -130,6 +131,7 @@ class _ForkServer:
         signal.pthread_sigmask(signal.SIG_SETMASK, {signal.SIGCHLD})  # the child's end is waited for
 
     def serve(self) -> None:
+        # a collection in a child would write to every object of this process, and so copy its page
         gc.collect()
         gc.freeze()
         while True:
@@ -206,7 +208,7 @@ class _ForkServer:
         if self._numbers < 0:
             return kernel.fork()
         kernel.unshare(kernel.CLONE_NEWPID)
-        pid = -1
+        pid = -1  # if the fork fails, this process has to go back too
         try:
             pid = kernel.fork()
         finally:

@@ -294,6 +294,7 @@ class _Trial:
                 return found
             except Lost as error:
                 lost = error
+                # fresh processes, and the next test alone, so that a second loss is its own
                 self._sandbox.close()
                 self._program.close()
                 self._ahead, cases = 1, cases[:1]

@@ -28,7 +28,7 @@ from magicrl.verifiers.batch import BatchSummary, Line, check_file, judge_file, 
 from magicrl.verifiers.code import remote, values
 from magicrl.verifiers.code.checkers import same_text, same_value
 from magicrl.verifiers.code.judge import CodeJudge, CodeOptions, CodeVerdict, code_verdict
-from magicrl.verifiers.code.sandbox import SandboxError, SandboxRefusal
+from magicrl.verifiers.code.sandbox import SandboxRefusal
 from magicrl.verifiers.code.suite import BESIDE, StdinCase, Suite, SuiteError, parse_suite, tests_object
 from magicrl.verifiers.pool import Item, Ticket, WorkerPool, WorkerProtocol
 from magicrl.verifiers.worker import Exhausted, Refused, RequestHandler, Send, WorkerPlan
@@ -91,7 +91,7 @@ class CodePool(WorkerPool):
         super().__init__(CodeProtocol(options or CodeOptions()), workers)
 
     def submit(self, problem: Problem, responses: Sequence[str], *, bare: bool = False) -> Ticket:
-        """As `WorkerPool.submit`.
+        """As `WorkerPool.submit`; ``bare``: these are programs, from which nothing has to be extracted.
 
         Raises:
             ValueError: the problem has no tests.
@@ -99,10 +99,6 @@ class CodePool(WorkerPool):
         """
         CODE.check_golds(problem)
         return super().submit(problem, responses, bare=bare)
-
-    def submit_programs(self, problem: Problem, programs: Sequence[str]) -> Ticket:
-        """`submit` for bare programs, from which nothing has to be extracted."""
-        return self.submit(problem, programs, bare=True)
 
     def result(self, ticket: Ticket) -> tuple[CodeVerdict, ...]:
         """The verdicts of ``ticket`` in the order of its texts. Waits until all are there.
@@ -166,8 +162,6 @@ class CodeHandler(RequestHandler):
             if request["program"]:
                 return self._judge.judge_program(request["text"], suite)
             return self._judge.judge_response(request["text"], suite)
-        except SandboxError as error:
-            return code_verdict("infrastructure_error", str(error), total=total)
         except MemoryError:
             return code_verdict("output_limit", "its output is too large to be compared", total=total)
         except Exception as error:  # noqa: BLE001 - a hostile output must not end the worker; the pool retries elsewhere
