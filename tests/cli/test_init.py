@@ -106,7 +106,7 @@ def test_where_nothing_is_right_worked_solutions_are_a_start(tmp_path: Path) -> 
     (tmp_path / "mine.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     status, told = init(model, tmp_path / "mine.jsonl", tmp_path / "run.toml")
     assert status == 0, told
-    assert "a supervised start; 0% of its own answers are right, and 40 problems have a solution" in told
+    assert "a supervised start; 0 % of its own answers are right, and 40 problems have a solution" in told
     config, start = load_train_recipe(tmp_path / "run.toml"), load_sft_recipe(tmp_path / "run-start.toml")
     assert config.start.sft == str(tmp_path / "run-start.toml")
     assert start.phases[0].holdout == config.data.holdout

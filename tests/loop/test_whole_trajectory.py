@@ -339,7 +339,14 @@ CASES: dict[str, dict[str, Any]] = {
         "stages.0.transition": {**CONVERGED, "delta": 0.3},
         "stages.0.max_steps": 5,
     },
-    "pg": {"algorithm.loss": "pg", "algorithm.refill_rounds": 1},
+    # too few validations to end a stage: the training accuracy of every step would
+    "pg": {
+        "algorithm.loss": "pg",
+        "algorithm.refill_rounds": 1,
+        "evaluation.every": 2,
+        "stages.0.transition": {**CONVERGED, "delta": 0.9},
+        "stages.0.max_steps": 6,
+    },
 }
 
 
