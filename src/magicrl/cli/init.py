@@ -302,7 +302,8 @@ def _from_solutions(
         return None
     answers = dataclasses.replace(best.answers, truncated=0.0, max_tokens=fitting[-1])
     look = dataclasses.replace(best, way=Way(template, "box"), answers=answers, lengths=fitting)
-    why = f"{100 * best.answers.correct:.0f} % of its own answers are right, and {len(solutions)} problems have a solution"
+    right = f"{100 * best.answers.correct:.0f} %"
+    why = f"{right} of its own answers are right, and {len(solutions)} problems have a solution"
     return look, Solved(recipe=f"./{_start_file(output).name}", problems=len(solutions), tokens=fitting, why=why)
 
 
