@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from magicrl.pipeline.entry import Entry, entries_of
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step
-from magicrl.pipeline.maths_rules import maths_fault, note_of
+from magicrl.pipeline.maths_rules import maths_fault
 from magicrl.pipeline.parts import StepFolder
 from magicrl.pipeline.pipeline_schema import CleanStep, CodeCleaning, MathsCleaning
 from magicrl.records import Outcome, Problem, Verdict
@@ -98,7 +98,7 @@ class MathsCleaner:
         if not self._rules.agreement:
             return None
         if entry.solutions:
-            return replace(entry, notes=note_of(entry, answer_agrees=True))
+            return replace(entry, notes={**entry.notes, "answer_agrees": True})
         return Drop("no solution to agree with") if self._rules.without_solution == "drop" else None
 
 
@@ -181,7 +181,7 @@ class CodeCleaner(Closing):
             return Drop("no reference solution")
         if not gone:
             return entry
-        notes = note_of(entry, tests_taken_out=gone)
+        notes = {**entry.notes, "tests_taken_out": gone}
         return replace(entry, golds=(json.dumps(usable, ensure_ascii=False),), notes=notes)
 
     def _by_verdicts(self, entry: Entry, verdicts: Sequence[CodeVerdict]) -> Decision:
@@ -197,7 +197,7 @@ class CodeCleaner(Closing):
         if unsure and self._rules.disagreement == "drop":
             return Drop("correct solutions disagree", f"on tests {unsure[:20]}")
         others = [text for text in entry.solutions if text not in passing]
-        notes = note_of(entry, reference_passes=True, **({"needs_checker": unsure} if unsure else {}))
+        notes = {**entry.notes, "reference_passes": True, **({"needs_checker": unsure} if unsure else {})}
         return replace(entry, solutions=(*passing, *others), notes=notes)
 
     def _disagreements(self, entry: Entry, solutions: Sequence[str]) -> list[int]:

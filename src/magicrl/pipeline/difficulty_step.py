@@ -29,7 +29,6 @@ from magicrl.models.small_models import find_gguf, prepare_gguf_package
 from magicrl.pipeline.card import bars
 from magicrl.pipeline.entry import Entry, entries_of
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
-from magicrl.pipeline.maths_rules import note_of
 from magicrl.pipeline.parts import Part, StepFolder, hash_of, read_part
 from magicrl.pipeline.pipeline_schema import DifficultyStep, EarlyStop
 from magicrl.records import Problem
@@ -305,7 +304,7 @@ class Difficulty(Step[DifficultyStep]):
                 return Drop(f"{word} by {self.label}", f"{correct} of {counted} judged samples right, N = {total}")
             difficulty = {**entry.difficulty, self.label: failures_of_sixteen(correct, counted)}
             rates = {**entry.notes.get("pass_rate", {}), self.label: [correct, counted]}
-            return replace(entry, difficulty=difficulty, notes=note_of(entry, pass_rate=rates))
+            return replace(entry, difficulty=difficulty, notes={**entry.notes, "pass_rate": rates})
 
         return by_entry(one)
 

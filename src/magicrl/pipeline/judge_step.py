@@ -21,7 +21,6 @@ from magicrl.pipeline.entry import Document, Entry
 from magicrl.pipeline.frame import Context, Decide, Decision, Drop, Step, by_entry
 from magicrl.pipeline.judge_report import as_text, estimated_cost, flawed_figures, report_of
 from magicrl.pipeline.judge_votes import TEXTS, Judgement, judge_problems, votes_missing
-from magicrl.pipeline.maths_rules import note_of
 from magicrl.pipeline.parts import Part, StepFolder, read_part
 from magicrl.pipeline.pipeline_schema import JudgeStep
 from magicrl.verifiers.code import kernel
@@ -156,7 +155,7 @@ class Judge(Step[JudgeStep]):
                 return Drop(
                     "judged flawed", f"{row['keeps']} of {row['valid']} readable votes for it. {row['reasons']}"
                 )
-            return replace(entry, notes=note_of(entry, judge=[row["keeps"], row["valid"]]))
+            return replace(entry, notes={**entry.notes, "judge": [row["keeps"], row["valid"]]})
 
         return by_entry(one)
 

@@ -6,8 +6,7 @@ The rules err on the side of dropping: a problem lost costs little, an unanswera
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from magicrl.pipeline.entry import Entry
 from magicrl.pipeline.frame import Drop
@@ -231,8 +230,3 @@ def _search(pattern: re.Pattern[str], words: Sequence[str], text: str) -> re.Mat
 
 def _around(text: str, found: re.Match[str], width: int = 60) -> str:
     return text[max(0, found.start() - width) : found.end() + width].replace("\n", " ")
-
-
-def note_of(entry: Entry, **more: Any) -> Mapping[str, Any]:
-    """The entry's notes with more."""
-    return {**entry.notes, **more}
