@@ -382,7 +382,7 @@ def _clusters(ids: Sequence[str], stages: Mapping[Stage, Mapping[str, Any]]) -> 
         Duplicate(id=ids[number], kept=ids[last(number)], stage=stage, similarity=similarity, twin=ids[twin])
         for number, (stage, twin, similarity) in sorted(links.items())
     )
-    guarded = {stage: int(told["guarded"]) for stage, told in stages.items()}
+    guarded: dict[Stage, int] = {stage: int(told["guarded"]) for stage, told in stages.items()}
     return DuplicateClusters(documents=len(ids), dropped=dropped, pairs_guarded=guarded)
 
 

@@ -152,9 +152,8 @@ class Difficulty(Step[DifficultyStep]):
                 counts[row.problem].add(row)
         overlong: dict[str, str] = {}
         if any(count.is_open(settings.early_stop) for count in counts.values()):
-            own = settings.sampler.model_dump(exclude={"engine", "gguf_package"})
-            engine = EngineSettings(**own | {"model": self._model(context)})
-            opened = open_engine(settings.sampler.engine, engine)
+            own: dict[str, Any] = settings.sampler.model_dump(exclude={"engine", "gguf_package", "model"})
+            opened = open_engine(settings.sampler.engine, EngineSettings(model=self._model(context), **own))
             try:
                 overlong = self._overlong(problems, opened)
                 fitting = [problem for problem in problems if problem.id not in overlong]

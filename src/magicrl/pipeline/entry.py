@@ -25,8 +25,15 @@ RELEASED_FIELDS = [
     pa.field("reward_model", pa.struct([("ground_truth", pa.string()), ("style", pa.string())])),
 ]
 _EXTRA = pa.struct([("index", pa.int64()), ("model_difficulty", pa.map_(pa.string(), pa.int64()))])
-_OWN = {"id": pa.string(), "source": pa.string(), "problem": pa.string(), "solutions": pa.list_(pa.string())}
-_OWN |= {"level": pa.int64(), "where": pa.string(), "notes": pa.string()}
+_OWN = {
+    "id": pa.string(),
+    "source": pa.string(),
+    "problem": pa.string(),
+    "solutions": pa.list_(pa.string()),
+    "level": pa.int64(),
+    "where": pa.string(),
+    "notes": pa.string(),
+}
 SCHEMA = pa.schema([*RELEASED_FIELDS, pa.field("extra_info", _EXTRA), *(pa.field(*one) for one in _OWN.items())])
 """Columns of kept rows: the released schema's, then the pipeline's own."""
 

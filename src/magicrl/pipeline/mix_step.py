@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from magicrl.config.errors import RecipeError
@@ -48,10 +47,9 @@ def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[s
                 if name not in writers:
                     file = files.enter_context(whole_file(folder / name))
                     writers[name] = stack.enter_context(pq.ParquetWriter(file, schema, compression="zstd"))
-                indices = pc.struct_field(some["extra_info"], "index").to_pylist()
                 extras = [
-                    {"index": index, "model_difficulty": known}
-                    for index, known in zip(indices, _difficulties(some), strict=True)
+                    {"index": row["index"], "model_difficulty": dict(row["model_difficulty"] or ())}
+                    for row in some.column("extra_info").to_pylist()
                 ]
                 column = pa.array(extras, extra.type)  # takes the fields that the type has
                 writers[name].write_table(some.select(released).append_column(extra, column).cast(schema))
@@ -81,8 +79,9 @@ def _by_file(table: pa.Table, *, split: bool) -> Iterator[tuple[str, pa.Table]]:
     if not split:
         yield "train.parquet", table
         return
-    for ability in sorted(pc.unique(table["ability"]).to_pylist()):
-        yield f"train_{ability}.parquet", table.filter(pc.equal(table["ability"], ability))
+    abilities = table.column("ability").to_pylist()
+    for ability in sorted(set(abilities)):
+        yield f"train_{ability}.parquet", table.filter(pa.array([one == ability for one in abilities]))
 
 
 class Mix(Step[MixStep]):
