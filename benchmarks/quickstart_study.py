@@ -137,7 +137,7 @@ def control_arm(config: TrainConfig, start: Path, tokens: int) -> dict[str, Any]
             valid_vocab=built.start.valid_vocab,
         )
         batches = [samples[i : i + CONTROL_BATCH] for i in range(0, len(samples), CONTROL_BATCH)]
-        supervised_steps(learner, batches, lambda _: config.optimizer.learning_rate)
+        list(supervised_steps(learner, batches, lambda _: config.optimizer.learning_rate))
         built.engine.load_weights(learner.weights(), learner.version)
         label, problems = next(iter(built.data.test.items()))
         return held_out_test(

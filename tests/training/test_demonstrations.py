@@ -20,7 +20,7 @@ from magicrl.models.small_models import make_miniature
 from magicrl.records import Problem
 from magicrl.training.demonstrations import as_response, demonstrations, trial_batches
 from magicrl.training.preflight import check_run, check_sft
-from magicrl.training.sft import SftProgress, recipe_hash, run_sft
+from magicrl.training.sft import recipe_hash, run_sft
 
 LLAMA = {"model_type": "llama", "num_attention_heads": 4, "num_key_value_heads": 2}
 RECIPE = """
@@ -133,8 +133,8 @@ def test_it_is_learned_and_goes_on_after_a_kill(folder: Path) -> None:
     class Killed(Exception):
         pass
 
-    def kill(progress: SftProgress) -> None:
-        if progress.step == 17:
+    def kill(done: int, total: int) -> None:
+        if done == 17:
             raise Killed
 
     config = recipe(folder, "phases.0.steps=40")

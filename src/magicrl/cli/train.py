@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -132,17 +133,13 @@ def run_supervised(recipe: Path, overrides: Sequence[str], output: Path | None) 
     config = load_sft_recipe(recipe, overrides)
     folder = output or Path(config.run.output or MODELS / config.run.name)
     from magicrl.training.preflight import check_sft
-    from magicrl.training.sft import SftProgress, run_sft
+    from magicrl.training.sft import run_sft
 
     with placed_errors(recipe, overrides):
         check_sft(config, folder)
     started = time.perf_counter()
     with placed_errors(recipe, overrides), LiveDisplay(console=console, title=config.run.name) as display:
-
-        def show(info: SftProgress) -> None:
-            display.progress("supervised start", info.step, info.total)
-
-        result = run_sft(config, folder, on_step=show)
+        result = run_sft(config, folder, on_step=partial(display.progress, "supervised start"))
     console.print(f"model: {result.folder} ({time.perf_counter() - started:.0f} s)")
     return 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -193,7 +194,7 @@ def start_model_folder(start: StartConfig, models_root: Path, progress: Progress
     if start.model is not None:
         return start.model
     recipe, folder = supervised_start(start, models_root)
-    result = run_sft(recipe, folder, on_step=lambda info: progress("supervised start", info.step, info.total))
+    result = run_sft(recipe, folder, on_step=partial(progress, "supervised start"))
     return result.folder
 
 

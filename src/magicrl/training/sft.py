@@ -17,9 +17,9 @@ import math
 import platform
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -63,13 +63,8 @@ class SupervisedStep:
 
 
 def supervised_steps(
-    learner: Learner,
-    batches: Iterable[Sequence[TrainSample]],
-    schedule: Callable[[int], float],
-    *,
-    first: int = 0,
-    on_step: Callable[[SupervisedStep], None] | None = None,
-) -> list[SupervisedStep]:
+    learner: Learner, batches: Iterable[Sequence[TrainSample]], schedule: Callable[[int], float], *, first: int = 0
+) -> Iterator[SupervisedStep]:
     """Make one SGD step a batch, whatever the samples' source (demonstrations, a model's own correct responses).
 
     Args:
@@ -77,28 +72,22 @@ def supervised_steps(
         batches: the samples of each step.
         schedule: learning rate of step ``i``.
         first: number of the first step, when an interrupted run goes on.
-        on_step: called after each step.
 
     Raises:
         FloatingPointError: a loss or gradient is not finite (from the learner).
     """
-    steps: list[SupervisedStep] = []
     for index, samples in enumerate(batches, start=first):
         batch = TrainBatch.of(samples)
         rate = schedule(index)
         metrics = learner.update(batch, Controls(learning_rate=rate))
         release_free_memory()
-        step = SupervisedStep(
+        yield SupervisedStep(
             index=index,
             loss=float(metrics.values["loss"]),
             learning_rate=rate,
             tokens=sum(len(sample) for sample in samples),
             loss_tokens=batch.num_loss_tokens,
         )
-        steps.append(step)
-        if on_step is not None:
-            on_step(step)
-    return steps
 
 
 def phase_schedule(
@@ -129,25 +118,8 @@ SCHEMA_VERSION = 1
 _PACKAGES = ("magicrl", "torch", "transformers", "tokenizers", "numpy")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SftProgress:
-    """One supervised step, as it is reported while it happens.
-
-    Attributes:
-        step: steps done of the whole recipe, 1 after the first.
-        total: steps of the whole recipe.
-        phase: number of the phase, from 0.
-        loss: mean nats per response token of this step's batch, before its update.
-        tokens_per_second: prompt and response tokens learned a second since this process began the phase.
-        seconds_left: at that rate and the batches' mean size.
-    """
-
-    step: int
-    total: int
-    phase: int
-    loss: float
-    tokens_per_second: float
-    seconds_left: float
+OnStep = Callable[[int, int], None]
+"""Told after each step: steps done of the whole recipe, and of how many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -180,9 +152,6 @@ class _Journal:
     @property
     def steps(self) -> int:
         return sum(len(phase) for phase in self.losses)
-
-    def state(self) -> dict[str, Any]:
-        return {"losses": self.losses, "tokens": self.tokens, "seconds": self.seconds}
 
 
 def recipe_hash(config: SftConfig) -> str:
@@ -228,7 +197,7 @@ def _partial(output: Path) -> Path:
 def run_sft(
     config: SftConfig,
     output: Path,
-    on_step: Callable[[SftProgress], None] | None = None,
+    on_step: OnStep | None = None,
     *,
     checkpoint_seconds: float = 120.0,
 ) -> SftResult:
@@ -260,10 +229,12 @@ def _make(
     config: SftConfig,
     output: Path,
     partial: Path,
-    on_step: Callable[[SftProgress], None] | None,
+    on_step: OnStep | None,
     checkpoint_seconds: float,
 ) -> SftResult:
-    _check_partial(config, partial)
+    write_atomically(
+        partial / "recipe_hash", recipe_hash(config)
+    )  # claims the folder; `made_model` has seen that it may
     with _threads(config.run.threads):
         policy = start_policy(config, output)
         journal, learner = _train(config, policy, partial, on_step, checkpoint_seconds)
@@ -292,7 +263,7 @@ def made_model(config: SftConfig, output: Path) -> Path | None:
         ValueError: it holds something else, or unfinished work of another recipe lies beside it.
     """
     if not output.exists() or (output.is_dir() and not any(output.iterdir())):
-        claim = output.with_name(f"{output.name}.partial") / "recipe_hash"
+        claim = _partial(output) / "recipe_hash"
         if claim.is_file():
             _check_hash(config, claim.parent, claim.read_text(encoding="utf-8").strip())
         return None
@@ -302,15 +273,6 @@ def made_model(config: SftConfig, output: Path) -> Path | None:
     record = json.loads(record_file.read_text(encoding="utf-8"))
     _check_hash(config, output, str(record.get("recipe_hash")))
     return output
-
-
-def _check_partial(config: SftConfig, partial: Path) -> None:
-    """Claim the folder of unfinished work for this recipe."""
-    claim = partial / "recipe_hash"
-    if claim.is_file():
-        _check_hash(config, partial, claim.read_text(encoding="utf-8").strip())
-        return
-    write_atomically(claim, recipe_hash(config))
 
 
 def _check_hash(config: SftConfig, folder: Path, found: str) -> None:
@@ -340,7 +302,7 @@ def _train(
     config: SftConfig,
     policy: LoadedModel,
     partial: Path,
-    on_step: Callable[[SftProgress], None] | None,
+    on_step: OnStep | None,
     checkpoint_seconds: float,
 ) -> tuple[_Journal, LocalLearner]:
     """All phases, from the last checkpoint where there is one."""
@@ -348,19 +310,30 @@ def _train(
     learner = _learner(config, policy)
     if restored is not None:
         learner.restore(restored)
+    total = sum(phase.steps for phase in config.phases)
+    began = saved = time.monotonic()
+    before = journal.seconds
     for number in range(max(0, len(journal.losses) - 1), len(config.phases)):
         if number == len(journal.losses):
             _forget_moments(learner)
             journal.losses.append([])
         phase = config.phases[number]
         first = len(journal.losses[-1])
-        supervised_steps(
-            learner,
-            demonstrations(config, number, policy, first),
-            phase_schedule(phase.learning_rate, steps=phase.steps, warmup_steps=phase.warmup_steps, decay=phase.decay),
-            first=first,
-            on_step=_Watch(config, journal, learner, partial, on_step, checkpoint_seconds),
+        rates = phase_schedule(
+            phase.learning_rate, steps=phase.steps, warmup_steps=phase.warmup_steps, decay=phase.decay
         )
+        for step in supervised_steps(learner, demonstrations(config, number, policy, first), rates, first=first):
+            now = time.monotonic()
+            journal.losses[-1].append(step.loss)
+            journal.tokens += step.tokens
+            journal.seconds = before + now - began
+            if on_step is not None:
+                on_step(journal.steps, total)
+            if now - saved >= checkpoint_seconds:
+                tensors, rest = split_state("learner", learner.state())
+                state = {"learner": rest, "journal": asdict(journal)}
+                save_checkpoint(partial, Checkpoint(step=journal.steps, tensors=tensors, state=state), keep_last=1)
+                saved = time.monotonic()
     return journal, learner
 
 
@@ -377,59 +350,6 @@ def _forget_moments(learner: LocalLearner) -> None:
     """Begin anew with AdamW: weights stay, moments and their step count go."""
     weights = {name: tensor for name, tensor in learner.state().items() if name.startswith("weights/")}
     learner.restore({**weights, "meta": {"optimizer_steps": 0}})
-
-
-class _Watch:
-    """Counts, reports and checkpoints a phase's steps."""
-
-    def __init__(
-        self,
-        config: SftConfig,
-        journal: _Journal,
-        learner: LocalLearner,
-        partial: Path,
-        on_step: Callable[[SftProgress], None] | None,
-        checkpoint_seconds: float,
-    ) -> None:
-        self._journal = journal
-        self._learner = learner
-        self._partial = partial
-        self._on_step = on_step
-        self._every = checkpoint_seconds
-        self._total = sum(phase.steps for phase in config.phases)
-        self._began = self._last = self._saved = time.monotonic()
-        self._tokens = self._steps = 0
-
-    def __call__(self, step: SupervisedStep) -> None:
-        now = time.monotonic()
-        journal = self._journal
-        journal.losses[-1].append(step.loss)
-        journal.tokens += step.tokens
-        journal.seconds += now - self._last
-        self._last = now
-        self._tokens += step.tokens
-        self._steps += 1
-        if self._on_step is not None:
-            self._on_step(self._progress(step, max(now - self._began, 1e-9)))
-        if now - self._saved >= self._every:
-            self._save()
-            self._saved = self._last = time.monotonic()
-
-    def _progress(self, step: SupervisedStep, elapsed: float) -> SftProgress:
-        done = self._journal.steps
-        return SftProgress(
-            step=done,
-            total=self._total,
-            phase=len(self._journal.losses) - 1,
-            loss=step.loss,
-            tokens_per_second=self._tokens / elapsed,
-            seconds_left=(self._total - done) * elapsed / self._steps,
-        )
-
-    def _save(self) -> None:
-        tensors, rest = split_state("learner", self._learner.state())
-        state = {"learner": rest, "journal": self._journal.state()}
-        save_checkpoint(self._partial, Checkpoint(step=self._journal.steps, tensors=tensors, state=state), keep_last=1)
 
 
 def _resume(partial: Path) -> tuple[_Journal, dict[str, Any] | None]:
