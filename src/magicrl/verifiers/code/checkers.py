@@ -60,10 +60,10 @@ def close_tokens(found: bytes, wanted: bytes, tolerance: float | None) -> bool:
         return False
     if not _NUMBER.fullmatch(found):
         return False
-    return close(float(found), float(wanted), DEFAULT_TOLERANCE if tolerance is None else tolerance)
+    return is_close(float(found), float(wanted), DEFAULT_TOLERANCE if tolerance is None else tolerance)
 
 
-def close(found: float, wanted: float, tolerance: float) -> bool:
+def is_close(found: float, wanted: float, tolerance: float = DEFAULT_TOLERANCE) -> bool:
     """Finite and within the tolerance, absolute or relative to the expected value; or equal."""
     if found == wanted:
         return True
@@ -123,7 +123,7 @@ def _same_leaf(a: Any, b: Any, tolerance: float | None) -> bool:
     if tolerance is None and not isinstance(b, float):
         return False
     try:
-        return close(float(a), float(b), DEFAULT_TOLERANCE if tolerance is None else tolerance)
+        return is_close(float(a), float(b), DEFAULT_TOLERANCE if tolerance is None else tolerance)
     except OverflowError:
         return False
 
@@ -214,11 +214,6 @@ def is_matching(edges: Iterable[Edge], chosen: Sequence[Edge]) -> bool:
     given = {frozenset(edge) for edge in edges}
     ends = [node for edge in chosen for node in edge]
     return all(frozenset(edge) in given for edge in chosen) and len(set(ends)) == len(ends)
-
-
-def is_close(found: float, wanted: float, tolerance: float = 1e-6) -> bool:
-    """Within the tolerance, absolute or relative."""
-    return abs(found - wanted) <= tolerance * max(1.0, abs(wanted))
 
 
 _OFFERED: tuple[Callable[..., Any], ...] = (
