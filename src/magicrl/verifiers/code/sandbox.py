@@ -107,6 +107,14 @@ class SandboxRefusal(SandboxError):
     """This machine cannot isolate programs; says why. Another try would say the same."""
 
 
+class Lost(Exception):
+    """A run that came to nothing through no fault of the program's. ``killed``: by a signal from outside."""
+
+    def __init__(self, reason: str, *, killed: bool = False) -> None:
+        super().__init__(reason)
+        self.killed = killed
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SandboxOptions:
     """How programs are confined.
@@ -238,13 +246,10 @@ class ForkServer:
             kind = SandboxRefusal if said and 0 <= self._child.returncode < 128 else SandboxError
             raise kind(f"the code sandbox did not start: {said or 'no output'}")
         self.tier: str = hello["tier"]
+        self.runs = 0
 
     def start(self, job: Job) -> _Running:
-        """Begin some runs.
-
-        Raises:
-            ConnectionError: the fork server is gone.
-        """
+        """Begin some runs. Raises Lost if the fork server is gone."""
         running = _Running(job)
         request = {
             **{name: getattr(job, name) for name in ("details", "role", "stop")},
@@ -261,17 +266,21 @@ class ForkServer:
             socket.send_fds(self._link, [json.dumps(request).encode()], running.fds)
         except OSError as error:
             running.close()
-            raise ConnectionError(str(error)) from error
+            raise Lost(str(error)) from error
         return running
 
     def finish(self, running: _Running) -> list[Observation]:
-        """Wait for the end of the runs that were started last: at least one, at most as many as were asked for."""
+        """Wait for the end of the runs that were started last: at least one, at most as many as were asked for.
+
+        What was lost of them is told by the observation's ``lost``. Raises Lost if the fork server is gone.
+        """
         limits, runs = running.job.limits, len(running.job.each)
         report = self._receive(runs * (limits.cpu_seconds + limits.idle_seconds) * _HARD_FACTOR + _GRACE_SECONDS)
         with contextlib.closing(running):
             if report is None:
                 self.close(wait=0)
-                return [Observation(lost="the fork server was lost")]
+                raise Lost("the fork server was lost")
+            self.runs += len(report["runs"])
             return [running.observe(number, one) for number, one in enumerate(report["runs"])]
 
     @property
@@ -403,21 +412,12 @@ _MUCH_MEMORY_MB = 256
 _PAIR_IDLE_FACTOR = 10.0
 
 
-class Lost(Exception):
-    """A run that came to nothing through no fault of the program's. ``killed``: by a signal from outside."""
-
-    def __init__(self, reason: str, *, killed: bool = False) -> None:
-        super().__init__(reason)
-        self.killed = killed
-
-
 class Sandbox:
     """Starts fork servers when they are first needed and replaces them when they are lost. For one thread."""
 
     def __init__(self, options: SandboxOptions) -> None:
         self._options = options
         self._forkservers: dict[str, ForkServer] = {}
-        self._runs: dict[str, int] = {}
 
     @property
     def tier(self) -> str:
@@ -432,29 +432,18 @@ class Sandbox:
     def run(self, job: Job, *, heavy: bool = False, trusted: bool = False) -> list[Observation]:
         """The runs of a program (``heavy``: it wants numpy) or of a checker (``trusted``), as confined but apart.
 
-        What was lost is told by the observation's ``lost``; what was observed before it holds.
+        As `ForkServer.finish` tells of them; raises Lost.
         """
-        kind = "trusted" if trusted else "numpy" if heavy else "program"
-        forkserver = self._forkserver(kind)
-        try:
-            found = forkserver.finish(forkserver.start(job))
-        except ConnectionError as error:
-            return [Observation(lost=str(error))]
-        self._runs[kind] += len(found)
-        return found
+        forkserver = self._forkserver("trusted" if trusted else "numpy" if heavy else "program")
+        return forkserver.finish(forkserver.start(job))
 
     def run_pair(
         self, program: Program, tests: Program, limits: Limits, *, heavy: bool, **details: Any
     ) -> tuple[Observation, Observation]:
-        """Run test code in one process and the program that it calls in another.
-
-        Raises:
-            Lost: the sandbox failed.
-        """
+        """Run test code in one process and the program that it calls in another. Raises Lost if the sandbox failed."""
         # one waits while the other works
         patience = _PAIR_IDLE_FACTOR * (limits.cpu_seconds + limits.idle_seconds)
         waiting = dataclasses.replace(limits, idle_seconds=patience)
-        kinds = ("numpy", "numpy tests") if heavy else ("program", "tests")
         (calls_out, calls_in), (replies_out, replies_in) = os.pipe2(os.O_CLOEXEC), os.pipe2(os.O_CLOEXEC)
         theirs = Job(
             role="serve", program=program, limits=waiting, channels={"calls": calls_out, "replies": replies_in}
@@ -467,20 +456,19 @@ class Sandbox:
             outputs=("result",),
             details=details,
         )
-        try:
+        with contextlib.ExitStack() as started:
+            # an end that stayed open here would keep a process from noticing that the other has ended
             with contextlib.ExitStack() as ends:
                 for fd in (calls_out, calls_in, replies_out, replies_in):
                     ends.callback(os.close, fd)
-                programs, trusted = map(self._forkserver, kinds)
-                first, second = programs.start(theirs), trusted.start(ours)
-            # an end that stayed open here would keep a process from noticing that the other has ended
+                programs = self._forkserver("numpy" if heavy else "program")
+                trusted = self._forkserver("numpy tests" if heavy else "tests")
+                first = started.enter_context(contextlib.closing(programs.start(theirs)))
+                second = started.enter_context(contextlib.closing(trusted.start(ours)))
             (seen_here,) = trusted.finish(second)
             (seen_there,) = programs.finish(first)
-        except ConnectionError as error:
-            raise Lost(str(error)) from error
-        for kind, seen in zip(kinds, (seen_there, seen_here), strict=True):
-            self._runs[kind] += 1
-            check_lost(seen, waiting)
+        check_lost(seen_there, waiting)
+        check_lost(seen_here, waiting)
         return seen_there, seen_here
 
     def close(self) -> None:
@@ -488,14 +476,12 @@ class Sandbox:
         for forkserver in self._forkservers.values():
             forkserver.close()
         self._forkservers.clear()
-        self._runs.clear()
 
     def _forkserver(self, kind: str) -> ForkServer:
-        if self._runs.get(kind, 0) >= _MAX_RUNS:
+        if kind in self._forkservers and self._forkservers[kind].runs >= _MAX_RUNS:
             self._forkservers.pop(kind).close()
         if kind not in self._forkservers:
             self._forkservers[kind] = self._fresh(_MODULES[kind])
-            self._runs[kind] = 0
         return self._forkservers[kind]
 
     def _fresh(self, modules: Sequence[str]) -> ForkServer:
