@@ -113,54 +113,53 @@ class RewardFunction:
         """The verdicts of these responses, made now and here."""
         if self.is_async:
             return asyncio.run(self.awaited(problem, responses, asyncio.Semaphore(self.settings.concurrency)))
-        if self.settings.batched:
-            return self._verdicts(
-                problem, len(responses), lambda: self._function([problem] * len(responses), [*responses])
-            )
         found: list[Verdict] = []
-        for response in responses:
-            found += self._verdicts(problem, 1, lambda: [self._function(problem, response)])  # noqa: B023 - called at once
+        for count, given in self._calls(problem, responses):
+            start = time.perf_counter()
+            try:
+                returned = self._function(*given)
+            except Exception as error:  # noqa: BLE001 - the border to a user's code: whatever it raises judges nothing
+                returned = error
+            found += self._verdicts(problem, count, returned, time.perf_counter() - start)
         return found
 
     async def awaited(self, problem: Problem, responses: Sequence[str], turns: asyncio.Semaphore) -> list[Verdict]:
         """The same for an ``async`` function; ``turns`` limits how many calls are under way."""
+        limit = self.settings.time_limit or _ASYNC_SECONDS
 
-        async def call(count: int, *given: Any) -> list[Verdict]:
-            seconds = self.settings.time_limit or _ASYNC_SECONDS
-            start = time.perf_counter()
-            try:
-                async with turns:
-                    start = time.perf_counter()
-                    found = await asyncio.wait_for(self._function(*given), seconds)
-            except TimeoutError:
-                return [self.failed(problem, f"no score within {seconds:g} s", time.perf_counter() - start)] * count
-            except Exception as error:  # noqa: BLE001 - the border to a user's code, as below
-                return [self.failed(problem, _told(error), time.perf_counter() - start)] * count
-            return self._verdicts(problem, count, lambda: found if self.settings.batched else [found], start)
+        async def call(count: int, given: tuple[Any, Any]) -> list[Verdict]:
+            async with turns:
+                start = time.perf_counter()
+                try:
+                    returned = await asyncio.wait_for(self._function(*given), limit)
+                except TimeoutError:
+                    returned = TimeoutError(f"no score within {limit:g} s")
+                except Exception as error:  # noqa: BLE001 - the border to a user's code, as above
+                    returned = error
+                return self._verdicts(problem, count, returned, time.perf_counter() - start)
 
+        parts = await asyncio.gather(*(call(*one) for one in self._calls(problem, responses)))
+        return [verdict for part in parts for verdict in part]
+
+    def _calls(self, problem: Problem, responses: Sequence[str]) -> list[tuple[int, tuple[Any, Any]]]:
+        """The calls that judge these responses: for how many of them, with what arguments."""
         if self.settings.batched:
-            return await call(len(responses), [problem] * len(responses), [*responses])
-        return [v for (v,) in await asyncio.gather(*(call(1, problem, response) for response in responses))]
+            return [(len(responses), ([problem] * len(responses), [*responses]))]
+        return [(1, (problem, response)) for response in responses]
 
-    def _verdicts(
-        self, problem: Problem, count: int, call: Callable[[], Any], start: float | None = None
-    ) -> list[Verdict]:
-        start = time.perf_counter() if start is None else start
+    def _verdicts(self, problem: Problem, count: int, returned: Any, seconds: float) -> list[Verdict]:
         try:
-            scores = list(call())
+            if isinstance(returned, Exception):
+                raise returned
+            scores = list(returned) if self.settings.batched else [returned]
             if len(scores) != count:
                 raise TypeError(f"a batched reward must return {count} scores, got {len(scores)}")
-            seconds = (time.perf_counter() - start) / max(1, count)
-            return [self._verdict(score, seconds) for score in scores]
-        except Exception as error:  # noqa: BLE001 - the border to a user's code: whatever it raises judges nothing
-            return [self.failed(problem, _told(error), time.perf_counter() - start)] * count
+            return [self._verdict(score, seconds / max(1, count)) for score in scores]
+        except Exception as error:  # noqa: BLE001 - what a user's code returned may be anything, too
+            return [self.failed(problem, f"{type(error).__name__}: {error}", seconds)] * count
 
     def _verdict(self, returned: Any, seconds: float) -> Verdict:
-        """What the function returned as a verdict.
-
-        Raises:
-            TypeError, ValueError: it is neither a finite number, a verdict, nor a mapping with a ``score``.
-        """
+        """What the function returned as a verdict; TypeError or ValueError if it is no score."""
         if isinstance(returned, Verdict):
             return dataclasses.replace(returned, seconds=returned.seconds or seconds)
         metrics: dict[str, float] = {}
@@ -188,10 +187,6 @@ class RewardFunction:
                 reason,
             )
         return make_verdict("reward_failed", reason=reason[:_MAX_REASON], decided_by="reward", seconds=seconds)
-
-
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
 
 
 def _number(name: str, value: Any) -> float:

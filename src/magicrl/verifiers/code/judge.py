@@ -323,10 +323,7 @@ class _Trial:
         return dataclasses.replace(self._limits, cpu_seconds=present_cpu(self._limits.cpu_seconds, self._left))
 
     def _observe(self, cases: Sequence[Case]) -> Iterator[tuple[Observation, tuple[str, str] | None]]:
-        """Run the program on these tests, of one kind, one process a test; what was seen and how it failed.
-
-        Fewer come out when a test fails, or uses up the time. Raises Lost when it comes to a run that was lost.
-        """
+        """What was seen of each of these tests, of one kind, and how it failed; fewer if one fails or time is up."""
         role, output = ("program", "stdout") if isinstance(cases[0], StdinCase) else ("call", "result")
         job = Job(
             role=role,

@@ -163,13 +163,7 @@ def wanted_names(tree: ast.Module, entry: str | None) -> list[str]:
 
 
 def _parse_calls(tree: ast.Module, entries: Iterable[str], check: str | None) -> list[CallCase] | None:
-    """Every assertion of the test code as a call, or None if any part of it is more than that.
-
-    Args:
-        tree: the test code: assertions, or ``def check(candidate)`` holding assertions.
-        entries: names of the program's functions.
-        check: what ``check`` is called with if the test code does not call it.
-    """
+    """Every assertion of the test code as a call, or None if any part of it is more than that."""
     try:
         return list(_calls(tree, set(entries), check))
     except _NotSimple:
