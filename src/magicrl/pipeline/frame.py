@@ -142,7 +142,7 @@ def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context
             for done, _ in enumerate(_make(step, name, missing, folder, context), start=1 + len(parts) - len(missing)):
                 context.watcher.progress(name, done, len(parts), "parts")
         folder.clear_except([part.name for part in made])
-        recorded = _recorded(folder)
+        recorded = json.loads(folder.summary.read_text(encoding="utf-8")) if folder.summary.is_file() else {}
         if missing or recorded.get("key") != own or recorded.get("inputs") != _keys_of(parts):
             step.finish(made, folder, context)
             counts = count_rows(folder)
@@ -258,13 +258,6 @@ def split(table: pa.Table, decisions: Sequence[Decision], step: str) -> tuple[pa
 def _keys_of(parts: Sequence[Part]) -> str:
     """What stands for these parts together: a step that read others is of another run of the pipeline."""
     return hash_of([part.key for part in parts])
-
-
-def _recorded(folder: StepFolder) -> dict[str, Any]:
-    try:
-        return json.loads(folder.summary.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
 
 
 def count_rows(folder: StepFolder) -> dict[str, dict[str, Any]]:

@@ -1,20 +1,13 @@
 """What keeps similar texts apart that are different problems: numbers, operators and words that decide the question.
 
-In mathematics two texts may share all but one word and be two problems. Two texts are kept apart when
-
-- their numbers differ, or equal numbers stand in exchanged places;
-- they differ in operators, brackets, variables or words in capitals;
-- one asks for the opposite of the other (*even* against *odd*, *how many more* against *in total*);
-- they differ in a word or two that are not known to mean the same, or in one place only (*the centre of the circle*
-  against *its radius*), or one has a condition more; of stories about people only the question counts here.
-
-Names of people, phrasing, the order of clauses and a last remark on how to answer do not keep them apart.
+In mathematics two texts may share all but one word and be two problems. Names of people, phrasing, the order of clauses
+and a last remark on how to answer do not keep them apart.
 """
 
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from difflib import SequenceMatcher
 from hashlib import blake2b
@@ -99,10 +92,10 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
         return True
     if values_a != values_b and _exchanged(tokens_a, numbers_a, tokens_b, numbers_b):
         return True
-    poles_a, poles_b = _strict_poles(tokens_a), _strict_poles(tokens_b)
-    if Counter(v for _, v in poles_a) != Counter(v for _, v in poles_b):
-        return False
-    return [v for _, v in poles_a] != [v for _, v in poles_b] and _exchanged(tokens_a, poles_a, tokens_b, poles_b)
+    places_a, places_b = _strict_poles(tokens_a), _strict_poles(tokens_b)
+    poles_a, poles_b = [pole for _, pole in places_a], [pole for _, pole in places_b]
+    moved = poles_a != poles_b and sorted(poles_a) == sorted(poles_b)
+    return moved and _exchanged(tokens_a, places_a, tokens_b, places_b)
 
 
 def _letters(tokens: Counter[str]) -> int:
@@ -111,7 +104,7 @@ def _letters(tokens: Counter[str]) -> int:
 
 def _shouted(text: str, tokens: Counter[str]) -> bool:
     """Whether one of the words stands in capitals."""
-    return any(len(token) > 1 and token.isalpha() and token.upper() in text for token in tokens)
+    return any(_is_word(token) and token.upper() in text for token in tokens)
 
 
 def _reworded_in_one_place(a: str, tokens_a: Sequence[str], b: str, tokens_b: Sequence[str]) -> bool:
@@ -152,7 +145,7 @@ def _content(tokens: Sequence[str], names: set[str]) -> list[str]:
     return [
         stem(token)
         for token in tokens
-        if token.isalpha() and len(token) > 1 and not (token in NEUTRAL or token in names or _poles_of(token))
+        if _is_word(token) and not (token in NEUTRAL or token in names or _poles_of(token))
     ]
 
 
@@ -177,13 +170,8 @@ def _word_number(tokens: Sequence[str], place: int) -> tuple[int, int]:
 
 def _signs(tokens: Sequence[str]) -> int:
     """Minus signs: those beside a number, a bracket or a single letter; a hyphen joins longer words."""
-    count = 0
-    for place, token in enumerate(tokens):
-        if token == "-":
-            before = tokens[place - 1] if place else ""
-            after = tokens[place + 1] if place + 1 < len(tokens) else ""
-            count += not (_is_word(before) or _is_word(after))
-    return count
+    around = zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False)
+    return sum(token == "-" and not (_is_word(before) or _is_word(after)) for before, token, after in around)
 
 
 def _is_word(token: str) -> bool:
@@ -193,12 +181,11 @@ def _is_word(token: str) -> bool:
 def _opposed(a: Sequence[str], b: Sequence[str]) -> bool:
     """Whether they mention different poles of an axis, or one a strict axis that the other does not mention."""
     poles_a, poles_b = _poles(a), _poles(b)
-    for axis in poles_a.keys() | poles_b.keys():
-        mine, other = poles_a.get(axis, Counter[int]()), poles_b.get(axis, Counter[int]())
-        strict = axis >= STRICT
-        if (strict or (mine and other)) and mine.keys() != other.keys():
+    for axis in {*poles_a, *poles_b}:
+        mine, other = poles_a[axis], poles_b[axis]
+        if (axis >= STRICT or (mine and other)) and mine.keys() != other.keys():
             return True
-        if strict and len(mine) > 1 and mine != other:  # one odd and two even against two odd and one even
+        if axis >= STRICT and len(mine) > 1 and mine != other:  # one odd and two even against two odd and one even
             return True
     return False
 
@@ -217,16 +204,13 @@ def _strict_poles(tokens: Sequence[str]) -> list[tuple[int, str]]:
     ]
 
 
-def _poles(tokens: Sequence[str]) -> dict[int, Counter[int]]:
-    found: dict[int, Counter[int]] = {}
-    before = ""
-    for place, token in enumerate(tokens):
-        word = _BOUNDS.get((before, token), token)
-        before = token
-        if word == "exactly" and tokens[place + 1 : place + 2] == ["how"]:
+def _poles(tokens: Sequence[str]) -> defaultdict[int, Counter[int]]:
+    found: defaultdict[int, Counter[int]] = defaultdict(Counter)
+    for before, token, after in zip(["", *tokens], tokens, [*tokens[1:], ""], strict=False):
+        if (token, after) == ("exactly", "how"):
             continue  # exactly how many asks for no more than how many
-        for axis, pole in _poles_of(word):
-            found.setdefault(axis, Counter())[pole] += 1
+        for axis, pole in _poles_of(_BOUNDS.get((before, token), token)):
+            found[axis][pole] += 1
     return found
 
 
@@ -241,9 +225,9 @@ def _exchanged(
     around_a = [_around(a, place) for place, _ in numbers_a]
     around_b = [_around(b, place) for place, _ in numbers_b]
     by_rank = sum(_shared(x, y) for x, y in zip(around_a, around_b, strict=True))
-    free: dict[str, list[frozenset[str]]] = {}
+    free: defaultdict[str, list[frozenset[str]]] = defaultdict(list)
     for (_, value), words in zip(numbers_b, around_b, strict=True):
-        free.setdefault(value, []).append(words)
+        free[value].append(words)
     by_value = 0.0
     for (_, value), words in zip(numbers_a, around_a, strict=True):
         best = max(free[value], key=lambda other: _shared(words, other))

@@ -235,11 +235,11 @@ def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[s
 
 
 def _finished(step: StepFolder, key: str) -> list[Part] | None:
-    try:
-        state = json.loads((step.path / "source.json").read_text(encoding="utf-8"))
-        parts = [step.part(name, own) for name, own in state["parts"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    path = step.path / "source.json"
+    if not path.is_file():
         return None
+    state = json.loads(path.read_text(encoding="utf-8"))
+    parts = [step.part(name, own) for name, own in state["parts"]]
     return parts if state["key"] == key and all(map(step.has, parts)) else None
 
 
