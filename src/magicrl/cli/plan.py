@@ -34,6 +34,7 @@ def _rounded(value: float | None, digits: int = 3) -> float | None:
 def plan_facts(made: Plan, hours: float | None = None, price: float | None = None) -> dict[str, Any]:
     """The plan as JSON values: seconds, GiB, hours; with a budget of ``hours``, and at a ``price`` of a GPU-hour."""
     layout, hardware, placed = made.placed.layout, made.hardware, made.placed
+    longest = max(made.stages, key=lambda stage: stage.hours).seconds
     sides = ("colocated", "rollout_gpus", "tensor_parallel", "learner_gpus", "sequence_parallel")
     facts: dict[str, Any] = {
         "model": made.shape.name,
@@ -54,8 +55,8 @@ def plan_facts(made: Plan, hours: float | None = None, price: float | None = Non
         "hours": round(made.hours, 3),
         "gpu_hours": round(made.hours * made.options.gpus, 3),
         "what_if": [
-            {"change": other.change, "seconds": _rounded(other.seconds), "ratio": _rounded(other.ratio)}
-            for other in made.what_if
+            {"change": change, "seconds": _rounded(then), "ratio": None if then is None else round(then / longest, 3)}
+            for change, then in made.what_if.items()
         ],
     }
     if made.stated is not None:
@@ -135,12 +136,12 @@ def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
         "over_gpus": over,
         "over_batches": [
             {
-                "rollout_batch": point.rollout_batch,
-                "group_size": point.group_size,
-                "step_seconds": _rounded(point.seconds),
-                "seconds_a_response": _rounded(point.per_response, 6),
+                "rollout_batch": batch,
+                "group_size": size,
+                "step_seconds": _rounded(seconds),
+                "seconds_a_response": None if seconds is None else round(seconds / (batch * size), 6),
             }
-            for point in over_batches(config, made)
+            for (batch, size), seconds in over_batches(config, made).items()
         ],
     }
 

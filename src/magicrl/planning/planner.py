@@ -4,7 +4,7 @@ accelerators, other D_R and other group sizes would take, each in its best layou
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 
@@ -77,15 +77,6 @@ class StagePlan:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class WhatIf:
-    """A change and what a step of the longest stage then takes."""
-
-    change: str  # in words
-    seconds: float | None  # a step; None where it does not fit
-    ratio: float | None  # to the plan's step
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
     """All that ``magicrl plan`` says."""
 
@@ -95,7 +86,7 @@ class Plan:
     calibration: Calibration
     placed: Placed
     stages: tuple[StagePlan, ...]
-    what_if: tuple[WhatIf, ...]
+    what_if: Mapping[str, float | None]  # a change, and seconds of the longest stage's step then; None: does not fit
     stated: Stated | None = None
     """What becomes of the recipe's own ``[cluster]``; None where there is none, or the accelerators are CPUs."""
 
@@ -281,7 +272,7 @@ def make_plan(
         calibration=calibration,
         placed=placed,
         stages=tuple(stages),
-        what_if=_what_if(needed, system, options, stages) if what_if else (),
+        what_if=_what_if(needed, system, options, stages) if what_if else {},
         stated=_stated(config, needed, system, options, job),
     )
 
@@ -298,21 +289,19 @@ def _stated(config: TrainConfig, needed: Demand, system: System, options: Option
     return replace(found, seconds=seconds)
 
 
-def _what_if(needed: Demand, system: System, options: Options, stages: Sequence[StagePlan]) -> tuple[WhatIf, ...]:
+def _what_if(
+    needed: Demand, system: System, options: Options, stages: Sequence[StagePlan]
+) -> Mapping[str, float | None]:
     """Twice the accelerators, D_R or group size, at the stage that takes longest; each in its own best layout."""
-    stage = stages[longest_stage(stages)]
-    work, now = stage.work, stage.seconds
-    changes = [
-        (f"D_R {2 * work.rollout_batch}", options, replace(work, rollout_batch=2 * work.rollout_batch)),
-        (f"group size {2 * work.group_size}", options, replace(work, group_size=2 * work.group_size)),
-    ]
+    work = stages[longest_stage(stages)].work
+    size, batch = 2 * work.group_size, 2 * work.rollout_batch
+    found: dict[str, float | None] = {}
     if needed.hardware.gpus_per_node > 1:  # else this machine has no second accelerator
-        changes.insert(0, (f"{2 * options.gpus} accelerators", replace(options, gpus=2 * options.gpus), work))
-    found: list[WhatIf] = []
-    for change, other, heavier in changes:
-        then = _step_seconds(needed, system, other, heavier)
-        found.append(WhatIf(change=change, seconds=then, ratio=None if then is None else then / now))
-    return tuple(found)
+        twice = replace(options, gpus=2 * options.gpus)
+        found[f"{twice.gpus} accelerators"] = _step_seconds(needed, system, twice, work)
+    found[f"D_R {batch}"] = _step_seconds(needed, system, options, replace(work, rollout_batch=batch))
+    found[f"group size {size}"] = _step_seconds(needed, system, options, replace(work, group_size=size))
+    return found
 
 
 def _step_seconds(needed: Demand, system: System, options: Options, work: Workload) -> float | None:
@@ -325,20 +314,6 @@ def _step_seconds(needed: Demand, system: System, options: Options, work: Worklo
 
 FACTORS = (0.25, 0.5, 1, 2, 4, 8)  # of the accelerators
 BATCHES = (0.5, 1, 2, 4)  # of D_R and of the group size
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BatchPoint:
-    """A step with another D_R or group size, on the plan's accelerators."""
-
-    rollout_batch: int  # D_R
-    group_size: int  # M
-    seconds: float | None  # a step; None where nothing fits
-
-    @property
-    def per_response(self) -> float | None:
-        """Seconds of the step over its responses."""
-        return None if self.seconds is None else self.seconds / (self.rollout_batch * self.group_size)
 
 
 def longest_stage(stages: Sequence[StagePlan]) -> int:
@@ -367,20 +342,23 @@ def over_gpus(config: TrainConfig, plan: Plan, factors: Sequence[float] = FACTOR
     return {count: plan.stages[index] if count == gpus else stage(count) for count in counts}
 
 
-def over_batches(config: TrainConfig, plan: Plan, factors: Sequence[float] = BATCHES) -> tuple[BatchPoint, ...]:
-    """D_R and group size by turns, the others as they are; the plan's own is among the points once."""
+def over_batches(
+    config: TrainConfig, plan: Plan, factors: Sequence[float] = BATCHES
+) -> dict[tuple[int, int], float | None]:
+    """D_R and group size by turns, the others as they are, to seconds of a step; None where nothing fits.
+
+    The plan's own pair is among them.
+    """
     now, options = plan.stages[longest_stage(plan.stages)], plan.options
-    work = now.work
+    work, system = now.work, System(plan.shape, plan.hardware, plan.calibration.efficiency)
     needed = demand(config, plan.shape, plan.hardware, options)
-    system = System(plan.shape, plan.hardware, plan.calibration.efficiency)
     own = (work.rollout_batch, work.group_size)
-    pairs = {(round(own[0] * f), own[1]): None for f in factors} | {(own[0], round(own[1] * f)): None for f in factors}
-    found: list[BatchPoint] = []
+    pairs = [(round(own[0] * f), own[1]) for f in factors] + [(own[0], round(own[1] * f)) for f in factors]
+    found: dict[tuple[int, int], float | None] = {}
     for batch, members in pairs:
         if batch < 1 or members < 2:  # a group of one has no advantages
             continue
         other = replace(work, rollout_batch=batch, group_size=members)
         same = (batch, members) == own
-        seconds = now.seconds if same else _step_seconds(needed, system, options, other)
-        found.append(BatchPoint(rollout_batch=batch, group_size=members, seconds=seconds))
-    return tuple(found)
+        found[batch, members] = now.seconds if same else _step_seconds(needed, system, options, other)
+    return found

@@ -18,7 +18,7 @@ from magicrl.planning.costs import (
     weight_sync_seconds,
 )
 from magicrl.planning.lengths import Lengths
-from magicrl.planning.simulator import ReplicaSetup, Rollout, StepParts, requests_of, simulate_rollout
+from magicrl.planning.simulator import ReplicaSetup, StepParts, requests_of, simulate_rollout
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,14 +117,6 @@ def replica_setup(system: System, layout: Layout) -> ReplicaSetup:
     )
 
 
-def rollouts(system: System, work: Workload, layout: Layout, draws: int = 4) -> list[Rollout]:
-    """Played rollouts of ``draws`` steps; the same draws for every layout and efficiency, so that these compare."""
-    setup = replica_setup(system, layout)
-    return [
-        simulate_rollout(requests_of(work.drawn(seed), work.prompt), setup, layout.replicas) for seed in range(draws)
-    ]
-
-
 def step_parts(system: System, work: Workload, layout: Layout) -> StepParts:
     """Seconds of a step outside its rollout."""
     lengths = work.lengths
@@ -153,7 +145,11 @@ def step_time(system: System, work: Workload, layout: Layout, draws: int = 4) ->
     Raises:
         ValueError: the cache does not hold the longest response.
     """
-    played = rollouts(system, work, layout, draws)
+    setup = replica_setup(system, layout)
+    # the same draws for every layout and efficiency, so that these can be compared
+    played = [
+        simulate_rollout(requests_of(work.drawn(seed), work.prompt), setup, layout.replicas) for seed in range(draws)
+    ]
     return StepTime(
         rollout=float(np.mean([r.seconds for r in played])),
         parts=step_parts(system, work, layout),
