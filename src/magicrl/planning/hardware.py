@@ -7,9 +7,10 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import Annotated
 
 from pydantic import (
-    BaseModel,
+    AfterValidator,
     ConfigDict,
     Field,
     NonNegativeFloat,
@@ -22,36 +23,30 @@ from pydantic import (
 GIB = 2.0**30
 
 
-class HardwareEntry(BaseModel):
-    """A table of a hardware file, in the units that data sheets use; link and network count one direction."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    memory_gib: PositiveFloat
-    bf16_tflops: PositiveFloat  # dense
-    memory_tb_s: PositiveFloat
-    link_gb_s: PositiveFloat  # inside a node
-    network_gb_s: PositiveFloat  # between nodes, for each accelerator
-    gpus_per_node: PositiveInt
-    usable: float = Field(default=0.92, gt=0, le=1)  # share of the memory that can be planned with
-    runtime_gib: NonNegativeFloat = 3.0  # contexts, communication buffers and the allocator's gaps
-    source: str = ""
-    cuda_names: tuple[str, ...] = ()  # what CUDA calls the accelerators that have this arithmetic rate
+def _times(unit: float) -> AfterValidator:
+    """A hardware file has the units that data sheets use."""
+    return AfterValidator(lambda value: value * unit)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hardware:
-    """One accelerator and its links, in base units."""
+    """One accelerator and its links, in base units; links count one direction. Validated as a table of a file."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     name: str  # as on the command line
-    memory: float  # bytes
-    usable: float  # share of ``memory`` that can be planned with
-    flops: float  # dense bf16 FLOP/s
-    bandwidth: float  # bytes/s of its memory
-    link: float  # bytes/s, one direction, inside a node
-    network: float  # bytes/s, one direction, between nodes
-    gpus_per_node: int  # accelerators of a node
-    runtime: float = 3.0 * GIB  # bytes of contexts, communication buffers and the allocator's gaps
+    memory: Annotated[PositiveFloat, Field(validation_alias="memory_gib"), _times(GIB)]
+    usable: Annotated[float, Field(gt=0, le=1)] = 0.92  # share of ``memory`` that can be planned with
+    flops: Annotated[PositiveFloat, Field(validation_alias="bf16_tflops"), _times(1e12)]  # dense
+    bandwidth: Annotated[PositiveFloat, Field(validation_alias="memory_tb_s"), _times(1e12)]
+    link: Annotated[PositiveFloat, Field(validation_alias="link_gb_s"), _times(1e9)]  # inside a node
+    # between nodes, for each accelerator
+    network: Annotated[PositiveFloat, Field(validation_alias="network_gb_s"), _times(1e9)]
+    gpus_per_node: PositiveInt
+    # contexts, communication buffers and the allocator's gaps
+    runtime: Annotated[NonNegativeFloat, Field(validation_alias="runtime_gib"), _times(GIB)] = 3.0 * GIB
+    source: str = ""  # where the figures are from
+    cuda_names: tuple[str, ...] = ()  # what CUDA calls the accelerators that have this arithmetic rate
 
     @property
     def budget(self) -> float:
@@ -79,7 +74,7 @@ def load_hardware(name: str) -> Hardware:
 
 def known_hardware() -> dict[str, Hardware]:
     """All accelerators that the package knows."""
-    return {name: _hardware(name, entry) for name, entry in _package_entries().items()}
+    return _parse(resources.files("magicrl.planning").joinpath("hardware.toml").read_text(encoding="utf-8"))
 
 
 def peak_flops(cuda_name: str) -> float | None:
@@ -87,12 +82,7 @@ def peak_flops(cuda_name: str) -> float | None:
 
     Only the exact name counts: the PCIe card of a generation is slower than the one with NVLink.
     """
-    known = (entry.bf16_tflops * 1e12 for entry in _package_entries().values() if cuda_name in entry.cuda_names)
-    return next(known, None)
-
-
-def _package_entries() -> dict[str, HardwareEntry]:
-    return _parse(resources.files("magicrl.planning").joinpath("hardware.toml").read_text(encoding="utf-8"))
+    return next((known.flops for known in known_hardware().values() if cuda_name in known.cuda_names), None)
 
 
 def _from_file(path: Path) -> Hardware:
@@ -102,22 +92,12 @@ def _from_file(path: Path) -> Hardware:
         raise ValueError(f"{path}: not a hardware file: {error}") from None
     if len(found) != 1:
         raise ValueError(f"{path}: must hold exactly one table, [name], but has {len(found)}")
-    return _hardware(*found.popitem())
+    return found.popitem()[1]
 
 
-def _parse(text: str) -> dict[str, HardwareEntry]:
-    return TypeAdapter(dict[str, HardwareEntry]).validate_python(tomllib.loads(text))
-
-
-def _hardware(name: str, entry: HardwareEntry) -> Hardware:
-    return Hardware(
-        name=name,
-        memory=entry.memory_gib * GIB,
-        usable=entry.usable,
-        flops=entry.bf16_tflops * 1e12,
-        bandwidth=entry.memory_tb_s * 1e12,
-        link=entry.link_gb_s * 1e9,
-        network=entry.network_gb_s * 1e9,
-        gpus_per_node=entry.gpus_per_node,
-        runtime=entry.runtime_gib * GIB,
-    )
+def _parse(text: str) -> dict[str, Hardware]:
+    tables = {
+        name: {**table, "name": name} if isinstance(table, dict) else table  # the schema refuses what is no table
+        for name, table in tomllib.loads(text).items()
+    }
+    return TypeAdapter(dict[str, Hardware]).validate_python(tables)
