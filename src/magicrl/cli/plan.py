@@ -127,7 +127,7 @@ def neighbours(config: TrainConfig, made: Plan) -> dict[str, Any]:
     index = longest_stage(made.stages)
     over: list[dict[str, Any]] = []
     for gpus, stage in over_gpus(config, made).items():
-        facts = {} if stage is None else _stage_facts(stage)
+        facts: dict[str, Any] = {} if stage is None else _stage_facts(stage)
         keys = ("step_seconds", "step_seconds_80_percent", "rollout_seconds")
         over.append({"gpus": gpus, **{key: facts.get(key) for key in keys}})
     return {

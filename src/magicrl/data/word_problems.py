@@ -285,10 +285,10 @@ _SHE = {"He": "She", "he": "she", "him": "her", "his": "her", "His": "Her"}
 _HE = {slot: slot for slot in _SHE}
 
 
-def people() -> dict[str, Mapping[str, str]]:
+def people() -> dict[str, dict[str, str]]:
     """Each name with the pronouns that go with it."""
-    she, he = _data()["people"]["she"], _data()["people"]["he"]
-    return dict.fromkeys(she, _SHE) | dict.fromkeys(he, _HE)
+    names: Mapping[str, list[str]] = _data()["people"]
+    return dict.fromkeys(names["she"], _SHE) | dict.fromkeys(names["he"], _HE)
 
 
 @cache

@@ -7,7 +7,7 @@ import tomllib
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +25,11 @@ GIB = 2.0**30
 
 def _times(unit: float) -> AfterValidator:
     """A hardware file has the units that data sheets use."""
-    return AfterValidator(lambda value: value * unit)
+
+    def scaled(value: float) -> float:
+        return value * unit
+
+    return AfterValidator(scaled)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,8 +100,6 @@ def _from_file(path: Path) -> Hardware:
 
 
 def _parse(text: str) -> dict[str, Hardware]:
-    tables = {
-        name: {**table, "name": name} if isinstance(table, dict) else table  # the schema refuses what is no table
-        for name, table in tomllib.loads(text).items()
-    }
-    return TypeAdapter(dict[str, Hardware]).validate_python(tables)
+    tables = TypeAdapter(dict[str, dict[str, Any]]).validate_python(tomllib.loads(text))
+    named = {name: {**table, "name": name} for name, table in tables.items()}
+    return TypeAdapter(dict[str, Hardware]).validate_python(named)
