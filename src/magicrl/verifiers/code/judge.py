@@ -251,14 +251,12 @@ class _Trial:
         self._heavy = bool(_HEAVY.search(source) or (suite.prelude and _HEAVY.search(suite.prelude)))
         builtin = checker is None or checker.kind == "builtin"
         self._referee = None if checker is None or builtin else Referee(sandbox, checker, self._limits)
-        self._tests: list[Program] = []
         self._ahead = 1
         """Tests that are run before the first of them is judged: one until one has passed, then ever more."""
         self.passed = 0
 
     def close(self) -> None:
-        for program in (self._program, *self._tests):
-            program.close()
+        self._program.close()
         if self._referee is not None and self._referee.program is not None:
             self._referee.program.close()
 
@@ -400,18 +398,10 @@ class _Trial:
 
     def _assertions(self, case: AssertCase) -> tuple[str, str] | None:
         """Test code in a process of its own; what it says counts, since nothing of the program runs there."""
-        tests = Program(case.code, prelude=self._suite.prelude)
-        self._tests.append(tests)
-        limits = self._present_limits()
-        theirs, ours = self._sandbox.run_pair(
-            self._program,
-            tests,
-            limits,
-            heavy=self._heavy or bool(_HEAVY.search(case.code)),
-            entry=case.entry,
-            wanted=case.wanted,
-            check=case.check,
-        )
+        limits, heavy = self._present_limits(), self._heavy or bool(_HEAVY.search(case.code))
+        details = {"entry": case.entry, "wanted": case.wanted, "check": case.check}
+        with contextlib.closing(Program(case.code, prelude=self._suite.prelude)) as tests:
+            theirs, ours = self._sandbox.run_pair(self._program, tests, limits, details, heavy=heavy)
         self._left -= theirs.cpu_seconds + ours.cpu_seconds
         called, _, said = ours.result.rpartition(b"\n")
         found: dict[str, Any] = json.loads(said) if ours.exit_code == 0 and ours.killed is None and said else {}

@@ -438,7 +438,7 @@ class Sandbox:
         return forkserver.finish(forkserver.start(job))
 
     def run_pair(
-        self, program: Program, tests: Program, limits: Limits, *, heavy: bool, **details: Any
+        self, program: Program, tests: Program, limits: Limits, details: Mapping[str, Any], *, heavy: bool
     ) -> tuple[Observation, Observation]:
         """Run test code in one process and the program that it calls in another. Raises Lost if the sandbox failed."""
         # one waits while the other works

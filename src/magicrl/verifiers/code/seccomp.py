@@ -89,11 +89,11 @@ def _argument(index: int, *, high: bool = False) -> _Op:
     return (_LOAD, 0, 0, 16 + 8 * index + (4 if high else 0))
 
 
-def _one_of(index: int, values: Sequence[int], otherwise: int) -> list[_Op]:
-    """Allow when the low half of an argument is one of ``values``. (The kernel reads these as 32 bits.)"""
+def _one_of(index: int, values: Sequence[int], otherwise: int, *, found: int = _ALLOW) -> list[_Op]:
+    """What to answer when the low half of an argument is one of ``values``. (The kernel reads these as 32 bits.)"""
     count = len(values)
     tests = [(_JEQ, count - place, 0, value) for place, value in enumerate(values)]
-    return [_argument(index), *tests, _ret(otherwise), _ret(_ALLOW)]
+    return [_argument(index), *tests, _ret(otherwise), _ret(found)]
 
 
 def _signal(sender_index: int, signal_index: int) -> list[_Op]:
@@ -111,10 +111,7 @@ def _signal(sender_index: int, signal_index: int) -> list[_Op]:
 
 def _limits(index: int) -> list[_Op]:
     """A limit of its own, but for CPU time (whoever lowers that is killed as if from outside), size and memory."""
-    count = len(_KEPT_LIMITS)
-    tests = [(_JEQ, count - place - 1, 0, value) for place, value in enumerate(_KEPT_LIMITS)]
-    tests[-1] = (_JEQ, 0, 1, _KEPT_LIMITS[-1])
-    return [_argument(index), *tests, _ret(_EPERM), _ret(_ALLOW)]
+    return _one_of(index, _KEPT_LIMITS, _ALLOW, found=_EPERM)
 
 
 def _rules(allow_exec: bool) -> dict[int, list[_Op]]:
