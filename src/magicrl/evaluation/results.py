@@ -243,10 +243,13 @@ def result_of(folder: EvaluationFolder, ask: Ask, samples: int | None = None) ->
     """
     job = folder.job()
     wanted = samples or job.samples
-    ids, clusters, programs = folder.problem_ids(), folder.clusters(), folder.of_programs()
+    asked = folder.problems()
+    ids, clusters = [problem.id for problem in asked], [problem.cluster for problem in asked]
+    programs = any(problem.verifier == "code" for problem in asked)
     problems = complete_rows(folder, wanted)
     pass_at, majority_at = _counts(ask, min(sum(row.counted for row in rows) for rows in problems), wanted)
-    vote = not programs and all(row.score is None for rows in problems for row in rows)  # else no answers to compare
+    # no two programs are the same answer, nor are graded responses: nothing to vote on
+    vote = not programs and all(row.score is None for rows in problems for row in rows)
     score = score_rows(problems, clusters, pass_at=pass_at, majority_at=majority_at if vote else ())
     fresh = _fresh_rows(folder, ask, wanted)
     limit, knows = job.decides["sampling"]["max_tokens"], job.recorded["knows_limit"]
@@ -288,7 +291,7 @@ def complete_rows(folder: EvaluationFolder, samples: int) -> list[list[SampleRow
     Raises:
         Incomplete: samples are missing.
     """
-    ids = folder.problem_ids()
+    ids = [problem.id for problem in folder.problems()]
     rows = folder.rows(samples)
     missing = samples * len(ids) - len(rows)
     if missing:

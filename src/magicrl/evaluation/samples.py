@@ -187,6 +187,16 @@ class Job(NamedTuple):
     recorded: dict[str, Any]  # what else is worth knowing (versions, machine, licence, where the data came from)
 
 
+class AskedProblem(NamedTuple):
+    """One line of ``problems.jsonl``; ``cluster``: what the problem is dependent by (``Problem.cluster``)."""
+
+    id: str
+    prompt: str
+    golds: tuple[str, ...]
+    cluster: str
+    verifier: str
+
+
 class EvaluationFolder:
     """The files of one benchmark in an evaluation's output, ``OUTPUT/NAME``."""
 
@@ -254,21 +264,22 @@ class EvaluationFolder:
                 f"{self._job} is damaged ({error}); put it back from a copy, or start anew with another --output"
             ) from None
 
-    def problem_ids(self) -> list[str]:
-        """Ids of the problems, in order."""
-        return [row["id"] for row in self._rows_of_problems()]
+    def problems(self) -> list[AskedProblem]:
+        """The problems, in order; none where the file is missing.
 
-    def clusters(self) -> list[str]:
-        """What each problem is dependent by (``Problem.cluster``), in order; of earlier versions' by its prompt."""
-        return [row.get("cluster") or prompt_key(row["prompt"]) for row in self._rows_of_problems()]
-
-    def _rows_of_problems(self) -> list[dict[str, Any]]:
-        with self._problems.open(encoding="utf-8") as lines:
-            return [json.loads(line) for line in lines]
-
-    def of_programs(self) -> bool:
-        """Whether answers are programs: then no two of them are the same answer, and there is nothing to vote on."""
-        return any(row.get("verifier") == "code" for row in self._rows_of_problems())
+        Raises:
+            ValueError: a broken line.
+        """
+        found: list[AskedProblem] = []
+        for number, line in enumerate(self._problems.open(encoding="utf-8") if self._problems.exists() else (), 1):
+            try:
+                row: dict[str, Any] = json.loads(line)
+                prompt, golds = str(row.get("prompt", "")), tuple(map(str, row.get("golds") or ()))
+                cluster = row.get("cluster") or prompt_key(prompt)  # earlier versions wrote none
+                found.append(AskedProblem(str(row["id"]), prompt, golds, cluster, str(row.get("verifier", ""))))
+            except (ValueError, KeyError, AttributeError) as error:
+                raise ValueError(f"{self._problems}, line {number}: no problem ({error})") from None
+        return found
 
     def samples_path(self, shard: tuple[int, int]) -> Path:
         return self.path / f"samples-{shard[0]}-of-{shard[1]}.jsonl"

@@ -8,7 +8,7 @@ does is told by the smallest and the largest difference of the arm's single runs
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -81,6 +81,22 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     """Keys whose values are not the same everywhere, in the order in which they first stand; a missing key differs."""
     keys = list(dict.fromkeys(key for table in settings for key in table))
     return [key for key in keys if any(table.get(key) != settings[0].get(key) for table in settings[1:])]
+
+
+def setting_rows(
+    columns: Sequence[Sequence[Mapping[str, Any]]], decides: Callable[[str], bool]
+) -> list[dict[str, Any]]:
+    """Settings that are not the same in all tables, those that decide first; a cell has all values of its column."""
+    keys = differing([table for column in columns for table in column])
+    return [
+        {
+            "key": key,
+            "name": readable(key),
+            "decides": decides(key),
+            "cells": [", ".join(dict.fromkeys(written(table.get(key)) for table in column)) for column in columns],
+        }
+        for key in sorted(keys, key=lambda key: not decides(key))
+    ]
 
 
 def decides(key: str) -> bool:

@@ -3,36 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
 from magicrl.evaluation.samples import RESULTS
-from magicrl.reporting.arms import (
-    Arm,
-    arm_scores,
-    decides,
-    differing,
-    group_runs,
-    path_labels,
-    readable,
-    run_settings,
-    written,
-)
+from magicrl.reporting.arms import Arm, arm_scores, decides, group_runs, path_labels, run_settings, setting_rows
 from magicrl.reporting.charts import (
     PALETTE,
     FigureView,
     IntervalRow,
     arm_swatch,
+    chart_view,
     draw,
-    frame_of,
     intervals_view,
-    legend,
-    picture_file,
     plot_area,
-    swatch,
-    values_table,
 )
 from magicrl.reporting.curves import (
     AXES,
@@ -228,18 +215,8 @@ def _score_block(arms: Sequence[Arm]) -> Block | None:
 def _settings(arms: Sequence[Arm], labels: Mapping[Path, str]) -> Block | None:
     """Every setting that is not the same in all runs, a column an arm; where an arm's runs differ, all its values."""
     runs = [run for arm in arms for run in arm.runs]
-    settings = run_settings(runs)
-    of_run = iter(settings)
-    tables = [[next(of_run) for _ in arm.runs] for arm in arms]
-    rows = [
-        {
-            "key": key,
-            "name": readable(key),
-            "decides": decides(key),
-            "cells": [", ".join(dict.fromkeys(written(table.get(key)) for table in of_arm)) for of_arm in tables],
-        }
-        for key in sorted(differing(settings), key=lambda key: not decides(key))
-    ]
+    settings = iter(run_settings(runs))
+    rows = setting_rows([[next(settings) for _ in arm.runs] for arm in arms], decides)
     without = [labels[run.path] for run in runs if not run.config]
     data = {"arms": [arm.name for arm in arms], "rows": rows, "without": without}
     return block("settings", "Settings that differ", data if rows or without else None)
@@ -309,22 +286,15 @@ def _final_test(run: RecordedRun, set_name: str) -> str:
 
 def compared_view(compared: ComparedChart, axis: Axis) -> FigureView:
     """One figure with a drawing an x axis; ``axis`` is the one that is shown first."""
-    shown = compared.charts.get(axis) or next(iter(compared.charts.values()))
-    entries = legend(shown)
+    shown = chart_view(compared.charts.get(axis) or next(iter(compared.charts.values())))
     drawings: list[Markup] = []
     for key, chart in compared.charts.items():
         marked = f'<svg data-axis="{key}"{"" if key == axis else " hidden"} '
         drawings.append(Markup(str(draw(chart)).replace("<svg ", marked, 1)))
     none = Markup(f'<p class="note no-axis"{" hidden" if axis in compared.charts else ""}>No arm has this x axis.</p>')
-    return FigureView(
-        name=compared.metric.compared,
-        title=compared.metric.title,
-        svg=Markup("").join([*drawings, none]),
-        frame=picture_file(shown.title, frame_of(shown).height, entries),
-        legend=tuple((swatch(entry), entry.label) for entry in entries),
-        note=shown.note,
-        table=values_table(shown),
-    )
+    # the page's script writes the values and shows the crosshair from what `curve_values` tells
+    svg = Markup("").join([*drawings, none])
+    return replace(shown, name=compared.metric.compared, svg=svg, csv="", hover=None)
 
 
 def curve_values(arms: Sequence[Arm], axes: ArmAxes, figures: Sequence[ComparedChart]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from magicrl.evaluation.comparison import compare
 from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
 from magicrl.evaluation.samples import flat_settings
-from magicrl.reporting.arms import differing, path_labels, readable, setting_names, written
+from magicrl.reporting.arms import differing, path_labels, setting_names, setting_rows
 from magicrl.reporting.charts import PALETTE, Chart, IntervalRow, Series, arm_swatch, chart_view, intervals_view
 from magicrl.reporting.page import Block, block, crosshairs, figures_block
 from magicrl.reporting.read_folders import (
@@ -21,7 +21,7 @@ from magicrl.reporting.read_folders import (
     RecordedEvaluation,
     Scaling,
     by_benchmark,
-    sample_rows,
+    evaluated,
 )
 from magicrl.reporting.samples import MOST_PROBLEMS, evaluation_browsers
 from magicrl.reporting.token_entropy import MEANT, NamedTokens, entropy_charts, recorded
@@ -176,7 +176,7 @@ def _model_tokens(evaluations: Sequence[RecordedEvaluation], names: Sequence[str
     for benchmark, results in by_benchmark(evaluations).items():
         named: list[NamedTokens] = []
         for i, result in results:
-            rows = sample_rows(evaluations[i].path / benchmark, result.samples)
+            _, rows = evaluated(evaluations[i].path / benchmark, result.samples)
             kept = [(row.token_ids, row.token_entropies) for row in rows if row.token_ids and row.token_entropies]
             if (data := recorded(kept)) is not None:
                 named.append((i, names[i], data))
@@ -193,15 +193,7 @@ def _settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -
         flat_settings({name: {**result.settings, "samples": result.samples} for name, result in e.benchmarks.items()})
         for e in evaluations
     ]
-    rows = [
-        {
-            "key": key,
-            "name": readable(key),
-            "decides": not key.endswith(("seed", "sha256")),
-            "cells": [written(table.get(key)) for table in tables],
-        }
-        for key in (differing(tables) if len(tables) > 1 else ())
-    ]
+    rows = setting_rows([[table] for table in tables], lambda key: not key.endswith(("seed", "sha256")))
     whole: list[dict[str, Any]] = []
     for evaluation, name in zip(evaluations, names, strict=True):
         told = {benchmark: flat_settings(_recorded(result)) for benchmark, result in evaluation.benchmarks.items()}

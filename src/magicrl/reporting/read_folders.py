@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, EvaluationFolder, SampleRow
+from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, AskedProblem, EvaluationFolder, SampleRow
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import SUCCESS
 
@@ -365,14 +365,6 @@ class BenchmarkResult(_Document):
     scaling: Scaling = Scaling()
 
 
-class AskedProblem(NamedTuple):
-    """One line of ``problems.jsonl``."""
-
-    id: str
-    prompt: str
-    golds: tuple[str, ...]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RecordedEvaluation:
     """An evaluation as its folder tells it: its benchmarks by name, in the order of the results."""
@@ -408,30 +400,14 @@ def read_evaluation_folder(folder: Path) -> RecordedEvaluation:
     return RecordedEvaluation(path=folder, written=str(document.get("written", "")), benchmarks=benchmarks)
 
 
-def asked_problems(folder: Path) -> list[AskedProblem]:
-    """The problems of one benchmark's folder, in order; none where the file is missing.
-
-    Raises:
-        RunFolderError: a broken line.
-    """
-    path = folder / "problems.jsonl"
-    found: list[AskedProblem] = []
-    for number, row in read_lines(path):
-        if "id" not in row:
-            raise RunFolderError(f"{path}:{number}: no problem (no id)")
-        golds = tuple(str(gold) for gold in row.get("golds") or ())
-        found.append(AskedProblem(str(row["id"]), str(row.get("prompt", "")), golds))
-    return found
-
-
-def sample_rows(folder: Path, samples: int) -> list[SampleRow]:
-    """The samples of one benchmark's folder that were scored, each once; none where the files are missing.
+def evaluated(folder: Path, samples: int) -> tuple[list[AskedProblem], list[SampleRow]]:
+    """One benchmark's folder: its problems, and the samples that were scored, each once; empty where files are missing.
 
     Raises:
         RunFolderError: a broken line.
     """
     try:
-        return EvaluationFolder(folder).rows(samples)
+        return EvaluationFolder(folder).problems(), EvaluationFolder(folder).rows(samples)
     except ValueError as error:
         raise RunFolderError(str(error)) from None
 

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
-from magicrl.evaluation.samples import SampleRow
+from magicrl.evaluation.samples import AskedProblem, SampleRow
 from magicrl.reporting.arms import Arm
 from magicrl.reporting.read_folders import (
     EvaluatedSample,
@@ -26,9 +26,8 @@ from magicrl.reporting.read_folders import (
     RecordedRun,
     RunFolderError,
     SampledResponse,
-    asked_problems,
     by_benchmark,
-    sample_rows,
+    evaluated,
 )
 from magicrl.reporting.scores import comparisons
 from magicrl.reporting.wording import temperature, visible
@@ -246,12 +245,13 @@ def evaluation_browsers(evaluations: Sequence[RecordedEvaluation], names: Sequen
     found: list[SampleBrowser] = []
     for benchmark, results in by_benchmark(evaluations).items():
         shown = results[:MOST_COLUMNS]
-        folders = [evaluations[i].path / benchmark for i, _ in shown]
-        asked = {problem.id: problem for folder in reversed(folders) for problem in asked_problems(folder)}
+        asked: dict[str, AskedProblem] = {}
         columns: list[dict[str, list[Answer]]] = []
-        for folder, (_, result) in zip(folders, shown, strict=True):
+        for i, result in shown:
+            problems_of, rows = evaluated(evaluations[i].path / benchmark, result.samples)
+            asked = asked | {problem.id: asked.get(problem.id, problem) for problem in problems_of}
             columns.append({})
-            for row in sample_rows(folder, result.samples):
+            for row in rows:
                 columns[-1].setdefault(row.problem, []).append(row)
         sampled = {key for column in columns for key in column}
         problems: list[Browsed] = []
