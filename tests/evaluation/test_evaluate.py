@@ -258,12 +258,6 @@ def test_several_evaluations_are_compared_with_the_first(
     assert thrift["difference"]["mean"] == pytest.approx(thrift["after"] - thrift["before"])
     with pytest.raises(RecipeError, match="two folders or more"):
         compare_all(folders[:1])
-    old = json.loads((folders[0] / "results.json").read_text())
-    for problem in old["benchmarks"]["sums"]["per_problem"]:
-        del problem["outcomes"]
-    (folders[0] / "results.json").write_text(json.dumps(old))
-    with pytest.raises(ValueError, match="score them again with magicrl eval --merge"):
-        compare_all(folders)
 
 
 def test_what_does_not_fit_is_refused_before_anything_is_generated(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -97,16 +96,3 @@ def test_prices_before_and_after() -> None:
     assert replace(cost, prompt_tokens=None, price=Price(per_million_in=1.0, per_million_out=1.0)).most_price is None
     with pytest.raises(RecipeError, match="--price-out -1"):
         Price(per_million_in=0.0, per_million_out=-1.0)
-
-
-def test_rows_of_an_earlier_version_have_no_prompt_tokens(tmp_path: Path) -> None:
-    from magicrl.evaluation.samples import SampleFile, read_samples
-
-    file = SampleFile(tmp_path / "s.jsonl")
-    file.append(ROW)
-    file.close()
-    line = json.loads((tmp_path / "s.jsonl").read_text())
-    assert line.pop("prompt_tokens") == 10
-    (tmp_path / "s.jsonl").write_text(json.dumps(line) + "\n")
-    (row,) = read_samples([tmp_path / "s.jsonl"])
-    assert row.prompt_tokens is None

@@ -65,7 +65,7 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     differ = differences(_shared(settings_old, old["samples"]), _shared(settings_new, new["samples"]))
     pairs = [
         (a["accuracy"], b["accuracy"], b["mean_tokens"] - a["mean_tokens"], cluster)
-        for a, b, cluster in zip(old["per_problem"], new["per_problem"], _clusters(old, new), strict=True)
+        for a, b, cluster in zip(old["per_problem"], new["per_problem"], _clusters(old), strict=True)
         if a["accuracy"] is not None and b["accuracy"] is not None
     ]
     if not pairs:
@@ -89,13 +89,8 @@ def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _clusters(*results: Mapping[str, Any]) -> list[int]:
-    """Each problem's cluster as the first result that tells it has it; earlier versions did not."""
-    for result in results:
-        told = [problem.get("cluster") for problem in result["per_problem"]]
-        if None not in told:
-            return told
-    return list(range(len(results[0]["per_problem"])))
+def _clusters(result: Mapping[str, Any]) -> list[int]:
+    return [problem["cluster"] for problem in result["per_problem"]]
 
 
 def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
@@ -109,7 +104,7 @@ def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
 def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Accuracy of both at the mean length of the thriftier one, and the paired difference there."""
     length = min(old["length"]["mean"], new["length"]["mean"])
-    first, second, named = samples_of(old), samples_of(new), _clusters(old, new)
+    first, second, named = _samples_of(old), _samples_of(new), _clusters(old)
     before, after = (accuracy_at_mean_length(samples, length, named) for samples in (first, second))
     limits = [limit_for_mean_length(samples, length) for samples in (second, first)]
     found = None
@@ -123,19 +118,9 @@ def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
     }
 
 
-def samples_of(result: Mapping[str, Any]) -> list[list[Marked]]:
-    """The samples of every problem as a result keeps them: verdicts and lengths.
-
-    Raises:
-        ValueError: an earlier version wrote it.
-    """
-    try:
-        return [from_marks(problem["outcomes"], problem["tokens"]) for problem in result["per_problem"]]
-    except KeyError:
-        raise ValueError(
-            "the results were written by an earlier version, which kept no lengths of single samples; score them again "
-            "with magicrl eval --merge --output FOLDER"
-        ) from None
+def _samples_of(result: Mapping[str, Any]) -> list[list[Marked]]:
+    """The samples of every problem as a result keeps them: verdicts and lengths."""
+    return [from_marks(problem["outcomes"], problem["tokens"]) for problem in result["per_problem"]]
 
 
 def compare_all(folders: Sequence[Path]) -> dict[str, Any]:
@@ -184,7 +169,7 @@ def _curves(results: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _at_lengths(result: Mapping[str, Any], lengths: Sequence[float]) -> list[dict[str, Any] | None]:
-    samples, named = samples_of(result), _clusters(result)
+    samples, named = _samples_of(result), _clusters(result)
     found = (accuracy_at_mean_length(samples, tokens, named) for tokens in lengths)
     return [None if estimate is None else estimate.as_dict() for estimate in found]
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from magicrl.files import only_writer, write_atomically
-from magicrl.records import Completion, FinishReason, Outcome, Problem, Verdict, prompt_key
+from magicrl.records import Completion, FinishReason, Outcome, Problem, Verdict
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,7 +40,7 @@ class SampleRow:
     logprob: float | None = None  # of the whole response under the sampling distribution, None where unknown
     seconds: float  # wall clock from the start of its prompt
     text: str
-    prompt_tokens: int | None = None  # None where a server makes the prompt, and in files of earlier versions
+    prompt_tokens: int | None = None  # None where a server makes the prompt
     token_ids: tuple[int, ...] | None = None  # where they were asked for
     token_entropies: tuple[float, ...] | None = None
     score: float | None = None  # what a graded reward gave, None for other verifiers
@@ -274,9 +274,8 @@ class EvaluationFolder:
         for number, line in enumerate(self._problems.open(encoding="utf-8") if self._problems.exists() else (), 1):
             try:
                 row: dict[str, Any] = json.loads(line)
-                prompt, golds = str(row.get("prompt", "")), tuple(map(str, row.get("golds") or ()))
-                cluster = row.get("cluster") or prompt_key(prompt)  # earlier versions wrote none
-                found.append(AskedProblem(str(row["id"]), prompt, golds, cluster, str(row.get("verifier", ""))))
+                golds = tuple(row.get("golds", ()))
+                found.append(AskedProblem(row["id"], row["prompt"], golds, row["cluster"], row["verifier"]))
             except (ValueError, KeyError, AttributeError) as error:
                 raise ValueError(f"{self._problems}, line {number}: no problem ({error})") from None
         return found

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import importlib.metadata
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2.utils import htmlsafe_json_dumps
 from markupsafe import Markup
 
 from magicrl.files import write_atomically
@@ -103,7 +103,7 @@ def render_page(
         style=Markup(page_css() + _asset("page.css")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        hover=Markup(_script_json(hover)),
+        hover=htmlsafe_json_dumps(hover, separators=(",", ":")),  # cannot close the script element
     )
 
 
@@ -116,9 +116,3 @@ def shortened(text: str) -> str:
 
 def _asset(name: str) -> str:
     return files("magicrl.reporting").joinpath("templates", name).read_text(encoding="utf-8")
-
-
-def _script_json(value: Any) -> str:
-    """JSON that cannot close the script element it stands in."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

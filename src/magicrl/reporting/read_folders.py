@@ -54,7 +54,7 @@ class TemperatureScore(_Document):
     # the share that ended by itself and holds a box
     boxed: float | None = Field(default=None, validation_alias=AliasChoices("boxed", "boxed_and_stopped"))
     per_problem: tuple[float | None, ...] = ()  # share of right responses, None where none was judged
-    clusters: tuple[int, ...] = ()  # equal for problems of one prompt or template; runs of earlier versions have none
+    clusters: tuple[int, ...] = ()  # equal for problems of one prompt or template
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
 
 
