@@ -57,6 +57,7 @@ def evaluation(name: str, accuracy: dict[float, float], text: str, outcome: str)
     scores: dict[str, Any] = {
         str(t): {
             "accuracy": interval(a),
+            "per_problem": [a] * 100,
             "problems": 100,
             "samples": 16 if t else 1,
             "length_mean": 12.0,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -165,18 +164,6 @@ def test_a_run_that_was_not_tested_yet_is_counted(arm_folders: list[Path]) -> No
     assert ppo.spread is None
     (arm_folders[2] / "evaluations" / "after.json").unlink()
     assert scores(arm_folders)[0].arms[1].unpaired == "not tested after training"
-
-
-def test_without_scores_by_problem_the_widest_interval_stands(arm_folders: list[Path]) -> None:
-    for folder in arm_folders:
-        path = folder / "evaluations" / "after.json"
-        document = json.loads(path.read_text())
-        del document["temperatures"]["1.0"]["per_problem"]
-        path.write_text(json.dumps(document))
-    _, ppo = scores(arm_folders)[0].arms
-    assert ppo.after is not None
-    assert (ppo.after.low, ppo.after.high) == pytest.approx((0.87, 0.93))
-    assert ppo.unpaired == "a test does not tell each problem's score"
 
 
 def test_a_problem_that_no_run_judged_is_left_out() -> None:

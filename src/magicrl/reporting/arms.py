@@ -312,8 +312,6 @@ def _score(arm: Arm, set_name: str, before: _Tested, after: _Tested, first: _Tes
 
 def _not_paired(tested: _Tested, set_name: str) -> str:
     """Why the problems of these tests cannot be paired, in words; empty where they can."""
-    if any(not score.per_problem for _, score in tested):
-        return "a test does not tell each problem's score"
     if len({len(score.per_problem) for _, score in tested}) > 1:
         return "the tests hold different numbers of problems"
     recorded: list[Any] = [run.run.get("data") for run, _ in tested]
@@ -336,16 +334,9 @@ def mean_per_problem(scores: Sequence[TemperatureScore]) -> NDArray[np.float64]:
 
 
 def _mean_score(scores: Sequence[TemperatureScore]) -> Interval | None:
-    """The mean over runs and problems, with an interval over problems.
-
-    Where the problems' own scores are not told: the interval of a single run, and for several the widest ends.
-    """
-    if not scores:
+    """The mean over runs and problems, with an interval over problems; None where runs were tested on unlike sets."""
+    if len({len(score.per_problem) for score in scores}) != 1:
         return None
-    if any(not s.per_problem for s in scores) or len({len(s.per_problem) for s in scores}) > 1:
-        accuracies = [s.accuracy for s in scores]
-        mean = sum(a.mean for a in accuracies) / len(accuracies)
-        return Interval(mean=mean, low=min(a.low for a in accuracies), high=max(a.high for a in accuracies))
     values = mean_per_problem(scores)
     judged = ~np.isnan(values)
     if not judged.any():

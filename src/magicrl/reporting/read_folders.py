@@ -53,7 +53,7 @@ class TemperatureScore(_Document):
     entropy: float | None = None  # nats per token
     # the share that ended by itself and holds a box
     boxed: float | None = Field(default=None, validation_alias=AliasChoices("boxed", "boxed_and_stopped"))
-    per_problem: tuple[float | None, ...] = ()  # share of right responses, None where none was judged
+    per_problem: tuple[float | None, ...]  # share of right responses, None where none was judged
     clusters: tuple[int, ...] = ()  # equal for problems of one prompt or template
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
 

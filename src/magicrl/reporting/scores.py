@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, NamedTuple
 
 from rich.box import SIMPLE_HEAD
@@ -84,9 +83,9 @@ class Comparison(NamedTuple):
         """The rise at ``after_temperature`` over the start's best temperature."""
         best = self.start_best
         after = None if self.after is None else self.after.temperatures.get(after_temperature or 0.0)
-        if best is None or after is None or after_temperature is None:
+        if best is None or after is None or after_temperature is None or (change := rise(best[1], after)) is None:
             return None
-        return Rise(best[0], after_temperature, best[1].accuracy, after.accuracy, rise(best[1], after))
+        return Rise(best[0], after_temperature, best[1].accuracy, after.accuracy, change)
 
     @property
     def passes(self) -> tuple[PassPair, ...]:
@@ -103,24 +102,10 @@ class Comparison(NamedTuple):
         return tuple(found)
 
 
-def rise(before: TemperatureScore, after: TemperatureScore) -> Interval:
-    """``after - before`` with a 95 % interval: paired by problem where both files tell each problem's share."""
-    paired = paired_scores(after.per_problem, before.per_problem, after.clusters or before.clusters or None)
-    if paired is None:
-        return difference(before.accuracy, after.accuracy)
-    return Interval(mean=paired.mean, low=paired.low, high=paired.high)
-
-
-def difference(before: Interval, after: Interval) -> Interval:
-    """``after - before`` with a 95 % interval from the two intervals (Newcombe's square-and-add).
-
-    It treats the two as independent; on the same problems they are positively correlated, so the
-    interval is if anything too wide.
-    """
-    change = after.mean - before.mean
-    below = math.hypot(after.mean - after.low, before.high - before.mean)
-    above = math.hypot(after.high - after.mean, before.mean - before.low)
-    return Interval(mean=change, low=change - below, high=change + above)
+def rise(before: TemperatureScore, after: TemperatureScore) -> Interval | None:
+    """``after - before`` with a 95 % interval, paired by problem; None for fewer than two problems judged in both."""
+    change = paired_scores(after.per_problem, before.per_problem, after.clusters or None)
+    return None if change is None else Interval(mean=change.mean, low=change.low, high=change.high)
 
 
 def comparisons(run: RecordedRun) -> tuple[Comparison, ...]:
