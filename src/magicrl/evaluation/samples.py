@@ -154,8 +154,9 @@ def read_samples(paths: Iterable[Path]) -> Iterator[SampleRow]:
 def _row_from(document: Any) -> SampleRow:
     if not isinstance(document, dict):
         raise TypeError("not an object")
-    known = cast("dict[str, Any]", document)
-    return SampleRow(**{name: tuple(value) if isinstance(value, list) else value for name, value in known.items()})
+    known = cast("dict[str, Any]", document).items()
+    fields: dict[str, Any] = {name: tuple(cast("list[Any]", v)) if isinstance(v, list) else v for name, v in known}
+    return SampleRow(**fields)
 
 
 def by_problem(rows: Iterable[SampleRow], order: Sequence[str]) -> list[list[SampleRow]]:

@@ -136,11 +136,11 @@ def sample_curve(
     for k in counts:
         enough = [(votes(rows), len(rows), name) for rows, name in zip(judged, named, strict=True) if len(rows) >= k]
         if enough:
-            tallies, samples, groups = zip(*enough, strict=True)
-            passed = [pass_at_k(tally[0], n, k) for tally, n in zip(tallies, samples, strict=True)]
+            groups = [name for _, _, name in enough]
+            passed = [pass_at_k(tally[0], n, k) for tally, n, _ in enough]
             points.append({"k": k, "pass": share(passed, groups).as_dict()})
             if vote:
-                points[-1]["majority"] = share([majority_at_k(*tally, k) for tally in tallies], groups).as_dict()
+                points[-1]["majority"] = share([majority_at_k(*tally, k) for tally, _, _ in enough], groups).as_dict()
     return points
 
 

@@ -314,13 +314,13 @@ def curve_values(arms: Sequence[Arm], axes: ArmAxes, figures: Sequence[ComparedC
         for slot, (arm, curve) in enumerate(zip(arms, figure.curves, strict=True)):
             if curve.points:
                 steps, means, lows, highs, runs = zip(*curve.points, strict=True)
-                at = {axis: axes.arms[axis][slot] for axis in axes.scales}
+                at: dict[Axis, Mapping[float, float]] = {a: axes.arms[a][slot] for a in axes.scales}
                 entry = {"label": arm.name, "color": slot % len(PALETTE), "runs": runs[0], "x": x_lists(at, steps)}
                 ends = {"low": _digits(lows), "high": _digits(highs)} if max(runs) > 1 else {}
                 curves[key].append(entry | {"y": _digits(means)} | ends)
             for run, points in curve.tails:
                 steps, values = zip(*points, strict=True)
-                at = {axis: axes.runs[axis][slot][run] for axis in axes.scales}
+                at = {a: axes.runs[a][slot][run] for a in axes.scales}
                 tail = {"label": tail_label(arm, run), "alone": True, "runs": 1}
                 curves[key].append(tail | {"x": x_lists(at, steps), "y": _digits(values)})
         for axis, chart in figure.charts.items():

@@ -246,8 +246,10 @@ def compared_charts(arms: Sequence[Arm], metrics: Sequence[Metric], axes: ArmAxe
             continue
         curves = tuple(arm_curve(runs) for runs in of_arms)
         if any(curve.points for curve in curves):
-            drawn = {axis: _compared_chart(arms, metric, curves, axes, axis, common) for axis in axes.scales}
-            charts: dict[Axis, Chart] = {axis: chart for axis, chart in drawn.items() if not chart.empty}
+            charts: dict[Axis, Chart] = {}
+            for axis in axes.scales:
+                chart = _compared_chart(arms, metric, curves, axes, axis, common)
+                charts |= {} if chart.empty else {axis: chart}
             found.append(ComparedChart(metric=metric, curves=curves, charts=charts))
     return found
 

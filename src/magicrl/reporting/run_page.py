@@ -38,7 +38,7 @@ def write_report(run_folder: Path, output: Path | None = None) -> Path:
 
 
 def _run_facts(run: RecordedRun) -> list[tuple[str, str]]:
-    recorded = dict(run.run) | next(iter(run.environments), {})
+    recorded = {**run.run, **next(iter(run.environments), {})}
     facts = [
         ("status", run.status),
         ("training steps", str(len(run.metrics))),

@@ -97,7 +97,7 @@ def browser(name: str, columns: Sequence[str], problems: Sequence[Browsed], *, n
         moved = "{} {}, {} {}" if first == "before" else "{1}: {0}, {3}: {2}"
         lost, won = moved.format("right", first, "wrong", others), moved.format("wrong", first, "right", others)
         words = {"lost": lost, "won": won, **words}
-    there = {kind: text for kind, text in words.items() if counts[kind]}
+    there: dict[Kind, str] = {kind: text for kind, text in words.items() if counts[kind]}
     return SampleBrowser(name, tuple(columns), tuple(chosen(problems)), len(problems), counts, there, note)
 
 
@@ -378,8 +378,7 @@ def _rollout(
     tokens = cast("list[int]", row["tokens"])
     entropies = cast("list[float] | None", row["sampler_entropies"])
     shown = _token_texts(tokenizer, tokens[:MOST_TOKENS]) if tokenizer is not None else None
-    coloured = shown is not None and entropies is not None
-    if coloured:
+    if shown is not None and entropies is not None:
         pieces = coloured_pieces(shown, entropies)
         words = f"{len(tokens) - MOST_TOKENS} more tokens" if len(tokens) > MOST_TOKENS else ""
     else:
@@ -398,7 +397,7 @@ def _rollout(
         "prompt": None if tokenizer is None else str(tokenizer.decode(prompt, skip_special_tokens=False)),
         "pieces": pieces,
         "left_out": words,
-        "coloured": coloured,
+        "coloured": shown is not None and entropies is not None,
         "tokens": len(tokens),
         "entropy": _mean_of(entropies),
     }

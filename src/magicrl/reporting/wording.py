@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from datetime import UTC, datetime
 
-_SHOWN = {code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"} | {0x7F: "\u2421"}
 # second control block, direction marks and overrides, lone surrogates
 _UNSEEN = ((0x80, 0x9F), (0x200E, 0x200F), (0x202A, 0x202E), (0x2066, 0x2069), (0xD800, 0xDFFF))
-_SHOWN |= {code: f"⟨U+{code:04X}⟩" for first, last in _UNSEEN for code in range(first, last + 1)}
+_SHOWN = {
+    **{code: chr(0x2400 + code) for code in range(0x20) if chr(code) not in "\n\t"},
+    0x7F: "\u2421",
+    **{code: f"⟨U+{code:04X}⟩" for first, last in _UNSEEN for code in range(first, last + 1)},
+}
 
 
 def percent(share: float | None, digits: int = 1) -> str:
