@@ -38,7 +38,6 @@ _DOMAIN_WORDS = {
     "integer": "Z", "integers": "Z", "whole": "Z", "natural": "N", "real": "R", "reals": "R", "constant": "R",
     "constants": "R",
 }  # fmt: skip
-_POSITIVE = ("^*", "^+", "_+", "_>0")
 _COUNTING = {
     "0,1": "N0", "0,1,2": "N0", "0,1,2,3": "N0", "1,2": "N", "1,2,3": "N", "1,2,3,4": "N",
     "0,pm1": "Z", "0,pm1,pm2": "Z", "0,pm1,pm2,pm3": "Z",
@@ -125,21 +124,29 @@ def _clause(clause: Sequence[Token]) -> Declared:
     return Declared(frozenset(names), said.pop() if len(said) == 1 else "")
 
 
+def said(tokens: Sequence[Token]) -> str:
+    """The tokens' texts with spaces between, without braces: what the patterns of phrases are held against."""
+    return " ".join(token.text for token in tokens if token.kind not in ("lbrace", "rbrace"))
+
+
+_MEMBER = re.compile(r"(\S+) in (?:math(?:bb|bf) (?P<board>[RZNQC])(?P<part> [\^_] (?:[*+]|> 0))?|(?P<plain>[RZN]))")
+_COUNTED = re.compile(rf"(\S+) = (?P<values>.*) (?:{'|'.join(ELLIPSES)})")
+_INTEGER = re.compile(r"(\S+) is (?:\S+ )?integer", re.IGNORECASE)
+_POSITIVE = {"Z": "N", "N": "N", "R": "R+", "Q": "Q+", "C": ""}
+
+
 def declaration(tokens: Sequence[Token]) -> Declared:
     r"""What ``k \in \mathbb{Z}`` declares; ``n = 0, \pm 1`` and the like declare nothing."""
-    texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
-    if len(texts) == 4 and texts[1] == "in" and texts[2] in ("mathbb", "mathbf") and texts[3] in _SETS:
-        return Declared(frozenset(texts[:1]), texts[3])
-    if len(texts) == 3 and texts[1] == "in" and texts[2] in ("Z", "N", "R"):
-        return Declared(frozenset(texts[:1]), texts[2])
-    if len(texts) > 4 and texts[1:3] == ["in", "mathbb"] and "".join(texts[4:]) in _POSITIVE:
-        return Declared(frozenset(texts[:1]), {"Z": "N", "N": "N", "R": "R+", "Q": "Q+"}.get(texts[3], ""))
-    if texts[-1:] and texts[-1] in ELLIPSES and texts[1:2] == ["="] and tokens[0].kind == "sym":
-        domain = _COUNTING.get("".join(texts[2:-1]).rstrip(","))
-        return Declared(frozenset(texts[:1]), domain) if domain else Declared()
-    low = [text.casefold() for text in texts]
-    if len(texts) in (3, 4) and low[1] == "is" and low[-1] == "integer" and tokens[0].kind == "sym":
-        return Declared(frozenset(texts[:1]), "Z")
+    text = said(tokens)
+    if match := _MEMBER.fullmatch(text):
+        kind = match["board"] or match["plain"]
+        return Declared(frozenset((match[1],)), _POSITIVE[kind] if match["part"] else kind)
+    if tokens and tokens[0].kind == "sym":
+        if match := _COUNTED.fullmatch(text):
+            domain = _COUNTING.get(match["values"].replace(" ", "").rstrip(","))
+            return Declared(frozenset((match[1],)), domain) if domain else Declared()
+        if match := _INTEGER.fullmatch(text):
+            return Declared(frozenset((match[1],)), "Z")
     return Declared()
 
 
@@ -152,76 +159,45 @@ def words_of(tokens: Sequence[Token]) -> tuple[str, ...]:
     return tuple(word for word in words if word and word not in _ARTICLES) or tuple(words)
 
 
+_BASED = re.compile(
+    r"(?P<sign>- )?(?P<open>\( )?(?P<digits>[0-9A-Za-z. ]+?)(?(open) \() "
+    r"(?:_(?: \()?|(?:in )?(?:_ )?(?:\( )?base(?: -)?) (?P<base>\d{1,2}|[A-Za-z]+)(?: \()?"
+)
+_MOST_DIGITS = 200
+
+
 def based(tokens: Sequence[Token]) -> Based | None:
-    r"""``101_2``, ``1A3_{16}``, ``101_{\text{two}}``; letters count as digits in a base above ten."""
-    texts = [token.text for token in tokens if token.kind not in ("lbrace", "rbrace")]
-    low = [text.casefold() for text in texts]
-    if "base" in low[1:]:  # 101 (base 2)
-        at = low.index("base")
-        digits = texts[:at]
-        while digits and digits[-1] in ("(", "in", "_"):
-            digits.pop()
-        texts = [*digits, "_", *(text for text in texts[at + 1 :] if text not in ("(", "-"))]
-    if texts[-1:] == ["("] and texts[-4:-2] == ["_", "("]:
-        texts = [*texts[:-3], texts[-2]]  # 101_{(2)}
-    if len(texts) < 3 or texts[-2] != "_":
+    r"""``101_2``, ``1A3_{16}``, ``101_{\text{two}}``, ``101 (base 2)``; letters are digits in a base above ten."""
+    match = _BASED.fullmatch(said(tokens))  # a closing bracket is spelled as its partner
+    if match is None or tokens[0].kind in ("sym", "fn"):
         return None
-    if texts[0] == texts[-3] == "(" or (texts[0] == "-" and texts[1] == texts[-3] == "("):
-        texts = [text for text in texts if text != "("]  # (101)_2
-    named = word_number((texts[-1].casefold(),))
-    said = str(named) if named is not None else texts[-1]
-    if not said.isdigit() or len(said) > 2:
-        return None
-    written, base = "".join(texts[:-2]).upper(), int(said)
-    sign, digits = ("-", written[1:]) if written.startswith("-") else ("", written)
+    named = match["base"] if match["base"].isdigit() else word_number((match["base"].casefold(),))
+    base, digits = int(named or 0), match["digits"].replace(" ", "").upper()
     plain = digits.replace(".", "", 1)
-    if not 2 <= base <= 36 or len(digits) > 200 or tokens[0].kind == "sym" or not plain.isalnum():
+    if not 2 <= base <= 36 or len(plain) > _MOST_DIGITS or any(one == "." or int(one, 36) >= base for one in plain):
         return None
-    if any(int(digit, 36) >= base for digit in plain):
-        return None
-    return Based(sign + (digits.lstrip("0") or "0"), base)
+    return Based(("-" if match["sign"] else "") + (digits.lstrip("0") or "0"), base)
 
 
-def clock_time(tokens: Sequence[Token]) -> Clock | None:
-    """``h:mm`` or ``h:mm:ss``, perhaps with am or pm."""
-    numbers = [token for token in tokens if token.kind == "num"]
-    colons = [token for token in tokens if token.kind == "colon"]
-    rest = tokens[len(numbers) + len(colons) :]
-    kinds = [token.kind for token in tokens[: len(numbers) + len(colons)]]
-    if kinds == ["num"] and half_of(rest) in ("am", "pm") and numbers[0].text.isdigit():
-        return Clock(int(numbers[0].text[:4]) * 3600, half_of(rest), None)
-    if kinds not in (["num", "colon", "num"], ["num", "colon", "num", "colon", "num"]):
-        return None
-    half = half_of(rest)
-    if half not in ("", "am", "pm"):
-        return None
-    values = [token.text for token in numbers]
-    if not all(value.isdigit() and len(value) <= 4 for value in values):
-        return None
-    if any(len(value) != 2 or int(value) > 59 for value in values[1:]):
-        return None
-    seconds = sum(int(value) * unit for value, unit in zip(values, (3600, 60, 1), strict=False))
-    padded = any(value.startswith("0") for value in values)
-    ratio = None if half or padded else Ratio(tuple(number(int(value)) for value in values))
-    return Clock(seconds, half, ratio)
-
-
-def midday(tokens: Sequence[Token]) -> Clock | None:
-    """``noon`` and ``midnight``."""
-    said = tokens[0].text.casefold() if len(tokens) == 1 and tokens[0].kind == "word" else ""
-    return Clock(12 * 3600, {"noon": "pm", "midnight": "am"}[said], None) if said in ("noon", "midnight") else None
-
-
+_CLOCK = re.compile(r"(\d{1,4})(?: : ([0-5]\d))?(?: : ([0-5]\d))?(?P<half> [^:]*)?")
 _HALVES_OF_DAY = {
-    "inthemorning": "am", "intheafternoon": "pm", "intheevening": "pm", "atnight": "pm", "noon": "pm", "midnight": "am",
-    "hours": "", "hrs": "", "oclock": "", "o'clock": "",
+    "": "", "am": "am", "pm": "pm", "inthemorning": "am", "intheafternoon": "pm", "intheevening": "pm", "atnight": "pm",
+    "noon": "pm", "midnight": "am", "hours": "", "hrs": "", "oclock": "", "o'clock": "",
 }  # fmt: skip
 
 
-def half_of(tokens: Sequence[Token]) -> str:
-    """``am``, ``pm`` or what else the tokens say."""
-    said = "".join(token.text for token in tokens).casefold().replace(".", "").replace(" ", "")
-    return _HALVES_OF_DAY.get(said, said)
+def clock_time(tokens: Sequence[Token]) -> Clock | None:
+    """``h:mm``, ``h:mm:ss``, ``5 pm``, ``noon``."""
+    text = said(tokens).casefold()
+    match = _CLOCK.fullmatch(f"12 {text}" if text in ("noon", "midnight") else text)
+    half = _HALVES_OF_DAY.get(re.sub(r"[ .]", "", match["half"] or "")) if match else None
+    if match is None or half is None or not (match[2] or half):
+        return None
+    values = [value for value in match.groups()[:3] if value]
+    seconds = sum(int(value) * unit for value, unit in zip(values, (3600, 60, 1), strict=False))
+    padded = any(value.startswith("0") for value in values)
+    ratio = None if half or padded or len(values) < 2 else Ratio(tuple(number(int(value)) for value in values))
+    return Clock(seconds, half, ratio)
 
 
 def out_of(tokens: Sequence[Token]) -> Sequence[Token]:
@@ -274,16 +250,18 @@ _KINDS = {
 }  # fmt: skip
 _QUANTIFIERS = word_set("all any every each the set of a an arbitrary entire line")
 _PLURALS = word_set("numbers number reals integers integer naturals rationals primes values value line")
-_EMPTY = re.compile(
-    r"(?:(?:there (?:is|are|exists?|exist) |(?:the |this )?(?:equation |system |problem |inequality )?(?:has |have ))?"
-    r"(?:no|zero) (?:real |such |valid |possible )*"
-    r"(?:solutions?|roots?|answers?|values?|numbers?|functions?|intersections?)"
-    r"(?: (?:exists?|possible))?(?: of [a-z])?|(?:the )?empty set|(?:the )?null set|none exists?)"
-)
 _LIMIT = r"(?:(?:the|this) )?(?:(?:series|integral|sequence|limit|sum|it) )?"
 _STATES = tuple(
     (re.compile(pattern), meaning)
     for pattern, meaning in (
+        (
+            r"(?:there (?:is|are|exists?) |"
+            r"(?:the |this )?(?:equation |system |problem |inequality )?(?:has |have ))?"
+            r"(?:no|zero) (?:real |such |valid |possible )*"
+            r"(?:solutions?|roots?|answers?|values?|numbers?|functions?|intersections?)"
+            r"(?: (?:exists?|possible))?(?: of [a-z])?|(?:the )?(?:empty|null) set|none exists?",
+            "",
+        ),
         (r"(?:there (?:is|are|exists?) )?no such [a-z]+(?: [a-z])?(?: exists?)?", "does not exist"),
         (
             r"(?:(?:the )?[a-z]+ )?(?:does not|do not|doesn't|doesnt|don't) exist|dne|nonexistent|non-existent|"
@@ -301,12 +279,13 @@ _STATES = tuple(
         (r"(?:the |this )?(?:(?:statement|claim|assertion|proposition) is |it is )?(true|false)", r"\1"),
     )
 )
-"""Phrases by what they mean."""
+"""Phrases by what they mean; nothing stands for the empty set."""
 _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",
 )  # fmt: skip
 _DAY_WORDS = word_set("of the st nd rd th on")
+_LONGEST_PHRASE = 12
 
 
 def number_domain(tokens: Sequence[Token]) -> Answer | None:
@@ -373,15 +352,12 @@ def _stepped(step: int, start: int) -> Family:
 
 def closed_phrase(tokens: Sequence[Token]) -> Answer | None:
     """A phrase of a fixed meaning, written in one of several ways."""
-    if len(tokens) > 12 or any(token.kind not in ("word", "sym") for token in tokens):
+    if len(tokens) > _LONGEST_PHRASE or any(token.kind not in ("word", "sym") for token in tokens):
         return None
-    said = " ".join(token.text.casefold().strip(".,") for token in tokens).strip()
-    if _EMPTY.fullmatch(said):
-        return RealSet(())
+    text = " ".join(token.text.casefold().strip(".,") for token in tokens).strip()
     for pattern, meaning in _STATES:
-        match = pattern.fullmatch(said)
-        if match is not None:
-            return Text(tuple(match.expand(meaning).split()))
+        if match := pattern.fullmatch(text):
+            return Text(tuple(match.expand(meaning).split())) if meaning else RealSet(())
     return None
 
 

@@ -50,7 +50,6 @@ from magicrl.verifiers.maths.phrases import (
     described,
     in_symbols,
     labelled_parts,
-    midday,
     number_domain,
     out_of,
     split,
@@ -589,7 +588,7 @@ class _Reader:
         return found or vector(tokens)
 
     def _words_or_formula(self, tokens: Sequence[Token], levels: list[int]) -> Answer | None:
-        if (clock := midday(tokens)) is not None:
+        if (clock := clock_time(tokens)) is not None:
             return clock
         if all(token.kind == "word" or (token.kind == "op" and token.text == "-") for token in tokens):
             tree = parse(tokens) if not plain_word(words_of(tokens)) else None
@@ -601,7 +600,7 @@ class _Reader:
             rest = {token.kind for token in tokens} - {"word"}
             if rest in ({"sym"}, {"num"}):
                 return Text(words_of(tokens))  # student B, room 20
-        return based(tokens) or clock_time(tokens) or quantity(tokens, levels, trusted=self._trusted)
+        return based(tokens) or quantity(tokens, levels, trusted=self._trusted)
 
     def _mapping(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         r"""``f: x \mapsto x^2``."""
