@@ -399,3 +399,8 @@ def as_value(value: Quantity) -> Expr | None:
 def all_of(verdicts: Sequence[bool | None]) -> bool | None:
     """False where one is false, None where one is unknown."""
     return False if False in verdicts else None if None in verdicts else True
+
+
+def any_of(verdicts: Sequence[bool | None]) -> bool | None:
+    """True where one is true, None where one is unknown."""
+    return True if True in verdicts else None if None in verdicts else False

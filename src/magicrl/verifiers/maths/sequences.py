@@ -24,7 +24,6 @@ from magicrl.verifiers.maths.answers import (
     Quantity,
     RealSet,
     Several,
-    all_of,
     complete,
     mapped,
     number,
@@ -154,16 +153,6 @@ def counting(answer: Answer) -> tuple[str, ...]:
 
 
 _COUNTED = {0: ("N0", "Z+0"), 1: ("N", "Z+")}
-
-
-def same_dotted(gold: Dotted, answer: Dotted) -> bool | None:
-    """Whether two lists go on by the same rule and end at the same place."""
-    if (gold.last is None) != (answer.last is None):
-        return False
-    verdicts = [same_value(gold.item, answer.item)]
-    if gold.last is not None and answer.last is not None:
-        verdicts.append(same_value(gold.last, answer.last))
-    return all_of(verdicts)
 
 
 _MOST_CLASSES = 60
