@@ -6,10 +6,10 @@ is only compared by `equality` when both sides were read whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from itertools import product
+from itertools import product, repeat
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -87,11 +87,36 @@ def function(name: str, *args: Expr) -> Expr:
     return Expr("fn", args, name)
 
 
-def rename(tree: Expr, names: dict[str, str]) -> Expr:
-    """``tree`` with symbols renamed."""
-    if tree.op == "sym":
-        return Expr("sym", name=names.get(tree.name, tree.name))
-    return mapped(tree, lambda part: rename(part, names))
+def rename(answer: Answer, names: dict[str, str]) -> Answer:
+    """The answer with letters renamed, one by one."""
+    if isinstance(answer, Quantity):
+        return Quantity(_rename(answer.expr, names), answer.unit)
+    if isinstance(answer, Several | Group):
+        return replace(answer, items=tuple(rename(item, names) for item in answer.items))
+    return replace(answer, value=rename(answer.value, names)) if isinstance(answer, Named) else answer
+
+
+def _rename(tree: Expr, names: dict[str, str]) -> Expr:
+    return (
+        Expr("sym", name=names.get(tree.name, tree.name))
+        if tree.op == "sym"
+        else mapped(tree, lambda part: _rename(part, names))
+    )
+
+
+def formulas(answer: Answer) -> list[Expr]:
+    """The formulas of quantities, lists, brackets and named values."""
+    if isinstance(answer, Quantity):
+        return [answer.expr]
+    if isinstance(answer, Several | Group):
+        return [part for item in answer.items for part in formulas(item)]
+    inner = answer.value if isinstance(answer, Named) else answer.answer if isinstance(answer, Family) else None
+    return [] if inner is None else formulas(inner)
+
+
+def names_of(answer: Answer) -> frozenset[str]:
+    """The letters in the formulas of an answer."""
+    return frozenset().union(*(part.symbols for part in formulas(answer)))
 
 
 def substitute(tree: Expr, name: str, by: Expr) -> Expr:
@@ -120,27 +145,23 @@ def signs(tree: Expr) -> tuple[Expr, ...] | None:
 
     Every plus-minus sign is free; a minus-plus sign is opposite to the plus-minus signs of its formula.
     """
-    count = _count(tree, "pm")
-    if not tree.holds("pm") and not tree.holds("mp"):
-        return (tree,)
-    if count > MAX_SIGNS:
-        return None
     if tree.holds("mp"):
-        return tuple(_signed(tree, iter([sign] * count), sign) for sign in (1, -1))
-    return tuple(_signed(tree, iter(choice), 1) for choice in product((1, -1), repeat=count))
+        return tuple(_signed(tree, repeat(sign), -sign) for sign in (1, -1))
+    count = _count(tree)
+    return tuple(_signed(tree, iter(way), 0) for way in product((1, -1), repeat=count)) if count <= MAX_SIGNS else None
 
 
-def _count(tree: Expr, op: str) -> int:
-    return (tree.op == op) + sum(_count(part, op) for part in tree.args)
+def _count(tree: Expr) -> int:
+    return (tree.op == "pm") + sum(map(_count, tree.args))
 
 
-def _signed(tree: Expr, choice: object, main: int) -> Expr:
-    if tree.op in ("pm", "mp"):
-        sign = next(choice) if tree.op == "pm" else -main  # type: ignore[call-overload]
-        parts = [_signed(part, choice, main) for part in tree.args]
-        last = parts[-1] if sign > 0 else -parts[-1]
-        return last if len(parts) == 1 else parts[0] + last
-    return mapped(tree, lambda part: _signed(part, choice, main))
+def _signed(tree: Expr, ways: Iterator[int], opposite: int) -> Expr:
+    if tree.op not in ("pm", "mp"):
+        return mapped(tree, lambda part: _signed(part, ways, opposite))
+    sign = next(ways) if tree.op == "pm" else opposite
+    parts = [_signed(part, ways, opposite) for part in tree.args]
+    last = parts[-1] if sign > 0 else -parts[-1]
+    return last if len(parts) == 1 else parts[0] + last
 
 
 Dimension = tuple[tuple[str, int], ...]
@@ -171,15 +192,21 @@ PERCENT = Unit("percent", factor=Fraction(1, 100))
 DEGREE = Unit("degree")
 
 
+class Answer:
+    """What an answer can be."""
+
+    __slots__ = ()
+
+
 @dataclass(frozen=True, slots=True)
-class Text:
+class Text(Answer):
     """Words, case folded, without articles."""
 
     words: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Quantity:
+class Quantity(Answer):
     """A formula, with a unit or without."""
 
     expr: Expr
@@ -187,7 +214,7 @@ class Quantity:
 
 
 @dataclass(frozen=True, slots=True)
-class Based:
+class Based(Answer):
     """Digits in a stated base."""
 
     digits: str
@@ -195,14 +222,14 @@ class Based:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
+class Ratio(Answer):
     """``a:b`` or ``a:b:c``."""
 
     parts: tuple[Expr, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class Clock(Answer):
     """A time of day or a duration ``h:mm(:ss)``; ``half`` is am, pm or empty."""
 
     seconds: int
@@ -211,7 +238,7 @@ class Clock:
 
 
 @dataclass(frozen=True, slots=True)
-class Several:
+class Several(Answer):
     """Several answers, in no order: a bare list; ``signs``: of a plus-minus sign; ``either``: joined by "or"."""
 
     items: tuple[Answer, ...]
@@ -220,7 +247,7 @@ class Several:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Group(Answer):
     """What stands in brackets, in order: a tuple, a list, an interval, or (braces) a set."""
 
     opening: str
@@ -239,7 +266,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class RealSet:
+class RealSet(Answer):
     """A union of spans; ``subject`` is the name that an inequality was about, if any."""
 
     spans: tuple[Span, ...]
@@ -251,21 +278,17 @@ ALL_REALS = RealSet((Span(MINUS_INFINITY, False, PLUS_INFINITY, False),))
 
 
 @dataclass(frozen=True, slots=True)
-class Matrix:
+class Matrix(Answer):
     """Rows of formulas."""
 
     rows: tuple[tuple[Answer, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class Named(Answer):
     """``name = value``: ``x = 5``, ``f(x) = 2x``, ``(p, q) = (1, 2)``, ``Paolo: 18``.
 
-    Attributes:
-        name: spelling of the name; of a function without its arguments.
-        arguments: names of a function's arguments.
-        value: what is given.
-        symbol: the name as a formula, None if it is none.
+    ``name`` is without a function's ``arguments``; ``symbol`` is the name as a formula, None if it is none.
     """
 
     name: str
@@ -275,7 +298,7 @@ class Named:
 
 
 @dataclass(frozen=True, slots=True)
-class Equation:
+class Equation(Answer):
     """Two formulas of which neither is a mere name."""
 
     left: Expr
@@ -283,7 +306,7 @@ class Equation:
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class Order(Answer):
     """A chain of formulas with ``<`` or ``<=`` between them (or one ``!=``)."""
 
     parts: tuple[Expr, ...]
@@ -291,11 +314,8 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
-    """An answer with the parameters it declares free (``for some integer t``).
-
-    ``domain`` is Z, N or R where the declaration says so, else empty.
-    """
+class Family(Answer):
+    """An answer with the parameters it declares free (``for some integer t``), and their domain (Z, N, R), if said."""
 
     answer: Answer
     parameters: frozenset[str]
@@ -303,14 +323,14 @@ class Family:
 
 
 @dataclass(frozen=True, slots=True)
-class Domain:
+class Domain(Answer):
     r"""A set of numbers that is no union of intervals: ``\mathbb{Z}``, ``\mathbb{Q}``, the positive integers (Z+)."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
+class Within(Answer):
     r"""The members of a domain that a condition lets in: ``\{x \in \mathbb{Z} : x > 2\}``."""
 
     domain: str
@@ -318,60 +338,32 @@ class Within:
 
 
 @dataclass(frozen=True, slots=True)
-class Piecewise:
+class Piecewise(Answer):
     """A definition by cases: values and their conditions; the condition of "otherwise" is None."""
 
     pieces: tuple[tuple[Answer, Answer | None], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Cycles:
+class Cycles(Answer):
     """A permutation as disjoint cycles, each from its least member on, in order."""
 
     cycles: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Dotted:
-    r"""A list that goes on as it began: ``1, 3, \ldots, 2n-1``.
-
-    Attributes:
-        item: the item at place ``#j``, counted from 0.
-        last: the last place, None for a list without an end.
-    """
+class Dotted(Answer):
+    """A list that goes on as it began: the item at place ``#j``, from 0, and the last place, if there is an end."""
 
     item: Expr
     last: Expr | None
 
 
 @dataclass(frozen=True, slots=True)
-class Sentence:
+class Sentence(Answer):
     """Words, without those that say nothing, and the formulas between them."""
 
     parts: tuple[str | Answer, ...]
-
-
-Answer = (
-    Text
-    | Quantity
-    | Based
-    | Ratio
-    | Clock
-    | Several
-    | Group
-    | RealSet
-    | Matrix
-    | Named
-    | Equation
-    | Order
-    | Family
-    | Domain
-    | Within
-    | Piecewise
-    | Cycles
-    | Dotted
-    | Sentence
-)
 
 
 def complete(items: Iterable[T | None]) -> list[T] | None:
@@ -391,9 +383,7 @@ def plain(answer: Answer | None) -> Expr | None:
 
 def as_value(value: Quantity) -> Expr | None:
     """The value of a quantity without a unit, or of a percentage."""
-    if value.unit is not None and value.unit.kind == "percent":
-        return value.expr / number(100)
-    return value.expr if value.unit is None else None
+    return value.expr / number(100) if value.unit is not None and value.unit.kind == "percent" else plain(value)
 
 
 def all_of(verdicts: Sequence[bool | None]) -> bool | None:

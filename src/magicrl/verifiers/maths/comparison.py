@@ -35,6 +35,7 @@ from magicrl.verifiers.maths.answers import (
     as_value,
     complete,
     function,
+    names_of,
     number,
     plain,
     rename,
@@ -54,7 +55,7 @@ from magicrl.verifiers.maths.relations import (
     subject_set,
     unbounded,
 )
-from magicrl.verifiers.maths.sequences import counting, names_of, same_family
+from magicrl.verifiers.maths.sequences import counting, same_family
 
 _HALF_TURN = symbol("pi") / number(180)
 
@@ -337,10 +338,10 @@ def _both_named(gold: Named, answer: Named) -> bool | None:
     if gold.name == answer.name and gold.arguments != answer.arguments and len(gold.arguments) == len(answer.arguments):
         if names_of(answer.value) & (set(gold.arguments) - set(answer.arguments)):
             return False  # f(t) = x^2 is a constant
-        return same(gold.value, _renamed(answer.value, dict(zip(answer.arguments, gold.arguments, strict=True))))
+        return same(gold.value, rename(answer.value, dict(zip(answer.arguments, gold.arguments, strict=True))))
     one, other = _member(gold), _member(answer)
     if one is not None and other is not None and one[0] == other[0] and one[1] != other[1]:
-        return same(gold.value, _renamed(answer.value, {other[1]: one[1]}))  # a_n = 2n is a_k = 2k
+        return same(gold.value, rename(answer.value, {other[1]: one[1]}))  # a_n = 2n is a_k = 2k
     functions = bool(gold.arguments), bool(answer.arguments)
     alike = gold.name == answer.name and (gold.arguments == answer.arguments or not all(functions))
     alike = alike or (one is not None and one == other) or _squeezed(gold.name) == _squeezed(answer.name)
@@ -377,10 +378,6 @@ def _squeezed(name: str) -> str:
     bare = _LOOSE.sub("", name)
     points = len(bare) in (2, 3) and bare.isalpha() and bare.isupper() and not name.startswith("vec:")
     return min(bare, bare[::-1]) if points else bare  # AB is BA, angle ABC is CBA
-
-
-def _renamed(answer: Answer, names: dict[str, str]) -> Answer:
-    return Quantity(rename(answer.expr, names), answer.unit) if isinstance(answer, Quantity) else answer
 
 
 def _relations(gold: Answer, answer: Answer) -> bool | None:

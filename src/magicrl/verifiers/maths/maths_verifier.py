@@ -29,7 +29,7 @@ from sympy.core.random import seed as seed_sympy
 from magicrl.records import Verdict
 from magicrl.verifiers.base import JudgeOptions, Progress, make_verdict
 from magicrl.verifiers.extraction import answer_part, joint_boxes, last_box
-from magicrl.verifiers.maths.answers import Answer, Family, Group, Quantity, Several
+from magicrl.verifiers.maths.answers import Answer, Family, Group, Quantity, Several, names_of
 from magicrl.verifiers.maths.comparison import same
 from magicrl.verifiers.maths.lexer import ELLIPSES, Token, tokens_of
 from magicrl.verifiers.maths.literals import (
@@ -44,7 +44,7 @@ from magicrl.verifiers.maths.notation import canonical, close_braces, congruence
 from magicrl.verifiers.maths.prose import final_answer
 from magicrl.verifiers.maths.quantities import singular
 from magicrl.verifiers.maths.reading import read
-from magicrl.verifiers.maths.sequences import arguments_of, names_of, periodic_parameters, same_constants, same_family
+from magicrl.verifiers.maths.sequences import arguments_of, periodic_parameters, same_constants, same_family
 
 
 class CpuAlarm(BaseException):

@@ -25,7 +25,9 @@ from magicrl.verifiers.maths.answers import (
     RealSet,
     Several,
     complete,
+    formulas,
     mapped,
+    names_of,
     number,
     put,
     rename,
@@ -256,7 +258,7 @@ def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
     if len(left) != 1 or len(right) != 1 or gold_names - left != answer_names - right:
         return False
     (one,), (other,) = left, right
-    if one != other and same(plain_gold, renamed(plain_answer, {other: one})) is True:
+    if one != other and same(plain_gold, rename(plain_answer, {other: one})) is True:
         return True
     if domains and domains != {"Z"}:
         return False
@@ -297,13 +299,13 @@ def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
     if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & (arguments | given):
         return False
     if _parametric(gold) and _parametric(answer) and len(ours) == 1:
-        return same(gold, renamed(answer, {theirs[0]: ours[0]})) is True
+        return same(gold, rename(answer, {theirs[0]: ours[0]})) is True
     variables = any(name.islower() for name in left & right)
     variables = variables and not any(_CONSTANT.fullmatch(name) for name in left & right)
     if not arguments and not (variables and all(_CONSTANT.fullmatch(name) for name in ours)):
         return False  # x + C: a C that only one side has, beside a variable, is a constant of integration
     return any(
-        same(gold, renamed(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
+        same(gold, rename(answer, dict(zip(chosen, ours, strict=True)))) is True for chosen in permutations(theirs)
     )
 
 
@@ -319,7 +321,7 @@ def _parametric(answer: Answer) -> bool:
 def periodic_parameters(answer: Answer) -> frozenset[str]:
     r"""Letters whose multiple of pi (or of 360 degrees) is added, in every part of the answer."""
     found: list[frozenset[str]] = []
-    for part in _formulas(answer):
+    for part in formulas(answer):
         found.append(frozenset(name for name in part.symbols if name in _PARAMETERS and _steps_by_pi(part, name)))
     return frozenset.intersection(*found) if found else frozenset()
 
@@ -336,33 +338,3 @@ def _steps_by_pi(part: Expr, name: str) -> bool:
 
 def _parameters(answer: Answer) -> frozenset[str]:
     return answer.parameters if isinstance(answer, Family) else periodic_parameters(answer)
-
-
-def names_of(answer: Answer) -> frozenset[str]:
-    """The letters in the formulas of an answer."""
-    return frozenset().union(*(part.symbols for part in _formulas(answer)))
-
-
-def _formulas(answer: Answer) -> list[Expr]:
-    if isinstance(answer, Quantity):
-        return [answer.expr]
-    if isinstance(answer, Several | Group):
-        return [part for item in answer.items for part in _formulas(item)]
-    if isinstance(answer, Named):
-        return _formulas(answer.value)
-    if isinstance(answer, Family):
-        return _formulas(answer.answer)
-    return []
-
-
-def renamed(answer: Answer, names: dict[str, str]) -> Answer:
-    """The answer with letters renamed."""
-    if isinstance(answer, Quantity):
-        return Quantity(rename(answer.expr, names), answer.unit)
-    if isinstance(answer, Several):
-        return Several(tuple(renamed(item, names) for item in answer.items), answer.signs)
-    if isinstance(answer, Group):
-        return Group(answer.opening, answer.closing, tuple(renamed(item, names) for item in answer.items))
-    if isinstance(answer, Named):
-        return Named(answer.name, answer.arguments, renamed(answer.value, names), answer.symbol)
-    return answer
