@@ -520,6 +520,10 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
         return same(gold, inner)
     if both:
         return _brackets_aside(gold, answer)
+    for one, other in ((gold, answer), (answer, gold)):
+        whole = plain(one.items[0]) if isinstance(one, Group) and len(one.items) == 1 and one.opening == "[" else None
+        if whole is not None and isinstance(one, Group) and one.closing == "[" and (value := plain(other)) is not None:
+            return value.holds("fn", "floor") and same_value(function("floor", whole), value) is True  # Gauss's [n/2]
     matrix, other = (gold, answer) if isinstance(gold, Matrix) else (answer, gold)
     if isinstance(matrix, Matrix) and isinstance(other, Group):
         return _as_matrix(matrix, other)

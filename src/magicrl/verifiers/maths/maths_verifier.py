@@ -16,7 +16,6 @@ import signal
 import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import pairwise
 from types import FrameType
 from typing import Any
@@ -29,7 +28,7 @@ from sympy.core.random import seed as seed_sympy
 from magicrl.records import Verdict
 from magicrl.verifiers.base import JudgeOptions, Progress, make_verdict
 from magicrl.verifiers.extraction import answer_part, joint_boxes, last_box
-from magicrl.verifiers.maths.answers import Answer, Family, Group, Quantity, Several, names_of
+from magicrl.verifiers.maths.answers import Answer, Family, Group, Quantity, Several, any_of, names_of
 from magicrl.verifiers.maths.comparison import same
 from magicrl.verifiers.maths.lexer import ELLIPSES, Token, tokens_of
 from magicrl.verifiers.maths.literals import (
@@ -74,8 +73,6 @@ def cpu_limit(seconds: float) -> Generator[None]:
 logging.getLogger("math_verify").setLevel(logging.CRITICAL)
 logging.getLogger("latex2sympy2_extended").setLevel(logging.CRITICAL)
 
-Expression = sympy.Basic | sympy.MatrixBase
-
 _UNFINISHED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit)
 """Slow to evaluate without being out of reach."""
 
@@ -87,7 +84,6 @@ _WHOLE = (
         )
     ),
 )
-_BLANKS = re.compile(r"[ \t]{2,}")
 _DIGITS = 50
 _EXACT_TOLERANCE = 1e-30
 _FLOAT_TOLERANCE = 1e-5
@@ -100,13 +96,6 @@ def parse_formula(latex: str) -> list[Any]:
     """
     found = math_verify.parse(f"\\boxed{{{latex}}}", extraction_config=_WHOLE, parsing_timeout=None)  # pyright: ignore[reportArgumentType]
     return [item for item in found if not isinstance(item, str)]
-
-
-def parse_prose(text: str) -> tuple[list[Any], str | None]:
-    """The expressions found in running text by Math-Verify's own patterns, and the text of the first."""
-    found = math_verify.parse(_BLANKS.sub(" ", text), parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-    source = next((item for item in found if isinstance(item, str)), None)
-    return [item for item in found if not isinstance(item, str)], source
 
 
 def evaluates(parsed: list[Any]) -> bool:
@@ -132,91 +121,14 @@ def _numbers_agree(gold: Any, answer: Any) -> bool:
 
     Two exact numbers must agree to 30 digits; a decimal approximation to a relative 1e-5.
     """
-    if not (isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr)):
+    sides = (gold, answer)
+    if not all(isinstance(side, sympy.Expr) and side.is_number for side in sides):
         return True
-    if not (gold.is_number and answer.is_number):
-        return True
-    left, right = gold.evalf(_DIGITS), answer.evalf(_DIGITS)
+    left, right = (side.evalf(_DIGITS) for side in sides)
     if not (left.is_Number and right.is_Number and left.is_finite and right.is_finite):
         return True
-    exact = not (gold.has(sympy.Float) or answer.has(sympy.Float))
-    tolerance = _EXACT_TOLERANCE if exact else _FLOAT_TOLERANCE
+    tolerance = _FLOAT_TOLERANCE if any(side.has(sympy.Float) for side in sides) else _EXACT_TOLERANCE
     return bool(abs(left - right) <= tolerance * max(abs(left), abs(right)))
-
-
-_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
-_SPACED = re.compile(r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])")
-_POINTS = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])")
-_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
-_EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
-_LEADING_ZERO = re.compile(r"(?<!\d),0\d|\d,0\d")
-_CHOSEN = re.compile(r"(?<![\w\\])(?P<n>\d{1,4}|n)C(?P<k>\d{1,4}|[rk])(?!\w)")
-_PREFIXED = re.compile(
-    r"0(?:(?P<two>[bB])(?P<b>[01]{1,200})|(?P<eight>[oO])(?P<o>[0-7]{1,200})|[xX](?P<x>[\dA-Fa-f]{1,200}))"
-)
-_REPEATING = re.compile(
-    r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"
-    r"(?:\\(?:overline|bar) ?\{(?P<over>\d{1,30})\}"
-    r"|\((?P<again>\d{1,30})\)(?=$|[ ,;)\]}\\%])"
-    r"|\\dot ?\{?(?P<first>\d)\}?(?:(?P<middle>\d{0,30})\\dot ?\{?(?P<last>\d)\}?)?)(?!\d)"
-)
-_GOING_ON = re.compile(
-    r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?:(?P<again>\d{1,3})(?P=again){2,9}|(?P<twice>\d{2,6})(?P=twice))"
-    r"(?:\\[lc]?dots|\.\.\.)(?!\w)"
-)
-_MINUTES = re.compile(
-    r"(?<![\d.])(?P<degrees>\d{1,4})\^\\circ ?(?P<minutes>\d{1,2})(?:\^\\prime|')"
-    r"(?: ?(?P<seconds>\d{1,2})(?:\^\{\\prime ?\\prime\}|''|\"))?(?!\d)"
-)
-_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
-_DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
-_MOST_WORDS = 3
-"""In a sentence Math-Verify reads one formula of several."""
-_SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
-
-
-def same_structure(gold: str, answer: str) -> bool | None:
-    """Whether two answers in canonical notation say the same; None when one was not read or nothing was decided."""
-    verdicts: list[bool | None] = []
-    for left in readings(gold, trusted=True):
-        for right in readings(answer, trusted=False):
-            verdicts.append(compare(left, right))
-            if verdicts[-1] is True:
-                return True
-    if _decimal_comma(gold, answer):
-        return True
-    return None if not verdicts or None in verdicts else False
-
-
-def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
-    """The shapes that a text can have: commas between groups of three digits may be no list."""
-    if text[:1] == "0" and (prefixed := _PREFIXED.fullmatch(text)) is not None:
-        base = 2 if prefixed["two"] else 8 if prefixed["eight"] else 16
-        text = f"{prefixed['b'] or prefixed['o'] or prefixed['x']}_{{{base}}}"
-    if "C" in text:
-        text = _CHOSEN.sub(r"\\binom{\g<n>}{\g<k>}", text)  # 10C3
-    text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
-    text = _POINTS.sub(lambda match: match[0].replace(".", ""), text)
-    text = _REPEATING.sub(_repeating, _GOING_ON.sub(_going_on, text))
-    text = _MINUTES.sub(_in_degrees, text)
-    plain = text if trusted or _EXPONENT_BEFORE_LETTER.search(text) else ""
-    text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
-    joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
-    # 6e-10 may be a gold's 6e - 10, its spaces lost
-    spellings = (joined, text, plain) if plain else (joined, text)
-    if joined != text and _LEADING_ZERO.search(text):
-        spellings = (joined,)  # 10,000 is no list: no item is written 000
-    for spelling in dict.fromkeys(spellings):
-        # 17 \bmod 5 is 2, and the class of 2 where a congruence is asked for
-        for one in (spelling, congruence(spelling)) if r"\bmod" in spelling else (spelling,):
-            found = read(one, trusted)
-            if found is not None:
-                yield found
-
-
-def _going_on(match: re.Match[str]) -> str:
-    """``0.2727...`` with a line over what repeats."""
-    return rf"{match['head']}\overline{{{match['again'] or match['twice']}}}"
 
 
 def _repeating(match: re.Match[str]) -> str:
@@ -232,6 +144,77 @@ def _in_degrees(match: re.Match[str]) -> str:
     """Degrees, minutes and seconds of arc as degrees."""
     seconds = int(match["degrees"]) * 3600 + int(match["minutes"]) * 60 + int(match["seconds"] or 0)
     return rf"\frac{{{seconds}}}{{3600}}^\circ"
+
+
+_NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...] = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\A0[bB](?P<digits>[01]{1,200})\Z", r"\g<digits>_2"),
+        (r"\A0[oO](?P<digits>[0-7]{1,200})\Z", r"\g<digits>_8"),
+        (r"\A0[xX](?P<digits>[\dA-Fa-f]{1,200})\Z", r"\g<digits>_{16}"),
+        (r"(?<![\w\\])(?P<n>\d{1,4}|n)C(?P<k>\d{1,4}|[rk])(?!\w)", r"\\binom{\g<n>}{\g<k>}"),  # 10C3
+        (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda match: match[0].replace(" ", "")),
+        (r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])", lambda match: match[0].replace(".", "")),
+        # 0.2727... with a line over what repeats
+        (
+            r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?:(?P<again>\d{1,3})(?P=again){2,9}|(?P<twice>\d{2,6})(?P=twice))"
+            r"(?:\\[lc]?dots|\.\.\.)(?!\w)",
+            lambda match: rf"{match['head']}\overline{{{match['again'] or match['twice']}}}",
+        ),
+        (
+            r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"
+            r"(?:\\(?:overline|bar) ?\{(?P<over>\d{1,30})\}"
+            r"|\((?P<again>\d{1,30})\)(?=$|[ ,;)\]}\\%])"
+            r"|\\dot ?\{?(?P<first>\d)\}?(?:(?P<middle>\d{0,30})\\dot ?\{?(?P<last>\d)\}?)?)(?!\d)",
+            _repeating,
+        ),
+        (
+            r"(?<![\d.])(?P<degrees>\d{1,4})\^\\circ ?(?P<minutes>\d{1,2})(?:\^\\prime|')"
+            r"(?: ?(?P<seconds>\d{1,2})(?:\^\{\\prime ?\\prime\}|''|\"))?(?!\d)",
+            _in_degrees,
+        ),
+    )
+)
+"""Ways to write a number, and how the grammar reads it."""
+_GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
+_EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)(?:[eE]|\\mathrm\{[eE]\})([+-]?\d{1,4})(?![\d.]|\w*_)")
+_EXPONENT_BEFORE_LETTER = re.compile(r"\d[eE][+-]?\d{1,4}[A-Za-z]")
+_LEADING_ZERO = re.compile(r"(?<!\d),0\d|\d,0\d")
+_DECIMAL_COMMA = re.compile(r"-?\d+,\d+")
+_DECIMAL_POINT = re.compile(r"-?\d+\.\d+")
+_MOST_WORDS = 3
+"""In a sentence Math-Verify reads one formula of several."""
+_SHAPE = frozenset(("open", "close", "sep", "rel", "cup", "colon"))
+
+
+def same_structure(gold: str, answer: str) -> bool | None:
+    """Whether two answers in canonical notation say the same; None when one was not read or nothing was decided."""
+    verdicts: list[bool | None] = []
+    for left in readings(gold, trusted=True):
+        for right in readings(answer, trusted=False):
+            verdicts.append(compare(left, right))
+            if verdicts[-1] is True:
+                return True
+    return True if _decimal_comma(gold, answer) else any_of(verdicts or [None])
+
+
+def readings(text: str, *, trusted: bool) -> Iterator[Answer]:
+    """The shapes that a text can have: commas between groups of three digits may be no list."""
+    for pattern, replacement in _NUMERALS:
+        text = pattern.sub(replacement, text)
+    plain = text if trusted or _EXPONENT_BEFORE_LETTER.search(text) else ""
+    text = _EXPONENT.sub(r"\1\\times 10^{\2}", text)
+    joined = _GROUPED.sub(lambda match: match[0].replace(",", ""), text) if text[:1] not in "([" else text
+    # 6e-10 may be a gold's 6e - 10, its spaces lost
+    spellings = (joined, text, plain) if plain else (joined, text)
+    if joined != text and _LEADING_ZERO.search(text):
+        spellings = (joined,)  # 10,000 is no list: no item is written 000
+    for spelling in dict.fromkeys(spellings):
+        # 17 \bmod 5 is 2, and the class of 2 where a congruence is asked for
+        for one in (spelling, congruence(spelling)) if r"\bmod" in spelling else (spelling,):
+            found = read(one, trusted)
+            if found is not None:
+                yield found
 
 
 def has_shape(gold: str) -> bool:
@@ -415,15 +398,6 @@ _CACHED_GOLDS = 4096
 _MAY_BE_LIST = re.compile(r"[,;]|\\pm|\b(?:and|or)\b")
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    """What the response gives: a box's content, or running text when there is no box (lenient)."""
-
-    text: str
-    boxed: bool
-    source: str = ""
-
-
 class MathsVerifier:
     """Judges one response against its golds. Runs in a worker process; see `magicrl.verifiers.pool`."""
 
@@ -445,103 +419,87 @@ class MathsVerifier:
             return make_verdict("unparsable", reason="the answer is nested too deeply", decided_by="structure")
 
     def _judge(self, golds: Sequence[str], response: str) -> Verdict:
-        answer = self._extract(golds, response)
-        if isinstance(answer, Verdict):
-            return answer
+        part = answer_part(response, self._options.reasoning)
+        if part is None:
+            return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
+        box = last_box(part)
+        text, formula = (box.strip(), True) if box is not None else self._in_prose(golds, part)
+        if not text:
+            reason = "no closed box after the reasoning" if box is None else "the answer is empty"
+            return make_verdict("no_answer", reason=reason, decided_by="extraction")
         pairs = [(gold, canonical(close_braces(gold))) for gold in golds]
         try:
             with cpu_limit(STEPS_SECONDS):
-                verdict = self._by_steps(pairs, canonical(answer.text), answer)
-                if answer.source and (verdict is None or verdict.status == "mismatch"):
-                    verdict = self._by_joint_boxes(pairs, answer) or verdict
+                verdict = self._by_steps(pairs, text)
+                if box is not None and (verdict is None or verdict.status == "mismatch"):
+                    verdict = self._by_joint_boxes(pairs, part) or verdict
         except CpuAlarm:
             reason = f"the answer used up {STEPS_SECONDS:g} s of CPU time"
-            return make_verdict("timeout", reason=reason, decided_by="structure", extracted=answer.text)
-        if isinstance(verdict, Verdict):
-            return verdict
-        return self._by_engine(pairs, answer)
+            return make_verdict("timeout", reason=reason, decided_by="structure", extracted=text)
+        return verdict or self._by_engine(pairs, text, formula)
 
-    def _extract(self, golds: Sequence[str], response: str) -> _Answer | Verdict:
-        text = answer_part(response, self._options.reasoning)
-        if text is None:
-            return make_verdict("no_answer", reason="the reasoning never ended", decided_by="extraction")
-        box = last_box(text)
-        if box is not None:
-            answer = _Answer(box.strip(), boxed=True, source=text)
-        elif self._options.extract == "lenient":
-            choice = all(choice_letter(gold) is not None for gold in golds)
-            found = final_answer(text[-MAX_PROSE_CHARS:], choice=choice)
-            answer = _Answer(found or text.strip()[-MAX_PROSE_CHARS:], boxed=found is not None)
-        else:
-            return make_verdict("no_answer", reason="no closed box after the reasoning", decided_by="extraction")
-        if not answer.text:
-            return make_verdict("no_answer", reason="the answer is empty", decided_by="extraction")
-        return answer
+    def _in_prose(self, golds: Sequence[str], part: str) -> tuple[str, bool]:
+        """The final answer of a text without a box, and whether one was found; else all of the text."""
+        if self._options.extract == "box":
+            return "", False
+        found = final_answer(part[-MAX_PROSE_CHARS:], choice=all(choice_letter(gold) is not None for gold in golds))
+        return found or part.strip()[-MAX_PROSE_CHARS:], found is not None
 
-    def _by_steps(self, pairs: list[tuple[str, str]], spelled: str, answer: _Answer) -> Verdict | None:
+    def _by_steps(self, pairs: list[tuple[str, str]], text: str) -> Verdict | None:
         """Steps 1 to 3: everything that needs no symbolic algebra. None when a gold stays open."""
-        candidates = pairs
+        spelled = canonical(text)
+        golds = [gold for _, gold in pairs]
         for name, step in CHEAP_STEPS if len(spelled) <= MAX_PARSED_CHARS else CHEAP_STEPS[:1]:
-            opinions = [step(gold, spelled) for _, gold in candidates]
+            opinions = [step(gold, spelled) for gold in golds]
             if True in opinions:
-                return make_verdict("matched", decided_by=name, extracted=answer.text)
-            candidates = [pair for pair, opinion in zip(candidates, opinions, strict=True) if opinion is None]
-            if not candidates:
-                return make_verdict("mismatch", decided_by=name, extracted=answer.text)
+                return make_verdict("matched", decided_by=name, extracted=text)
+            golds = [gold for gold, opinion in zip(golds, opinions, strict=True) if opinion is None]
+            if not golds:
+                return make_verdict("mismatch", decided_by=name, extracted=text)
         if len(spelled) > MAX_PARSED_CHARS:
-            return make_verdict("mismatch", decided_by="string", reason="too long to be read", extracted=answer.text)
+            return make_verdict("mismatch", decided_by="string", reason="too long to be read", extracted=text)
         return None
 
-    def _by_joint_boxes(self, pairs: list[tuple[str, str]], answer: _Answer) -> Verdict | None:
+    def _by_joint_boxes(self, pairs: list[tuple[str, str]], part: str) -> Verdict | None:
         """Several boxes in a row are one list, if the gold is a list of as many answers."""
-        if not any(_MAY_BE_LIST.search(gold) for _, gold in pairs):
-            return None
-        boxes = joint_boxes(answer.source)
-        if boxes is None:
-            return None
-        spelled = canonical(", ".join(boxes))
-        if len(spelled) <= MAX_PARSED_CHARS and any(same_list(gold, spelled, len(boxes)) for _, gold in pairs):
-            return make_verdict("matched", decided_by="boxes", extracted=", ".join(boxes))
+        boxes = joint_boxes(part) if any(_MAY_BE_LIST.search(gold) for _, gold in pairs) else None
+        text = ", ".join(boxes or ())
+        spelled = canonical(text)
+        if (
+            boxes
+            and len(spelled) <= MAX_PARSED_CHARS
+            and any(same_list(gold, spelled, len(boxes)) for _, gold in pairs)
+        ):
+            return make_verdict("matched", decided_by="boxes", extracted=text)
         return None
 
-    def _by_engine(self, pairs: list[tuple[str, str]], answer: _Answer) -> Verdict:
+    def _by_engine(self, pairs: list[tuple[str, str]], text: str, formula: bool) -> Verdict:
         """Step 4: Math-Verify on what the steps before left open."""
-        spelled = canonical(answer.text)
+        spelled = canonical(text)
         seed_sympy(0)  # sympy probes some identities at random points: the same ones for every item
         self._progress("gold")
         parsed = {gold: self._parse_gold(gold) for gold, _ in pairs}
-        if not any(parsed[gold] or (gold not in self._exhausting and has_shape(text)) for gold, text in pairs):
+        if not any(parsed[gold] or (gold not in self._exhausting and has_shape(spelling)) for gold, spelling in pairs):
             reason = "the gold answer cannot be read"
-            return make_verdict("gold_unparsable", reason=reason, decided_by="math_verify", extracted=answer.text)
+            return make_verdict("gold_unparsable", reason=reason, decided_by="math_verify", extracted=text)
         self._progress("answer")
-        usable = [
-            parsed[gold]
-            for gold, text in pairs
-            if parsed[gold] and (not answer.boxed or engine_may_judge(text, spelled))
-        ]
+        usable = [parsed[gold] for gold, spelling in pairs if parsed[gold] and engine_may_judge(spelling, spelled)]
+        if not formula or not (usable or has_shape(spelled)):
+            return make_verdict("mismatch", decided_by="structure", extracted=text)
         if not usable:
-            if not has_shape(spelled):
-                return make_verdict("mismatch", decided_by="structure", extracted=answer.text)
             reason = "neither that they are equal nor that they differ could be shown"
-            return make_verdict("undecided", reason=reason, decided_by="structure", extracted=answer.text)
+            return make_verdict("undecided", reason=reason, decided_by="structure", extracted=text)
         try:
             with cpu_limit(ENGINE_SECONDS):
-                return self._engine_verdict(usable, answer, spelled)
+                found = parse_formula(spelled)
+                status = "matched" if any(equivalent(gold, found) for gold in usable) else "mismatch"
         except CpuAlarm:
             reason = f"the answer used up {ENGINE_SECONDS:g} s of CPU time"
-            return make_verdict("timeout", reason=reason, decided_by="math_verify", extracted=answer.text)
-
-    def _engine_verdict(self, golds: list[list[Any]], answer: _Answer, spelled: str) -> Verdict:
-        extracted: str | None = answer.text
-        if answer.boxed:
-            parsed = parse_formula(spelled)
-        else:
-            parsed, extracted = parse_prose(answer.text)
-        if not parsed:
+            return make_verdict("timeout", reason=reason, decided_by="math_verify", extracted=text)
+        if not found:
             reason = "Math-Verify reads nothing in the answer"
-            return make_verdict("unparsable", reason=reason, decided_by="math_verify", extracted=extracted)
-        equal = any(equivalent(gold, parsed) for gold in golds)
-        return make_verdict("matched" if equal else "mismatch", decided_by="math_verify", extracted=extracted)
+            return make_verdict("unparsable", reason=reason, decided_by="math_verify", extracted=text)
+        return make_verdict(status, decided_by="math_verify", extracted=text)
 
     def _parse_gold(self, gold: str) -> list[Any]:
         if gold not in self._golds:

@@ -25,6 +25,7 @@ from magicrl.verifiers.maths.answers import (
     Quantity,
     Several,
     Unit,
+    complete,
     number,
     signs,
     substitute,
@@ -32,7 +33,7 @@ from magicrl.verifiers.maths.answers import (
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.literals import SCALES, leading_number, word_number, word_set
-from magicrl.verifiers.maths.phrases import depths
+from magicrl.verifiers.maths.phrases import depths, said
 
 
 def _load() -> dict[str, Unit]:
@@ -73,15 +74,14 @@ _IN_PHRASES = frozenset(("word", "sym", "op", "num", "unit", "lbrace", "rbrace",
 
 def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
     """What the tokens after a number say; None when they are no unit and no noun. In a gold any words are a noun."""
-    if any(token.kind not in _IN_PHRASES for token in tokens):
-        return None
-    words = [token.text.strip(".,") for token in tokens if token.kind not in ("lbrace", "rbrace", "close")]
+    words = [token.text.strip(".,") for token in tokens if token.kind not in ("lbrace", "rbrace")]
     words = [word for word in words if word and word != "'"]
-    if "(" in words and not _last_quotient(tokens):
+    if not words or any(token.kind not in _IN_PHRASES for token in tokens):
         return None
-    words = [word for word in words if word != "("]
-    if not words:
-        return None
+    if "(" in words:  # J/(mol K); a closing bracket is spelled as its partner
+        if words[-1] != "(" or words.count("(") != 2 or words[words.index("(") - 1] != "/" or words.count("/") > 1:
+            return None
+        words = [word for word in words if word != "("]
     while len(words) > 1 and words[-1].casefold() in _AFTER_NOUNS:
         words.pop()  # 12 years old
     low = [word.casefold() for word in words]
@@ -93,20 +93,11 @@ def unit_phrase(tokens: Sequence[Token], *, trusted: bool) -> Unit | None:
         return Unit("unit", (("any", power),))
     if low[0] in _PERCENT or low == ["per", "cent"]:
         return PERCENT if len(low) == 1 or low[0] == "per" else None
-    if low[0] in _DEGREES and low[1:] in (["celsius"], ["fahrenheit"], ["c"], ["f"]):
-        return Unit("noun", noun="degree" + low[1][0].upper())
     if low[0] in _DEGREES:
-        return DEGREE if len(low) == 1 else _noun(tokens, words, trusted)
+        scale = low[1][:1] if low[1:] in (["celsius"], ["fahrenheit"], ["c"], ["f"]) else ""
+        degrees = Unit("noun", noun="degree" + scale.upper()) if scale else DEGREE
+        return degrees if scale or len(low) == 1 else _noun(tokens, words, trusted)
     return _known(words) or _noun(tokens, words, trusted)
-
-
-def _last_quotient(tokens: Sequence[Token]) -> bool:
-    """``J/(mol K)``: one pair of brackets, at the end, right after the stroke, so that they part nothing else."""
-    marks = [at for at, token in enumerate(tokens) if token.kind in ("open", "close")]
-    if len(marks) != 2 or marks[1] != len(tokens) - 1 or tokens[marks[0]].text != "(":
-        return False
-    stroke = tokens[marks[0] - 1]
-    return (stroke.kind, stroke.text) == ("op", "/") and not {"/", "per"} & {one.text for one in tokens[marks[0] :]}
 
 
 def _known(words: list[str]) -> Unit | None:
@@ -209,16 +200,14 @@ def singular(word: str) -> str:
     return word
 
 
-def quantity(tokens: Sequence[Token], levels: list[int], *, trusted: bool) -> Answer | None:
+def quantity(tokens: Sequence[Token], *, trusted: bool) -> Answer | None:
     """A formula and its unit, if any; plus-minus signs make several."""
-    unit: Unit | None = None
-    tokens, levels = _without_fraction(tokens, levels)
-    tokens, levels = _annotated(tokens, levels)
-    head = [position for position, token in enumerate(tokens[:2]) if token.kind == "unit" and token.text in UNITS]
-    if head:
-        unit = UNITS[tokens[head[0]].text]
-        levels = [level for position, level in enumerate(levels) if position != head[0]]
-        tokens = [token for position, token in enumerate(tokens) if position != head[0]]
+    tokens = _annotated(_without_fraction(tokens))
+    head = next((at for at, token in enumerate(tokens[:2]) if token.kind == "unit" and token.text in UNITS), None)
+    unit = None if head is None else UNITS[tokens[head].text]
+    if head is not None:
+        tokens = [*tokens[:head], *tokens[head + 1 :]]
+    levels = depths(tokens) or [0] * len(tokens)
     whole = _compound(tokens, levels, trusted) or _scaled(tokens, levels, trusted)
     if whole is not None:
         return whole
@@ -248,19 +237,18 @@ def _first_letter(tokens: Sequence[Token], at: int) -> int:
     return start if tokens[start - 1].kind in ("num", "rbrace") and tokens[start].kind == "sym" else at
 
 
-def _annotated(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int]]:
-    """``5 (cm)``: a unit or a noun in brackets as if there were none."""
-    opening = max((at for at, level in enumerate(levels[:-1]) if level == 0), default=0)
+def _annotated(tokens: Sequence[Token]) -> Sequence[Token]:
+    """``5 (cm)``: a unit or a noun in brackets as if there were none; ``64 (sixty-four)`` as the number."""
+    opening = next((at for at, token in enumerate(tokens) if (token.kind, token.text) == ("open", "(")), 0)
     inside = tokens[opening + 1 : -1]
-    if not opening or (tokens[opening].kind, tokens[-1].kind, tokens[-1].text) != ("open", "close", "("):
-        return tokens, levels
-    said = word_number([token.text.casefold() for token in inside if token.kind == "word"])
-    number_before = opening == 1 and tokens[0].kind == "num" and parse(tokens[:1])
-    if said is not None and number_before and number_before.value == said:
-        return tokens[:opening], levels[:opening]  # 64 (sixty-four)
-    if not inside or any(token.kind != "word" for token in inside):
-        return tokens, levels
-    return [*tokens[:opening], *inside], [*levels[:opening], *(0 for _ in inside)]
+    if not opening or (tokens[-1].kind, tokens[-1].text) != ("close", "("):
+        return tokens
+    named = word_number([token.text.casefold() for token in inside if token.kind == "word"])
+    if named is not None and parse(tokens[:opening]) == number(named):
+        return tokens[:opening]
+    if any(token.kind != "word" for token in inside):
+        return tokens
+    return [*tokens[:opening], *inside]
 
 
 def counted_in_words(tokens: Sequence[Token], *, trusted: bool) -> Quantity | None:
@@ -277,46 +265,30 @@ def counted_in_words(tokens: Sequence[Token], *, trusted: bool) -> Quantity | No
     return None if unit is None else Quantity(number(found[0]), unit)
 
 
+_AMOUNT = r"(\d+(?:\.\d+)?)"
+_FEET = re.compile(rf"{_AMOUNT} ' {_AMOUNT} (?:' '|\")")
+_TIMES = re.compile(
+    rf"(?:{_AMOUNT} (?:h|hrs?|hours?)(?: |$))?(?:{_AMOUNT} (?:m|mins?|minutes?)(?: |$))?"
+    rf"(?:{_AMOUNT} (?:s|secs?|seconds?))?"
+)
+_LENGTH, _TIME = Unit("unit", (("L", 1),)), Unit("unit", (("T", 1),))
+
+
 def _compound(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer | None:
     """``1 hour 30 minutes``: a sum of quantities of one kind, the larger unit first."""
-    abbreviated = _abbreviated(tokens)
-    if abbreviated is not None:
-        return abbreviated
+    text = said(tokens)
+    if feet := _FEET.fullmatch(text):
+        return Quantity(number((12 * Fraction(feet[1]) + Fraction(feet[2])) * UNITS["inch"].factor), _LENGTH)
+    if (times := _TIMES.fullmatch(text)) and len([value for value in times.groups() if value]) > 1:
+        parts = zip(times.groups(), (3600, 60, 1), strict=True)
+        return Quantity(number(sum(size * Fraction(value) for value, size in parts if value)), _TIME)
     ends = [at for at, (one, other) in enumerate(pairwise(tokens), 1) if (one.kind, other.kind) == ("word", "num")]
     starts = [0, *(at for at in ends if levels[at] == 0)]
     if len(starts) < 2:
         return None
     pieces = [tokens[start:end] for start, end in zip(starts, [*starts[1:], len(tokens)], strict=True)]
-    parts = [quantity(piece, depths(piece) or [0] * len(piece), trusted=trusted) for piece in pieces]
-    return added([part for part in parts if part is not None]) if None not in parts else None
-
-
-_SHORT_COMPOUNDS = (
-    (("h", "hr", "hrs", "hour", "hours"), 3600), (("m", "min", "mins", "minute", "minutes"), 60),
-    (("s", "sec", "secs", "second", "seconds"), 1),
-)  # fmt: skip
-
-
-def _abbreviated(tokens: Sequence[Token]) -> Quantity | None:
-    """``2 h 30 min``, ``2h30m``, and feet and inches as ``5'6"``: a letter or mark after each of several numbers."""
-    kinds = [token.kind for token in tokens]
-    if len(tokens) not in (4, 5, 6) or kinds[0] != "num" or kinds[2] != "num":
-        return None
-    marks = [token.text for token in tokens]
-    if marks[1] == "'" and (marks[3:] in (["'", "'"], ['"'])):
-        inches = number(12) * _single(marks[0]) + _single(marks[2])
-        return Quantity(inches * number(UNITS["inch"].factor), Unit("unit", (("L", 1),)))
-    if len(tokens) not in (4, 6) or any(kind != "num" for kind in kinds[::2]):
-        return None
-    found = [next((size for names, size in _SHORT_COMPOUNDS if mark in names), 0) for mark in marks[1::2]]
-    if 0 in found or any(small >= large for large, small in pairwise(found)) or found[0] == 1:
-        return None
-    parts = [number(size) * tree for size, tree in zip(found, map(_single, marks[::2]), strict=True)]
-    return Quantity(Expr("add", tuple(parts)), Unit("unit", (("T", 1),)))
-
-
-def _single(digits: str) -> Expr:
-    return parse([Token("num", digits)]) or number(0)
+    parts = complete(quantity(piece, trusted=trusted) for piece in pieces)
+    return None if parts is None else added(parts)
 
 
 def _scaled(tokens: Sequence[Token], levels: list[int], trusted: bool) -> Answer | None:
@@ -416,19 +388,15 @@ def _degree_inside(tokens: Sequence[Token], levels: list[int], position: int) ->
     return bool(degrees or functions) or any(token.kind in ("op", "num", "fn") for token in rest)
 
 
-def _without_fraction(tokens: Sequence[Token], levels: list[int]) -> tuple[Sequence[Token], list[int]]:
+def _without_fraction(tokens: Sequence[Token]) -> Sequence[Token]:
     r"""A fraction of units after a number, ``9.8 \frac{\text{m}}{\text{s}^2}``, on one line."""
-    for at, (token, level) in enumerate(zip(tokens, levels, strict=True)):
-        if not at or level or (token.kind, token.text) != ("cmd", "frac") or tokens[-1].kind != "rbrace":
-            continue
-        inside = [place for place in range(at + 1, len(tokens)) if levels[place] == 0]
-        if [tokens[place].kind for place in inside] != ["lbrace", "rbrace"] * 2:
-            return tokens, levels
-        top, bottom = tokens[at + 2 : inside[1]], tokens[inside[2] + 1 : -1]
-        marks = ("op", "lbrace", "rbrace", "num")
-        words = [one for one in (*top, *bottom) if one.kind not in marks]
-        if words and all(one.kind in ("word", "sym") and one.roman for one in words):
-            line = [*tokens[:at], *top, Token("op", "/"), *bottom]
-            return line, depths(line) or [0] * len(line)
-        return tokens, levels
-    return tokens, levels
+    at = next((at for at, token in enumerate(tokens) if (token.kind, token.text) == ("cmd", "frac")), 0)
+    levels = depths(tokens[at + 1 :]) if at else None
+    braces = [at + 1 + place for place, level in enumerate(levels or ()) if level == 0]
+    if [tokens[place].kind for place in braces] != ["lbrace", "rbrace"] * 2:
+        return tokens
+    top, bottom = tokens[at + 2 : braces[1]], tokens[braces[2] + 1 : -1]
+    words = [one for one in (*top, *bottom) if one.kind not in ("op", "lbrace", "rbrace", "num")]
+    if words and all(one.kind in ("word", "sym") and one.roman for one in words):
+        return [*tokens[:at], *top, Token("op", "/"), *bottom]
+    return tokens

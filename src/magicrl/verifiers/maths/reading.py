@@ -600,7 +600,7 @@ class _Reader:
             rest = {token.kind for token in tokens} - {"word"}
             if rest in ({"sym"}, {"num"}):
                 return Text(words_of(tokens))  # student B, room 20
-        return based(tokens) or quantity(tokens, levels, trusted=self._trusted)
+        return based(tokens) or quantity(tokens, trusted=self._trusted)
 
     def _mapping(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         r"""``f: x \mapsto x^2``."""
