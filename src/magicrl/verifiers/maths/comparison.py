@@ -43,7 +43,7 @@ from magicrl.verifiers.maths.answers import (
     symbol,
     without_degrees,
 )
-from magicrl.verifiers.maths.equality import approximates, constant_ratio, number_value, same_value
+from magicrl.verifiers.maths.equality import approximates, constant_ratio, linear, number_value, same_value
 from magicrl.verifiers.maths.literals import DENIALS, endless, same_words, word_number
 from magicrl.verifiers.maths.quantities import in_base_units, singular
 from magicrl.verifiers.maths.relations import (
@@ -212,9 +212,7 @@ def solves(gold: Equation, answer: Expr) -> bool:
     whole = gold.left - gold.right
     if same_value(substitute(whole, name, answer), number(0)) is not True:
         return False
-    # linear in the name: equal steps make equal differences, so that there is no second solution
-    steps = [substitute(whole, name, number(value)) for value in (-2, 1, 4)]
-    return same_value(steps[1] - steps[0], steps[2] - steps[1]) is True
+    return linear(whole, name) is not None  # then there is no second solution
 
 
 def _formula(answer: Answer) -> Expr | None:

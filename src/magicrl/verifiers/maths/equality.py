@@ -23,7 +23,7 @@ from itertools import combinations, pairwise, product
 
 from flint import acb, arb, fmpq, fmpz, fmpz_poly
 
-from magicrl.verifiers.maths.answers import Expr, function, number
+from magicrl.verifiers.maths.answers import Expr, function, number, substitute
 from magicrl.verifiers.maths.literals import rounds
 from magicrl.verifiers.maths.values import MOST_BITS, Enclosure, Point, Residues, UnclearError, UndefinedError, Value
 
@@ -378,6 +378,13 @@ def _same_residues(gold: Expr, answer: Expr, point: Point) -> bool | None:
         return field.value(gold, point) == field.value(answer, point)
     except (UnclearError, UndefinedError, RecursionError):
         return None
+
+
+def linear(tree: Expr, name: str) -> tuple[Expr, Expr] | None:
+    """Start and step of a formula that is ``start + step * name``; None for any other."""
+    start = substitute(tree, name, number(0))
+    step = substitute(tree, name, number(1)) - start
+    return (start, step) if same_value(tree, start + step * Expr("sym", name=name)) is True else None
 
 
 def rational_value(tree: Expr) -> Fraction | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial, reduce
 from itertools import combinations, pairwise
-from math import floor
+from math import ceil, floor
 
 from magicrl.verifiers.maths.answers import (
     ALL_REALS,
@@ -29,9 +29,8 @@ from magicrl.verifiers.maths.answers import (
     complete,
     number,
     plain,
-    substitute,
 )
-from magicrl.verifiers.maths.equality import number_value, same_value
+from magicrl.verifiers.maths.equality import linear, number_value, same_value
 from magicrl.verifiers.maths.formulas import parse
 from magicrl.verifiers.maths.lexer import Token
 from magicrl.verifiers.maths.literals import word_set
@@ -69,8 +68,11 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
     spans = [found.spans for found in sets]
     if set(operations) == {"cup"}:
         return RealSet(tuple(span for group in spans for span in group))
+    if any(bound.symbols for group in spans for span in group for bound in (span.low, span.high)):
+        return None
     if set(operations) == {"cap"}:
-        return _common(spans)
+        common = reduce(partial(_intersection, points=True), spans)
+        return RealSet(tuple(common)) if common else None
     return _without(spans[0], spans[1]) if list(operations) == ["setminus"] else None
 
 
@@ -83,27 +85,16 @@ def _of_names(items: Sequence[Answer | None], operations: Sequence[str]) -> Quan
     return Quantity(Expr("set", tuple(formulas), kinds.pop())) if named else None
 
 
-def _common(groups: Sequence[Sequence[Span]]) -> RealSet | None:
-    """What sets have in common; None where a bound has no value, or where that is nothing."""
-    if any(bound.symbols for group in groups for span in group for bound in (span.low, span.high)):
-        return None
-    common = reduce(partial(_intersection, points=True), groups)
-    return RealSet(tuple(common)) if common else None
-
-
 def _intersection(spans: Sequence[Span], others: Sequence[Span], *, points: bool = False) -> list[Span]:
     pairs = [_both(one, other, points=points) for one in spans for other in others]
     return [span for span in pairs if span is not None]
 
 
 def _without(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
-    """What is left of some spans without others; None where a bound has no value."""
-    bounds = [bound for span in (*spans, *taken) for bound in (span.low, span.high)]
-    if any(bound.symbols for bound in bounds) or len(spans) * len(taken) > _MOST_SPANS:
-        return None
+    """What is left of some spans without others, whose bounds have values."""
     left = list(spans)
     for hole in taken:
-        if _position(hole.low) > _position(hole.high):
+        if _position(hole.low) > _position(hole.high) or len(left) > _MOST_SPANS:
             return None
         below = Span(MINUS_INFINITY, False, hole.low, not hole.low_closed)
         above = Span(hole.high, not hole.high_closed, PLUS_INFINITY, False)
@@ -125,14 +116,11 @@ def _position(bound: Expr) -> Fraction | float:
 
 def subject_set(item: Answer) -> RealSet | None:
     """A condition on one name as a set: an inequality, ``a = 1`` or ``a \\in R``."""
-    if isinstance(item, RealSet):
-        return item
     if isinstance(item, Named) and isinstance(item.value, RealSet):
         return RealSet(item.value.spans, item.name)
-    if isinstance(item, Named) and isinstance(item.value, Quantity) and item.value.unit is None and item.symbol:
-        point = item.value.expr
-        return RealSet((Span(point, True, point, True),), item.name)
-    return None
+    if isinstance(item, Named) and item.symbol and (point := plain(item.value)) is not None:
+        return RealSet(_points([point]).spans, item.name)
+    return item if isinstance(item, RealSet) else None
 
 
 def unbounded(item: Answer) -> bool:
@@ -147,6 +135,8 @@ def unequal(item: Answer, points: Sequence[Answer]) -> RealSet | None:
         return None
     others = complete(map(plain, points))
     if not others or (item.spans[0].low, item.spans[1].high) != (MINUS_INFINITY, PLUS_INFINITY):
+        return None
+    if any(point.symbols for point in others):
         return None
     found = _without(ALL_REALS.spans, _points([item.spans[0].high, *others]).spans)
     return None if found is None else RealSet(found.spans, item.subject)
@@ -181,16 +171,12 @@ def _union(sets: Sequence[RealSet], subject: str) -> RealSet:
     return RealSet(tuple(span for one in sets for span in one.spans), subject)
 
 
-def _both(one: Span, other: Span, *, points: bool = False) -> Span | None:
-    """What two half-lines have in common, None when that is nothing, or (without ``points``) one point."""
-    low, low_closed = max(
-        ((one.low, one.low_closed), (other.low, other.low_closed)),
-        key=lambda bound: (_position(bound[0]), not bound[1]),
-    )
-    high, high_closed = min(
-        ((one.high, one.high_closed), (other.high, other.high_closed)),
-        key=lambda bound: (_position(bound[0]), bound[1]),
-    )
+def _both(one: Span, other: Span, *, points: bool) -> Span | None:
+    """What two spans have in common; None when that is nothing, or (without ``points``) one point."""
+    lows = ((span.low, span.low_closed) for span in (one, other))
+    highs = ((span.high, span.high_closed) for span in (one, other))
+    low, low_closed = max(lows, key=lambda bound: (_position(bound[0]), not bound[1]))
+    high, high_closed = min(highs, key=lambda bound: (_position(bound[0]), bound[1]))
     single = points and low_closed and high_closed and _position(low) == _position(high)
     return Span(low, low_closed, high, high_closed) if single or _position(low) < _position(high) else None
 
@@ -202,15 +188,12 @@ def same_set(gold: RealSet, answer: RealSet) -> bool | None:
         if len(gold.spans) != len(answer.spans):
             return None
         left, right = list(gold.spans), list(answer.spans)
-    if len(left) != len(right):
+    if [(one.low_closed, one.high_closed) for one in left] != [(one.low_closed, one.high_closed) for one in right]:
         return False
-    return all_of([_same_span(one, other) for one, other in zip(left, right, strict=True)])
-
-
-def _same_span(gold: Span, answer: Span) -> bool | None:
-    if (gold.low_closed, gold.high_closed) != (answer.low_closed, answer.high_closed):
-        return False
-    return all_of([same_value(gold.low, answer.low), same_value(gold.high, answer.high)])
+    pairs = [
+        bounds for one, two in zip(left, right, strict=True) for bounds in ((one.low, two.low), (one.high, two.high))
+    ]
+    return all_of([same_value(one, other) for one, other in pairs])
 
 
 def merged(spans: Sequence[Span]) -> list[Span] | None:
@@ -235,30 +218,23 @@ def merged(spans: Sequence[Span]) -> list[Span] | None:
 
 
 _MOST_MEMBERS = 60
-_FROM = {"Z": None, "N": 1, "Z+": 1, "Z+0": 0, "N0": 0}
+_FROM = {"Z": float("-inf"), "N": 1, "Z+": 1, "Z+0": 0, "N0": 0}
 
 
 def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
     """The whole numbers of a bounded set, in order; None when they are too many or a bound has no value."""
-    if domain not in _FROM:
+    ends = complete(_place(bound) for span in numbers.spans for bound in (span.low, span.high))
+    if not ends or domain not in _FROM:
         return None
-    least = _FROM[domain]
-    found: set[int] = set()
-    for span in numbers.spans:
-        low, high = _place(span.low), _place(span.high)
-        if low is None or high is None or high == float("inf") or (low == float("-inf") and least is None):
-            return None
-        first = least if low == float("-inf") else floor(low)
-        assert first is not None
-        if high - max(low, first) > 10 * _MOST_MEMBERS:
-            return None
-        for member in range(first if least is None else max(first, least), floor(high) + 1):
-            above = member > low or (member == low and span.low_closed)
-            if above and (member < high or (member == high and span.high_closed)):
-                found.add(member)
-            if len(found) > _MOST_MEMBERS:
-                return None
-    return sorted(found)
+    low, high = max(min(ends), _FROM[domain]), max(ends)
+    if not high - low <= 10 * _MOST_MEMBERS:
+        return None
+    members = [
+        member
+        for member in range(ceil(low), floor(high) + 1)
+        if any(_both(span, _points([number(member)]).spans[0], points=True) for span in numbers.spans)
+    ]
+    return members if len(members) <= _MOST_MEMBERS else None
 
 
 Name = tuple[str, tuple[str, ...], Expr | None]
@@ -286,18 +262,19 @@ def name_of(tokens: Sequence[Token]) -> Name | None:
     if (measure := _measure(tokens)) is not None:
         return measure, (), None
     tree = parse(tokens)
-    if tree is not None and tree.op == "sym":
+    if tree is None:
+        return _function_name(tokens) or _tuple_name(tokens)
+    if tree.op == "sym":
         return tree.name, (), tree
-    if tree is not None and _derivative(tree):
+    if _derivative(tree):
         return tree.args[0].args[1].name + "'", (), None
-    if tree is not None and tree.op == "apply" and not tree.symbols:
-        return "".join(token.text for token in tokens), (), None  # f(0)
-    if tree is not None and _point_pair(tree):
-        return "".join(part.name for part in tree.args), (), None
-    if tree is not None and tree.op == "fn" and tree.name == "abs" and _point_pair(tree.args[0]):
-        return "".join(part.name for part in tree.args[0].args), (), None  # |AB|
-    if tree is not None and tree.op == "fn" and tree.name in _NAMING and tree.symbols:
-        return spelled, (), None  # |AB|, cos A
+    if tree.op == "apply" and not tree.symbols:
+        return _spelled(tokens), (), None  # f(0)
+    points = tree.args[0] if (tree.op, tree.name) == ("fn", "abs") else tree  # |AB|
+    if points.op == "mul" and all(part.op == "sym" and part.name[0].isupper() for part in points.args):
+        return "".join(part.name for part in points.args), (), None  # a segment, an angle, a triangle
+    if tree.op == "fn" and tree.name in _NAMING and tree.symbols:
+        return spelled, (), None  # |z|, cos A
     return _function_name(tokens) or _tuple_name(tokens)
 
 
@@ -324,11 +301,6 @@ def _derivative(tree: Expr) -> bool:
     r"""``\frac{dy}{dx}``."""
     sides = [[part.name for part in side.args] for side in tree.args if side.op == "mul"]
     return tree.op == "div" and len(sides) == 2 and all(len(side) == 2 and side[0] == "d" and side[1] for side in sides)
-
-
-def _point_pair(tree: Expr) -> bool:
-    """``AB``: a segment, an angle or a triangle is named by its points."""
-    return tree.op == "mul" and all(part.op == "sym" and part.name[0].isupper() for part in tree.args)
 
 
 def _function_name(tokens: Sequence[Token]) -> Name | None:
@@ -499,22 +471,14 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
 def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     """A linear inequality in one name: ``-x < -1`` is ``x > 1``."""
     names = left.symbols | right.symbols
-    if len(names) != 1:
+    name = next(iter(names), "")
+    found = linear(left - right, name) if len(names) == 1 else None
+    rise = None if found is None else number_value(found[1])
+    if found is None or not rise:
         return None
-    (name,) = names
-    whole = left - right
-    values = [substitute(whole, name, number(at)) for at in (-2, 0, 1, 3)]
-    steps = [after - before for before, after in pairwise(values)]
-    slope, twice = steps[1], number(2) * steps[1]
-    rise = number_value(slope)
-    if not all(same_value(step, twice) is True for step in (steps[0], steps[2])):
-        return None
-    if not rise:
-        return None
-    bound = -(values[1] / slope)
-    if rise > 0:
-        return RealSet((Span(MINUS_INFINITY, False, bound, closed),), name)
-    return RealSet((Span(bound, closed, PLUS_INFINITY, False),), name)
+    bound = -(found[0] / found[1])
+    low, high = (MINUS_INFINITY, bound) if rise > 0 else (bound, PLUS_INFINITY)
+    return RealSet((Span(low, closed and rise < 0, high, closed and rise > 0),), name)
 
 
 def _absolute(parts: Sequence[Expr], closed: bool) -> Answer | None:

@@ -34,7 +34,7 @@ from magicrl.verifiers.maths.answers import (
     substitute,
     symbol,
 )
-from magicrl.verifiers.maths.equality import number_value, rational_value, same_value
+from magicrl.verifiers.maths.equality import linear, number_value, rational_value, same_value
 
 PLACE = "#j"
 _MOST_ITEMS = 99
@@ -189,11 +189,8 @@ def _lines(answer: Answer, name: str) -> list[Line] | None:
         return None if None in found else [line for lines in found for line in lines or ()]
     if not isinstance(answer, Quantity) or answer.unit is not None or answer.expr.symbols != frozenset((name,)):
         return None
-    at = [substitute(answer.expr, name, number(value)) for value in (0, 1, 2, -3)]
-    step = at[1] - at[0]
-    if number_value(step) in (None, 0) or same_value(step, at[2] - at[1]) is not True:
-        return None
-    return [(at[0], step)] if same_value(number(3) * step, at[0] - at[3]) is True else None
+    found = linear(answer.expr, name)
+    return None if found is None or number_value(found[1]) in (None, 0) else [found]
 
 
 def _ratio(step: Expr, unit: Expr) -> Fraction | None:
@@ -328,12 +325,11 @@ def periodic_parameters(answer: Answer) -> frozenset[str]:
 
 def _steps_by_pi(part: Expr, name: str) -> bool:
     """Whether raising the letter by one adds a rational multiple of pi, whatever the letter is."""
-    steps = [substitute(part, name, number(value)) for value in (0, 1, 2)]
-    first, second = steps[1] - steps[0], steps[2] - steps[1]
-    if same_value(first, second) is not True or first.symbols - part.symbols:
+    found = linear(part, name)
+    if found is None or not part.holds("const", "pi"):
         return False
     steps_of_pi = (number(Fraction(*share)) * symbol("pi") for share in _SHARES_OF_PI)
-    return part.holds("const", "pi") and any(same_value(first, step) is True for step in steps_of_pi)
+    return any(same_value(found[1], step) is True for step in steps_of_pi)
 
 
 def _parameters(answer: Answer) -> frozenset[str]:
