@@ -6,9 +6,10 @@ sentence with formulas in it (``circle with center (1,2) and radius 3``), compar
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache, reduce
-from itertools import groupby, product
+from itertools import groupby, pairwise, product
 from math import prod
 
 from magicrl.verifiers.maths.answers import (
@@ -52,6 +53,7 @@ from magicrl.verifiers.maths.phrases import (
     labelled_parts,
     number_domain,
     out_of,
+    said,
     split,
     stated,
     without_clause,
@@ -108,15 +110,13 @@ def _components(tree: Expr, marks: Sequence[str]) -> Group | None:
     if len(names) < len(found) or not set(names) & {"j", "k"}:
         return None
 
-    def at(ones: dict[str, int]) -> Expr:
-        return reduce(lambda part, axis: substitute(part, names[axis], number(ones.get(axis, 0))), names, tree)
+    def along(axis: str) -> Expr:
+        return reduce(lambda part, one: substitute(part, names[one], number(int(one == axis))), names, tree)
 
-    values = {axis: at({axis: 1}) for axis in _AXES}
-    scales = {"i": 2, "j": 3, "k": 5}
-    total = Expr("add", tuple(number(scale) * values[axis] for axis, scale in scales.items()))
-    if same_value(at(scales), total) is not True or same_value(at({}), number(0)) is not True:
+    total = Expr("add", tuple(along(axis) * Expr("sym", name=name) for axis, name in names.items()))
+    if same_value(tree, total) is not True:
         return None
-    return Group("<", "<", tuple(Quantity(values[axis]) for axis in (_AXES if "k" in names else "ij")))
+    return Group("<", "<", tuple(Quantity(along(axis)) for axis in (_AXES if "k" in names else "ij")))
 
 
 MAX_ITEMS = 100
@@ -160,12 +160,7 @@ def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer 
     levels = depths(inside)
     if levels is None:
         return None
-    bar = next(
-        (at for at, (token, level) in enumerate(zip(inside, levels, strict=True))
-         if at and level == 0 and token.kind in ("bar", "colon")),
-        None,
-    )  # fmt: skip
-    bar = _after_domain(inside, levels) if bar is None else bar
+    bar = next((at for at, token in enumerate(inside) if at and levels[at] == 0 and _such_that(token)), None)
     if bar is None:
         return None
     head, condition = inside[:bar], inside[bar + 1 :]
@@ -175,32 +170,21 @@ def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer 
         if isinstance(member, Quantity) and member.expr.op == "sym" and member.expr.name in declared.names:
             return _domain(condition)
         return None if member is None else Family(member, declared.names, declared.domain)
-    name = [token for token in head if token.kind == "sym"]
-    found = reader.answer(condition, depth + 1)
-    if not name or found is None:
-        return None
-    domain = _domain(head)
-    if domain is None:
-        return None
-    return _within(domain, name[0].text, found)
+    name = next((token.text for token in head if token.kind == "sym"), "")
+    found, domain = reader.answer(condition, depth + 1), _domain(head)
+    return None if not name or found is None or domain is None else _within(domain, name, found)
 
 
-def _after_domain(inside: Sequence[Token], levels: Sequence[int]) -> int | None:
-    r"""The separator in ``\{x \in R; x > 2\}``: it follows a name and the set that it is taken from."""
-    at = next((at for at, token in enumerate(inside) if token.kind == "sep" and levels[at] == 0), None)
-    if at is None or len(inside) < 4 or inside[0].kind != "sym" or inside[1].text != "in":
-        return None
-    return at if number_domain(inside[2:at]) is not None else None
+def _such_that(token: Token) -> bool:
+    return token.kind in ("bar", "colon") or (token.kind, token.text) == ("sep", ";")
 
 
 def _domain(head: Sequence[Token]) -> Answer | None:
     """The set that the members of a set builder are taken from; the reals when none is named."""
-    relations = [at for at, token in enumerate(head) if token.kind == "rel"]
-    if not relations:
-        return number_domain([Token("cmd", "mathbb"), Token("sym", "R")])
-    if head[relations[0]].text != "in":
-        return None
-    return number_domain(head[relations[0] + 1 :])
+    at = next((at for at, token in enumerate(head) if token.kind == "rel"), None)
+    if at is None:
+        return ALL_REALS
+    return number_domain(head[at + 1 :]) if head[at].text == "in" else None
 
 
 def _within(domain: Answer, name: str, found: Answer) -> Answer | None:
@@ -224,7 +208,7 @@ def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer |
     """A definition by cases: in every row a value, then its condition."""
     pieces: list[tuple[Answer, Answer | None]] = []
     for row in _rows(inside):
-        cells = [list(cell) for cell in row if cell]
+        cells = [cell for cell in row if cell]
         if len(cells) != 2:
             return None
         # a comma or full stop may end a cell
@@ -246,21 +230,15 @@ def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer |
     return Piecewise(tuple(pieces)) if len(pieces) > 1 and None not in conditions[:-1] else None
 
 
-def _rows(inside: Sequence[Token]) -> list[list[list[Token]]]:
+def _rows(inside: Sequence[Token]) -> list[list[Sequence[Token]]]:
     """The cells of a table, row by row; an empty last row is none."""
-    levels = depths(inside)
-    rows: list[list[list[Token]]] = [[[]]]
-    for token, level in zip(inside, levels or [0] * len(inside), strict=True):
-        if token.kind == "cell" and level == 0:
-            if token.text == "row":
-                rows.append([[]])
-            else:
-                rows[-1].append([])
-        else:
-            rows[-1][-1].append(token)
-    if rows[-1] == [[]]:
-        rows.pop()
-    return rows
+    cells, ends = split(inside, depths(inside) or [0] * len(inside), "cell")
+    rows: list[list[Sequence[Token]]] = [[]]
+    for cell, end in zip(cells, [*ends, ""], strict=True):
+        rows[-1].append(cell)
+        if end == "row":
+            rows.append([])
+    return rows if any(rows[-1]) and rows[-1] != [[]] else rows[:-1]
 
 
 def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
@@ -283,9 +261,9 @@ def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | No
 def _matrix(name: str, inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
     if name not in _MATRICES or depths(inside) is None:
         return None
-    rows = [tuple(cell for part in row if (cell := reader.item(part, depth + 1)) is not None) for row in _rows(inside)]
-    widths = {len(row) for row in rows} | {len(row) for row in _rows(inside)}
-    return Matrix(tuple(rows)) if len(widths) == 1 else None
+    rows = [complete(reader.item(cell, depth + 1) for cell in row) for row in _rows(inside)]
+    known = complete(rows)
+    return Matrix(tuple(map(tuple, known))) if known and len(set(map(len, known))) == 1 else None
 
 
 def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answer | None:
@@ -309,27 +287,18 @@ def _lined_up(inside: Sequence[Token]) -> bool:
     return len(filled) > 1 and all(any(token.kind == "rel" for token in row) for row in filled)
 
 
+_CYCLES = re.compile(r"(?:\( \d+(?: \d+)+ \( ?)+")  # a closing bracket is spelled as its partner
+
+
 def cycles(tokens: Sequence[Token]) -> Cycles | None:
     """``(1 2 3)(4 5)``: a permutation in cycles."""
-    found: list[tuple[str, ...]] = []
-    current: list[str] | None = None
-    for token in tokens:
-        if current is None:
-            if (token.kind, token.text) != ("open", "("):
-                return None
-            current = []
-        elif token.kind == "close" and token.text == "(":
-            found.append(tuple(current))
-            current = None
-        elif token.kind == "num" and token.text.isdigit() and (token.spaced or not current):
-            current.append(token.text)
-        else:
-            return None
+    text = said(tokens)
+    found = [tuple(cycle.split()) for cycle in re.findall(r"\( ([\d ]+) \(", text)] if _CYCLES.fullmatch(text) else []
     members = [member for cycle in found for member in cycle]
-    if current is not None or len(set(members)) != len(members) or any(len(cycle) < 2 for cycle in found):
+    if not found or len(set(members)) != len(members):
         return None
     turned = [cycle[at:] + cycle[:at] for cycle in found for at in [cycle.index(min(cycle, key=int))]]
-    return Cycles(tuple(sorted(turned))) if turned else None
+    return Cycles(tuple(sorted(turned)))
 
 
 def transposed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth: int) -> Answer | None:
@@ -356,13 +325,8 @@ def scaled_matrix(tokens: Sequence[Token], levels: list[int], reader: _Reader, d
     matrix = reader.item(tokens[begin:], depth + 1)
     if factor is None or not isinstance(matrix, Matrix):
         return None
-    rows: list[tuple[Answer, ...]] = []
-    for row in matrix.rows:
-        cells = complete(map(plain, row))
-        if cells is None:
-            return None
-        rows.append(tuple(Quantity(factor * cell) for cell in cells))
-    return Matrix(tuple(rows))
+    rows = complete(complete(map(plain, row)) for row in matrix.rows)
+    return Matrix(tuple(tuple(Quantity(factor * cell) for cell in row) for row in rows)) if rows else None
 
 
 _UNSAID = word_set("a an the all any every of that is are it its this which at interval point")
@@ -479,12 +443,8 @@ class _Reader:
 
     def _blocks(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         """``p = 5, q = 2; p = 7, q = 2``: semicolons part what commas join."""
-        blocks: list[list[Token]] = [[]]
-        for token, level in zip(tokens, levels, strict=True):
-            if token.kind == "sep" and token.text in (";", "or") and level == 0:
-                blocks.append([])
-            else:
-                blocks[-1].append(token)
+        ends = [at for at, one in enumerate(tokens) if one.kind == "sep" and one.text in (";", "or") and not levels[at]]
+        blocks = [tokens[start + 1 : end] for start, end in pairwise([-1, *ends, len(tokens)])]
         items = complete(self.answer(block, depth + 1) for block in blocks if block)
         return Several(tuple(items)) if items is not None and len(items) > 1 else None
 
@@ -543,10 +503,9 @@ class _Reader:
         """A statement in words that gives a value, or a set without some points."""
         if tokens[0].kind != "word":
             return None
-        said = stated(tokens, levels)
-        if said is not None:
-            value = self.item(said[1], depth + 1)
-            return None if value is None else Named(" ".join(words_of(said[0])), (), value)
+        if (statement := stated(tokens, levels)) is not None:
+            value = self.item(statement[1], depth + 1)
+            return None if value is None else Named(" ".join(words_of(statement[0])), (), value)
         words = [token.text.casefold() for token in tokens]
         if words[0] in ("all", "any", "every") and any(token.kind == "rel" for token in tokens):
             at = next(at for at, token in enumerate(tokens) if token.kind == "sym" or at == len(tokens) - 1)
