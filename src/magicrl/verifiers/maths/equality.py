@@ -16,20 +16,20 @@ from __future__ import annotations
 import math
 import random
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import combinations, pairwise, product
+from operator import add, mul
 
-from flint import acb, arb, fmpq, fmpz, fmpz_poly
+from flint import acb, arb, ctx, fmpq, fmpq_poly, fmpz
 
-from magicrl.verifiers.maths.answers import Expr, function, number, substitute
+from magicrl.verifiers.maths.answers import Expr, complete, function, number, substitute
 from magicrl.verifiers.maths.literals import rounds
 from magicrl.verifiers.maths.values import MOST_BITS, Enclosure, Point, Residues, UnclearError, UndefinedError, Value
 
 _COUNTERS = frozenset("nkmpqrljNMK")
 """Names that mostly stand for whole numbers: their formulas are tried at whole numbers too."""
-_NODES = tuple(fmpq(node) for node in (-(10**7), -1009, -3, -1, 0, 2, 5, 777, 10**6 + 3))
 _MOST_DEGREE = 6
 _GRID = sorted(sign * fmpq(part) * fmpq(10) ** power for sign in (-1, 1) for power in range(-6, 13) for part in (1, 3))
 _BITS = 64
@@ -147,77 +147,69 @@ def _switches(tree: Expr) -> Iterator[Expr]:
 
 def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
     """Where a formula passes zero in one letter; close to it where that is not rational."""
-
-    def at(place: fmpq) -> fmpq | arb | None:
-        try:
-            value = Enclosure(_BITS, real=True).value(tree, {**others, name: place})
-        except (UndefinedError, UnclearError):
-            return None
-        return value if isinstance(value, fmpq | arb) else None
-
-    found = _polynomial_zeros(at)
-    return [place for place in found or _changes(at) if abs(place) < _REACH]
-
-
-def _polynomial_zeros(at: Callable[[fmpq], fmpq | arb | None]) -> list[fmpq] | None:
-    """The real zeros of what is a polynomial at all nodes, by Newton's divided differences; None for others."""
-    row: list[fmpq] = []
-    for node in _NODES:
-        value = at(node)
-        if not isinstance(value, fmpq):
-            return None
-        row.append(value)
-    leading = [row[0]]
-    for step in range(1, len(_NODES)):
-        row = [(after - before) / (_NODES[place + step] - _NODES[place])
-               for place, (before, after) in enumerate(pairwise(row))]  # fmt: skip
-        leading.append(row[0])
-    degree = max((power for power, value in enumerate(leading) if value != 0), default=0)
-    if not 1 <= degree <= _MOST_DEGREE:
-        return [] if degree == 0 else None
-    coefficients = [leading[degree]]
-    for power in range(degree - 1, -1, -1):  # times (x - node), plus the next difference
-        shifted = [fmpq(0), *coefficients]
-        coefficients = [new - _NODES[power] * old for new, old in zip(shifted, [*coefficients, fmpq(0)], strict=True)]
-        coefficients[0] += leading[power]
-    if degree == 1:
-        return [-coefficients[0] / coefficients[1]]
-    scale = fmpz(1)
-    for one in coefficients:
-        scale = scale.lcm(one.denominator)
-    roots: list[tuple[acb, int]] = fmpz_poly([(one * scale).numerator for one in coefficients]).complex_roots()  # pyright: ignore[reportAssignmentType]
-    return [_near(root.real) for root, _ in roots if root.imag.contains(0)]
+    form = _polynomial(tree, name, others)
+    if form is None:
+        found = _changes(tree, name, others)
+    elif form.degree() > 1:
+        ctx.prec = _BITS
+        found = [_simple(root.real.mid().fmpq()) for root, _ in form.complex_roots() if root.imag.contains(0)]
+    else:
+        found = [-form[0] / form[1]] if form.degree() == 1 else []
+    return [place for place in found if abs(place) < _REACH]
 
 
-def _near(ball: arb) -> fmpq:
-    """A rational number close to a ball, the simple one if it is in the ball."""
-    middle = fmpq(*_fraction(ball))
-    rounded = fmpq(round(middle * 5040), 5040)
-    return rounded if abs(rounded - middle) < fmpq(1, 10**12) else middle
+def _at(tree: Expr, point: Point) -> fmpq | arb | None:
+    """The real value at a point, if there is one."""
+    try:
+        value = Enclosure(_BITS, real=True).value(tree, point)
+    except (UndefinedError, UnclearError):
+        return None
+    return None if isinstance(value, acb) else value
 
 
-def _fraction(ball: arb) -> tuple[fmpz, fmpz]:
-    mantissa, exponent = ball.mid().man_exp()
-    power = fmpz(2) ** abs(int(exponent))
-    return (mantissa * power, fmpz(1)) if exponent >= 0 else (mantissa, power)
+def _polynomial(tree: Expr, name: str, others: dict[str, fmpq]) -> fmpq_poly | None:
+    """The formula as a polynomial in one letter; None where it is none, or of a higher degree than is worth it."""
+    if name not in tree.symbols:
+        value = _at(tree, others)
+        return fmpq_poly([value]) if isinstance(value, fmpq) else None
+    if tree.op == "sym":
+        return fmpq_poly([0, 1])
+    parts = complete(_polynomial(part, name, others) for part in tree.args)
+    found: fmpq_poly | None = None
+    if parts is None:
+        return None
+    if tree.op in ("add", "mul"):
+        found = reduce(add if tree.op == "add" else mul, parts)
+    elif tree.op == "neg":
+        found = -parts[0]
+    elif tree.op == "div" and parts[1].degree() == 0:
+        found = parts[0] / parts[1][0]
+    elif tree.op == "pow" and parts[1] in range(1, _MOST_DEGREE + 1):
+        found = parts[0] ** int(parts[1][0].numerator)
+    return found if found is not None and found.degree() <= _MOST_DEGREE else None
 
 
-def _changes(at: Callable[[fmpq], fmpq | arb | None]) -> list[fmpq]:
+def _simple(place: fmpq) -> fmpq:
+    """The simple number close by, if there is one."""
+    rounded = fmpq(round(place * 5040), 5040)
+    return rounded if abs(rounded - place) < fmpq(1, 10**9) else place
+
+
+def _changes(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
     """Where the sign changes on the grid, halved down."""
-    signs = [(place, value > 0) for place in _GRID if (value := at(place)) is not None and (value > 0 or value < 0)]
+    values = [(place, _at(tree, {**others, name: place})) for place in _GRID]
+    signs = [(place, value > 0) for place, value in values if value is not None and (value > 0 or value < 0)]
+    changes = [(low, high, before) for (low, before), (high, after) in pairwise(signs) if before != after]
     found: list[fmpq] = []
-    for (low, before), (high, after) in sorted(pairwise(signs), key=lambda pair: abs(pair[0][0])):
-        if before == after or len(found) == _MOST_SWITCHES:
-            continue
+    for low, high, before in sorted(changes, key=lambda change: abs(change[0]))[:_MOST_SWITCHES]:
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            value = at(middle)
+            value = _at(tree, {**others, name: middle})
             if value is None or value == 0:
+                low = high = middle
                 break
             low, high = (middle, high) if (value > 0) == before else (low, middle)
-        middle = (low + high) / 2
-        rounded = fmpq(round(middle * 5040), 5040)
-        found.append(rounded if abs(rounded - middle) < fmpq(1, 10**6) else middle)
+        found.append(_simple((low + high) / 2))
     return found
 
 
