@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import permutations
 from math import gcd, lcm
@@ -157,7 +158,7 @@ def counting(answer: Answer) -> tuple[str, ...]:
 _COUNTED = {0: ("N0", "Z+0"), 1: ("N", "Z+")}
 
 
-_MOST_CLASSES = 60
+_MOST_CLASSES = 120
 Line = tuple[Expr, Expr]
 """First member and step."""
 
@@ -168,17 +169,27 @@ def same_progressions(gold: Answer, answer: Answer, ours: str, theirs: str) -> b
     if not left or not right:
         return False
     unit = left[0][1]
-    steps = [step for _, line_step in (*left, *right) if (step := _ratio(line_step, unit))]
-    if len(steps) != len(left) + len(right):
+    steps = complete(_ratio(step, unit) for _, step in (*left, *right))
+    if steps is None:
         return False
     common = Fraction(lcm(*(step.numerator for step in steps)), gcd(*(step.denominator for step in steps)))
-    period = number(common) * unit
-    one, other = _classes(left, steps[: len(left)], common), _classes(right, steps[len(left) :], common)
-    if one is None or other is None or len(one) != len(other):
+    turns = [int(abs(common / step)) for step in steps]
+    if sum(turns) > _MOST_CLASSES:
         return False
-    return all(
+    # one member of each class modulo the common period
+    one, other = (
+        [
+            start + number(turn) * step
+            for (start, step), count in zip(lines, counts, strict=True)
+            for turn in range(count)
+        ]
+        for lines, counts in ((left, turns[: len(left)]), (right, turns[len(left) :]))
+    )
+    period = number(common) * unit
+    met = all(
         any(_congruent(a, b, period) for b in mine) for mine, yours in ((other, one), (one, other)) for a in yours
     )
+    return len(one) == len(other) and met
 
 
 def _lines(answer: Answer, name: str) -> list[Line] | None:
@@ -205,17 +216,6 @@ def _ratio(step: Expr, unit: Expr) -> Fraction | None:
     return guess if same_value(number(guess) * unit, step) is True else None
 
 
-def _classes(lines: Sequence[Line], steps: Sequence[Fraction], common: Fraction) -> list[Expr] | None:
-    """One member of each class modulo the common period."""
-    found: list[Expr] = []
-    for (start, step), size in zip(lines, steps, strict=True):
-        count = abs(common / size)
-        if count.denominator != 1 or len(found) + count > _MOST_CLASSES:
-            return None
-        found += [start + number(turn) * step for turn in range(int(count))]
-    return found
-
-
 def _congruent(one: Expr, other: Expr, period: Expr) -> bool:
     apart = one - other
     turns = number_value(apart / period)
@@ -228,7 +228,6 @@ Same = Callable[[Answer, Answer], "bool | None"]
 
 _CONSTANT = re.compile(r"C(?:_\d)?|c_\d")
 _PARAMETERS = frozenset("knmljtzpq")
-_SHARES_OF_PI = ((1, 1), (2, 1), (1, 2), (4, 1), (1, 3), (2, 3), (1, 4), (1, 6), (3, 1), (6, 1), (1, 5), (2, 5))
 
 
 def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
@@ -237,14 +236,12 @@ def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
     A parameter is a letter that a clause declares (``for some integer t``), or one whose multiple of pi is added
     (``x + k\pi``). Both sides must have one; all other letters must be the same.
     """
-    gold, answer = _outermost(gold), _outermost(answer)
-    plain_gold, plain_answer = _value(gold), _value(answer)
-    domains = {one.domain for one in (gold, answer) if isinstance(one, Family) and one.domain}
+    (plain_gold, left, domain), (plain_answer, right, other_domain) = _declared(gold), _declared(answer)
+    domains = {domain, other_domain} - {""}
     if len(domains) > 1 and domains != {"R", "C"}:
         return False  # whole numbers are not all numbers
     if same(plain_gold, plain_answer) is True:
         return True
-    left, right = _parameters(gold), _parameters(answer)
     gold_names, answer_names = names_of(plain_gold), names_of(plain_answer)
     # where one side declares its parameter, the other's is the letter that it alone has
     left = left or (gold_names - answer_names if len(gold_names - answer_names) == 1 else frozenset())
@@ -264,17 +261,13 @@ def same_family(gold: Answer, answer: Answer, same: Same) -> bool | None:
     return same_progressions(plain_gold, plain_answer, one, other)
 
 
-def _outermost(answer: Answer) -> Answer:
-    """A name inside the declaration: ``x = 2k`` for whole k, not x the family."""
-    if isinstance(answer, Named) and isinstance(answer.value, Family):
-        inner = answer.value
-        named = Named(answer.name, answer.arguments, inner.answer, answer.symbol)
-        return Family(named, inner.parameters, inner.domain)
-    return answer
-
-
-def _value(answer: Answer) -> Answer:
-    return answer.answer if isinstance(answer, Family) else answer
+def _declared(answer: Answer) -> tuple[Answer, frozenset[str], str]:
+    """What is said without its declaration, also of ``x = 2k`` for whole k; the parameters, and their domain."""
+    if isinstance(answer, Named) and isinstance(inner := answer.value, Family):
+        return replace(answer, value=inner.answer), inner.parameters, inner.domain
+    if isinstance(answer, Family):
+        return answer.answer, answer.parameters, answer.domain
+    return answer, periodic_parameters(answer), ""
 
 
 def arguments_of(answer: Answer) -> frozenset[str]:
@@ -295,7 +288,9 @@ def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
     ours, theirs = sorted(left - right), sorted(right - left)
     if not 1 <= len(ours) == len(theirs) <= 3 or set(ours + theirs) & (arguments | given):
         return False
-    if _parametric(gold) and _parametric(answer) and len(ours) == 1:
+    # x = 1 + 2t, y = 3 - t: of coordinates the only letter is a parameter
+    parts = gold.items if isinstance(gold, Several) and len(left) == 1 else ()
+    if parts and all(isinstance(part, Named) and part.name in ("x", "y", "z") for part in parts):
         return same(gold, rename(answer, {theirs[0]: ours[0]})) is True
     variables = any(name.islower() for name in left & right)
     variables = variables and not any(_CONSTANT.fullmatch(name) for name in left & right)
@@ -306,31 +301,15 @@ def same_constants(gold: Answer, answer: Answer, same: Same) -> bool:
     )
 
 
-def _parametric(answer: Answer) -> bool:
-    """``x = 1 + 2t, y = 3 - t``: coordinates, each a formula of one letter."""
-    names = [item.name for item in answer.items if isinstance(item, Named)] if isinstance(answer, Several) else []
-    coordinates = len(names) > 1 and (names == list("xyz"[: len(names)]))
-    return (
-        isinstance(answer, Several) and coordinates and len(names) == len(answer.items) and len(names_of(answer)) == 1
-    )
-
-
 def periodic_parameters(answer: Answer) -> frozenset[str]:
     r"""Letters whose multiple of pi (or of 360 degrees) is added, in every part of the answer."""
-    found: list[frozenset[str]] = []
-    for part in formulas(answer):
-        found.append(frozenset(name for name in part.symbols if name in _PARAMETERS and _steps_by_pi(part, name)))
+    found = [
+        frozenset(name for name in part.symbols & _PARAMETERS if _steps_by_pi(part, name)) for part in formulas(answer)
+    ]
     return frozenset.intersection(*found) if found else frozenset()
 
 
 def _steps_by_pi(part: Expr, name: str) -> bool:
     """Whether raising the letter by one adds a rational multiple of pi, whatever the letter is."""
-    found = linear(part, name)
-    if found is None or not part.holds("const", "pi"):
-        return False
-    steps_of_pi = (number(Fraction(*share)) * symbol("pi") for share in _SHARES_OF_PI)
-    return any(same_value(found[1], step) is True for step in steps_of_pi)
-
-
-def _parameters(answer: Answer) -> frozenset[str]:
-    return answer.parameters if isinstance(answer, Family) else periodic_parameters(answer)
+    found = linear(part, name) if part.holds("const", "pi") else None
+    return found is not None and not found[1].symbols and bool(_ratio(found[1], symbol("pi")))
