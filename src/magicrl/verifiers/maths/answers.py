@@ -18,17 +18,13 @@ MAX_SIGNS = 4
 
 @dataclass(frozen=True, slots=True)
 class Expr:
-    """A formula.
+    """A formula: an operation ``op`` on ``args``.
 
-    Attributes:
-        op: num, sym, const, add, mul, div, pow, neg, fn, pm (two signs), mp (the opposite two signs), apply (a function
-            that only has a name), series (args: bounds and body; name: ``sum`` or ``prod`` and the bound name), set
-            (of sets with names; name: cup, cap or setminus), cases (values and bounds by turns; a bound is a formula
-            that is positive, or if its name is closed not negative, where the value holds).
-        args: its parts.
-        name: of a symbol, a constant (e, i, pi, inf) or a function.
-        value: of a number, exactly.
-        decimals: digits after the point of a decimal literal, 0 for others.
+    num (``value``, exactly, and ``decimals``: digits after the point of a decimal literal), sym (``name``), const
+    (``name`` is e, i, pi or inf), add, mul, div, pow, neg, fn (``name`` of args), pm (two signs), mp (the opposite two
+    signs), apply (a function that only has a name), series (bounds and body; ``name`` is ``sum`` or ``prod`` and the
+    bound name), set (of sets with names; ``name`` is cup, cap or setminus), cases (values and bounds by turns; a bound
+    is a formula that is positive, or if its name is closed not negative, where the value holds).
     """
 
     op: str

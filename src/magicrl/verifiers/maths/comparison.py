@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import combinations, pairwise
+from typing import Any
 
 from magicrl.verifiers.maths.answers import (
     ALL_REALS,
@@ -263,7 +264,7 @@ def same(gold: Answer, answer: Answer) -> bool | None:
     for kinds, compare in _BY_KIND:
         if isinstance(gold, kinds) or isinstance(answer, kinds):
             return compare(gold, answer)
-    return None
+    return same_quantity(gold, answer) if isinstance(gold, Quantity) and isinstance(answer, Quantity) else None
 
 
 def _closed(gold: Answer, answer: Answer) -> bool | None:
@@ -305,11 +306,6 @@ def _words(gold: Answer, answer: Answer) -> bool | None:
         return False
     said = Quantity(number(value))
     return same_quantity(said, other) if text is gold else same_quantity(other, said)
-
-
-def _quantities(gold: Answer, answer: Answer) -> bool | None:
-    both = isinstance(gold, Quantity) and isinstance(answer, Quantity)
-    return same_quantity(gold, answer) if both else None
 
 
 def _one_named(gold: Answer, answer: Answer) -> bool | None:
@@ -553,17 +549,15 @@ def _brackets_aside(gold: Group, answer: Group) -> bool | None:
     return in_order(gold.items, answer.items) if vectors and paired else False
 
 
-def _never(gold: Answer, answer: Answer) -> bool:
-    return False
-
-
-_BY_KIND = (
+_BY_KIND: tuple[tuple[Any, Callable[[Answer, Answer], bool | None]], ...] = (
     (RealSet, _sets),
     (Several, _several),
     (Group | Matrix, _groups),
-    (Based, _never),  # another base or none: the same digits in the same base were found equal before
+    (
+        Based,
+        lambda gold, answer: False,
+    ),  # another base or none: the same digits in the same base were found equal before
     (Ratio | Clock, same_ratio),
     (Text, _words),
-    (Quantity, _quantities),
 )
 """How two answers are compared of which one is of these kinds; the first row counts."""

@@ -370,20 +370,10 @@ class _Reader:
             return function("root", self.argument(depth), root)
         if name in _EXTREMES:
             return function(name, *self._listed(depth))
-        if name == "angle" and self._phasor():
-            degrees = self.number(self.next().text) * symbol("pi") / number(180)
-            self.need("unit", "degree")
-            return _turned(degrees)
         if name in _ACCENTS or name in _MARKS:
             content = self.script_text() if self.peek("lbrace") else self.next().text
             return symbol(f"{_SAME_ACCENT.get(name, name)}:{content}")
         raise NoFormulaError
-
-    def _phasor(self) -> bool:
-        r"""Whether ``2 \\angle 60^\\circ`` is meant: a size before, degrees after."""
-        ahead = self.tokens[self.at : self.at + 2]
-        sized = self.at > 1 and self.tokens[self.at - 2].kind in ("num", "rbrace")
-        return sized and [token.kind for token in ahead] == ["num", "unit"]
 
     def _series(self, name: str, depth: int) -> Expr:
         r"""``\\sum_{k=1}^{n} k^2``, with whole bounds; the letter becomes one that nothing else can be called."""

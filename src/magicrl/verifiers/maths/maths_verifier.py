@@ -39,7 +39,7 @@ from magicrl.verifiers.maths.literals import (
     plain_number,
     polar,
 )
-from magicrl.verifiers.maths.notation import canonical, close_braces, congruence, letters_of, same_substance
+from magicrl.verifiers.maths.notation import canonical, close_braces, congruence, letters_of
 from magicrl.verifiers.maths.prose import final_answer
 from magicrl.verifiers.maths.quantities import singular
 from magicrl.verifiers.maths.reading import read
@@ -307,7 +307,7 @@ def same_string(gold: str, answer: str) -> bool | None:
     """Equal spelling, fonts aside. Right even where Math-Verify can parse neither side."""
     if gold == answer:
         return True if gold else None
-    return True if letters_of(gold) == letters_of(answer) or same_substance(gold, answer) else None
+    return True if letters_of(gold) == letters_of(answer) else None
 
 
 def same_rational(gold: str, answer: str) -> bool | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections.abc import Callable
+from functools import partial
 from html import unescape
 
 _SYMBOLS = {
@@ -42,30 +43,29 @@ def plain_characters(text: str) -> str:
     """
     if text.isascii() and text.isprintable():
         return text
-    text = _ROOT.sub(lambda match: f"{_SYMBOLS[match[1]].strip()}{{{match[2]}}}", text)
-    text = _RAISED.sub(lambda match: f"^{{{_level(match[0])}}}", text)
-    text = _LOWERED.sub(lambda match: f"_{{{_level(match[0])}}}", text)
-    text = _VULGAR.sub(_fraction, text)
-    return _UNUSUAL.sub(_plain_character, text)
+    return _UNUSUAL.sub(_plain_character, _on_the_line(text))
 
 
 def plain_mathematics(text: str) -> str:
     """Running text with the glyphs of formulas as LaTeX; its punctuation stays."""
     if text.isascii():
         return text
-    text = _VULGAR.sub(_fraction, text)
-    text = _ROOT.sub(lambda match: f"{_SYMBOLS[match[1]].strip()}{{{match[2]}}}", text)
-    text = _RAISED.sub(lambda match: f"^{{{_level(match[0])}}}", text)
-    return "".join(_SYMBOLS[char] if char in _PROSE else char for char in text)
+    return "".join(_SYMBOLS[char] if char in _PROSE else char for char in _on_the_line(text))
 
 
-def _level(run: str) -> str:
-    """Raised or lowered characters on the line."""
-    return unicodedata.normalize("NFKC", run).replace("−", "-")
+def _on_the_line(text: str) -> str:
+    """Fractions, roots, raised and lowered characters as LaTeX."""
+    text = _ROOT.sub(lambda match: f"{_SYMBOLS[match[1]].strip()}{{{match[2]}}}", _VULGAR.sub(_fraction, text))
+    for mark, run in (("^", _RAISED), ("_", _LOWERED)):
+        text = run.sub(lambda match, mark=mark: f"{mark}{{{_normal(match[0]).replace('−', '-')}}}", text)
+    return text
+
+
+_normal = partial(unicodedata.normalize, "NFKC")
 
 
 def _fraction(match: re.Match[str]) -> str:
-    top, _, bottom = unicodedata.normalize("NFKC", match[0]).partition("⁄")
+    top, _, bottom = _normal(match[0]).partition("⁄")
     return rf"\frac{{{top}}}{{{bottom}}}"
 
 
@@ -82,7 +82,7 @@ def _plain_character(match: re.Match[str]) -> str:
     if 0xFF01 <= ord(char) <= 0xFF5E:
         return chr(ord(char) - 0xFEE0)
     if 0x1D400 <= ord(char) <= 0x1D7FF:  # letters and digits in the type of formulas
-        plain = unicodedata.normalize("NFKC", char)
+        plain = _normal(char)
         return plain if plain.isascii() else _plain_character(re.match(".", plain) or match)
     return "" if unicodedata.category(char) in ("Cc", "Cf") else _greek(char)
 
@@ -119,20 +119,13 @@ _AFTER = re.compile(r"\s*(?:\\(?:checkmark|blacksquare|qed)(?![A-Za-z])|\\text\s
 _QUOTES = ("**", "`", '"')
 
 
-def without_entities(text: str) -> str:
-    """``text`` with the characters that HTML's names stand for: ``x &le; 5`` is ``x ≤ 5``."""
-    return _ENTITY.sub(lambda match: unescape(match[0]), text) if "&" in text else text
-
-
 def _display(display: re.Match[str]) -> str:
     """The content of a display; its rows are a system, without what only aligns them."""
     inside = display["inside"]
     if r"\begin" in inside:
         return inside
-    rows = [row.strip() for row in inside.replace("&", "").split(r"\\") if row.strip()]
-    if len(rows) < 2:
-        return inside.replace("&", "").replace(r"\\", "")
-    return r"\begin{gathered}" + r"\\".join(row.rstrip(",;") for row in rows) + r"\end{gathered}"
+    rows = [row.strip().rstrip(",;") for row in inside.replace("&", "").split(r"\\") if row.strip()]
+    return r"\begin{gathered}" + r"\\".join(rows) + r"\end{gathered}" if len(rows) > 1 else "".join(rows)
 
 
 _O = r"(?:o(?![A-Za-z])|\{\s*o\s*\}|\\(?:text|mathrm)\s*\{\s*o\s*\}|\{\s*\\(?:text|mathrm)\s*\{\s*o\s*\}\s*\})"
@@ -250,8 +243,6 @@ _FONT = re.compile(
     r" ?\{(?P<inside>[^{}]*)\}"
 )
 _IDLE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
-_LOWERING = re.compile(r"[_{}]")
-_SUBSTANCE = re.compile(r"(?=.*[a-z\d])(?:\(?[A-Z][a-z]?\d{0,2}\)?\d{0,2}){2,12}(?:\^?\d?[+-])?")
 _QUOTIENT = re.compile(r"\\mathbb\{Z\}/\(?(?P<a>\w+)(?:\\mathbb\{Z\}\)?|(?![\w\\]))")
 _BOLD_LETTER = re.compile(r"\\mathbf ?\{? ?[A-Z] ?\}?")
 _BOARD = re.compile(
@@ -272,7 +263,8 @@ def canonical(text: str) -> str:
         >>> canonical(r"$\left( -\infty ,\, 5 \right]$.")
         '(-\\infty,5]'
     """
-    text = plain_characters(_CIRCLED_PAIR.sub(",", without_entities(text)))
+    text = _ENTITY.sub(lambda match: unescape(match[0]), text)  # x &le; 5
+    text = plain_characters(_CIRCLED_PAIR.sub(",", text))
     if "begin" not in text:
         text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
     text = _TOKENS.sub(_token, without_layout(text))
@@ -281,7 +273,11 @@ def canonical(text: str) -> str:
         text = _BOARD.sub(lambda m: rf"\mathbb{{{m['a'] or m['b'] or m['c']}}}", text)
         text = _QUOTIENT.sub(r"\\mathbb{Z}_\g<a>", text)
     if "mod" in text:
-        text = congruence(text) if r"\equiv" in text else _MODULO.sub(_modulo, text)
+        text = (
+            congruence(text)
+            if r"\equiv" in text
+            else _MODULO.sub(lambda m: m[0] if m[0].startswith(r"\bmod") else congruence(m[0]), text)
+        )
     for _ in range(10):  # wrappers may nest; ten layers are more than anyone writes
         bare = _unwrap(text)
         if bare == text:
@@ -298,10 +294,6 @@ def congruence(text: str) -> str:
     return _MODULO.sub(lambda m: rf"\pmod{{{m['a'] or m['b'] or m['c']}}}", text)
 
 
-def _modulo(match: re.Match[str]) -> str:
-    return match[0] if match[0].startswith(r"\bmod") else congruence(match[0])
-
-
 def letters_of(text: str) -> str:
     r"""The spelling without fonts, and without spaces that do not part numbers: ``\text{H}_2\text{O}`` is ``H_2O``."""
     if "\\" in text:
@@ -311,12 +303,6 @@ def letters_of(text: str) -> str:
                 break
             text = bare
     return _IDLE_SPACE.sub("", _SINGLE.sub(r"\1\2", text))
-
-
-def same_substance(one: str, other: str) -> bool:
-    """Whether two texts are one chemical formula, with its numbers lowered or not."""
-    left, right = (_LOWERING.sub("", letters_of(text)) for text in (one, other))
-    return left == right and _SUBSTANCE.fullmatch(left) is not None
 
 
 def close_braces(text: str) -> str:

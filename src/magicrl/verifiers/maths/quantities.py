@@ -381,8 +381,6 @@ def _begins_unit(tokens: Sequence[Token], levels: list[int], at: int) -> bool:
 def _degree_inside(tokens: Sequence[Token], levels: list[int], position: int) -> bool:
     """Whether more of a formula follows: then the degree sign is a factor, not the unit of the whole."""
     rest = tokens[position + 1 :]
-    if position > 2 and (tokens[position - 2].kind, tokens[position - 2].text) == ("cmd", "angle"):
-        return True  # a size at an angle
     degrees = [t for t in tokens[:position] if t.kind == "unit"]
     functions = [t for t, level in zip(tokens[:position], levels, strict=False) if t.kind == "fn" and level == 0]
     return bool(degrees or functions) or any(token.kind in ("op", "num", "fn") for token in rest)

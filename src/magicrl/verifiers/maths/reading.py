@@ -160,7 +160,14 @@ def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer 
     levels = depths(inside)
     if levels is None:
         return None
-    bar = next((at for at, token in enumerate(inside) if at and levels[at] == 0 and _such_that(token)), None)
+    bar = next(
+        (
+            at
+            for at, token in enumerate(inside)
+            if at and levels[at] == 0 and (token.kind in ("bar", "colon") or token.text == ";")
+        ),
+        None,
+    )
     if bar is None:
         return None
     head, condition = inside[:bar], inside[bar + 1 :]
@@ -173,10 +180,6 @@ def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer 
     name = next((token.text for token in head if token.kind == "sym"), "")
     found, domain = reader.answer(condition, depth + 1), _domain(head)
     return None if not name or found is None or domain is None else _within(domain, name, found)
-
-
-def _such_that(token: Token) -> bool:
-    return token.kind in ("bar", "colon") or (token.kind, token.text) == ("sep", ";")
 
 
 def _domain(head: Sequence[Token]) -> Answer | None:
@@ -336,37 +339,27 @@ _MOST_PARTS = 40
 
 def _sentence(tokens: Sequence[Token], trusted: bool) -> Sentence | None:
     """The words and formulas of a text that holds both; None where a formula in it cannot be read."""
+
+    def kind(placed: tuple[Token, int]) -> str:
+        token, level = placed
+        # a lone letter between words is an article or a name, and reads as a formula too
+        word = token.kind == "word" and (token.roman or len(token.text) > 1)
+        return token.kind if not level and (word or token.kind == "sep") else "formula"
+
     parts: list[str | Answer] = []
-    levels = depths(tokens)
-    if levels is None:
-        return None
-    for kind, run in groupby(zip(tokens, levels, strict=True), key=_kind):
+    for what, run in groupby(zip(tokens, depths(tokens) or (), strict=False), key=kind):
         piece = [token for token, _ in run]
-        if kind == "word":
-            parts += [word for token in piece if (word := _plain(token.text)) not in _UNSAID]
-        elif kind == "sep":
+        if what == "word":
+            low = [token.text.casefold().strip(".,") for token in piece]
+            parts += [word for one in low if (word := singular(_SPELLINGS.get(one, one))) not in _UNSAID]
+        elif what == "sep":
             parts += [token.text for token in piece if token.text not in ",;"]
-        elif (read_part := _shape_of(piece, trusted)) is not None:
-            parts.append(read_part)
+        elif (formula := _shape_of(piece, trusted)) is not None:
+            parts.append(formula)
         else:
             return None
     words = sum(isinstance(part, str) for part in parts)
     return Sentence(tuple(parts)) if 0 < words < len(parts) <= _MOST_PARTS else None
-
-
-def _kind(placed: tuple[Token, int]) -> str:
-    token, level = placed
-    if level:
-        return "formula"
-    if token.kind == "sep":
-        return "sep"
-    # a lone letter between words is an article or a name, and reads as a formula too
-    return "word" if token.kind == "word" and (token.roman or len(token.text) > 1) else "formula"
-
-
-def _plain(word: str) -> str:
-    low = word.casefold().strip(".,")
-    return singular(_SPELLINGS.get(low, low))
 
 
 _MAX_DEPTH = 12
@@ -493,8 +486,6 @@ class _Reader:
         parts, operations = split(tokens, levels, "cup")
         if operations:
             return united([self.item(part, depth + 1) for part in parts], operations)
-        if any(token.kind == "cmd" and token.text == "mapsto" for token in tokens):
-            return self._mapping(tokens, levels, depth)
         if any(token.kind == "colon" and level == 0 for token, level in zip(tokens, levels, strict=True)):
             return self._with_colon(tokens, levels, depth)
         return self._enclosed(tokens, levels, depth) or self._words_or_formula(tokens, levels)
@@ -561,16 +552,6 @@ class _Reader:
                 return Text(words_of(tokens))  # student B, room 20
         return based(tokens) or quantity(tokens, trusted=self._trusted)
 
-    def _mapping(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
-        r"""``f: x \mapsto x^2``."""
-        at = next(at for at, token in enumerate(tokens) if token.kind == "cmd" and token.text == "mapsto")
-        head = [token for token in tokens[:at] if token.kind != "colon"]
-        value = self.item(tokens[at + 1 :], depth + 1)
-        if value is None or len(head) != 2 or any(token.kind != "sym" for token in head):
-            return None
-        name = name_of(head[:1])
-        return None if name is None else Named(name[0], (head[1].text,), value, name[2])
-
     def _with_colon(self, tokens: Sequence[Token], levels: list[int], depth: int) -> Answer | None:
         """A clock time, a ratio, or a label and its value."""
         clock = clock_time(tokens)
@@ -580,6 +561,9 @@ class _Reader:
         formulas = complete(map(parse, parts))
         if formulas is not None:
             return Ratio(tuple(formulas))
+        if len(parts) == 2 and len(parts[0]) == 1 and [token.text for token in parts[1][1:2]] == ["mapsto"]:
+            name, value = name_of(parts[0]), self.item(parts[1][2:], depth + 1)  # f: x \mapsto x^2
+            return None if name is None or value is None else Named(name[0], (parts[1][0].text,), value, name[2])
         if len(parts) == 2 and parts[0] and all(token.kind == "word" for token in parts[0]):
             value = self.item(parts[1], depth + 1)
             return None if value is None else Named(" ".join(words_of(parts[0])), (), value)
