@@ -148,37 +148,31 @@ class _Reader:
             elif self.take("cmd", "bmod"):
                 total = function("mod", total, self.factor(depth))
             elif self.starts_factor():
-                if self.peek("num") and self.tokens[self.at - 1].kind == "num":
-                    total = self._mixed(total)
-                    continue
-                mixed = self._mixed_frac(total) if self.peek("cmd", "frac") else None
+                two_numbers = self.peek("num") and self.tokens[self.at - 1].kind == "num"
+                mixed = self._mixed(total) if two_numbers or self.peek("cmd", "frac") else None
                 total = mixed or _times(total, self.factor(depth))
             else:
                 return total
 
-    def _mixed(self, whole: Expr) -> Expr:
-        """``1 1/2``: a space, then a proper fraction."""
-        if not (whole.op == "num" and whole.value.denominator == 1 and self.tokens[self.at].spaced):
+    def _mixed(self, whole: Expr) -> Expr | None:
+        """``1 1/2`` (a space, then a proper fraction) and ``1\\frac12``; None where the fraction is a factor."""
+        start, slash = self.at, self.peek("num")
+        if whole.op != "num" or whole.decimals or self.tokens[self.at - 1].kind != "num":
+            return self.fail() if slash else None
+        token = self.next()
+        if slash and not token.spaced:
             raise NoFormulaError
-        top = self.number(self.next().text)
-        self.need("op", "/")
-        if not self.peek("num"):
-            raise NoFormulaError
-        return _mixed_value(whole, top, self.number(self.next().text)) or self.fail()
-
-    def _mixed_frac(self, whole: Expr) -> Expr | None:
-        before = self.tokens[self.at - 1]
-        if not (whole.op == "num" and before.kind == "num" and whole.value.denominator == 1 and not whole.decimals):
-            return None
-        start = self.at
-        self.next()
-        top, bottom = self.argument(0), self.argument(0)
-        mixed = _mixed_value(whole, top, bottom)
-        if mixed is None and top.op == bottom.op == "num" and whole.value != 0:
+        top = self.number(token.text) if slash else self.argument(0)
+        if slash:
+            self.need("op", "/")
+        bottom = self.number(self.next().text) if slash and self.peek("num") else self.argument(0)
+        numbers = top.op == bottom.op == "num"
+        if numbers and 0 < top.value < bottom.value and not top.decimals and not bottom.decimals:
+            return number(whole.value + top.value / bottom.value)
+        if slash or (numbers and whole.value != 0):
             raise NoFormulaError  # 1 11/2: a slip of the pen, or a product that nobody writes so
-        if mixed is None:
-            self.at = start
-        return mixed
+        self.at = start
+        return None
 
     def starts_factor(self) -> bool:
         if self.at >= len(self.tokens):
@@ -313,9 +307,7 @@ class _Reader:
         letter = self.next().text
         if letter not in ("C", "P") or self._operator("_", "^") is None:
             raise NoFormulaError
-        second = self.script(depth + 1)
-        choices = function("binomial", first, second)
-        return choices if letter == "C" else choices * function("factorial", second)
+        return _choices(letter, first, self.script(depth + 1))
 
     def _applied(self, name: str, depth: int) -> Expr | None:
         """``f(2)`` and ``y'(0)``: a function of its arguments, not a product."""
@@ -437,20 +429,15 @@ def _times(left: Expr, right: Expr) -> Expr:
     return Expr("mul", (*left.args, right) if left.op == "mul" else (left, right))
 
 
-def _mixed_value(whole: Expr, top: Expr, bottom: Expr) -> Expr | None:
-    if not (top.op == bottom.op == "num" and 0 < top.value < bottom.value):
-        return None
-    if top.decimals or bottom.decimals or whole.decimals:
-        return None
-    return number(whole.value + top.value / bottom.value)
+def _choices(letter: str, total: Expr, chosen: Expr) -> Expr:
+    """How many choices there are (C), or arrangements (A, P)."""
+    choices = function("binomial", total, chosen)
+    return choices if letter == "C" else choices * function("factorial", chosen)
 
 
 def _chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
     """``C_n^k`` things chosen and ``A_5^2`` arranged, as some write them; None where it is a power."""
     top = number(int(subscript)) if subscript.isdigit() else symbol(subscript)
-    if top.op == script.op == "num" and script.value > top.value:
-        return None
-    choices = function("binomial", top, script)
-    if letter == "C":
-        return choices
-    return choices * function("factorial", script) if top.op == script.op == "num" else None
+    numbers = top.op == script.op == "num"
+    power = script.value > top.value if numbers else letter == "A"
+    return None if power else _choices(letter, top, script)

@@ -247,14 +247,11 @@ def plain_number(text: str) -> PlainNumber | None:
 
 
 def _decimal(sign: str, digits: str, exponent: str | None) -> PlainNumber | None:
-    power = int(exponent) if exponent and len(exponent) < 8 else 0
-    if exponent and (len(exponent) >= 8 or abs(power) > MAX_EXPONENT):
+    if exponent and (len(exponent) >= 8 or abs(int(exponent)) > MAX_EXPONENT):
         return None
-    grouped = "," in digits or " " in digits
     bare = digits.replace(",", "").replace(" ", "")
-    value = Fraction("0" + bare.rstrip(".")) * Fraction(10) ** power
     decimals = len(bare.partition(".")[2]) if exponent is None else 0
-    return PlainNumber(-value if sign == "-" else value, grouped, decimals)
+    return PlainNumber(Fraction(f"{sign}{bare}e{exponent or 0}"), bare != digits, decimals)
 
 
 def _fraction(sign: str, whole: str | None, *parts: str | None) -> PlainNumber | None:
