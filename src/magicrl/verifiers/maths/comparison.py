@@ -505,15 +505,15 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
         if len(gold.rows) != len(answer.rows) or len(gold.rows[0]) != len(answer.rows[0]):
             return False
         return all_of([in_order(left, right) for left, right in zip(gold.rows, answer.rows, strict=True)])
-    both = isinstance(gold, Group) and isinstance(answer, Group)
-    if both and (gold.opening, gold.closing) == (answer.opening, answer.closing):
-        return matched(gold.items, answer.items) if gold.opening == "{" else in_order(gold.items, answer.items)
+    both = (gold, answer) if isinstance(gold, Group) and isinstance(answer, Group) else None
+    if both and (both[0].opening, both[0].closing) == (both[1].opening, both[1].closing):
+        return (matched if both[0].opening == "{" else in_order)(both[0].items, both[1].items)
     if (inner := _only_member(gold)) is not None:
         return same(inner, answer)
     if (inner := _only_member(answer)) is not None:
         return same(gold, inner)
     if both:
-        return _brackets_aside(gold, answer)
+        return _brackets_aside(*both)
     for one, other in ((gold, answer), (answer, gold)):
         whole = plain(one.items[0]) if isinstance(one, Group) and len(one.items) == 1 and one.opening == "[" else None
         if whole is not None and isinstance(one, Group) and one.closing == "[" and (value := plain(other)) is not None:

@@ -152,7 +152,8 @@ def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
         found = _changes(tree, name, others)
     elif form.degree() > 1:
         ctx.prec = _BITS
-        found = [_simple(root.real.mid().fmpq()) for root, _ in form.complex_roots() if root.imag.contains(0)]
+        roots: list[tuple[acb, int]] = form.complex_roots()  # pyright: ignore[reportAssignmentType]
+        found = [_simple(root.real.mid().fmpq()) for root, _ in roots if root.imag.contains(0)]
     else:
         found = [-form[0] / form[1]] if form.degree() == 1 else []
     return [place for place in found if abs(place) < _REACH]

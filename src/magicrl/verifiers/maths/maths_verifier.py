@@ -131,6 +131,14 @@ def _numbers_agree(gold: Any, answer: Any) -> bool:
     return bool(abs(left - right) <= tolerance * max(abs(left), abs(right)))
 
 
+def _joined(match: re.Match[str]) -> str:
+    return re.sub(r"[ .]", "", match[0])
+
+
+def _going_on(match: re.Match[str]) -> str:
+    return rf"{match['head']}\overline{{{match['again'] or match['twice']}}}"
+
+
 def _repeating(match: re.Match[str]) -> str:
     """A repeating decimal as the fraction that it is."""
     whole, fixed = match["whole"] or "0", match["fixed"]
@@ -153,13 +161,13 @@ _NUMERALS: tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], .
         (r"\A0[oO](?P<digits>[0-7]{1,200})\Z", r"\g<digits>_8"),
         (r"\A0[xX](?P<digits>[\dA-Fa-f]{1,200})\Z", r"\g<digits>_{16}"),
         (r"(?<![\w\\])(?P<n>\d{1,4}|n)C(?P<k>\d{1,4}|[rk])(?!\w)", r"\\binom{\g<n>}{\g<k>}"),  # 10C3
-        (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", lambda match: match[0].replace(" ", "")),
-        (r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])", lambda match: match[0].replace(".", "")),
+        (r"(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d,])", _joined),
+        (r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?![\d.])", _joined),
         # 0.2727... with a line over what repeats
         (
             r"(?<![\d.])(?P<head>\d{0,20}\.\d{0,6}?)(?:(?P<again>\d{1,3})(?P=again){2,9}|(?P<twice>\d{2,6})(?P=twice))"
             r"(?:\\[lc]?dots|\.\.\.)(?!\w)",
-            lambda match: rf"{match['head']}\overline{{{match['again'] or match['twice']}}}",
+            _going_on,
         ),
         (
             r"(?<![\d.])(?P<whole>\d{0,20})\.(?P<fixed>\d{0,20})"

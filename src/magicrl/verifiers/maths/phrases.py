@@ -434,32 +434,19 @@ def _signed(token: Token) -> bool:
     return token.kind == "num" or token.text.casefold() in ("inf", "infinity")
 
 
-def described(tokens: Sequence[Token]) -> Sequence[Token]:
-    """``the line x = 3``, ``the point (3, -4)``: without the words that only say what kind of thing it is."""
-    low = [token.text.casefold() if token.kind in ("word", "sym") else "" for token in tokens]
-    if len(tokens) > 2 and low[:2] in (["for", "all"], ["for", "every"]):
-        return tokens[1:]  # for all real x
-    at = 0
-    while at < len(tokens) and tokens[at].kind == "word" and low[at] in _ARTICLES:
-        at += 1
-    if at + 1 >= len(tokens) or tokens[at].kind != "word" or low[at] not in _THINGS:
-        return tokens
-    at += 1
-    while at < len(tokens) and low[at] in ("with", "equation", "at"):
-        at += 1
-    rest = tokens[at:]
-    single = len(rest) == 1 and rest[0].kind == "num"  # line 3
-    return rest if rest and not single and rest[0].kind not in ("word", "colon", "rel", "unit") else tokens
-
-
-_THINGS = word_set(
-    "line lines plane point points circle curve parabola ellipse hyperbola interval intervals vector matrix pair pairs "
-    "function functions polynomial expression tuple triple root roots solution solutions"
+_THINGS = (
+    "lines?|plane|points?|circle|curve|parabola|ellipse|hyperbola|intervals?|vector|matrix|pairs?|functions?|polynomial|"
+    "expression|tuple|triple|roots?|solutions?"
+)
+_LEAD = re.compile(
+    r"for (?=(?:all|every) )|(?:there (?:is|are)|the|an?) (?=\d)|"
+    rf"(?:(?:the|an?) )*(?P<thing>{_THINGS}) (?:(?:with|equation|at) )*(?!\d+$)"
 )
 
 
-def counted(tokens: Sequence[Token]) -> Sequence[Token]:
-    """``5 solutions`` of "there are 5 solutions", ``12th`` of "the 12th"."""
-    low = [token.text.casefold() for token in tokens[:2]]
-    start = 1 if low[:1] in (["the"], ["a"], ["an"]) else 2 if low in (["there", "is"], ["there", "are"]) else 0
-    return tokens[start:] if start and len(tokens) > start and tokens[start].kind == "num" else tokens
+def without_lead(tokens: Sequence[Token]) -> Sequence[Token]:
+    """``the line x = 3``, ``there are 5 solutions``: without the words that only say what kind of thing it is."""
+    lead = _LEAD.match(said(tokens).casefold())
+    rest = tokens[lead[0].count(" ") :] if lead else tokens
+    loose = lead is not None and lead["thing"] and rest[0].kind in ("word", "colon", "rel", "unit")
+    return tokens if loose else rest

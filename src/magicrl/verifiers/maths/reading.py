@@ -44,11 +44,9 @@ from magicrl.verifiers.maths.phrases import (
     based,
     clock_time,
     closed_phrase,
-    counted,
     date_of,
     declaration,
     depths,
-    described,
     in_symbols,
     labelled_parts,
     number_domain,
@@ -57,6 +55,7 @@ from magicrl.verifiers.maths.phrases import (
     split,
     stated,
     without_clause,
+    without_lead,
     words_of,
 )
 from magicrl.verifiers.maths.quantities import counted_in_words, free_signs, quantity, singular
@@ -403,7 +402,7 @@ class _Reader:
             whole = congruent(tokens, levels, lambda part: self.item(part, depth + 1))
         if whole is not None:
             return whole
-        tokens = out_of(counted(described(tokens)))
+        tokens = out_of(without_lead(tokens))
         levels = depths(tokens) or levels
         without = self._except(tokens, depth)
         if without is not None:

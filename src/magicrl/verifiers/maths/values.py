@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
-from operator import add, mul
 
 from flint import acb, arb, ctx, fmpq, fmpz
 
@@ -86,8 +85,10 @@ class Enclosure:
         if tree.op == "cases":
             return self._cases(tree, point)
         args = [self._value(part, point) for part in tree.args]
-        if tree.op in ("add", "mul"):
-            return self._checked(reduce(add if tree.op == "add" else mul, args))
+        if tree.op == "add":
+            return self._checked(reduce(lambda one, other: one + other, args))
+        if tree.op == "mul":
+            return self._checked(reduce(lambda one, other: one * other, args))
         if tree.op == "neg":
             return -args[0]
         if tree.op == "div":
@@ -397,11 +398,13 @@ def _as_whole(value: Value) -> int | None:
 
 
 def _extreme(name: str, args: list[Value]) -> Value:
-    if any(isinstance(arg, acb) for arg in args):
+    exact = [arg for arg in args if isinstance(arg, fmpq)]
+    if len(exact) == len(args):
+        return max(exact) if name == "max" else min(exact)
+    balls = [arb(arg) for arg in args if not isinstance(arg, acb)]
+    if len(balls) < len(args):
         raise UndefinedError
-    if all(isinstance(arg, fmpq) for arg in args):
-        return max(args) if name == "max" else min(args)
-    return reduce(arb.max if name == "max" else arb.min, map(arb, args))
+    return reduce(arb.max if name == "max" else arb.min, balls)
 
 
 def _rounded(name: str, value: Value) -> fmpq:
