@@ -166,15 +166,10 @@ Dimension = tuple[tuple[str, int], ...]
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What stands after (or before) a number.
+    """What stands after (or before) a number; ``kind``: unit, percent, degree, noun or none (an ordinal's ending).
 
-    Attributes:
-        kind: ``unit`` (of "units" alone the dimension is named ``any``), ``percent``, ``degree``, ``noun`` or
-            ``none`` (an ordinal's ending).
-        dimension: of a unit.
-        factor: size in base units; exact.
-        noun: the last word of a noun, singular; of a unit of up to three letters those letters.
-        words: all words of a noun, as written.
+    A unit has a ``dimension`` (of "units" alone it is named ``any``) and an exact ``factor`` to base units. ``noun`` is
+    the last word of a noun, singular, of a unit of up to three letters those letters; ``words`` are all of a noun.
     """
 
     kind: str

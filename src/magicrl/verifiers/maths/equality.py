@@ -57,15 +57,11 @@ def domains(gold: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]
             }
 
     def real() -> Iterator[dict[str, fmpq]]:
-        if counted:
-            yield from points(20, 1, 40, 1)
-        else:
-            yield from points(3, 1, 40, 13)
-            yield from points(4, -40, 40, 13)
-            yield from points(2, 1, 12, 13)
-            yield from points(2, 100, 400, 7)
+        draws = [(20, 1, 40, 1)] if counted else [(3, 1, 40, 13), (4, -40, 40, 13), (2, 1, 12, 13), (2, 100, 400, 7)]
         if steps or divisors or any(name.split("_")[0] in _COUNTERS for name in names):
-            yield from points(5, 1, 9, 1)
+            draws.append((5, 1, 9, 1))
+        for draw in draws:
+            yield from points(*draw)
         yield from _beside_breaks(gold, answer, names, whole_names | (set(names) if counted else set()), numbers)
         if not whole_names and not counted:
             for size in (10**3, 10**5, 10**9):
@@ -151,7 +147,7 @@ def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
     if form is None:
         found = _changes(tree, name, others)
     elif form.degree() > 1:
-        ctx.prec = _BITS
+        ctx.prec = _BITS  # global in FLINT: the last evaluation may have left it high
         roots: list[tuple[acb, int]] = form.complex_roots()  # pyright: ignore[reportAssignmentType]
         found = [_simple(root.real.mid().fmpq()) for root, _ in roots if root.imag.contains(0)]
     else:
@@ -160,7 +156,6 @@ def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
 
 
 def _at(tree: Expr, point: Point) -> fmpq | arb | None:
-    """The real value at a point, if there is one."""
     try:
         value = Enclosure(_BITS, real=True).value(tree, point)
     except (UndefinedError, UnclearError):
@@ -185,13 +180,12 @@ def _polynomial(tree: Expr, name: str, others: dict[str, fmpq]) -> fmpq_poly | N
         found = -parts[0]
     elif tree.op == "div" and parts[1].degree() == 0:
         found = parts[0] / parts[1][0]
-    elif tree.op == "pow" and parts[1] in range(1, _MOST_DEGREE + 1):
+    elif tree.op == "pow" and parts[1] in range(1, _MOST_DEGREE + 1):  # a constant, and whole
         found = parts[0] ** int(parts[1][0].numerator)
     return found if found is not None and found.degree() <= _MOST_DEGREE else None
 
 
 def _simple(place: fmpq) -> fmpq:
-    """The simple number close by, if there is one."""
     rounded = fmpq(round(place * 5040), 5040)
     return rounded if abs(rounded - place) < fmpq(1, 10**9) else place
 
@@ -248,7 +242,9 @@ def same_value(gold: Expr, answer: Expr) -> bool | None:
         return _same_members(gold, answer)
     # a bare log is natural or decimal, the same on both sides
     for base in (0, 10) if gold.holds("fn", "log") or answer.holds("fn", "log") else (0,):
-        verdict = _same_function(gold, answer, base) if functions else _same_number(gold, answer, base)
+        verdict = _same_function(gold, answer, base) if functions else None
+        for real in (True, False) if not functions else ():
+            verdict = _agree_at(gold, answer, {}, real, base, MOST_BITS) if verdict is None else verdict
         if verdict is not False:
             return verdict
     return False
@@ -280,14 +276,6 @@ def _has(tree: Expr, way: dict[str, bool]) -> bool | None:
     if tree.name == "setminus":
         return bool(parts[0] and not parts[1])
     return any(parts) if tree.name == "cup" else all(parts)
-
-
-def _same_number(gold: Expr, answer: Expr, base: int) -> bool | None:
-    for real in (True, False):
-        verdict = _agree_at(gold, answer, {}, real, base, MOST_BITS)
-        if verdict is not None:
-            return verdict
-    return None
 
 
 def _same_function(gold: Expr, answer: Expr, base: int) -> bool | None:

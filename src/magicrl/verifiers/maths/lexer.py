@@ -94,13 +94,8 @@ _PARTS = re.compile(r"\s*(?:,\s*)?\b(and|or)\b\s*|\s*([,;])\s*")
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """One token.
-
-    Attributes:
-        kind: what it is.
-        text: its canonical spelling, e.g. the operator or the bracket's kind.
-        spaced: white space came before it.
-        roman: it stood in an upright font command, as units do.
+    """One token: its kind and canonical spelling, e.g. the operator; whether white space came before it (``spaced``),
+    and whether it stood in an upright font command (``roman``), as units do.
     """
 
     kind: Kind

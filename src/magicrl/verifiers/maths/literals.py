@@ -222,12 +222,8 @@ _FRACTION = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PlainNumber:
-    """A number literal.
-
-    Attributes:
-        value: what it says, exactly.
-        grouped: it holds separators that could also be read as a list.
-        decimals: digits after the decimal point as written.
+    """A number literal: what it says, exactly; whether its separators could also part a list (``grouped``); and its
+    digits after the decimal point as written.
     """
 
     value: Fraction

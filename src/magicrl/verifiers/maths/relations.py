@@ -406,7 +406,6 @@ def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) ->
     every = [first, *values]
     if isinstance(first, Quantity) and first.expr.symbols and len(values) > 1 and _agree(values):
         every = [first, values[-1]]  # a + b = 3 + 4 = 7
-        last = values[-1]
     if all(isinstance(value, Quantity) and not value.expr.symbols for value in every):
         return every[-1] if _agree(every) else Several(())  # 5 = 6 is no answer, and equal to none
     sides = complete(map(plain, every))
