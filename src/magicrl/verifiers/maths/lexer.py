@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magicrl.verifiers.maths.literals import amount, word_set
+from magicrl.verifiers.maths.notation import FONTS
 
 Kind = Literal[
     "num", "sym", "word", "fn", "op", "open", "close", "lbrace", "rbrace", "rel", "sep", "cup", "colon", "unit", "env",
@@ -66,14 +67,12 @@ _MONEY = {
     "euro": "€", "EUR": "€", "cent": "¢", "cents": "¢", "pounds": "£", "GBP": "£", "yen": "¥", "JPY": "¥", "RMB": "¥",
     "CNY": "¥", "USD": "$", "INR": "₹", "Rs": "₹",
 }  # fmt: skip
-_TEXT = r"text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname"
-
 _PATTERN = re.compile(
     rf"(?P<space>[ \t\n]+|\$|\\(?:\(|\)|hspace\{{[^{{}}]*\}}))"
     r"|(?P<money>\\(?:euro|cents?|pounds|yen)(?![A-Za-z])|(?<![A-Za-z])(?:USD|EUR|GBP|INR|RMB|CNY|JPY|Rs)(?![A-Za-z])\.?)"
     r"|(?P<short>(?<![A-Za-z])(?:sq|cu|ft|in|hrs?|lbs?|oz|mins?|secs?|yds?|gal|approx)\.(?![\d.]))"
     r"|(?P<degree>\^ ?(?:\\circ(?![A-Za-z])|\{ ?\\circ ?\})|\\(?:degrees?|textdegree)(?![A-Za-z]))"
-    rf"|\\(?P<texttype>{_TEXT})\*? ?\{{(?P<text>[^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*){{0,8}})\}}"
+    rf"|\\(?P<texttype>{FONTS})\*? ?\{{(?P<text>[^{{}}]*(?:\{{[^{{}}]*\}}[^{{}}]*){{0,8}})\}}"
     r"|\\begin ?\{(?P<begin>[a-z*]+)\}(?:\{[clr| ]*\})?"
     r"|\\end ?\{(?P<end>[a-z*]+)\}"
     r"|(?P<row>\\\\)"

@@ -77,24 +77,22 @@ def choice_letters(text: str) -> frozenset[str] | None:
     return frozenset(bare) if re.fullmatch(r"[A-J]{2,8}", bare) and len(set(bare)) == len(bare) else None
 
 
-def choice_text(text: str) -> str:
-    """What stands after the letter of a multiple-choice answer."""
-    match = _LETTER.fullmatch(text.strip().strip("*").strip())
-    return "" if match is None else (match["rest"] or "").strip()
-
-
 def choice_letter(text: str) -> str | None:
     """The letter of a multiple-choice answer, when it is all that is answered: ``(B)``, ``B.``, ``B) 15``.
 
     Upper case is asked for; what follows the letter must name no other one.
     """
     match = _LETTER.fullmatch(text.strip().strip("*").strip())
-    if match is None:
+    if match is None or not match["letter"].isupper():
         return None
-    letter, rest = match["letter"], (match["rest"] or "").strip()
-    if not letter.isupper() or _OTHER_LETTER.search(rest) or re.search(r"\bor\b", rest, re.IGNORECASE):
-        return None
-    return letter
+    rest = match["rest"] or ""
+    return None if _OTHER_LETTER.search(rest) or re.search(r"\bor\b", rest, re.IGNORECASE) else match["letter"]
+
+
+def choice_text(text: str) -> str:
+    """What stands after the letter of a multiple-choice answer."""
+    match = _LETTER.fullmatch(text.strip().strip("*").strip())
+    return "" if match is None else (match["rest"] or "").strip()
 
 
 _COUNTED = (

@@ -104,11 +104,8 @@ _OUTWARD = re.compile(rf"(?P<head>[^\[\]()]*(?:=|\\in)\s*)?(?P<body>{_INTERVAL}(
 _LETTER_UNION = re.compile(r"(?P<left>[(\[][^()\[\]]*,[^()\[\]]*[)\]])\s*U\s*(?=[(\[][^()\[\]]*,)")
 _ENTITY = re.compile(r"&(?:[A-Za-z]{2,8}|#\d{2,5});")
 
-_ENCLOSING = re.compile(
-    r"\\(?:text|textbf|textit|textrm|texttt|textsf|emph|underline|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|mbox|hbox|ce|"
-    r"operatorname)\s*(?P<rest>\{.*\})",
-    re.DOTALL,
-)
+FONTS = "text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname"
+_ENCLOSING = re.compile(rf"\\(?:{FONTS}|textsf|emph|underline|hbox|ce)\s*(?P<rest>\{{.*\}})", re.DOTALL)
 _BEFORE = re.compile(r"\\(?:therefore|Rightarrow|implies|Longrightarrow)(?![A-Za-z])\s*|=>\s*")
 _ANNOUNCED = re.compile(
     r"\\text(?:bf|it|rm)?\s*\{\s*(?:so,? |thus,? |hence,? )?"
@@ -238,10 +235,7 @@ _MODULO = re.compile(
     r"\s*(?:\{(?P<b>[^{}]{1,20})\}|(?P<c>\d+|[a-z](?![A-Za-z])))"
 )
 _CALLED = re.compile(r"(?<![A-Za-z\\])([A-Za-z])\{(\([^{}]*\))\}")
-_FONT = re.compile(
-    r"\\(?:text|textbf|textit|textrm|textnormal|texttt|mbox|mathrm|mathbf|mathit|mathsf|boldsymbol|bm|operatorname)"
-    r" ?\{(?P<inside>[^{}]*)\}"
-)
+_FONT = re.compile(rf"\\(?:{FONTS}) ?\{{(?P<inside>[^{{}}]*)\}}")
 _IDLE_SPACE = re.compile(r"(?<!\d) +| +(?!\d)")
 _QUOTIENT = re.compile(r"\\mathbb\{Z\}/\(?(?P<a>\w+)(?:\\mathbb\{Z\}\)?|(?![\w\\]))")
 _BOLD_LETTER = re.compile(r"\\mathbf ?\{? ?[A-Z] ?\}?")

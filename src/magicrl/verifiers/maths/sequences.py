@@ -310,6 +310,6 @@ def periodic_parameters(answer: Answer) -> frozenset[str]:
 
 
 def _steps_by_pi(part: Expr, name: str) -> bool:
-    """Whether raising the letter by one adds a rational multiple of pi, whatever the letter is."""
+    """Whether raising the letter by one adds a positive rational multiple of pi, whatever the letter is."""
     found = linear(part, name) if part.holds("const", "pi") else None
-    return found is not None and not found[1].symbols and bool(_ratio(found[1], symbol("pi")))
+    return found is not None and not found[1].symbols and (_ratio(found[1], symbol("pi")) or 0) > 0
