@@ -1,5 +1,5 @@
 """The maths verifier: the recipe's four steps on Math-Verify, cheap exact comparisons first.
 
-`judge.MathsVerifier` runs inside worker processes; importing this package alone loads neither sympy nor
+`maths_verifier.MathsVerifier` runs inside worker processes; importing this package alone loads neither sympy nor
 Math-Verify.
 """
