@@ -312,11 +312,27 @@ def learning_rate(parameters: int) -> float:
     return float(f"{rate:.1g}")
 
 
-def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solved: Solved | None = None) -> Proposal:
-    """A recipe for ``setting`` on the best way of asking, each number with its reason.
+class Numbers(NamedTuple):
+    """What a recipe sets, before it is written."""
 
-    With ``solved`` it begins with a supervised start, and answers are expected to be like the solutions.
-    """
+    group_size: int
+    signal: str
+    """What ``group_size`` is expected to give."""
+    limit: int
+    why_limit: str
+    prompt_limit: int
+    held_out: int
+    filtered: int
+    """Samples a problem of the difficulty filter; 0: none."""
+    batch: int
+    step_seconds: float
+    steps: int
+    later: int
+    """Of the steps, those of a second stage."""
+
+
+def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numbers:
+    """The sizes that fit the model's answers, its context and the time; ``solved``: after a supervised start."""
     size, expected = group_size(look.per_problem)
     longest = setting.prompt_lengths[-1]
     prompt = setting.prompt_lengths[len(setting.prompt_lengths) // 2]
@@ -332,12 +348,30 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         batch *= 2
     step = batch * size * a_response
     steps = max(FEW_STEPS, min(400, round(TRAINING_SHARE * seconds / step)))
-    filtered = _filter_samples(train, FILTER_SHARE * seconds, mean / speed.sampled) if expected < 0.5 else 0
     # a second stage with room for longer answers, where answers were cut and there are steps to spend on it
     cut = look.answers.truncated > 0.1 and 2 * limit <= setting.context - prompt_limit
-    later = steps // 3 if cut and steps >= 3 * FEW_STEPS else 0
-    longer = (2 * limit, "  # longer answers, once they have grown")
-    signal = "the start decides how many have a signal" if solved else f"{_percent(expected)} should have a signal"
+    return Numbers(
+        group_size=size,
+        signal="the start decides how many have a signal" if solved else f"{_percent(expected)} should have a signal",
+        limit=limit,
+        why_limit=why_limit,
+        prompt_limit=prompt_limit,
+        held_out=held,
+        filtered=_filter_samples(train, FILTER_SHARE * seconds, mean / speed.sampled) if expected < 0.5 else 0,
+        batch=batch,
+        step_seconds=step,
+        steps=steps,
+        later=steps // 3 if cut and steps >= 3 * FEW_STEPS else 0,
+    )
+
+
+def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solved: Solved | None = None) -> Proposal:
+    """A recipe for ``setting`` on the best way of asking, each number with its reason.
+
+    With ``solved`` it begins with a supervised start, and answers are expected to be like the solutions.
+    """
+    n = numbers(setting, look, speed, solved=solved is not None)
+    longest = setting.prompt_lengths[-1]
     sections = [
         [
             f"# Written by magicrl init for {setting.minutes:g} minutes on this machine.",
@@ -354,16 +388,16 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         ],
         [
             "[data]",
-            f"holdout = {held}  # problems of the test before and after; never trained on",
-            f"max_prompt_tokens = {prompt_limit}  # the longest prompt has {longest}",
-            'overlong_prompts = "drop"' if prompt_limit < longest else "",
+            f"holdout = {n.held_out}  # problems of the test before and after; never trained on",
+            f"max_prompt_tokens = {n.prompt_limit}  # the longest prompt has {longest}",
+            'overlong_prompts = "drop"' if n.prompt_limit < longest else "",
         ],
         _source("[[data.train]]", setting, look.way),
         [
             "[data.difficulty_filter]",
-            f"samples = {filtered}  # drops the problems that are never or always solved: here they are many",
+            f"samples = {n.filtered}  # drops the problems that are never or always solved: here they are many",
         ]
-        if filtered
+        if n.filtered
         else [],
         ["[rollout]", f"max_rows = {MAX_ROWS}", "memory_limit_mb = 2048"],
         [
@@ -385,18 +419,20 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
             "warmup_steps = 3",
         ],
         _stage(
-            (limit, f"  # T: {why_limit}"),
-            (size, f"  # M: {signal}"),
-            (batch, f"  # D_R: about {step:.0f} s a step"),
-            steps - later,
+            (n.limit, f"  # T: {n.why_limit}"),
+            (n.group_size, f"  # M: of the groups, {n.signal}"),
+            (n.batch, f"  # D_R: about {n.step_seconds:.0f} s a step"),
+            n.steps - n.later,
         ),
-        _stage(longer, (size, ""), (batch, ""), later) if later else [],
+        _stage((2 * n.limit, "  # longer answers, once they have grown"), (n.group_size, ""), (n.batch, ""), n.later)
+        if n.later
+        else [],
         ["[evaluation]", "temperatures = [0.0, 1.0]", "samples = 4", "pass_at = [4]"],
-        ["[checkpoint]", f"every = {max(5, min(20, steps // 4))}"],
+        ["[checkpoint]", f"every = {max(5, min(20, n.steps // 4))}"],
     ]
     text = "\n\n".join("\n".join(filter(None, lines)) for lines in sections if lines) + "\n"
-    start = _start(setting, look.way, model, speed, solved, held) if solved else None
-    return Proposal(text=text, step_seconds=step, steps=steps, start=start)
+    start = _start(setting, look.way, model, speed, solved, n.held_out) if solved else None
+    return Proposal(text=text, step_seconds=n.step_seconds, steps=n.steps, start=start)
 
 
 def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved: Solved, held: int) -> str:
