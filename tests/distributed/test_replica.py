@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from magicrl.config.schema import TrainConfig
-from magicrl.distributed.replica import Replica, pack, size, unpack
+from magicrl.distributed.replica import Replica
+from magicrl.distributed.tensors import pack, unpack
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.training.assemble import make_engine
 
@@ -32,7 +33,6 @@ def test_weights_travel_with_the_same_bits_and_without_a_copy() -> None:
     weights = {"a": torch.randn(3, 5).bfloat16(), "b": torch.randn(4), "c": torch.randn(6, 2).T}
     payload = pack(weights)
     assert payload["a"][1].dtype == np.int16
-    assert size(payload) == 30 + 16 + 48
     there = unpack(payload)
     for name, tensor in weights.items():
         assert there[name].dtype == tensor.dtype

@@ -30,8 +30,9 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed.learner.launchers import LearnerLost
-from magicrl.distributed.replica import CollectedSamples, ReplicaFacts, pack, size
+from magicrl.distributed.replica import CollectedSamples, ReplicaFacts
 from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
+from magicrl.distributed.tensors import pack
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
 from magicrl.rollout.requests import (
@@ -184,8 +185,6 @@ class EnginePool(SchedulingEngine):
         self._max_context = sys.maxsize  # kept apart from the places: there may be none with a replica
         self.lost: list[str] = []
         """Names of the replicas that were lost so far, with the reason."""
-        self.weight_bytes = 0
-        """Size of the last weights."""
         self._slots = [ReplicaSlot(index=index, actor=make(index)) for index in range(replicas)]
         for slot in self._slots:
             try:
@@ -252,7 +251,6 @@ class EnginePool(SchedulingEngine):
             RuntimeError: a replica samples with other weights (from the check).
         """
         payload = pack(weights)
-        self.weight_bytes = size(payload)
         self._weights, self._version = ray.put(payload), version
         calls = [(slot, self._load(slot)) for slot in self._slots if not slot.starting]
         answers: dict[str, list[RolloutGroup]] = {}

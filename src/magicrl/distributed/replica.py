@@ -2,11 +2,7 @@
 
 A thread runs the engine, turn by turn; calls from outside (new work, new weights, what has ended) come between two
 turns, so that a response under way goes on with new weights after its next token. The pool runs this class as an actor
-with several threads.
-
-Weights reach it through Ray's object store, put once and read by every process of a node. Ray hands numpy
-arrays out without a copy, torch tensors only through a pickled one (a 270 MB state dict: under a millisecond against
-0.3 to 5 s). numpy has no bfloat16, so these travel as the int16 of the same bits.
+with several threads. Weights reach it through Ray's object store, put once and read by every process of a node.
 """
 
 from __future__ import annotations
@@ -15,53 +11,21 @@ import os
 import socket
 import threading
 import time
-import warnings
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 
 from magicrl.distributed.runtime import see_only
+from magicrl.distributed.tensors import Payload, unpack
 from magicrl.records import Completion, FinishedSample, RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import RolloutEngine
 from magicrl.rollout.vllm_engine import VllmEngine
 from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
 from magicrl.training.protocols import OnDevices
-
-Payload = dict[str, tuple[str, NDArray[Any]]]
-"""By parameter name: the torch dtype's name and the values, bfloat16 as int16."""
-
-
-def pack(weights: Mapping[str, torch.Tensor]) -> Payload:
-    """Views of ``weights`` (copies of those on a GPU) as numpy arrays."""
-    payload: Payload = {}
-    for name, tensor in weights.items():
-        values = tensor.detach().cpu().contiguous()
-        raw = values.view(torch.int16) if values.dtype == torch.bfloat16 else values
-        payload[name] = (str(tensor.dtype).removeprefix("torch."), raw.numpy())
-    return payload
-
-
-def unpack(payload: Payload) -> dict[str, torch.Tensor]:
-    """Read-only tensors on the payload's memory."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-        return {
-            name: torch.from_numpy(values).view(getattr(torch, dtype))
-            if dtype == "bfloat16"
-            else torch.from_numpy(values)
-            for name, (dtype, values) in payload.items()
-        }
-
-
-def size(payload: Payload) -> int:
-    """Bytes."""
-    return sum(values.nbytes for _, values in payload.values())
-
 
 _HEARTBEAT = 10.0  # seconds after which `collect` answers with nothing
 
@@ -86,24 +50,16 @@ class CollectedSamples:
     peak_mb: float = 0.0  # most memory of its fullest accelerator so far, as the engine tells it
 
 
-@dataclass(kw_only=True, slots=True)
-class _Assigned:
-    """A request under way (kept, so that its ``id`` is not reused) and how many of its samples are missing."""
-
-    request: RolloutRequest
-    order: int
-    samples: int
-
-
 class Replica:
-    """
-    Args:
-        make: makes the engine, in this process.
-        threads: torch threads.
-        numbers: of the GPUs that it uses in turn with learner ranks; Ray gives it those of its own.
-    """
+    """An engine and the thread that runs it."""
 
     def __init__(self, make: Callable[[], RolloutEngine], threads: int, numbers: Sequence[str] = ()) -> None:
+        """
+        Args:
+            make: makes the engine, in this process.
+            threads: torch threads.
+            numbers: of the GPUs that it uses in turn with learner ranks; Ray gives it those of its own.
+        """
         see_only(numbers)
         torch.set_num_threads(threads)
         self._engine = make()
@@ -111,7 +67,8 @@ class Replica:
         self._engine_free = threading.Lock()
         self._visitors = 0  # calls that want the engine between two turns
         self._closed = False
-        self._orders: dict[int, _Assigned] = {}  # by identity of the request
+        # by identity of a request under way: itself (or its ``id`` could be reused), its order, its missing samples
+        self._orders: dict[int, tuple[RolloutRequest, int, set[int]]] = {}
         self._ended: deque[tuple[int, int, Completion]] = deque()
         self._failure: BaseException | None = None
         self._busy = self._peak_mb = 0.0
@@ -139,7 +96,7 @@ class Replica:
                 self._failure = error
                 return
             for order, request in work:
-                self._orders[id(request)] = _Assigned(request=request, order=order, samples=len(request.indices))
+                self._orders[id(request)] = (request, order, set(request.indices))
 
     def collect(self) -> CollectedSamples:
         """What has ended since the last call; waits for the first, at most ten seconds.
@@ -236,12 +193,13 @@ class Replica:
     def _file(self, sample: FinishedSample) -> None:
         """Keep a sample for `collect`; a sample of a request that was interrupted is dropped."""
         with self._changed:
-            assigned = self._orders.get(id(sample.request))
-            if assigned is not None:
-                self._ended.append((assigned.order, sample.index, sample.completion))
-                assigned.samples -= 1
-                if not assigned.samples:
-                    del self._orders[id(sample.request)]
-                if not self._orders and isinstance(self._engine, OnDevices):
-                    self._peak_mb = self._engine.peak_mb()  # once a step, and before its last sample is fetched
-                self._changed.notify_all()
+            if id(sample.request) not in self._orders:
+                return
+            _, order, missing = self._orders[id(sample.request)]
+            self._ended.append((order, sample.index, sample.completion))
+            missing.discard(sample.index)
+            if not missing:
+                del self._orders[id(sample.request)]
+            if not self._orders and isinstance(self._engine, OnDevices):
+                self._peak_mb = self._engine.peak_mb()  # once a step, and before its last sample is fetched
+            self._changed.notify_all()

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.distributed.learner.learner import split_by_tokens
-from magicrl.distributed.learner.rank import PackedTensors
+from magicrl.distributed.tensors import pack, unpack
 from magicrl.distributed.learner.ulysses import SequenceSlice
 from magicrl.models.packing import packed_with_shared_prompts
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
@@ -83,6 +83,6 @@ def test_slices_put_together_are_the_micro_batch(ranks: int) -> None:
 
 def test_bfloat16_crosses_a_pipe_bit_for_bit() -> None:
     tensors = {"a": torch.randn(3, 2).bfloat16(), "b": torch.randn(4), "c": torch.tensor(2.5)}
-    again = PackedTensors.of(tensors).tensors()
+    again = unpack(pack(tensors), writable=True)
     assert again.keys() == tensors.keys()
     assert all(again[k].dtype == v.dtype and torch.equal(again[k], v) for k, v in tensors.items())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -27,14 +28,13 @@ class LearnerLost(RuntimeError):
     ``DistributedLearner.rebuild`` starts new ones and brings them to where the lost ones were.
 
     Attributes:
-        rank: which one; None if none can be named.
+        rank: which one.
         cause: what became of it.
         mistake: the error as a user's mistake, where the rank said that it is one.
     """
 
-    def __init__(self, rank: int | None, cause: str, waiting_for: str, mistake: ValueError | None = None) -> None:
-        who = "the learner's ranks" if rank is None else f"learner rank {rank}"
-        super().__init__(f"{who} {cause}, while the run waited for: {waiting_for}")
+    def __init__(self, rank: int, cause: str, waiting_for: str, mistake: ValueError | None = None) -> None:
+        super().__init__(f"learner rank {rank} {cause}, while the run waited for: {waiting_for}")
         self.rank = rank
         self.cause = cause
         self.mistake = mistake
@@ -42,19 +42,26 @@ class LearnerLost(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """Why a rank has no answer.
+    """Why a rank has no answer."""
 
-    Attributes:
-        died: its process is gone; otherwise it raised.
-        kind: the exception's type, or ``""``.
-        text: what happened.
-        key: the recipe's key, where it is a recipe's mistake.
-    """
+    died: bool  # its process is gone; otherwise it raised
+    kind: str = ""  # the exception's type
+    text: str  # what happened
+    key: str | None = None  # the recipe's key, where it is a recipe's mistake
 
-    died: bool
-    kind: str
-    text: str
-    key: str | None = None
+    @property
+    def mistake(self) -> ValueError | None:
+        """The user's mistake, if it is one."""
+        if self.kind != "ValueError":
+            return None
+        return ValueError(self.text) if self.key is None else RecipeError(self.text, key=self.key)
+
+    @property
+    def blame(self) -> tuple[bool, bool, bool]:
+        """Lowest for what tells most: a death, a mistake, an error that is no echo of another rank's loss."""
+        # as gloo and NCCL tell that another rank is gone
+        echo = any(word in self.text for word in ("gloo", "NCCL", "Connection", "closed by peer", "Broken pipe"))
+        return not self.died, self.kind != "ValueError", echo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,8 +72,48 @@ class Answer:
     fault: Fault | None = None
 
 
-class RankGroup(Protocol):
-    """Running ranks."""
+def answered(target: object, method: str, arguments: tuple[Any, ...]) -> Answer:
+    """Call a method in a rank's process; an exception becomes a ``Fault``."""
+    try:
+        return Answer(value=getattr(target, method)(*arguments))
+    except ValueError as error:
+        return Answer(fault=Fault(died=False, kind="ValueError", text=str(error), key=getattr(error, "key", None)))
+    except Exception as error:  # noqa: BLE001 - the border of a worker: whatever it is, the driver must be told
+        name = type(error).__name__
+        text = f"{name}: {error}\n" + "".join(traceback.format_exception(error)).rstrip()
+        return Answer(fault=Fault(died=False, kind=name, text=text))
+
+
+def settled(answers: Sequence[Answer | None], *, waiting_for: str, seconds: float) -> list[Any]:
+    """The values of a call's answers (None: none came within ``seconds``), or the error that tells most.
+
+    Raises:
+        LearnerLost: some rank has no value. Named is one that died, before one that raised an error of its own,
+            before one whose error may be no more than the loss of another.
+        ValueError: all ranks raised it.
+    """
+    faults = {rank: answer.fault for rank, answer in enumerate(answers) if answer is not None and answer.fault}
+    if faults:
+        rank = min(faults, key=lambda rank: (faults[rank].blame, rank))
+        fault = faults[rank]
+        mistakes = [fault.mistake for fault in faults.values()]
+        if len(faults) == len(answers) and mistakes[0] is not None and None not in mistakes:
+            raise mistakes[0]
+        raise LearnerLost(rank, fault.text if fault.died else f"failed: {fault.text}", waiting_for, fault.mistake)
+    for rank, answer in enumerate(answers):
+        if answer is None:
+            raise LearnerLost(rank, f"gave no answer in {seconds:g} s", waiting_for)
+    return [answer.value for answer in answers if answer is not None]
+
+
+class RankGroup:
+    """Running ranks; a subclass says how one is called and heard.
+
+    Args:
+        grace: seconds that other ranks get to answer after the first one failed.
+    """
+
+    _grace: float
 
     def call(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout: float, waiting_for: str) -> list[Any]:
         """Call ``LearnerRank.<method>`` on every rank with its own arguments; what each gave, in order.
@@ -75,11 +122,40 @@ class RankGroup(Protocol):
             LearnerLost: a rank died, failed, or did not answer in time.
             ValueError: every rank raised it; the ranks may go on.
         """
-        ...
+        waiting = {self._send(rank, method, given): rank for rank, given in enumerate(arguments)}
+        answers: list[Answer | None] = [None] * len(arguments)
+        deadline, failed = time.monotonic() + timeout, False
+        while waiting and (ready := self._ready(list(waiting), max(0.0, deadline - time.monotonic()))):
+            for call in ready:
+                rank = waiting.pop(call)
+                answers[rank] = found = self._receive(rank, call)
+                if found.fault is not None and not failed:
+                    failed, deadline = True, min(deadline, time.monotonic() + self._grace)
+        return settled(answers, waiting_for=waiting_for, seconds=timeout)
+
+    def answering(self, ranks: int, timeout: float, to: str) -> RankGroup:
+        """The group once every rank answers; none of it is left running where one does not."""
+        try:
+            self.call("address", [()] * ranks, timeout=timeout, waiting_for=f"learner ranks to {to}")
+        except BaseException:
+            self.stop()
+            raise
+        return self
 
     def stop(self) -> None:
         """End all ranks, whatever they are doing."""
-        ...
+        raise NotImplementedError
+
+    def _send(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        """Start a call; what `_ready` waits for."""
+        raise NotImplementedError
+
+    def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
+        """Those that have ended, at least one unless the time is over."""
+        raise NotImplementedError
+
+    def _receive(self, rank: int, call: Any) -> Answer:
+        raise NotImplementedError
 
 
 class Launcher(Protocol):
@@ -94,92 +170,27 @@ class Launcher(Protocol):
         ...
 
 
-def answered(target: object, method: str, arguments: tuple[Any, ...]) -> Answer:
-    """Call a method in a rank's process; an exception becomes a ``Fault``."""
-    try:
-        return Answer(value=getattr(target, method)(*arguments))
-    except Exception as error:  # noqa: BLE001 - the border of a worker: whatever it is, the driver must be told
-        told = f"{type(error).__name__}: {error}"
-        if not isinstance(error, ValueError):
-            told += "\n" + "".join(traceback.format_exception(error)).rstrip()
-        kind = "ValueError" if isinstance(error, ValueError) else type(error).__name__
-        text = str(error) if isinstance(error, ValueError) else told
-        return Answer(fault=Fault(died=False, kind=kind, text=text, key=getattr(error, "key", None)))
-
-
-def settled(answers: Sequence[Answer | None], *, waiting_for: str, seconds: float) -> list[Any]:
-    """The values of a call's answers, or the error that tells most.
-
-    Args:
-        answers: one a rank; None where there was none in time.
-        waiting_for: what the call was for.
-        seconds: how long was waited.
-
-    Raises:
-        LearnerLost: some rank has no value. Named is one that died, before one that raised an error of its own,
-            before one whose error may be no more than the loss of another.
-        ValueError: all ranks raised it.
-    """
-    faults = {rank: answer.fault for rank, answer in enumerate(answers) if answer is not None and answer.fault}
-    mistakes = [fault for fault in faults.values() if fault.kind == "ValueError"]
-    if mistakes and len(mistakes) == len(answers):
-        raise _mistake(mistakes[0])
-    if faults:
-        rank = min(faults, key=lambda r: (not faults[r].died, faults[r].kind != "ValueError", _secondary(faults[r]), r))
-        fault = faults[rank]
-        cause = fault.text if fault.died else f"failed: {fault.text}"
-        raise LearnerLost(rank, cause, waiting_for, _mistake(fault) if fault.kind == "ValueError" else None)
-    silent = [rank for rank, answer in enumerate(answers) if answer is None]
-    if silent:
-        raise LearnerLost(silent[0], f"gave no answer in {seconds:g} s", waiting_for)
-    return [answer.value for answer in answers if answer is not None]
-
-
-def _mistake(fault: Fault) -> ValueError:
-    return ValueError(fault.text) if fault.key is None else RecipeError(fault.text, key=fault.key)
-
-
-def _secondary(fault: Fault) -> bool:
-    """Whether an error looks like the loss of another rank, as gloo and NCCL tell it."""
-    return any(word in fault.text for word in ("gloo", "NCCL", "Connection", "closed by peer", "Broken pipe"))
-
-
-def _answering(group: RankGroup, ranks: int, timeout: float, to: str) -> RankGroup:
-    """The group once every rank answers; none of it is left running where one does not."""
-    try:
-        group.call("address", [()] * ranks, timeout=timeout, waiting_for=f"learner ranks to {to}")
-    except BaseException:
-        group.stop()
-        raise
-    return group
-
-
 _CHILD = "import sys; from magicrl.distributed.learner.launchers import serve; serve(*map(int, sys.argv[1:3]))"
-_STOP_SECONDS = 30.0
-"""For the exit status of a process whose pipe is closed."""
+_STOP_SECONDS = 30.0  # for the exit status of a process whose pipe is closed
+_FETCH_SECONDS = 60.0  # for an actor's answer that is there
 
 
+@dataclass(frozen=True, kw_only=True)
 class LocalLauncher:
-    """Starts ranks as child processes, which end with this one.
+    """Starts ranks as child processes, which end with this one."""
 
-    Args:
-        grace: seconds that other ranks get to answer after the first one failed.
-        environment: further variables of theirs.
-    """
-
-    def __init__(self, *, grace: float = 3.0, environment: dict[str, str] | None = None) -> None:
-        self._grace = grace
-        self._environment = environment or {}
+    grace: float = 3.0  # as `RankGroup`'s
+    environment: Mapping[str, str] | None = None  # further variables of theirs
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
         """See ``Launcher.start``."""
-        return _answering(LocalRanks(ranks, self._grace, self._environment), ranks, timeout, "start")
+        return LocalRanks(ranks, self.grace, self.environment or {}).answering(ranks, timeout, "start")
 
 
-class LocalRanks:
-    """Child processes with a pipe each; see ``RankGroup``."""
+class LocalRanks(RankGroup):
+    """Child processes with a pipe each."""
 
-    def __init__(self, ranks: int, grace: float, environment: dict[str, str]) -> None:
+    def __init__(self, ranks: int, grace: float, environment: Mapping[str, str]) -> None:
         self._grace = grace
         self._pipes: list[Connection[Any, Any]] = []
         self.processes: list[subprocess.Popen[bytes]] = []
@@ -195,56 +206,41 @@ class LocalRanks:
             )
             theirs.close()
 
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout: float, waiting_for: str) -> list[Any]:
-        """See ``RankGroup.call``."""
-        answers: list[Answer | None] = [None] * len(self._pipes)
-        for rank, (pipe, given) in enumerate(zip(self._pipes, arguments, strict=True)):
-            try:
-                pipe.send((method, given))
-            except OSError:
-                answers[rank] = self._death(rank)
-        self._collect(answers, time.monotonic() + timeout)
-        return settled(answers, waiting_for=waiting_for, seconds=timeout)
-
-    def _collect(self, answers: list[Answer | None], deadline: float) -> None:
-        """Fill ``answers`` until all are there, the time is over, or the grace after a first failure is."""
-        failed = any(answer is not None for answer in answers)
-        while None in answers:
-            if failed:
-                deadline = min(deadline, time.monotonic() + self._grace)
-                failed = False
-            open_pipes = [pipe for rank, pipe in enumerate(self._pipes) if answers[rank] is None]
-            ready = cast("list[Connection[Any, Any]]", wait(open_pipes, max(0.0, deadline - time.monotonic())))
-            if not ready:
-                return
-            for pipe in ready:
-                rank = self._pipes.index(pipe)
-                try:
-                    found = cast(Answer, pipe.recv())
-                except (EOFError, OSError):
-                    found = self._death(rank)
-                answers[rank] = found
-                failed = failed or found.fault is not None
-
-    def _death(self, rank: int) -> Answer:
-        try:
-            code = self.processes[rank].wait(timeout=_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            return Answer(fault=Fault(died=True, kind="", text="closed its connection"))
-        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
-        return Answer(fault=Fault(died=True, kind="", text=how))
-
     def stop(self) -> None:
-        """See ``RankGroup.stop``."""
         for pipe in self._pipes:
             pipe.close()  # an idle rank ends by itself
         for process in self.processes:
             process.kill()
             process.wait()
 
+    def _send(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        with contextlib.suppress(OSError):  # of a dead rank: its pipe is ready at once, with nothing in it
+            self._pipes[rank].send((method, arguments))
+        return self._pipes[rank]
 
-_FETCH_SECONDS = 60.0
-"""For an answer that is there."""
+    def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
+        return wait(calls, seconds)
+
+    def _receive(self, rank: int, call: Any) -> Answer:
+        try:
+            return cast(Answer, call.recv())
+        except (EOFError, OSError):
+            pass
+        try:
+            code = self.processes[rank].wait(timeout=_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            return Answer(fault=Fault(died=True, text="closed its connection"))
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with exit status {code}"
+        return Answer(fault=Fault(died=True, text=how))
+
+
+def serve(descriptor: int, rank: int) -> None:
+    """In a rank's process: answer calls until the driver closes the pipe or is gone."""
+    pipe: Connection[Any, Any] = Connection(descriptor)
+    target = LearnerRank(rank)
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            pipe.send(answered(target, *pipe.recv()))
 
 
 class RayLauncher:
@@ -256,7 +252,7 @@ class RayLauncher:
             alone it would have no weights.
         shared: of GPUs that Ray does not give the rank itself: from its number to (a reference to the numbers of its
             bundle's GPUs, its own place among them); asked at every start.
-        grace: seconds that other ranks get to answer after the first one failed.
+        grace: as `RankGroup`'s.
     """
 
     def __init__(
@@ -266,9 +262,7 @@ class RayLauncher:
         shared: Callable[[int], tuple[Any, int]] | None = None,
         grace: float = 3.0,
     ) -> None:
-        self._options = list(options)
-        self._shared = shared
-        self._grace = grace
+        self._options, self._shared, self._grace = list(options), shared, grace
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
         """See ``Launcher.start``."""
@@ -276,7 +270,7 @@ class RayLauncher:
             raise ValueError(f"{ranks} learner ranks need as many placements, got {len(self._options)}")
         shared = [() if self._shared is None else self._shared(rank) for rank in range(ranks)]
         group = RayRanks(self._options[:ranks], shared, self._grace)
-        return _answering(group, ranks, timeout, "be placed and started")
+        return group.answering(ranks, timeout, "be placed and started")
 
 
 class _RankActor:
@@ -292,8 +286,8 @@ class _RankActor:
         return answered(self._rank, method, arguments)
 
 
-class RayRanks:
-    """Actors; see ``RankGroup``."""
+class RayRanks(RankGroup):
+    """Actors."""
 
     def __init__(self, options: Sequence[Mapping[str, Any]], shared: Sequence[tuple[Any, ...]], grace: float) -> None:
         import ray
@@ -307,47 +301,19 @@ class RayRanks:
             for rank, (given, gpus) in enumerate(zip(options, shared, strict=True))
         ]
 
-    def call(self, method: str, arguments: Sequence[tuple[Any, ...]], *, timeout: float, waiting_for: str) -> list[Any]:
-        """See ``RankGroup.call``."""
-        pairs = zip(self.actors, arguments, strict=True)
-        references = [actor.answer.remote(method, *given) for actor, given in pairs]
-        answers: list[Answer | None] = [None] * len(references)
-        deadline = time.monotonic() + timeout
-        failed = False
-        while None in answers:
-            waiting = [reference for i, reference in enumerate(references) if answers[i] is None]
-            left = max(0.0, deadline - time.monotonic())
-            ready, _ = self._ray.wait(waiting, num_returns=1, timeout=left)
-            if not ready:
-                break
-            answer = self._answer(ready[0])
-            answers[references.index(ready[0])] = answer
-            if answer.fault is not None and not failed:
-                failed, deadline = True, min(deadline, time.monotonic() + self._grace)
-        return settled(answers, waiting_for=waiting_for, seconds=timeout)
-
-    def _answer(self, reference: Any) -> Answer:
-        try:
-            return self._ray.get(reference, timeout=_FETCH_SECONDS)
-        except self._ray.exceptions.RayActorError as error:
-            reason = " ".join(str(error).split())
-            return Answer(fault=Fault(died=True, kind="", text=f"died: {reason[:400]}"))
-        except self._ray.exceptions.RayError as error:
-            return Answer(fault=Fault(died=True, kind="", text=f"is lost: {type(error).__name__}: {error}"))
-
     def stop(self) -> None:
-        """See ``RankGroup.stop``."""
         for actor in self.actors:
             self._ray.kill(actor, no_restart=True)
 
+    def _send(self, rank: int, method: str, arguments: tuple[Any, ...]) -> Any:
+        return self.actors[rank].answer.remote(method, *arguments)
 
-def serve(descriptor: int, rank: int) -> None:
-    """In a rank's process: answer calls until the driver closes the pipe or is gone."""
-    pipe: Connection[Any, Any] = Connection(descriptor)
-    target = LearnerRank(rank)
-    while True:
+    def _ready(self, calls: list[Any], seconds: float) -> Sequence[Any]:
+        return self._ray.wait(calls, num_returns=1, timeout=seconds)[0]
+
+    def _receive(self, rank: int, call: Any) -> Answer:
         try:
-            method, arguments = pipe.recv()
-            pipe.send(answered(target, method, arguments))
-        except (EOFError, OSError):
-            return
+            return self._ray.get(call, timeout=_FETCH_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            lost = "died" if isinstance(error, self._ray.exceptions.RayActorError) else "is lost"
+            return Answer(fault=Fault(died=True, text=f"{lost}: {' '.join(str(error).split())[:400]}"))

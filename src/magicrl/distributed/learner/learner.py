@@ -21,8 +21,9 @@ from torch import Tensor
 
 from magicrl.config.schema import LearnerPlacement
 from magicrl.distributed.learner.launchers import Launcher, LearnerLost, RankGroup
-from magicrl.distributed.learner.rank import PackedTensors, RankUpdate, Share
+from magicrl.distributed.learner.rank import RankUpdate, Share
 from magicrl.distributed.learner.sharding import LearnerTimeouts, RankSettings
+from magicrl.distributed.tensors import pack, unpack
 from magicrl.models.loading import LoadedModel, save_policy
 from magicrl.models.packing import check_samples, families
 from magicrl.records import FloatArray, TrainBatch, TrainSample
@@ -30,37 +31,8 @@ from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
 from magicrl.training.objective import LearnerSettings, Objective
 from magicrl.training.protocols import Controls, NotFiniteError, UpdateMetrics, WorkSpan
 
-Base: TypeAlias = "Mapping[str, Any] | tuple[Path, Mapping[str, Any]] | None"
-
-
-class History:
-    """The last state known outside the ranks, and the updates made since.
-
-    The batches are those that the loop made anyway; keeping them costs their tokens and log-probs, about 20 bytes a
-    response token.
-
-    Args:
-        limit: updates after which a state should be taken; None: never.
-    """
-
-    def __init__(self, limit: int | None) -> None:
-        self._limit = limit
-        self.base: Base = None
-        self.updates: list[tuple[TrainBatch, Controls]] = []
-
-    @property
-    def long(self) -> bool:
-        """Whether a state should be taken now."""
-        return self._limit is not None and len(self.updates) >= self._limit
-
-    def made(self, batch: TrainBatch, controls: Controls) -> None:
-        """An update was made."""
-        self.updates.append((batch, controls))
-
-    def known(self, base: Base) -> None:
-        """The present state is ``base``: a gathered one, a folder of shards with what belongs to it, or the start."""
-        self.base = base
-        self.updates.clear()
+State: TypeAlias = "Mapping[str, Any] | tuple[Path, Mapping[str, Any]] | None"
+"""A gathered state, a folder of shards with what belongs to it, or the start."""
 
 
 def split_by_tokens(samples: Sequence[TrainSample], parts: int, token_budget: int) -> list[list[int]]:
@@ -108,9 +80,9 @@ class DistributedLearner:
     """Trains a start model over ranks; implements ``Learner``.
 
     Args:
-        policy: the start model as it was loaded; its weights are given up here (rank 0 reads the folder itself), its
+        policy: the start model as it was loaded; its weights are given up here (ranks read the folder themselves), its
             architecture and tokenizer serve ``save_hf``.
-        learning: what the recipe says about learning, as ``LocalLearner``'s.
+        learning: as ``LocalLearner``'s.
         launcher: starts ranks: ``LocalLauncher`` or ``RayLauncher``.
         placement: how many ranks, and how they share the work.
         device: ``cuda`` gives every rank one GPU.
@@ -161,7 +133,10 @@ class DistributedLearner:
         self._rebuilds, self._on_loss = rebuilds, on_loss
         self.lost: list[str] = []
         """What ranks were lost so far, with the reason."""
-        self._history = History(snapshot_every)
+        self._snapshot_every = snapshot_every
+        self._base: State = None  # the last state known outside the ranks
+        # the updates made since, for a rebuild: the loop's own batches, about 20 bytes a response token
+        self._updates: list[tuple[TrainBatch, Controls]] = []
         self._version = 0
         self._written: Mapping[str, Any] | None = None
         self.last: tuple[RankUpdate, ...] = ()
@@ -174,7 +149,7 @@ class DistributedLearner:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """One a rank; see ``training.protocols.OnDevices``."""
+        """One a rank."""
         return self._devices
 
     def peak_mb(self) -> float:
@@ -218,8 +193,8 @@ class DistributedLearner:
             for name, value in (("tokens", answer.tokens), ("busy_seconds", answer.seconds)):
                 key = f"cluster/rank_{rank}/{name}"
                 self._step[key] = self._step.get(key, 0) + value
-        self._history.made(batch, controls)
-        if self._history.long:
+        self._updates.append((batch, controls))
+        if self._snapshot_every is not None and len(self._updates) >= self._snapshot_every:
             self.state()
         return found
 
@@ -227,7 +202,7 @@ class DistributedLearner:
         """The mini-batch's gradient by parameter name, whole; weights stay. To compare learners with."""
         shares = self._shares(batch, self._objective.sample_weights(batch))
         given = [(share, controls) for share in shares]
-        return self._repeated(lambda: _packed(self._call("gradients", given, "gradients"))).tensors()
+        return unpack(self._repeated(lambda: self._call("gradients", given, "gradients"))[0], writable=True)
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
@@ -243,18 +218,16 @@ class DistributedLearner:
 
     def weights(self) -> Mapping[str, Any]:
         """Present weights by HF parameter name in the compute precision on the CPU, LoRA merged; a tied one once."""
-        return self._repeated(lambda: _packed(self._call("weights", self._nothing(), "weights"))).tensors()
+        return unpack(self._repeated(lambda: self._call("weights", self._same(), "weights"))[0], writable=True)
 
     def rendezvous(self, size: int, seconds: float) -> Rendezvous:
         """Where the workers of rollout engines can meet rank 0, ``size`` processes with it; they wait ``seconds``."""
-        address: str = self._repeated(lambda: self._call("address", self._nothing(), "a port for the weight copy"))[0]
+        address: str = self._repeated(lambda: self._call("address", self._same(), "a port for the weight copy"))[0]
         host, _, port = address.removeprefix("tcp://").rpartition(":")
         return Rendezvous(host=host.strip("[]"), port=int(port), size=size, seconds=seconds)
 
     def join(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None:
-        """Wait there for the workers, which have to be asked to come at the same time.
-
-        Returns what they will be sent; None: they did not come.
+        """Wait there for the workers, asked to come at the same time; what they will be sent, None if they stay away.
 
         Raises:
             LearnerLost: a rank was lost; the next call of anything starts new ranks.
@@ -262,31 +235,26 @@ class DistributedLearner:
         return self._unrepeated("join_receivers", self._same(rendezvous), "rollout engines to come for weights")[0]
 
     def send(self) -> bool:
-        """Send the present weights to the workers that came, which have to be asked to take them at the same time.
-
-        False: a worker was lost meanwhile.
+        """Send the present weights to the workers that came, asked to take them at the same time; False: one was lost.
 
         Raises:
             LearnerLost: as `join`.
         """
-        return self._unrepeated("send_weights", self._nothing(), "weights to be sent to rollout engines")[0]
+        return self._unrepeated("send_weights", self._same(), "weights to be sent to rollout engines")[0]
 
     def _unrepeated(self, method: str, arguments: Sequence[tuple[Any, ...]], waiting_for: str) -> list[Any]:
         """A call in which others take part: alone it cannot be repeated."""
         try:
             return self._call(method, arguments, waiting_for)
         except LearnerLost as error:
-            self.close()
-            self.lost.append(str(error))
-            if self._on_loss is not None:
-                self._on_loss(error)
+            self._record(error)
             raise
 
     def state(self) -> Mapping[str, Any]:
         """The single learner's state, gathered; a rebuild goes on from here."""
-        packed, steps = self._repeated(lambda: self._call("state", self._nothing(), "the learner's state"))[0]
-        state = {**packed.tensors(), "meta": {"optimizer_steps": steps}}
-        self._history.known(state)
+        packed, steps = self._repeated(lambda: self._call("state", self._same(), "the learner's state"))[0]
+        state = {**unpack(packed, writable=True), "meta": {"optimizer_steps": steps}}
+        self._go_on_from(state)
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -296,7 +264,7 @@ class DistributedLearner:
             ValueError: the state's parameters are not this model's.
         """
         self._repeated(lambda: self._restore(state))
-        self._history.known(state)
+        self._go_on_from(state)
 
     def write_shards(self, folder: Path) -> Mapping[str, Any]:
         """Write the state into ``folder``, each rank its own rows; every node has to see that folder.
@@ -322,12 +290,12 @@ class DistributedLearner:
             ValueError: a file is missing, damaged, or another model's.
         """
         self._repeated(lambda: self._read(folder, meta))
-        self._history.known((folder, meta))
+        self._go_on_from((folder, meta))
 
     def shards_kept(self, folder: Path) -> None:
         """What ``write_shards`` wrote last lies in ``folder`` now, and stays: a rebuild may go on from it."""
         if self._written is not None and self._written["optimizer_steps"] == self._version:
-            self._history.known((folder, self._written))
+            self._go_on_from((folder, self._written))
 
     def save_hf(
         self,
@@ -365,7 +333,7 @@ class DistributedLearner:
         timeouts = self._settings.timeouts
         self._ranks = self._launcher.start(self._placement.ranks, timeout=timeouts.start)
         try:
-            address = self._call("address", self._nothing(), "learner ranks to tell their address")[0]
+            address = self._call("address", self._same(), "learner ranks to tell their address")[0]
             given = self._same(self._settings, address, self._placement.ranks)
             self._devices = tuple(self._call("configure", given, "learner ranks to load the model", timeouts.start))
             self._return_to_the_present()
@@ -375,14 +343,13 @@ class DistributedLearner:
         return self._ranks
 
     def _return_to_the_present(self) -> None:
-        base = self._history.base
-        if isinstance(base, tuple):
-            self._read(*base)
-        elif base is not None:
-            self._restore(base)
-        else:
+        if self._base is None:
             self._version = 0
-        for batch, controls in self._history.updates:
+        elif isinstance(self._base, tuple):
+            self._read(*self._base)
+        else:
+            self._restore(self._base)
+        for batch, controls in self._updates:
             self._update(batch, self._objective.sample_weights(batch), controls)
 
     def _update(self, batch: TrainBatch, weights: Tensor, controls: Controls) -> UpdateMetrics:
@@ -400,12 +367,17 @@ class DistributedLearner:
             raise NotFiniteError(first.failure, None if sample is None else (sample.group_index, sample.sample_index))
         return UpdateMetrics(values=first.values)
 
+    def _go_on_from(self, state: State) -> None:
+        """``state`` is the present one: a rebuild starts there."""
+        self._base = state
+        self._updates.clear()
+
     def _restore(self, state: Mapping[str, Any]) -> None:
         tensors = {name: value.detach().cpu() for name, value in state.items() if isinstance(value, Tensor)}
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         steps = int(state["meta"]["optimizer_steps"])
-        packed = PackedTensors.of(tensors)
-        given = [(shapes, packed if rank == 0 else None, steps) for rank in range(self._placement.ranks)]
+        packed = pack(tensors)
+        given = [(shapes, packed if rank == 0 else {}, steps) for rank in range(self._placement.ranks)]
         self._version = self._call("restore", given, "a state to be restored")[0]
 
     def _read(self, folder: Path, meta: Mapping[str, Any]) -> None:
@@ -430,9 +402,6 @@ class DistributedLearner:
 
     def _each_rank(self, parts: Sequence[T]) -> list[T]:
         return [part for part in parts for _ in range(self._placement.sequence_parallel)]
-
-    def _nothing(self) -> list[tuple[Any, ...]]:
-        return self._same()
 
     def _same(self, *arguments: Any) -> list[tuple[Any, ...]]:
         return [arguments] * self._placement.ranks
@@ -459,10 +428,14 @@ class DistributedLearner:
                     raise error.mistake from None
                 if not left:
                     raise
-                self.lost.append(str(error))
-                if self._on_loss is not None:
-                    self._on_loss(error)
+                self._record(error)
         raise AssertionError("the last turn returns or raises")
+
+    def _record(self, error: LearnerLost) -> None:
+        self.close()
+        self.lost.append(str(error))
+        if self._on_loss is not None:
+            self._on_loss(error)
 
     def _check(self, samples: Sequence[TrainSample]) -> None:
         """What would stop one rank and leave the others waiting is told here, as the single learner tells it."""
@@ -479,10 +452,3 @@ class DistributedLearner:
             have = sum(getattr(s, kind) is not None and len(getattr(s, kind)) > 0 for s in samples)
             if 0 < have < len(samples):
                 raise ValueError(f"{have} of {len(samples)} samples have {kind}; all of them need it, or none")
-
-
-def _packed(answers: Sequence[PackedTensors | None]) -> PackedTensors:
-    """Rank 0's answer; the others gather with it and keep nothing."""
-    first = answers[0]
-    assert first is not None
-    return first

@@ -34,6 +34,7 @@ from magicrl.distributed.learner.sharding import (
     verify_shards,
     write_shards,
 )
+from magicrl.distributed.tensors import Payload, pack, unpack
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
 from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo, WeightSender
@@ -41,89 +42,33 @@ from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, n
 from magicrl.training.protocols import Controls
 
 
-@dataclass(frozen=True, slots=True)
-class PackedTensors:
-    """CPU tensors by name for other processes, as numpy arrays: Ray passes these without a copy.
-
-    Attributes:
-        arrays: their data; bfloat16, which numpy does not know, as int16.
-        narrow: names of those that are bfloat16.
-    """
-
-    arrays: Mapping[str, NDArray[Any]]
-    narrow: frozenset[str]
-
-    @staticmethod
-    def of(tensors: Mapping[str, Tensor]) -> PackedTensors:
-        """Pack CPU tensors; the arrays share their memory."""
-        narrow = frozenset(name for name, tensor in tensors.items() if tensor.dtype == torch.bfloat16)
-        return PackedTensors(
-            arrays={
-                name: (tensor.view(torch.int16) if name in narrow else tensor).detach().contiguous().numpy()
-                for name, tensor in tensors.items()
-            },
-            narrow=narrow,
-        )
-
-    def tensors(self) -> dict[str, Tensor]:
-        """The tensors again; they own memory that may be written to."""
-        found: dict[str, Tensor] = {}
-        for name, array in self.arrays.items():
-            tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
-            found[name] = tensor.view(torch.bfloat16) if name in self.narrow else tensor
-        return found
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Share:
-    """A rank's part of a mini-batch.
-
-    Attributes:
-        samples: the part.
-        indices: their places in the mini-batch, ascending.
-        weights: ``[samples]`` what their loss tokens weigh.
-        total: samples of the whole mini-batch.
-        statistics: what the loss row wants to know of the whole mini-batch.
-    """
+    """A rank's part of a mini-batch."""
 
     samples: Sequence[TrainSample]
-    indices: Sequence[int]
-    weights: NDArray[np.float64]
-    total: int
-    statistics: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    indices: Sequence[int]  # their places in the mini-batch, ascending
+    weights: NDArray[np.float64]  # ``[samples]`` what their loss tokens weigh
+    total: int  # samples of the whole mini-batch
+    statistics: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what the loss wants to know of all of it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankUpdate:
-    """What a rank tells of an update.
+    """What a rank tells of an update."""
 
-    Attributes:
-        values: metrics of the whole mini-batch, the same on every rank; empty where it failed.
-        failure: why weights were not changed or are of no more use, None if all is well.
-        culprit: index of the first sample that is not finite by itself.
-        version: updates made so far.
-        tokens: of this rank's samples, prompts included.
-        seconds: wall-clock, waits for other ranks included.
-        cpu_seconds: of this rank's process.
-        peak_mb: most memory so far: of the GPU, else of the process.
-    """
-
-    values: Mapping[str, float]
-    failure: str | None = None
-    culprit: int | None = None
-    version: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    cpu_seconds: float = 0.0
-    peak_mb: float = 0.0
+    values: Mapping[str, float]  # metrics of the whole mini-batch, the same on every rank; empty where it failed
+    failure: str | None = None  # why weights were not changed or are of no more use
+    culprit: int | None = None  # index of the first sample that is not finite by itself
+    version: int = 0  # updates made so far
+    tokens: int = 0  # of this rank's samples, prompts included
+    seconds: float = 0.0  # wall-clock, waits for other ranks included
+    cpu_seconds: float = 0.0  # of this rank's process
+    peak_mb: float = 0.0  # most memory so far: of the GPU, else of the process
 
 
 class LearnerRank:
-    """One rank; see ``configure``.
-
-    Args:
-        rank: its number.
-    """
+    """One rank; see ``configure``."""
 
     def __init__(self, rank: int) -> None:
         self._rank, self._ranks = rank, 0
@@ -137,12 +82,9 @@ class LearnerRank:
             return f"tcp://{f'[{host}]' if ':' in host else host}:{probe.getsockname()[1]}"
 
     def configure(self, settings: RankSettings, address: str, ranks: int) -> str:
-        """Join the others and take a share of the start model; a former model is dropped. Returns its device's name.
+        """Join the others at rank 0's ``address`` and take a share of the start model; a former model is dropped.
 
-        Args:
-            settings: the same on all ranks.
-            address: where rank 0 waits.
-            ranks: how many there are.
+        Returns its device's name.
 
         Raises:
             ValueError: the model cannot be loaded or trained like this; the text says why.
@@ -202,7 +144,7 @@ class LearnerRank:
             peak_mb=peak_mb(self._scorer.device),
         )
 
-    def gradients(self, share: Share, controls: Controls) -> PackedTensors | None:
+    def gradients(self, share: Share, controls: Controls) -> Payload | None:
         """Whole gradients of a mini-batch by parameter name, on rank 0; weights stay. For checks, not for training."""
         self._accumulate(share, range(len(share.samples)), controls)
         self._optimizer.gradients()
@@ -211,7 +153,7 @@ class LearnerRank:
             assert parameter.grad is not None, "every pass reaches every parameter"
             found[name] = parameter.grad.to(self._scorer.device).full_tensor().cpu()  # pyright: ignore[reportAttributeAccessIssue]
         self._optimizer.forget()
-        return PackedTensors.of(found) if self._rank == 0 else None
+        return pack(found) if self._rank == 0 else None
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token of this rank's samples."""
@@ -225,18 +167,15 @@ class LearnerRank:
         ordered = [found[i] for i in range(len(samples))]
         return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
 
-    def weights(self) -> PackedTensors | None:
+    def weights(self) -> Payload | None:
         """All weights for engines, on rank 0; see ``ShardedModel.weights``."""
         found = self._sharded.weights(keep=self._rank == 0)
         if self._settings.shares_gpus and torch.cuda.is_available():
             torch.cuda.empty_cache()  # what torch keeps for the next update is the engine's meanwhile
-        return PackedTensors.of(found) if self._rank == 0 else None
+        return pack(found) if self._rank == 0 else None
 
     def join_receivers(self, rendezvous: Rendezvous) -> tuple[WeightInfo, ...] | None:
-        """Open the direct way to rollout engines; rank 0 waits for all of their workers.
-
-        Returns what will be sent; None: they did not come.
-        """
+        """Have rank 0 wait for all workers of rollout engines; what they will be sent, None if they did not come."""
         told = tuple(WeightInfo.of(name, weight) for name, weight in self._sharded.stream())
         if self._sender is not None:
             self._sender.close()
@@ -244,22 +183,19 @@ class LearnerRank:
         return told if self._sender.ready else None
 
     def send_weights(self) -> bool:
-        """Give all weights to the engines' workers, which have to be asked to take them at the same time.
-
-        False: a worker was lost on the way, the others have part of them.
-        """
+        """Give all weights to the engines' workers; False: one was lost, the others have part of them."""
         assert self._sender is not None, "join_receivers comes first"
         self._sender.send()
         return self._sender.ready
 
-    def state(self) -> tuple[PackedTensors, int] | None:
+    def state(self) -> tuple[Payload, int] | None:
         """The single learner's state and the updates made, on rank 0."""
         found = self._optimizer.whole_state(keep=self._rank == 0)
-        return (PackedTensors.of(found), self._optimizer.steps) if self._rank == 0 else None
+        return (pack(found), self._optimizer.steps) if self._rank == 0 else None
 
-    def restore(self, shapes: Mapping[str, tuple[int, ...]], whole: PackedTensors | None, steps: int) -> int:
+    def restore(self, shapes: Mapping[str, tuple[int, ...]], whole: Payload, steps: int) -> int:
         """Take over a state, its tensors on rank 0 alone; returns the updates made."""
-        self._optimizer.restore_whole(shapes, {} if whole is None else whole.tensors(), steps)
+        self._optimizer.restore_whole(shapes, unpack(whole, writable=True), steps)
         return self._optimizer.steps
 
     def write_shards(self, folder: str) -> tuple[str, str] | None:
@@ -267,12 +203,9 @@ class LearnerRank:
         return write_shards(Path(folder), self._optimizer.sharded_state())
 
     def read_shards(self, folder: str, steps: int, files: Mapping[str, str]) -> int:
-        """Take over a state that any number of ranks has written; returns the updates made.
+        """Take over a state that any number of ranks has written after ``steps`` updates, which it returns.
 
-        Args:
-            folder: of the shards.
-            steps: updates made when they were written.
-            files: their names and SHA-256; each rank looks at some of them.
+        ``files`` are the names and SHA-256 of the shards; each rank looks at some of them.
         """
         verify_shards(Path(folder), files, self._rank, self._ranks)
         empty = self._optimizer.empty_state(steps)
@@ -282,9 +215,8 @@ class LearnerRank:
 
     def close(self) -> None:
         """Leave the others; the rank may be configured again."""
-        self.__dict__.pop("_sharded", None)
-        self.__dict__.pop("_optimizer", None)
-        self.__dict__.pop("_scorer", None)
+        for name in ("_sharded", "_optimizer", "_scorer"):  # so that their memory is free before the next model's
+            self.__dict__.pop(name, None)
         if dist.is_initialized():
             with contextlib.suppress(RuntimeError):  # the others may be gone already
                 dist.destroy_process_group()

@@ -47,45 +47,25 @@ LOCAL_RANK = "MAGICRL_LOCAL_RANK"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LearnerTimeouts:
-    """Seconds after which a wait ends with an error that names what was waited for.
+    """Seconds after which a wait ends with an error that names what was waited for."""
 
-    Attributes:
-        start: for the ranks to be placed, connected and to have their share of the start model.
-        call: for all ranks to answer one call.
-        collective: for the other ranks inside one exchange of tensors.
-        grace: after the first rank failed, for the others to show whether they did too.
-    """
-
-    start: float = 900.0
-    call: float = 3600.0
-    collective: float = 600.0
-    grace: float = 3.0
+    start: float = 900.0  # for the ranks to be placed, connected and to have their share of the start model
+    call: float = 3600.0  # for all ranks to answer one call
+    collective: float = 600.0  # for the other ranks inside one exchange of tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankSettings:
-    """The same on all ranks.
+    """The same on all ranks."""
 
-    Attributes:
-        folder: the start model, a folder that every rank can read or a hub name.
-        learning: what the recipe says about learning.
-        valid_vocab: rows of the output head that are words; None means all.
-        sequence_parallel: ranks that share one sequence.
-        offload: master weights, gradients and moments live in the host's memory.
-        device: ``cuda`` gives every rank one GPU.
-        shares_gpus: rollout engines use the ranks' GPUs in turn with them.
-        threads: torch threads of a rank; None leaves torch's default.
-        timeouts: see there.
-    """
-
-    folder: str
+    folder: str  # the start model, a folder that every rank can read or a hub name
     learning: LearnerSettings = field(default_factory=LearnerSettings)
-    valid_vocab: int | None = None
-    sequence_parallel: int = 1
-    offload: bool = False
-    device: Literal["cpu", "cuda"] = "cpu"
-    shares_gpus: bool = False
-    threads: int | None = None
+    valid_vocab: int | None = None  # rows of the output head that are words; None means all
+    sequence_parallel: int = 1  # ranks that share one sequence
+    offload: bool = False  # master weights, gradients and moments live in the host's memory
+    device: Literal["cpu", "cuda"] = "cpu"  # ``cuda`` gives every rank one GPU
+    shares_gpus: bool = False  # rollout engines use the ranks' GPUs in turn with them
+    threads: int | None = None  # torch threads of a rank; None leaves torch's default
     timeouts: LearnerTimeouts = field(default_factory=LearnerTimeouts)
 
 
@@ -105,17 +85,10 @@ class _Root(nn.Module):
 
 @dataclass(frozen=True, kw_only=True)
 class Meshes:
-    """Who exchanges what with whom.
+    """Who exchanges what with whom."""
 
-    Attributes:
-        all: every rank: shards, gradients, sums.
-        sequence: the ranks that share this rank's micro-batches; None if it has them alone.
-        share: which share of a mini-batch this rank works on.
-    """
-
-    all: DeviceMesh
-    sequence: dist.ProcessGroup | None
-    share: int
+    all: DeviceMesh  # every rank: shards, gradients, sums
+    sequence: dist.ProcessGroup | None  # the ranks that share this rank's micro-batches; None if it has them alone
 
     @staticmethod
     def make(device: str, sequence_parallel: int) -> Meshes:
@@ -125,27 +98,14 @@ class Meshes:
         if sequence_parallel > 1:
             grid = (ranks // sequence_parallel, sequence_parallel)
             sequence = init_device_mesh(device, grid, mesh_dim_names=("share", "sequence"))["sequence"].get_group()
-        return Meshes(
-            all=init_device_mesh(device, (ranks,), mesh_dim_names=("all",)),
-            sequence=sequence,
-            share=dist.get_rank() // sequence_parallel,
-        )
+        return Meshes(all=init_device_mesh(device, (ranks,), mesh_dim_names=("all",)), sequence=sequence)
 
 
 class ShardedModel:
     """The policy over all ranks; every method is called by all of them in the same order.
 
-    Attributes:
-        model: the causal LM; its parameters are shards but within ``run`` and ``whole``.
-        device: where it computes.
-        meshes: see there.
-        lora: adapters, or None.
-
-    Args:
-        settings: the learner's.
-        meshes: see there.
-        device: where it computes.
-        fill: load the start model; without, the parameters have shapes and no data (a dry run).
+    The parameters of ``model`` are shards but within ``run`` and ``whole``. Without ``fill`` they have shapes and no
+    data (a dry run).
     """
 
     def __init__(self, settings: RankSettings, meshes: Meshes, device: torch.device, *, fill: bool = True) -> None:
@@ -164,7 +124,7 @@ class ShardedModel:
         if files is not None:
             self._fill(files, "cpu" if settings.offload else self.device)
             self.run(lambda: None)  # FSDP settles who is the root
-            self._reshard_root()
+            self._root.reshard()
 
     def _trained(self, model: PreTrainedModel, settings: RankSettings) -> tuple[PreTrainedModel, LoraAdapters | None]:
         """The model with its adapters, its frozen weights in the compute precision."""
@@ -229,7 +189,7 @@ class ShardedModel:
         """Call ``work``, in which the model may be used, forward with or without gradient."""
         found = cast(T, cast(nn.Module, self._root)(work))
         if not torch.is_grad_enabled():
-            self._reshard_root()  # nothing follows that would; kept, it would be stale after an update
+            self._root.reshard()  # nothing follows that would; kept, it would be stale after an update
         return found
 
     @contextlib.contextmanager
@@ -277,9 +237,6 @@ class ShardedModel:
         mine = (n for n in named if (n.startswith(prefix) if prefix else not n.startswith(layers)))
         return {name: named[name] for name in mine}
 
-    def _reshard_root(self) -> None:
-        self._root.reshard()
-
 
 def _plain(name: str) -> str:
     """A weight's name in a model without adapters."""
@@ -287,12 +244,9 @@ def _plain(name: str) -> str:
 
 
 class ShardOptimizer(MasterOptimizer):
-    """``MasterOptimizer`` whose masters are the local rows of sharded float32 parameters.
+    """``MasterOptimizer`` whose masters are the local rows of sharded float32 parameters (``DTensor``).
 
-    Args:
-        sharded: trained parameters by name; their data are ``DTensor``.
-        config: AdamW's settings.
-        device: where sums over ranks are exchanged.
+    Sums over ranks are exchanged on ``device``.
     """
 
     def __init__(self, sharded: Mapping[str, nn.Parameter], config: OptimizerConfig, device: torch.device) -> None:
@@ -346,26 +300,15 @@ class ShardOptimizer(MasterOptimizer):
         self.restore({**local, "meta": {"optimizer_steps": steps}})
 
     def restore_whole(self, shapes: Mapping[str, tuple[int, ...]], whole: Mapping[str, Tensor], steps: int) -> None:
-        """Take over a state whose tensors are whole on rank 0 and nowhere else.
-
-        Args:
-            shapes: of all its tensors, the same on every rank.
-            whole: on rank 0 the tensors, elsewhere nothing.
-            steps: updates made.
+        """Take over a state of these ``shapes``, whose tensors are in ``whole`` on rank 0 and nowhere else.
 
         Raises:
             ValueError: the state's parameters are not this model's, on every rank.
         """
         shards = self.empty_state(steps)
-        expected = {key: tuple(shard.shape) for key, shard in shards.items()}
-        if dict(shapes) != expected:
-            differing = sorted(set(shapes.items()) ^ set(expected.items()))[:3]
-            raise ValueError(
-                f"the checkpoint does not belong to this model: it differs in {[name for name, _ in differing]} "
-                f"({len(shapes)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
-            )
+        _check_shapes("the checkpoint", shapes, shards)
         for key, shard in shards.items():
-            given = whole[key] if whole else torch.empty(expected[key], dtype=shard.dtype)
+            given = whole[key] if whole else torch.empty(shard.shape, dtype=shard.dtype)
             given = given.to(self._device, shard.dtype).contiguous()
             part = distribute_tensor(given, shard.device_mesh, shard.placements)
             shard.to_local().copy_(part.to_local())
@@ -423,15 +366,19 @@ def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
     """
     reader = HuggingFaceStorageReader(str(folder))
     found = {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
-    expected = {key: tuple(tensor.shape) for key, tensor in into.items()}
-    if found != expected:
-        differing = sorted(set(found.items()) ^ set(expected.items()))[:3]
-        raise ValueError(
-            f"{folder} does not belong to this model: it differs in {[name for name, _ in differing]} "
-            f"({len(found)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
-        )
+    _check_shapes(str(folder), found, into)
     # each rank plans for itself: one that finds a fault alone would leave the others waiting in a collective
     load(dict(into), storage_reader=reader, no_dist=True)
+
+
+def _check_shapes(what: str, found: Mapping[str, tuple[int, ...]], wanted: Mapping[str, Tensor]) -> None:
+    expected = {key: tuple(tensor.shape) for key, tensor in wanted.items()}
+    if dict(found) != expected:
+        differing = sorted(set(found.items()) ^ set(expected.items()))[:3]
+        raise ValueError(
+            f"{what} does not belong to this model: it differs in {[name for name, _ in differing]} "
+            f"({len(found)} tensors there, {len(expected)} expected); resume with the recipe that wrote it"
+        )
 
 
 def _sha256(file: Path) -> str:
@@ -440,12 +387,7 @@ def _sha256(file: Path) -> str:
 
 
 class ShardedScorer(PolicyScorer):
-    """``PolicyScorer`` whose passes gather the model as they go; every rank makes as many passes as the others.
-
-    Args:
-        sharded: the model.
-        settings: as ``PolicyScorer``'s.
-    """
+    """``PolicyScorer`` whose passes gather the model as they go; every rank makes as many passes as the others."""
 
     def __init__(self, sharded: ShardedModel, **settings: Any) -> None:
         self._sharded = sharded
