@@ -35,39 +35,26 @@ from magicrl.distributed.runtime import ClusterError, cause_of, waited_for
 from magicrl.distributed.tensors import pack
 from magicrl.records import RolloutGroup, RolloutRequest
 from magicrl.rollout.protocol import Capabilities, Learner, WeightCheck
-from magicrl.rollout.requests import (
-    GroupProgress,
-    OpenGroups,
-    SchedulingEngine,
-    check_request,
-    group_of,
-    pack_begun,
-    with_begun,
-)
+from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request
 from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo
 from magicrl.training.protocols import WorkSpan
 
 
 @dataclass(kw_only=True, eq=False)
 class ReplicaSlot:
-    """One replica's place in the pool: the actor that fills it now, its assigned samples, its figures of a step.
-
-    Attributes:
-        pending: the call on whose answer the pool waits: ``facts`` and then ``load`` while it starts, else ``collect``.
-        busy, busy_told: seconds spent generating so far, and at the last `observations`.
-    """
+    """One replica's place in the pool: the actor that fills it now, its assigned samples, its figures of a step."""
 
     index: int  # names it
     actor: Any  # Ray's handle
     facts: ReplicaFacts | None = None  # None until it has answered for the first time
-    pending: Any = None
+    pending: Any = None  # the call that is waited for: ``facts`` and then ``load`` while it starts, else ``collect``
     starting: bool = True  # it has not the present weights yet
     given: int | None = None  # version of the weights that it takes while it starts
     assigned: dict[int, set[int]] = field(default_factory=dict[int, set[int]])  # sample indices by issue order
     heard: float = 0.0  # seconds that the pool had listened when it last delivered or was assigned work
     tokens: int = 0  # delivered since `observations`
-    busy: float = 0.0
-    busy_told: float = 0.0
+    busy: float = 0.0  # seconds spent generating so far
+    busy_told: float = 0.0  # those at the last `observations`
     peak_mb: float = 0.0  # most memory of its accelerator so far
     longest: int = 0  # most samples assigned at once since `observations`
     _began: float | None = None
@@ -155,7 +142,7 @@ class EnginePool(SchedulingEngine):
         replicas: how many there are to be.
         timeouts: of every wait.
         restarts: replicas that may be lost before the pool gives up.
-        check: compares every replica's log-probs with the learner's after each weight copy.
+        check: run with every replica's answers after each weight copy.
 
     Raises:
         ClusterError: a replica did not start in time.
@@ -200,11 +187,7 @@ class EnginePool(SchedulingEngine):
         return tuple(None if slot.starting else slot.facts for slot in self._slots)
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Share requests out; all or, on an error, none of them.
-
-        Raises:
-            ValueError: a request that no engine could serve (names the problem).
-        """
+        """See `RolloutEngine.submit`."""
         for request in requests:
             check_request(request, self.max_context)
         self._distribute([(group.order, set(group.to_start)) for group in self._groups.take_in(requests)])
@@ -213,7 +196,7 @@ class EnginePool(SchedulingEngine):
         """The groups that have arrived; the replicas work all the time, whatever ``tokens`` says."""
         while self._wait(0.0):
             pass
-        return [group_of(filed.group) for filed in self._groups.ended() if filed.last]
+        return super().advance(0)
 
     def newest_weights(self) -> AbstractContextManager[None]:
         """Within it only what is submitted within is yielded; the rest goes on and waits."""
@@ -231,14 +214,6 @@ class EnginePool(SchedulingEngine):
     def busy_seconds(self) -> float:
         """Seconds that the replicas generated, on average."""
         return self._busy_lost + sum(slot.busy for slot in self._slots) / max(1, len(self._slots))
-
-    def snapshot(self) -> Mapping[str, Any]:
-        """The samples that have arrived of groups that are not whole; what is under way lies on other machines."""
-        return pack_begun(self._unfinished(keep=True))
-
-    def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
-        """Ask for what had not arrived, from its beginning."""
-        self.submit(with_begun(snapshot, requests))
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Put the weights into the object store once and have every replica take and show them.
@@ -314,13 +289,6 @@ class EnginePool(SchedulingEngine):
     def spans(self) -> list[WorkSpan]:
         """When each replica had work, since the last call."""
         return [span for slot in self._slots for span in slot.spans()]
-
-    def _unfinished(self, *, keep: bool) -> list[RolloutRequest]:
-        """Requests that were not yielded, in issue order, with ``keep`` what there is of their samples."""
-        groups = [group for _, group in sorted(self._groups.unyielded().items())]
-        if not keep:
-            return [group.request for group in groups]
-        return [replace(g.request, begun=tuple(sorted((g.partial | g.done).items()))) for g in groups]
 
     # sharing out
 

@@ -7,7 +7,6 @@ requests and tokens only, never on time.
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,27 +23,26 @@ from magicrl.models.loading import device_name, peak_mb
 from magicrl.models.scorer import check_isolation
 from magicrl.records import (
     Completion,
-    FinishedSample,
     FinishReason,
-    RolloutGroup,
     RolloutRequest,
     frozen_floats,
     frozen_tokens,
 )
-from magicrl.rollout.protocol import Capabilities, RolloutEngine
-from magicrl.rollout.requests import GroupProgress, check_request, with_begun
+from magicrl.rollout.protocol import Capabilities
+from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, with_begun
 from magicrl.rollout.rows import RowOutput, RowTable, Work, pack_work, unpack_work
 from magicrl.rollout.sampling import sample_tokens
 
+_Ended = tuple[GroupProgress, int, Completion]  # a group, the index of its sample, which has ended
 _PREFILL_TOKENS = 8192  # most prompt tokens in one forward (one longer prompt goes alone)
 
 
-def lengths_of(group: GroupProgress) -> tuple[int, int]:
+def _lengths(request: RolloutRequest) -> tuple[int, int]:
     """Tokens of the prompt, and of the longest response."""
-    return len(group.request.prompt_tokens), group.request.sampling.max_tokens
+    return len(request.prompt_tokens), request.sampling.max_tokens
 
 
-def packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
+def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
     """Groups sorted by prompt length (ties in issue order), cut into packs of at most 8,192 prompt tokens."""
     pack: list[GroupProgress] = []
     tokens = 0
@@ -59,11 +57,6 @@ def packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
         yield pack
 
 
-def _listed(names: set[str]) -> str:
-    shown = sorted(names)
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
-
-
 @torch.no_grad()
 def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     """Copy ``weights`` (HF parameter names to tensors) into ``model``, cast to its precision and device.
@@ -75,9 +68,9 @@ def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
         ValueError: a parameter is missing, unknown, of another shape, or its tied names disagree.
     """
     targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    unknown = set(weights) - set(targets)
+    unknown = sorted(set(weights) - set(targets))
     if unknown:
-        raise ValueError(f"weights for parameters that the engine's model does not have: {_listed(unknown)}")
+        raise ValueError(f"weights for parameters that the engine's model does not have: {', '.join(unknown[:5])}")
     chosen: dict[int, str] = {}
     for name, value in weights.items():
         target = targets[name]
@@ -90,9 +83,9 @@ def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
                 f"{name} and {other} are tied in the engine's model but differ in the given weights; "
                 "load the engine's model with tie_word_embeddings as the learner's"
             )
-    missing = {name for name, parameter in model.named_parameters() if id(parameter) not in chosen}
+    missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in chosen)
     if missing:
-        raise ValueError(f"no weights were given for: {_listed(missing)}")
+        raise ValueError(f"no weights were given for: {', '.join(missing[:5])}")
     for name in chosen.values():
         targets[name].copy_(weights[name])
 
@@ -100,7 +93,7 @@ def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
 REFILL_SHARE = 8  # new prompts are computed once a 1/8 of the rows is free: fewer, larger forwards
 
 
-class InProcessEngine(RolloutEngine):
+class InProcessEngine(SchedulingEngine):
     """Continuous batching on one device.
 
     Tokens are a function of weights, prompt, temperature and (seed, draw, sample, position). In float32 another
@@ -156,9 +149,12 @@ class InProcessEngine(RolloutEngine):
         self._fused = fused_decoder(model)  # None: the model runs as transformers has it
         wanted = self._device.type == "cuda" if static_steps is None else static_steps
         self._static = static_decoder(self._fused, model) if wanted else None
-        self._orders = 0
         self._work = Work()
         self._busy = 0.0
+
+    @property
+    def _groups(self) -> OpenGroups:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self._work.groups
 
     @property
     def rows(self) -> int:
@@ -180,11 +176,10 @@ class InProcessEngine(RolloutEngine):
         return peak_mb(self._device)
 
     def busy_seconds(self) -> float:
-        """Seconds spent in turns since the engine was made."""
         return self._busy
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Queue requests; all or, on an error, none of them.
+        """See `RolloutEngine.submit`.
 
         Raises:
             ValueError: an empty prompt; a token outside the vocabulary; prompt + ``max_tokens`` over ``max_context``
@@ -192,51 +187,7 @@ class InProcessEngine(RolloutEngine):
         """
         for request in requests:
             self._check(request)
-        for request in requests:
-            group = GroupProgress(order=self._orders, request=request)
-            self._orders += 1
-            self._work.open[group.order] = group
-            if group.complete:
-                self._work.ended.append(group.order)
-            else:
-                self._work.queue.append(group)
-
-    def finished(self) -> Iterator[RolloutGroup]:
-        """Generate until nothing is queued, yielding each group as its last member ends."""
-        while self._work.open:
-            yield from self._ended()
-            if self._work.open:
-                self._turn()
-
-    def advance(self, tokens: int) -> list[RolloutGroup]:
-        """Generate until ``tokens`` more are sampled or nothing is queued; the groups that have ended."""
-        target = self._work.sampled + tokens
-        while self._work.sampled < target and len(self._work.open) > len(self._work.ended):
-            self._turn()
-        return list(self._ended())
-
-    def _ended(self) -> Iterator[RolloutGroup]:
-        """Take away the groups that have ended and were not yielded before, turn by turn in issue order."""
-        while self._work.ended:
-            group = self._work.open.pop(self._work.ended.popleft())
-            completions = tuple(group.done[index] for index in group.request.indices)
-            yield RolloutGroup(request=group.request, completions=completions)
-
-    def finished_samples(self) -> Iterator[FinishedSample]:
-        """Generate until nothing is queued, yielding each completion as it ends."""
-        while self._work.open:
-            yield from self.turn()
-
-    def turn(self) -> list[FinishedSample]:
-        """One token for every sample that has a row; the samples that ended."""
-        done = self._turn()
-        for order in self._work.ended:
-            del self._work.open[order]
-        self._work.ended.clear()
-        return [
-            FinishedSample(request=group.request, index=index, completion=group.done[index])
-            for group, index in sorted(done, key=lambda item: (item[0].order, item[1]))
-        ]
+        self._work.queue.extend(self._groups.take_in(requests))
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Copy ``weights`` in. Sequences in flight keep their cache and go on under the new ones."""
@@ -249,29 +200,20 @@ class InProcessEngine(RolloutEngine):
         self._work.rows.updated(version)
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
-        """Stop generating; the unfinished requests in issue order, with ``keep`` what there is of them too."""
-        unfinished = [self._work.open[order].request for order in sorted(self._work.open)]
-        if keep:
-            begun = self._begun()
-            unfinished = [
-                dataclasses.replace(r, begun=begun[order]) for order, r in zip(sorted(begun), unfinished, strict=True)
-            ]
+        unfinished = self._unfinished(keep=keep)
         # a new cache next time: broken weights may have left numbers in this one that are not finite
         self._work = Work()
         return unfinished
 
-    def _begun(self) -> dict[int, tuple[tuple[int, Completion], ...]]:
-        """By issue order: the completions and partial completions of every group that is not yielded."""
-        found = {order: {**group.partial, **group.done} for order, group in self._work.open.items()}
+    def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
         for row in range(self._work.rows.active):
             output = self._work.rows.output(row)
-            found[output.group.order][output.sample] = self._completion(output, FinishReason.ABORTED)
-        return {order: tuple(sorted(begun.items())) for order, begun in found.items()}
+            yield output.group, output.sample, self._completion(output, FinishReason.ABORTED)
 
     @contextmanager
     def newest_weights(self) -> Generator[None]:
         """Within it nothing is in flight; what was waits with its cache, which takes its memory meanwhile."""
-        if not self._work.open:
+        if not self._groups.unyielded():
             yield
             return
         waiting, self._work = self._work, Work()
@@ -284,7 +226,7 @@ class InProcessEngine(RolloutEngine):
 
     def snapshot(self) -> Mapping[str, Any]:
         """What is in flight with its cache, so that a resumed run goes on with the same numbers, bit for bit."""
-        return {"orders": self._orders, **pack_work(self._work)} if self._work.open else {}
+        return pack_work(self._work) if self._groups.unyielded() else {}
 
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
         """Inverse of ``snapshot``; requests that it does not hold start from their beginning.
@@ -296,25 +238,22 @@ class InProcessEngine(RolloutEngine):
             self._work = unpack_work(
                 snapshot, {r.draw: r for r in requests}, self._shape, self._device, whole=self._static is not None
             )
-            self._orders = int(snapshot["orders"])
-            held = {group.request.draw for group in self._work.open.values()}
+            held = {group.request.draw for group in self._groups.unyielded()}
         self.submit(with_begun(snapshot, [request for request in requests if request.draw not in held]))
 
-    def close(self) -> None:
-        """Drop all work and free the cache."""
-        self.interrupt()
-
     @torch.inference_mode()
-    def _turn(self) -> list[tuple[GroupProgress, int]]:
-        """Fill rows, decode a token for each, retire; the samples that ended, with their groups."""
+    def _advance(self) -> None:
+        """Fill rows, decode a token for each, retire; what ends is filed in issue order."""
         begin = time.perf_counter()
         done = self._admit()
         if self._work.rows.active:
             done += self._decode_step()
-        complete = {group.order for group, _ in done if group.complete}
-        self._work.ended.extend(sorted(complete))
+        for ended in sorted(done, key=lambda ended: (ended[0].order, ended[1])):
+            self._groups.file(*ended)
         self._busy += time.perf_counter() - begin
-        return done
+
+    def _sampled(self) -> int:
+        return self._work.sampled
 
     def _rows_that_fit(self, capacity: int) -> int:
         """How many sequences of ``capacity`` tokens fit into memory."""
@@ -322,10 +261,7 @@ class InProcessEngine(RolloutEngine):
 
     def _check(self, request: RolloutRequest) -> None:
         """Raise ``ValueError``, naming problem and remedy, for a request that cannot be served."""
-        prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
-        name = f"problem {request.problem.id!r}"
-        if prompt == 0:
-            raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
+        (prompt, limit), name = _lengths(request), f"problem {request.problem.id!r}"
         check_request(request, self._max_context, valid_vocab=self._valid_vocab)
         for index, begun in request.begun:
             unfinished = begun.finish_reason is FinishReason.ABORTED
@@ -343,7 +279,7 @@ class InProcessEngine(RolloutEngine):
 
     # filling rows
 
-    def _admit(self) -> list[tuple[GroupProgress, int]]:
+    def _admit(self) -> list[_Ended]:
         """Start waiting samples in issue order, as many as there are rows; those that ended at once."""
         if not self._work.queue:
             return []
@@ -369,7 +305,7 @@ class InProcessEngine(RolloutEngine):
 
     @staticmethod
     def _fits(cache: SlotCache, group: GroupProgress) -> bool:
-        prompt, response = lengths_of(group)
+        prompt, response = _lengths(group.request)
         return prompt <= cache.prompts.capacity and response <= cache.responses.capacity
 
     def _fit_cache(self) -> SlotCache:
@@ -381,7 +317,7 @@ class InProcessEngine(RolloutEngine):
         cache = self._work.cache
         if cache is not None and self._work.rows.active:
             return cache
-        needs = [lengths_of(group) for group in self._work.queue]
+        needs = [_lengths(group.request) for group in self._work.queue]
         prompt, response = (max(column) for column in zip(*needs, strict=True))
         if not self._rows_that_fit(prompt + response):
             prompt, response = needs[0]
@@ -412,7 +348,7 @@ class InProcessEngine(RolloutEngine):
         for group, _ in starting:
             group.began, group.version, group.place = now, self._version, len(self._work.prompts)
             self._work.prompts.append(group)
-        for pack in packs([group for group, _ in starting]):
+        for pack in _packs([group for group, _ in starting]):
             outputs = self._forward_prompts(cache, pack)
             logits.update({group.order: outputs[index : index + 1] for index, group in enumerate(pack)})
         for group, samples in starting:
@@ -436,7 +372,7 @@ class InProcessEngine(RolloutEngine):
 
     # decoding
 
-    def _decode_step(self) -> list[tuple[GroupProgress, int]]:
+    def _decode_step(self) -> list[_Ended]:
         assert self._work.cache is not None
         prompts, held = self._work.rows.column("prompt"), self._work.rows.column("count") - 1
         owners, last = self._work.rows.column("owner"), self._work.rows.column("last")
@@ -461,7 +397,7 @@ class InProcessEngine(RolloutEngine):
         )
         return output.logits[0]
 
-    def _sample(self, rows: slice, logits: Tensor) -> list[tuple[GroupProgress, int]]:
+    def _sample(self, rows: slice, logits: Tensor) -> list[_Ended]:
         """Give each of ``rows`` its next token and retire those that end, which it returns."""
         table = self._work.rows
         sampled = sample_tokens(logits, table.column("temperature", rows), table.next_uniforms(rows), self._valid_vocab)
@@ -478,28 +414,27 @@ class InProcessEngine(RolloutEngine):
         over = np.flatnonzero(full | ended)
         if not len(over):
             return []
-        done = [self._complete(rows.start + int(index), stopped=bool(ended[index])) for index in over]
+        done: list[_Ended] = []
+        for index in over:
+            output = table.output(rows.start + int(index))
+            reason = FinishReason.STOP if ended[index] else FinishReason.LENGTH
+            done.append((output.group, output.sample, self._completion(output, reason)))
         assert self._work.cache is not None
         for move in table.remove([rows.start + int(index) for index in over]):
             self._work.cache.responses.move(*move)
-        self._drop_prompts(self._work.cache, {group.place for group, _ in done if group.complete})
+        read = set(table.column("owner").tolist())
+        unread = {group.place for group, *_ in done if not group.waiting and group.place not in read}
+        self._drop_prompts(self._work.cache, unread)
         return done
 
     def _drop_prompts(self, cache: SlotCache, places: set[int]) -> None:
-        """Free the slots of complete groups; the last prompts fill the gaps."""
+        """Free these slots, whose groups are complete; the last prompts fill the gaps."""
         for place in sorted(places, reverse=True):
             moved = self._work.prompts.pop()
             if place != len(self._work.prompts):
                 cache.prompts.move(moved.place, place, len(moved.request.prompt_tokens))
                 self._work.rows.moved_prompt(moved.place, place)
                 self._work.prompts[place], moved.place = moved, place
-
-    def _complete(self, row: int, *, stopped: bool) -> tuple[GroupProgress, int]:
-        """File the completion of ``row``; its group and sample index."""
-        output = self._work.rows.output(row)
-        reason = FinishReason.STOP if stopped else FinishReason.LENGTH
-        output.group.done[output.sample] = self._completion(output, reason)
-        return output.group, output.sample
 
     def _completion(self, output: RowOutput, reason: FinishReason) -> Completion:
         oldest = min([output.group.version, *(version for version, _ in output.spans)])

@@ -328,7 +328,7 @@ class OpenAIEngine(SchedulingEngine):
             self._in_flight = 0
         self._results = queue.SimpleQueue()
         self._failed = None
-        unfinished = [group.request for _, group in sorted(self._groups.unyielded().items())]
+        unfinished = self._unfinished(keep=False)
         self._groups.drop()
         return unfinished
 

@@ -30,12 +30,11 @@ def sample_seed(seed: int, draw: int, sample: int, *, known: int = 0, bits: int 
     """The seed of one sample's own generator, a function of (seed, draw, sample, known) alone.
 
     Args:
-        seed: the run seed, up to 64 bits; ``draw`` likewise.
-        draw: the request's draw.
+        seed, draw: up to 64 bits.
         sample: index within the request.
         known: tokens of the response that are given, not sampled: with the same seed the
             first token after them would depend on the same random number as the first one.
-        bits: at most this many, counted from the lowest: 63 for vLLM, 31 for servers, some of which keep an int32.
+        bits: how many, from the lowest: 63 for vLLM, 31 for servers, some of which keep an int32.
 
     Example:
         >>> sample_seed(0, 0, 0, bits=31) == sample_seed(0, 0, 0, bits=31) != sample_seed(0, 0, 1, bits=31)
@@ -43,32 +42,21 @@ def sample_seed(seed: int, draw: int, sample: int, *, known: int = 0, bits: int 
         >>> sample_seed(0, 0, 0, known=5) != sample_seed(0, 0, 0)
         True
     """
-    word = np.uint64
-    low, high, *_ = philox4x32(
-        (np.array(_NO_POSITION - known, word), np.array(sample, word), _low(draw), _high(draw)),
-        (_low(seed), _high(seed)),
-    )
+    words = (_NO_POSITION - known, sample, draw & 0xFFFFFFFF, draw >> 32, seed & 0xFFFFFFFF, seed >> 32)
+    c0, c1, c2, c3, k0, k1 = (np.array(value, np.uint64) for value in words)
+    low, high, *_ = philox4x32((c0, c1, c2, c3), (k0, k1))
     return (int(low) | int(high) << 32) & ((1 << bits) - 1)
-
-
-def _low(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    return np.array(value & 0xFFFFFFFF, np.uint64)
-
-
-def _high(value: int) -> np.ndarray[tuple[int, ...], np.dtype[np.uint64]]:
-    return np.array(value >> 32, np.uint64)
 
 
 def check_request(request: RolloutRequest, max_context: int, *, valid_vocab: int | None = None) -> None:
     """Raise ``ValueError``, naming the problem, for a request that no engine could serve.
 
-    Args:
-        request: what is asked.
-        max_context: most prompt + response tokens.
-        valid_vocab: tokens from here on do not exist; None where the vocabulary is not known.
+    Where the vocabulary is known the engine takes tokens, and needs at least one to continue.
     """
     prompt, limit = len(request.prompt_tokens), request.sampling.max_tokens
     name = f"problem {request.problem.id!r}"
+    if valid_vocab is not None and not prompt:
+        raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
     if prompt + limit > max_context:
         raise ValueError(
             f"{name}: prompt of {prompt} tokens + max_tokens {limit} exceeds the context of {max_context} "
@@ -82,7 +70,7 @@ def check_request(request: RolloutRequest, max_context: int, *, valid_vocab: int
     wanted = request.indices
     if not wanted or list(wanted) != sorted(set(wanted)) or wanted[0] < 0 or wanted[-1] >= request.group_size:
         raise ValueError(f"{name}: samples must be ascending indices below {request.group_size}, got {wanted}")
-    if valid_vocab is not None and prompt:
+    if valid_vocab is not None:
         low, high = int(request.prompt_tokens.min()), int(request.prompt_tokens.max())
         if low < 0 or high >= valid_vocab:
             raise ValueError(f"{name}: prompt tokens {low}..{high} leave the vocabulary of {valid_vocab}")
@@ -90,27 +78,27 @@ def check_request(request: RolloutRequest, max_context: int, *, valid_vocab: int
 
 @dataclass(kw_only=True, slots=True)
 class GroupProgress:
-    """A submitted request and its completions so far.
-
-    Attributes:
-        partial: what there is already of samples that are to be gone on with, by sample index.
-    """
+    """A submitted request and its completions so far."""
 
     order: int  # issue order, unique within the engine
     request: RolloutRequest  # what was asked
     to_start: list[int] = field(init=False)  # sample indices that need a row, ascending
     started: int = 0  # how many of them have a row or have had one
     done: dict[int, Completion] = field(default_factory=dict[int, Completion])  # finished completions by sample index
-    partial: dict[int, Completion] = field(default_factory=dict[int, Completion])
+    partial: dict[int, Completion] = field(default_factory=dict[int, Completion])  # what there is of samples to go on
     began: float = 0.0  # clock at the start of its prompt
     version: int = -1  # policy version at that time
     place: int = -1  # cache slot of its prompt; -1 before it has started
 
     def __post_init__(self) -> None:
         for index, completion in self.request.begun:
-            whole = completion.finish_reason is not FinishReason.ABORTED
-            (self.done if whole else self.partial)[index] = completion
+            self.know(index, completion)
         self.to_start = [index for index in self.request.indices if index not in self.done]
+
+    def know(self, index: int, completion: Completion) -> None:
+        """A sample's completion, or its beginning if it was interrupted."""
+        whole = completion.finish_reason is not FinishReason.ABORTED
+        (self.done if whole else self.partial)[index] = completion
 
     @property
     def waiting(self) -> int:
@@ -121,14 +109,18 @@ class GroupProgress:
     def complete(self) -> bool:
         return len(self.done) == len(self.request.indices)
 
+    def record(self) -> RolloutGroup:
+        """Of a complete group."""
+        return RolloutGroup(request=self.request, completions=tuple(self.done[index] for index in self.request.indices))
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Filed:
-    """A finished sample and its group; ``last``: the group was complete with it."""
+    """A finished sample, ready to be yielded."""
 
-    group: GroupProgress
+    group: GroupProgress  # its group
     sample: FinishedSample
-    last: bool
+    last: bool  # the group was complete with it
 
 
 @dataclass(kw_only=True, slots=True)
@@ -150,24 +142,25 @@ class OpenGroups:
         """Open a group for each request; those with samples to make."""
         taken = [GroupProgress(order=self.issued + i, request=request) for i, request in enumerate(requests)]
         self.issued += len(taken)
-        self.open |= {group.order: group for group in taken}
         for group in taken:
+            self.open[group.order] = group
             if group.complete:  # an interrupt returned it before it was yielded
-                self.ready.append(self._filed(group, *list(group.done.items())[-1]))
+                self.tell(group, list(group.done)[-1])
         return [group for group in taken if not group.complete]
 
     def file(self, group: GroupProgress, index: int, completion: Completion) -> None:
-        """File a finished sample until it is yielded; a group that is complete is closed."""
+        """Keep a finished sample until it is yielded; a group that is complete is closed."""
         assert index not in group.done, "a sample ends once"
         group.done[index] = completion
-        waiting = self.ready if group.order >= self.first else self.aside
-        waiting.append(self._filed(group, index, completion))
+        self.tell(group, index)
 
-    def _filed(self, group: GroupProgress, index: int, completion: Completion) -> Filed:
+    def tell(self, group: GroupProgress, index: int) -> None:
+        """Have a sample of ``group.done`` yielded, the group with it if it is complete."""
+        sample = FinishedSample(request=group.request, index=index, completion=group.done[index])
         if group.complete:
             del self.open[group.order]
-        sample = FinishedSample(request=group.request, index=index, completion=completion)
-        return Filed(group=group, sample=sample, last=group.complete)
+        waiting = self.ready if group.order >= self.first else self.aside
+        waiting.append(Filed(group=group, sample=sample, last=group.complete))
 
     def run(self, step: Callable[[], object]) -> Iterator[Filed]:
         """Yield what is ready, and call ``step`` for more, until nothing is awaited."""
@@ -187,8 +180,7 @@ class OpenGroups:
     def set_aside(self) -> Generator[None]:
         """Within it only groups that are taken in within are yielded."""
         before, self.first = self.first, self.issued
-        self.aside.extend(self.ready)
-        self.ready.clear()
+        self.aside, self.ready = deque((*self.aside, *self.ready)), deque()
         try:
             yield
         finally:
@@ -196,14 +188,14 @@ class OpenGroups:
             self.ready.extend(self.aside)
             self.aside.clear()
 
-    def unyielded(self) -> dict[int, GroupProgress]:
-        """Every group of which a sample was not yielded, by issue order."""
-        return {filed.group.order: filed.group for filed in (*self.aside, *self.ready)} | self.open
+    def unyielded(self) -> list[GroupProgress]:
+        """Every group of which a sample was not yielded, in issue order."""
+        groups = {filed.group.order: filed.group for filed in (*self.aside, *self.ready)} | self.open
+        return [group for _, group in sorted(groups.items())]
 
     def drop(self, first: int = 0) -> None:
         """Forget every group from issue order ``first`` on."""
-        for order in [order for order in self.open if order >= first]:
-            del self.open[order]
+        self.open = {order: group for order, group in self.open.items() if order < first}
         self.ready = deque(filed for filed in self.ready if filed.group.order < first)
         self.aside = deque(filed for filed in self.aside if filed.group.order < first)
 
@@ -213,23 +205,55 @@ class SchedulingEngine(RolloutEngine):
 
     _groups: OpenGroups
 
-    def _advance(self) -> None:
-        """Work, or wait for workers, until something may have ended."""
-        raise NotImplementedError
-
     def finished(self) -> Iterator[RolloutGroup]:
         for filed in self._groups.run(self._advance):
             if filed.last:
-                yield group_of(filed.group)
+                yield filed.group.record()
 
     def finished_samples(self) -> Iterator[FinishedSample]:
         for filed in self._groups.run(self._advance):
             yield filed.sample
 
+    def turn(self) -> list[FinishedSample]:
+        if self._groups.awaited:
+            self._advance()
+        return [filed.sample for filed in self._groups.ended()]
 
-def group_of(group: GroupProgress) -> RolloutGroup:
-    """The record of a complete group."""
-    return RolloutGroup(request=group.request, completions=tuple(group.done[index] for index in group.request.indices))
+    def advance(self, tokens: int) -> list[RolloutGroup]:
+        target = self._sampled() + tokens if tokens else 0
+        while tokens and self._groups.awaited and self._sampled() < target:
+            self._advance()
+        return [filed.group.record() for filed in self._groups.ended() if filed.last]
+
+    def snapshot(self) -> Mapping[str, Any]:
+        """What there is of the responses in flight; what an engine keeps beside them is computed anew."""
+        return pack_begun(self._unfinished(keep=True))
+
+    def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
+        """Go on after the last token of each response that the snapshot holds; others start from their beginning."""
+        self.submit(with_begun(snapshot, requests))
+
+    def _advance(self) -> None:
+        """Work, or wait for workers, until something may have ended."""
+        raise NotImplementedError
+
+    def _sampled(self) -> int:
+        """Tokens that were sampled since the engine was made."""
+        raise NotImplementedError
+
+    def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
+        """The beginnings of samples in flight: their group, index and tokens so far."""
+        return iter(())
+
+    def _unfinished(self, *, keep: bool) -> list[RolloutRequest]:
+        """Requests that were not yielded, in issue order, with ``keep`` what there is of their responses."""
+        groups = self._groups.unyielded()
+        if not keep:
+            return [group.request for group in groups]
+        begun = {group.order: group.partial | group.done for group in groups}
+        for group, index, completion in self._running():
+            begun[group.order][index] = completion
+        return [replace(group.request, begun=tuple(sorted(begun[group.order].items()))) for group in groups]
 
 
 def pack_completions(prefix: str, completions: Sequence[Completion]) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.models.kv_cache import BlockStore, CacheShape, SlotCache
-from magicrl.records import Completion, FinishReason, RolloutRequest, VersionSpans
-from magicrl.rollout.requests import GroupProgress, pack_completions, unpack_completions
+from magicrl.records import Completion, RolloutRequest, VersionSpans
+from magicrl.rollout.requests import GroupProgress, OpenGroups, pack_completions, unpack_completions
 from magicrl.rollout.sampling import uniforms
 
 _UNIFORMS_AHEAD = 64  # random numbers of a row that are computed at once
@@ -251,17 +251,10 @@ def _spans(starts: Sequence[tuple[int, int]], count: int) -> VersionSpans:
 
 @dataclass(kw_only=True, slots=True)
 class Work:
-    """The mutable state of an engine beside its weights.
+    """The mutable state of an engine beside its weights."""
 
-    Attributes:
-        queue: groups with samples that have not started.
-        open: every group that has not been yielded, by issue order.
-        ended: issue orders of those that are complete, in the order in which they ended.
-    """
-
-    queue: deque[GroupProgress] = field(default_factory=deque[GroupProgress])
-    open: dict[int, GroupProgress] = field(default_factory=dict[int, GroupProgress])
-    ended: deque[int] = field(default_factory=deque[int])
+    groups: OpenGroups = field(default_factory=OpenGroups)  # every one of which something has not been yielded
+    queue: deque[GroupProgress] = field(default_factory=deque[GroupProgress])  # those with samples to start
     kept: Tensor | None = None  # logits after the prompt of the queue's first group, if it has started in part
     prompts: list[GroupProgress] = field(default_factory=list[GroupProgress])  # groups by cache slot
     cache: SlotCache | None = None  # None before the first generation
@@ -271,7 +264,7 @@ class Work:
 
 def pack_work(work: Work) -> dict[str, Any]:
     """Tensors and JSON values by name."""
-    now = time.perf_counter()
+    now, unyielded = time.perf_counter(), work.groups.unyielded()
     groups = [
         {
             "order": group.order,
@@ -282,17 +275,18 @@ def pack_work(work: Work) -> dict[str, Any]:
             "place": group.place,
             "age": now - group.began,
         }
-        for group in work.open.values()
+        for group in unyielded
     ]
     held = [
         (group.order, index, completion)
-        for group in work.open.values()
+        for group in unyielded
         for index, completion in (*group.partial.items(), *group.done.items())
     ]
     state: dict[str, Any] = {
+        "orders": work.groups.issued,
         "groups": groups,
         "queue": [group.order for group in work.queue],
-        "ended": list(work.ended),
+        "ended": [filed.group.order for filed in work.groups.ready if filed.last],
         "prompts": [group.order for group in work.prompts],
         "sampled": work.sampled,
         "held": [[order, index] for order, index, _ in held],
@@ -331,19 +325,20 @@ def unpack_work(
         device: where the cache is to lie.
         whole: as of `SlotCache`; blocks are the same either way.
     """
-    work, now = Work(sampled=int(state["sampled"])), time.perf_counter()
+    work, now, groups = Work(sampled=int(state["sampled"])), time.perf_counter(), dict[int, GroupProgress]()
     for row in state["groups"]:
         group = GroupProgress(order=int(row["order"]), request=requests[int(row["draw"])])
         group.to_start, group.started = [int(i) for i in row["to_start"]], int(row["started"])
         group.version, group.place, group.began = int(row["version"]), int(row["place"]), now - float(row["age"])
-        work.open[group.order] = group
+        groups[group.order] = group
     for (order, index), completion in zip(state["held"], unpack_completions("completions", state), strict=True):
-        group = work.open[order]
-        whole = completion.finish_reason is not FinishReason.ABORTED
-        (group.done if whole else group.partial)[int(index)] = completion
-    work.queue.extend(work.open[order] for order in state["queue"])
-    work.ended.extend(state["ended"])
-    work.prompts.extend(work.open[order] for order in state["prompts"])
+        groups[order].know(int(index), completion)
+    work.groups.open |= groups
+    work.groups.issued = int(state["orders"])
+    for order in state["ended"]:
+        work.groups.tell(groups[order], list(groups[order].done)[-1])
+    work.queue.extend(groups[order] for order in state["queue"])
+    work.prompts.extend(groups[order] for order in state["prompts"])
     if "kept" in state:
         work.kept = state["kept"].to(device)
     if state["geometry"] is not None:
@@ -351,9 +346,7 @@ def unpack_work(
         work.cache = cache = SlotCache(shape, rows, prompt, response, device, whole=whole)
         work.rows = RowTable(rows, response)
         arrays = {k.removeprefix("rows/"): v for k, v in state.items() if k.startswith("rows/")}
-        work.rows.restore(
-            {k: v.numpy() if isinstance(v, Tensor) else v for k, v in arrays.items()}, work.open.__getitem__
-        )
+        work.rows.restore({k: v.numpy() if isinstance(v, Tensor) else v for k, v in arrays.items()}, groups.__getitem__)
         for name, (store, places, tokens) in _filled(work, cache).items():
             for block, used in store.spans(tokens):
                 for kind, layers in (("keys", store.keys), ("values", store.values)):

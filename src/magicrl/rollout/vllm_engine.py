@@ -16,9 +16,9 @@ import random
 import re
 import time
 import warnings
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,10 +28,8 @@ import torch
 from magicrl.models.loading import device_name, peak_mb
 from magicrl.records import (
     Completion,
-    FinishedSample,
     FinishReason,
     Problem,
-    RolloutGroup,
     RolloutRequest,
     SamplingParams,
     VersionSpans,
@@ -39,48 +37,25 @@ from magicrl.records import (
     frozen_tokens,
 )
 from magicrl.rollout.protocol import Capabilities, WeightCheck
-from magicrl.rollout.requests import (
-    GroupProgress,
-    OpenGroups,
-    SchedulingEngine,
-    check_request,
-    group_of,
-    pack_begun,
-    sample_seed,
-    with_begun,
-)
+from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine, check_request, sample_seed
 from magicrl.rollout.vllm_weights import Rendezvous, VllmWeights, WeightInfo, worker_backend
 
-_KNOWN: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(r"head.?(size|dim)", re.I),
-        "vLLM's attention on this device has no kernel for the size of this model's attention heads; use the "
-        "in-process engine",
-    ),
-    (
-        re.compile(r"less than requested memory for kv", re.I),
-        "the machine has not that much memory free: lower cache_mb, or end other processes",
-    ),
-    (re.compile(r"greater than or equal to max_num_seqs", re.I), "lower max_rows"),
-    (
-        re.compile(r"kv.?cache|cache blocks|available memory|free memory|gpu_memory_utilization", re.I),
-        "the key/value cache does not fit: raise cache_mb (gpu_share on a GPU) if there is memory, else lower "
-        "max_context or max_rows",
-    ),
-    (
-        re.compile(r"out of memory|cannot allocate|can't allocate|not enough memory", re.I),
-        "memory is exhausted: lower cache_mb (gpu_share on a GPU), max_rows or max_context, or use a smaller model",
-    ),
-    (
-        re.compile(r"max_model_len|max_position_embeddings", re.I),
-        "max_context is more than the model was made for; lower it",
-    ),
-    (
-        re.compile(r"not supported|unsupported|no module or parameter|architectures", re.I),
-        "this version of vLLM does not have this model's architecture; use the in-process engine",
-    ),
-    (re.compile(r"compil|inductor|triton|ninja", re.I), "compiled graphs failed; set eager = true"),
-)
+# what vLLM's error says -> what to do; the first that fits counts
+_KNOWN = {
+    r"head.?(size|dim)": "vLLM's attention on this device has no kernel for the size of this model's attention heads; "
+    "use the in-process engine",
+    r"less than requested memory for kv": "the machine has not that much memory free: lower cache_mb, or end other "
+    "processes",
+    r"greater than or equal to max_num_seqs": "lower max_rows",
+    r"kv.?cache|cache blocks|available memory|free memory|gpu_memory_utilization": "the key/value cache does not fit: "
+    "raise cache_mb (gpu_share on a GPU) if there is memory, else lower max_context or max_rows",
+    r"out of memory|cannot allocate|can't allocate|not enough memory": "memory is exhausted: lower cache_mb (gpu_share "
+    "on a GPU), max_rows or max_context, or use a smaller model",
+    r"max_model_len|max_position_embeddings": "max_context is more than the model was made for; lower it",
+    r"not supported|unsupported|no module or parameter|architectures": "this version of vLLM does not have this "
+    "model's architecture; use the in-process engine",
+    r"compil|inductor|triton|ninja": "compiled graphs failed; set eager = true",
+}
 
 
 def vllm_missing(error: ImportError) -> ValueError:
@@ -99,7 +74,7 @@ def vllm_missing(error: ImportError) -> ValueError:
 def engine_trouble(what: str, error: Exception) -> ValueError:
     """``error`` of vLLM in one sentence, its first telling line and the remedy."""
     text = str(error).strip()
-    remedy = next((advice for pattern, advice in _KNOWN if pattern.search(text)), None)
+    remedy = next((advice for pattern, advice in _KNOWN.items() if re.search(pattern, text, re.I)), None)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     told = next(
         (re.sub(r"^Value error, | \[type=.*", "", line) for line in lines if "validation error" not in line),
@@ -114,30 +89,19 @@ _CPU_CACHE_MB = 4096
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VllmSettings:
-    """How vLLM serves a model.
+    """How vLLM serves a model."""
 
-    Attributes:
-        dtype: precision of weights and activations; ``auto`` is the folder's own.
-        cache_mb: size of the key/value cache in MiB; None: 4096 on a CPU, what ``gpu_share`` leaves on a GPU.
-    """
-
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # of weights and activations; ``auto`` is the folder's own
     max_context: int | None = None  # most prompt + response tokens; None: the model's
     max_rows: int = 256  # most sequences that decode at once
-    cache_mb: int | None = None
+    cache_mb: int | None = None  # MiB of the key/value cache; None: 4096 on a CPU, what ``gpu_share`` leaves on a GPU
     gpu_share: float = 0.9  # share of the GPU's memory for everything
     gpus: int = 1  # over how many GPUs of this machine the model is spread (tensor parallel)
     eager: bool | None = None  # without compiled graphs: starts sooner, samples slower on a GPU. None: on a CPU only
 
 
 def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, direct_weights: bool = False) -> Any:
-    """A running ``LLMEngine``.
-
-    Args:
-        folder: the model.
-        settings: how it is served.
-        sleeps: its memory can be given back and taken again.
-        direct_weights: its workers can take weights from a learner's ranks (`vllm_transfer`).
+    """A running ``LLMEngine``; arguments as of `VllmEngine`.
 
     Raises:
         ValueError: vLLM is not installed or cannot serve this model here (the message says what to change).
@@ -234,30 +198,24 @@ class Asked:
     before: Completion | None  # what there is already, from an interrupted generation
 
     @property
-    def known(self) -> int:
-        """Tokens that are given."""
-        return 0 if self.before is None else len(self.before)
-
-    @property
-    def prompt(self) -> list[int]:
-        """What vLLM gets as the prompt: what is given of the response is the prompt's end."""
-        prompt: list[int] = self.group.request.prompt_tokens.tolist()
-        return prompt if self.before is None else prompt + self.before.tokens.tolist()
+    def given(self) -> list[int]:
+        """Tokens of the response that vLLM gets as the prompt's end."""
+        return [] if self.before is None else self.before.tokens.tolist()
 
     def settings(self, end_tokens: Sequence[int], padding: dict[int, float] | None) -> Any:
         """vLLM's ``SamplingParams``: the plain distribution at tau, ended by ``end_tokens`` alone."""
         from vllm import SamplingParams  # pyright: ignore[reportMissingImports]
         from vllm.sampling_params import RequestOutputKind  # pyright: ignore[reportMissingImports]
 
-        sampling = self.group.request.sampling
+        sampling, known = self.group.request.sampling, len(self.given)
         return SamplingParams(
             temperature=sampling.temperature,
             top_p=1.0,
             top_k=0,
             min_p=0.0,
             repetition_penalty=1.0,
-            max_tokens=sampling.max_tokens - self.known,
-            seed=sample_seed(sampling.seed, self.group.request.draw, self.index, known=self.known),
+            max_tokens=sampling.max_tokens - known,
+            seed=sample_seed(sampling.seed, self.group.request.draw, self.index, known=known),
             ignore_eos=True,  # our end tokens alone end a response
             stop_token_ids=list(end_tokens),
             logprobs=0,  # the sampled token's
@@ -300,14 +258,7 @@ class Sampled:
         seconds: float,
         decode: Callable[[Sequence[int]], str],
     ) -> Completion:
-        """The response, after what there was ``before``.
-
-        Args:
-            before: its beginning, if vLLM was given one.
-            reason: why it ended.
-            version: of the weights, where vLLM does not tell.
-            seconds: spent on these tokens.
-            decode: tokens to text.
+        """The response after its beginning, if vLLM was given one; ``version`` counts where vLLM does not tell.
 
         Raises:
             FloatingPointError: a log-prob is not finite.
@@ -399,7 +350,7 @@ class VllmEngine(SchedulingEngine):
         self._decode = decode
         self._valid_vocab = valid_vocab
         self._groups = OpenGroups()
-        self._running: dict[str, Asked] = {}
+        self._asked: dict[str, Asked] = {}
         self._arrivals = 0
         self._tokens_ended = 0
         self._busy = 0.0
@@ -420,7 +371,7 @@ class VllmEngine(SchedulingEngine):
         return self._devices
 
     def peak_mb(self) -> float:
-        """Most memory so far, MiB, of the fullest worker's: weights, cache, activations; none of other processes."""
+        """Most memory so far, MiB, of the fullest worker's process."""
         return max(peak for _, peak in self._engine.apply_model(worker_device))
 
     @property
@@ -431,38 +382,17 @@ class VllmEngine(SchedulingEngine):
         return str(vllm.__version__)
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Queue requests; all or, on an error, none of them.
-
-        Raises:
-            ValueError: an empty prompt, a token outside the vocabulary, prompt + ``max_tokens`` over ``max_context``,
-                or a temperature that vLLM does not have.
-        """
+        """See `RolloutEngine.submit`; refused is also a temperature that vLLM does not have."""
         for request in requests:
             check_request(request, self._max_context, valid_vocab=self._valid_vocab)
             name, tau = f"problem {request.problem.id!r}", request.sampling.temperature
-            if not len(request.prompt_tokens):
-                raise ValueError(f"{name} has an empty prompt; a model needs at least one token to continue")
             if tau and not _COLDEST <= tau <= _HOTTEST:
                 raise ValueError(f"{name}: vLLM samples at temperature 0 or {_COLDEST} to {_HOTTEST}, got {tau}")
         for group in self._groups.take_in(requests):
             for index in group.to_start:
                 self._add(Asked(group=group, index=index, before=group.partial.get(index)))
 
-    def turn(self) -> list[FinishedSample]:
-        """One token for every sample that has a row; the samples that have ended."""
-        if self._groups.awaited:
-            self._advance()
-        return [filed.sample for filed in self._groups.ended()]
-
-    def advance(self, tokens: int) -> list[RolloutGroup]:
-        """Generate until ``tokens`` more are sampled or nothing is queued; the groups that have ended."""
-        target = self._sampled() + tokens if tokens else 0
-        while tokens and self._groups.awaited and self._sampled() < target:
-            self._advance()
-        return [group_of(filed.group) for filed in self._groups.ended() if filed.last]
-
     def busy_seconds(self) -> float:
-        """Seconds spent generating since the engine was made."""
         return self._busy
 
     @contextmanager
@@ -519,23 +449,14 @@ class VllmEngine(SchedulingEngine):
         """
         if not self._sleeps or self._engine.is_sleeping():
             return
-        if self._running:
-            raise RuntimeError(f"vLLM cannot sleep while {len(self._running)} samples are in flight")
+        if self._asked:
+            raise RuntimeError(f"vLLM cannot sleep while {len(self._asked)} samples are in flight")
         self._engine.sleep(_DISCARD)
 
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
-        """Stop generating; the unfinished requests in issue order, with ``keep`` what there is of them too."""
         unfinished = self._unfinished(keep=keep)
         self._drop(0)
         return unfinished
-
-    def snapshot(self) -> Mapping[str, Any]:
-        """What there is of the responses in flight; keys and values are computed anew after ``resume``."""
-        return pack_begun(self._unfinished(keep=True))
-
-    def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
-        """Go on after the last token of each response that the snapshot holds; others start from their beginning."""
-        self.submit(with_begun(snapshot, requests))
 
     def close(self) -> None:
         """Stop vLLM and free its memory (and its worker processes where there are several GPUs)."""
@@ -546,29 +467,23 @@ class VllmEngine(SchedulingEngine):
         self._engine = None
         clean_up()
 
-    def _unfinished(self, *, keep: bool) -> list[RolloutRequest]:
-        """Requests that were not yielded, in issue order, with ``keep`` what there is of their responses."""
-        groups = self._groups.unyielded()
-        if not keep:
-            return [groups[order].request for order in sorted(groups)]
-        begun = {order: {**group.partial, **group.done} for order, group in groups.items()}
+    def _running(self) -> Iterator[tuple[GroupProgress, int, Completion]]:
         for state in self._engine.output_processor.request_states.values():
-            asked, sampled = self._running[state.external_req_id], Sampled.so_far(state)
+            asked, sampled = self._asked[state.external_req_id], Sampled.so_far(state)
             if sampled.tokens:
-                begun[asked.group.order][asked.index] = self._completion(asked, sampled, FinishReason.ABORTED, 0.0)
-        return [replace(groups[order].request, begun=tuple(sorted(begun[order].items()))) for order in sorted(groups)]
+                yield asked.group, asked.index, self._completion(asked, sampled, FinishReason.ABORTED, 0.0)
 
     def _drop(self, first: int) -> None:
         """Forget every group from issue order ``first`` on."""
-        names = [name for name, asked in self._running.items() if asked.group.order >= first]
+        names = [name for name, asked in self._asked.items() if asked.group.order >= first]
         if names:
             self._engine.abort_request(names)
         for name in names:
-            del self._running[name]
+            del self._asked[name]
         self._groups.drop(first)
 
     def _sampled(self) -> int:
-        """Tokens that were sampled since the engine was made, but for those of dropped samples."""
+        """Without those of dropped samples."""
         states = self._engine.output_processor.request_states.values()
         return self._tokens_ended + sum(state.detokenizer.num_output_tokens() for state in states)
 
@@ -579,17 +494,14 @@ class VllmEngine(SchedulingEngine):
     def _try_out(self) -> None:
         """Sample one token: what this device has no kernel for is found now, not after hours of other work."""
         problem = Problem(id="trial", prompt="", golds=(), verifier="", source="")
-        sampling = SamplingParams(temperature=0.0, max_tokens=1)
-        trial = RolloutRequest(
-            draw=0, problem=problem, prompt_tokens=frozen_tokens([0]), group_size=1, sampling=sampling
-        )
+        sampling, prompt = SamplingParams(temperature=0.0, max_tokens=1), frozen_tokens([0])
+        trial = RolloutRequest(draw=0, problem=problem, prompt_tokens=prompt, group_size=1, sampling=sampling)
         try:
             self.submit([trial])
-            for _ in self.finished():
-                pass
+            list(self.finished())
         except BaseException:
             self._groups.drop()
-            self._running.clear()
+            self._asked.clear()
             self.close()
             raise
 
@@ -597,11 +509,11 @@ class VllmEngine(SchedulingEngine):
         from vllm.inputs import tokens_input  # pyright: ignore[reportMissingImports]
 
         name = f"{asked.group.order}:{asked.index}"
-        self._running[name] = asked
+        self._asked[name] = asked
         self._arrivals += 1
         self._engine.add_request(
             name,
-            tokens_input(asked.prompt),
+            tokens_input(asked.group.request.prompt_tokens.tolist() + asked.given),
             asked.settings(self._end_tokens, self._padding),
             arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock
             priority=-1 if self._groups.first else 0,
@@ -617,8 +529,8 @@ class VllmEngine(SchedulingEngine):
         ended: list[tuple[Asked, Any]] = []
         for output in outputs:
             # what was aborted may still report
-            if output.finished and output.request_id in self._running:
-                ended.append((self._running.pop(output.request_id), output))
+            if output.finished and output.request_id in self._asked:
+                ended.append((self._asked.pop(output.request_id), output))
         for asked, output in sorted(ended, key=lambda item: (item[0].group.order, item[0].index)):
             self._groups.file(asked.group, asked.index, self._whole(asked, output))
         self._busy += time.perf_counter() - begin

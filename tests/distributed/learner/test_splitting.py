@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magicrl.distributed.learner.learner import split_by_tokens
-from magicrl.distributed.tensors import pack, unpack
 from magicrl.distributed.learner.ulysses import SequenceSlice
+from magicrl.distributed.tensors import pack, unpack
 from magicrl.models.packing import packed_with_shared_prompts
 from magicrl.records import TrainSample, frozen_floats, frozen_tokens
 
