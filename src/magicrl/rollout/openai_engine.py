@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import queue
-import threading
+import concurrent.futures
 import time
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -27,47 +26,199 @@ from magicrl.rollout.requests import GroupProgress, OpenGroups, SchedulingEngine
 
 UNKNOWN_TOKEN = -1
 """Stands for each response token whose id the server did not give: their number is known, they are not."""
+UNLIMITED_CONTEXT = 2**31 - 1
+"""``max_context`` of a server that does not state it."""
 
-_REASONS = {
-    "stop": FinishReason.STOP,
-    "eos": FinishReason.STOP,
-    "eos_token": FinishReason.STOP,
-    "stop_sequence": FinishReason.STOP,
-    "end_turn": FinishReason.STOP,
-    "length": FinishReason.LENGTH,
-    "max_tokens": FinishReason.LENGTH,
+_FIRST_ATTEMPTS = 3  # a server that is not there is most often a wrong address
+_STATED = {
+    FinishReason.STOP: ("stop", "eos", "eos_token", "stop_sequence", "end_turn"),
+    FinishReason.LENGTH: ("length", "max_tokens"),
     # ended by the server, not by the model: a filter, a tool call that nobody answers
-    "content_filter": FinishReason.ABORTED,
-    "tool_calls": FinishReason.ABORTED,
-    "function_call": FinishReason.ABORTED,
-    "abort": FinishReason.ABORTED,
+    FinishReason.ABORTED: ("content_filter", "tool_calls", "function_call", "abort"),
 }
+_REASONS = {word: reason for reason, words in _STATED.items() for word in words}
 
 
 class AnswerError(ValueError):
     """An answer that does not say what it must."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Wire:
-    """Builds requests and reads answers for one server.
+class OpenAIEngine(SchedulingEngine):
+    """Asks a server; generation only.
+
+    Every sample is a request of its own, with a seed that depends on (seed, draw, sample) alone. Whether equal seeds
+    give equal tokens is the server's matter: vLLM's do in float32, most hosted models' do not. Log-probs are kept
+    where they are certain to be those of the sampling distribution (``ServerSettings.processed_logprobs``), else they
+    are empty; entropies are unknown; token ids are the server's where it gives them, else ``UNKNOWN_TOKEN``, as many
+    as it counted.
 
     Attributes:
-        tokenizer: the model's, where one is known: turns prompts into text for servers that take no ids, and counts
-            the tokens of answers that state no count.
+        usage: what was asked for so far.
+        settings: as given, the model's name filled in.
+        tokenizer: as given.
     """
 
-    settings: ServerSettings  # of the server, with the model's name filled in
-    vllm: bool  # whether it is vLLM, and takes and gives token ids
-    tokenizer: Any
-    end_tokens: tuple[int, ...]  # end a response in addition to the server's own (vLLM only)
+    capabilities = Capabilities(weights=False, logprobs=False, seeds=False)
+    _version = 0
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        tokenizer: Any = None,
+        end_tokens: frozenset[int] = frozenset(),
+    ) -> None:
+        """Ask the server for its models, so that a wrong address or key is found before anything is sampled.
+
+        Args:
+            settings: the server.
+            tokenizer: the model's, if it is known here: turns prompts into text for servers that take no ids, and
+                counts the tokens of answers that state no count.
+            end_tokens: end a response in addition to the server's own (vLLM only).
+
+        Raises:
+            ValueError: the server cannot be reached, refuses the key, or serves several models and none is named.
+        """
+        self.usage = ServerUsage()
+        self.settings = settings
+        self.tokenizer: PreTrainedTokenizerBase | None = tokenizer
+        self._end_tokens = sorted(end_tokens)
+        self._groups = OpenGroups()
+        self._waiting: deque[tuple[GroupProgress, int]] = deque()
+        self._asked: dict[concurrent.futures.Future[Completion | None], tuple[GroupProgress, int]] = {}
+        self._failed: ValueError | None = None
+        self._slots = asyncio.Semaphore(settings.concurrency)
+        self._path = "/chat/completions" if settings.mode == "chat" else "/completions"
+        self._transport = Transport(settings, self.usage)
+        try:
+            self._discover()
+        except BaseException:
+            self.close()
+            raise
 
     @property
-    def path(self) -> str:
-        """Below the base URL."""
-        return "/chat/completions" if self.settings.mode == "chat" else "/completions"
+    def takes_tokens(self) -> bool:
+        """Whether prompts are sent as token ids, so that the model sees exactly those."""
+        return self.is_vllm and self.settings.mode == "completions"
 
-    def body(self, request: RolloutRequest, index: int) -> dict[str, Any]:
+    def submit(self, requests: Sequence[RolloutRequest]) -> None:
+        """Queue requests; nothing is sent before ``finished`` or ``finished_samples``.
+
+        Prompt tokens may be empty: the problem's text is sent then (in chat mode it always is).
+
+        Raises:
+            ValueError: prompt + ``max_tokens`` over ``max_context``, or a prompt that cannot be sent unchanged.
+        """
+        for request in requests:
+            check_request(request, self._max_context)
+            self._body(request, request.indices[0])
+        for group in self._groups.take_in(requests):
+            self._waiting.extend((group, index) for index in group.to_start)
+
+    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
+        """A server's weights are its own.
+
+        Raises:
+            ValueError: always, unless it is the version that it counts as already.
+        """
+        if version != self._version:
+            raise ValueError(
+                f"{self.settings.shown('')} serves weights of its own and cannot load version {version}; serve the "
+                "saved model there, or train with the in-process engine"
+            )
+
+    def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
+        """Cancel every request (a server sees its connection close) and return the unfinished ones in issue order."""
+        del keep  # a server goes on with no response of another request
+        self._waiting.clear()
+        self._transport.cancel()
+        self._asked.clear()
+        self._failed = None
+        unfinished = self._unfinished(keep=False)
+        self._groups.drop()
+        return unfinished
+
+    def close(self) -> None:
+        """Cancel what is under way and close the connections."""
+        self._transport.close()
+
+    def _advance(self) -> None:
+        """Take in the answers that have come, at least one.
+
+        When a request fails for good no new one is sent; those under way are waited for and yielded, since they are
+        paid for, and then the error is raised. What is unfinished stays queued.
+
+        Raises:
+            ServerError: the server refused a request for good, or could not be reached for long enough.
+        """
+        if self._failed is not None and not self._asked:
+            error, self._failed = self._failed, None
+            raise error
+        # at most two rounds ahead of the answers: tasks cost memory too
+        while self._failed is None and self._waiting and len(self._asked) < 2 * self.settings.concurrency:
+            group, index = self._waiting.popleft()
+            self._asked[self._transport.start(self._sample(group.request, index))] = (group, index)
+        concurrent.futures.wait(self._asked, return_when=concurrent.futures.FIRST_COMPLETED)
+        for future in [future for future in self._asked if future.done()]:
+            group, index = self._asked.pop(future)
+            try:
+                completion = future.result()
+            except ValueError as error:
+                completion, self._failed = None, self._failed or error
+            if completion is None:
+                self._waiting.append((group, index))
+            else:
+                self._groups.file(group, index, completion)
+
+    async def _sample(self, request: RolloutRequest, index: int) -> Completion | None:
+        """In the event loop's thread: the sample, or None if it was not asked for since another failed."""
+        async with self._slots:
+            if self._failed is not None:
+                return None
+            began, name = time.perf_counter(), f"problem {request.problem.id!r}, sample {index}"
+            body = self._body(request, index)
+            try:
+                answer = await self._transport.send("POST", self._path, body, stopped=lambda: self._failed is not None)
+            except ServerError as error:
+                raise ServerError(f"{name}: {error}", status=error.status, retryable=error.retryable) from None
+            try:
+                completion = self._completion(request, answer, time.perf_counter() - began)
+            except AnswerError as error:
+                where = f"{name}: POST {self.settings.shown(self._path)}"
+                raise ServerError(f"{where}: the answer cannot be used: {error}", status=200, retryable=False) from None
+            self.usage.add(answer)
+            return completion
+
+    def _discover(self) -> None:
+        """The model's name, whether the server is vLLM, and the context it states."""
+        settings, transport = self.settings, self._transport
+        try:
+            answer = transport.start(transport.send("GET", "/models", attempts=_FIRST_ATTEMPTS)).result()
+        except ServerError as error:
+            absent = error.status in (404, 405) or (error.status or 0) >= 500
+            if not absent or not settings.model:
+                raise
+            answer = {}  # not every server lists its models; transformers' fails where there is no hub cache
+        listed: Any = answer.get("data")
+        models = {str(m["id"]): m for m in listed or () if isinstance(m, dict) and "id" in m}
+        transport.served = list(models)
+        names = ", ".join(transport.served[:8])
+        if not settings.model:
+            if len(models) != 1:
+                raise ValueError(f"{settings.shown('')}: say which model (served: {names or 'none listed'})")
+            self.settings = replace(settings, model=transport.served[0])
+        mine: dict[str, Any] = models.get(self.settings.model, {})
+        owner = next(iter([mine] if mine else models.values()), mine).get("owned_by")
+        self.is_vllm = settings.dialect == "vllm" or (settings.dialect == "auto" and owner == "vllm")
+        """Whether the server is vLLM, as it says itself or the settings do, and takes and gives token ids."""
+        if self.is_vllm and models and not mine:
+            raise ValueError(f"{settings.shown('')}: model {settings.model!r} is not served; served: {names}")
+        stated = mine.get("max_model_len")
+        self._max_context = settings.max_context or (stated if isinstance(stated, int) else UNLIMITED_CONTEXT)
+
+    # requests and answers
+
+    def _body(self, request: RolloutRequest, index: int) -> dict[str, Any]:
         """The request for sample ``index``.
 
         Raises:
@@ -87,36 +238,43 @@ class Wire:
             body["messages"] = [{"role": turn.role, "content": turn.content} for turn in request.problem.messages]
         else:
             body["prompt"] = self._prompt(request)
-        if self.vllm:
+        if self.is_vllm:
             # a server started with the model's recommended settings applies those that are not sent
             body |= {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0}
             body |= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "return_token_ids": True}
-            if self.end_tokens:
-                body["stop_token_ids"] = list(self.end_tokens)
-        if settings.logprobs if settings.logprobs is not None else self.vllm:
+            if self._end_tokens:
+                body["stop_token_ids"] = self._end_tokens
+        if settings.logprobs if settings.logprobs is not None else self.is_vllm:
             body["logprobs"] = True if chat else 1
         body |= settings.extra
         return {name: value for name, value in body.items() if value is not None}
 
-    def completion(
-        self, request: RolloutRequest, answer: dict[str, Any], *, policy_version: int, seconds: float
-    ) -> Completion:
+    def _completion(self, request: RolloutRequest, answer: dict[str, Any], seconds: float) -> Completion:
         """The sample that ``answer`` holds.
 
         Raises:
             AnswerError: it lacks its text, why it ended, or every way to count its tokens.
         """
-        choice = _choice(answer)
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+            raise AnswerError("no choices")
+        choice = cast("dict[str, Any]", choices[0])
         text = _text(choice)
-        ids = _ids(choice)
-        count = len(ids) if ids is not None else self._count(answer, text)
+        ids: Any = choice.get("token_ids")
+        if not isinstance(ids, list) or not all(isinstance(i, int) for i in cast("list[Any]", ids)):
+            ids = [UNKNOWN_TOKEN] * self._count(answer, text)
+        limit, stated = request.sampling.max_tokens, choice.get("finish_reason")
+        if stated is None:
+            stated = "length" if len(ids) >= limit else "stop"
+        if stated not in _REASONS:
+            raise AnswerError(f"finish_reason is {stated!r}")
         return Completion(
-            tokens=frozen_tokens(ids if ids is not None else [UNKNOWN_TOKEN] * count),
+            tokens=frozen_tokens(ids),
             text=text,
-            sampler_logprobs=self._logprobs(choice, request.sampling.temperature, count),
+            sampler_logprobs=self._logprobs(choice, request.sampling.temperature, len(ids)),
             sampler_entropies=None,
-            finish_reason=_reason(choice, count, request.sampling.max_tokens),
-            policy_version=policy_version,
+            finish_reason=_REASONS[stated],
+            policy_version=self._version,
             seconds=seconds,
         )
 
@@ -129,7 +287,7 @@ class Wire:
                     "it cannot be turned into text; use mode = 'chat', or name the tokenizer"
                 )
             return request.problem.prompt
-        if self.vllm:
+        if self.is_vllm:
             return tokens
         if self.tokenizer is None:
             raise ValueError(
@@ -163,13 +321,6 @@ class Wire:
         return frozen_floats(np.asarray(values, dtype=np.float32))
 
 
-def _choice(answer: dict[str, Any]) -> dict[str, Any]:
-    choices = answer.get("choices")
-    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise AnswerError("no choices")
-    return cast("dict[str, Any]", choices[0])
-
-
 def _text(choice: dict[str, Any]) -> str:
     """The response, the reasoning that a server cut out of it put back in front, as the model wrote it."""
     message = choice.get("message")
@@ -187,22 +338,6 @@ def _text(choice: dict[str, Any]) -> str:
     return f"<think>\n{thoughts.strip()}\n</think>\n\n{content}" if content else f"<think>\n{thoughts}"
 
 
-def _ids(choice: dict[str, Any]) -> list[int] | None:
-    ids = choice.get("token_ids")
-    if not isinstance(ids, list) or not all(isinstance(i, int) for i in cast("list[Any]", ids)):
-        return None
-    return cast("list[int]", ids)
-
-
-def _reason(choice: dict[str, Any], count: int, limit: int) -> FinishReason:
-    stated = choice.get("finish_reason")
-    if stated is None:
-        return FinishReason.LENGTH if count >= limit else FinishReason.STOP
-    if stated not in _REASONS:
-        raise AnswerError(f"finish_reason is {stated!r}")
-    return _REASONS[stated]
-
-
 def _stated_logprobs(choice: dict[str, Any]) -> Sequence[Any]:
     """One value a token, from either endpoint's form."""
     stated = choice.get("logprobs")
@@ -215,236 +350,3 @@ def _stated_logprobs(choice: dict[str, Any]) -> Sequence[Any]:
     if not isinstance(content, list):
         return []
     return [entry.get("logprob") if isinstance(entry, dict) else None for entry in cast("list[Any]", content)]
-
-
-T = TypeVar("T")
-
-UNLIMITED_CONTEXT = 2**31 - 1
-"""``max_context`` of a server that does not state it."""
-
-_FIRST_ATTEMPTS = 3  # a server that is not there is most often a wrong address
-_Item = tuple[GroupProgress, int]
-
-
-class OpenAIEngine(SchedulingEngine):
-    """Asks a server; generation only.
-
-    Every sample is a request of its own, with a seed that depends on (seed, draw, sample) alone. Whether equal seeds
-    give equal tokens is the server's matter: vLLM's do in float32, most hosted models' do not. Log-probs are kept
-    where they are certain to be those of the sampling distribution (``ServerSettings.processed_logprobs``), else they
-    are empty; entropies are unknown; token ids are the server's where it gives them, else ``UNKNOWN_TOKEN``, as many
-    as it counted.
-
-    Attributes:
-        usage: what was asked for so far.
-        settings: as given, the model's name filled in.
-        tokenizer: as given.
-    """
-
-    capabilities = Capabilities(weights=False, logprobs=False, seeds=False)
-
-    def __init__(
-        self,
-        settings: ServerSettings,
-        *,
-        tokenizer: Any = None,
-        end_tokens: frozenset[int] = frozenset(),
-    ) -> None:
-        """Ask the server for its models, so that a wrong address or key is found before anything is sampled.
-
-        Args:
-            settings: the server.
-            tokenizer: the model's, if it is known here; needed where a server takes no token ids, or counts none.
-            end_tokens: end a response in addition to the server's own (vLLM only).
-
-        Raises:
-            ValueError: the server cannot be reached, refuses the key, or serves several models and none is named.
-        """
-        self.usage = ServerUsage()
-        self._transport = Transport(settings, self.usage)
-        self._version = 0
-        self._groups = OpenGroups()
-        self._waiting: deque[_Item] = deque()
-        self._results: queue.SimpleQueue[tuple[_Item, Completion | ValueError | None]] = queue.SimpleQueue()
-        self._in_flight = 0
-        self._failed: ValueError | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._slots = asyncio.Semaphore(settings.concurrency)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-openai", daemon=True)
-        self._thread.start()
-        try:
-            found = self._call(_discover(settings, self._transport))
-        except BaseException:
-            self.close()
-            raise
-        self.settings, vllm, context = found
-        self.tokenizer: PreTrainedTokenizerBase | None = tokenizer
-        self._max_context = settings.max_context or context or UNLIMITED_CONTEXT
-        self._wire = Wire(settings=self.settings, vllm=vllm, tokenizer=tokenizer, end_tokens=tuple(sorted(end_tokens)))
-
-    @property
-    def is_vllm(self) -> bool:
-        """Whether the server is vLLM, as it says itself or the settings do."""
-        return self._wire.vllm
-
-    @property
-    def takes_tokens(self) -> bool:
-        """Whether prompts are sent as token ids, so that the model sees exactly those."""
-        return self._wire.vllm and self.settings.mode == "completions"
-
-    def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Queue requests; nothing is sent before ``finished`` or ``finished_samples``.
-
-        Prompt tokens may be empty: the problem's text is sent then (in chat mode it always is).
-
-        Raises:
-            ValueError: prompt + ``max_tokens`` over ``max_context``, or a prompt that cannot be sent unchanged.
-        """
-        for request in requests:
-            check_request(request, self._max_context)
-            self._wire.body(request, request.indices[0])
-        for group in self._groups.take_in(requests):
-            self._waiting.extend((group, index) for index in group.to_start)
-
-    def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """A server's weights are its own.
-
-        Raises:
-            ValueError: always, unless it is the version that it counts as already.
-        """
-        if version != self._version:
-            raise ValueError(
-                f"{self.settings.shown('')} serves weights of its own and cannot load version {version}; serve the "
-                "saved model there, or train with the in-process engine"
-            )
-
-    def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
-        """Cancel every request (a server sees its connection close) and return the unfinished ones in issue order."""
-        del keep  # a server goes on with no response of another request
-        self._waiting.clear()
-        if self._in_flight:
-            self._call(self._cancel())
-            self._in_flight = 0
-        self._results = queue.SimpleQueue()
-        self._failed = None
-        unfinished = self._unfinished(keep=False)
-        self._groups.drop()
-        return unfinished
-
-    def close(self) -> None:
-        """Cancel what is under way and close the connections."""
-        if self._loop.is_closed():
-            return
-        self.interrupt()
-        self._call(self._transport.close())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _advance(self) -> None:
-        """Take in one answer.
-
-        When a request fails for good no new one is sent; those under way are waited for and yielded, since they are
-        paid for, and then the error is raised. What is unfinished stays queued.
-
-        Raises:
-            ServerError: the server refused a request for good, or could not be reached for long enough.
-        """
-        if self._failed is None:
-            self._launch()
-        elif not self._in_flight:
-            error, self._failed = self._failed, None
-            raise error
-        (group, index), result = self._results.get()
-        self._in_flight -= 1
-        if isinstance(result, Completion):
-            self._groups.file(group, index, result)
-            return
-        self._waiting.append((group, index))
-        if result is not None and self._failed is None:
-            self._failed = result
-
-    def _launch(self) -> None:
-        """Start what waits, at most two rounds ahead of the answers: tasks cost memory too."""
-        while self._waiting and self._in_flight < 2 * self.settings.concurrency:
-            item = self._waiting.popleft()
-            self._in_flight += 1
-            self._loop.call_soon_threadsafe(self._start, item, self._results)
-
-    # in the event loop's thread
-
-    def _start(self, item: _Item, results: queue.SimpleQueue[Any]) -> None:
-        task = self._loop.create_task(self._ask(item, results))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _ask(self, item: _Item, results: queue.SimpleQueue[Any]) -> None:
-        """Put the sample, its error, or None (not asked, since another failed) on ``results``."""
-        group, index = item
-        async with self._slots:
-            if self._failed is not None:
-                results.put((item, None))
-                return
-            try:
-                results.put((item, await self._sample(group.request, index)))
-            except ValueError as error:
-                results.put((item, error))
-
-    async def _sample(self, request: RolloutRequest, index: int) -> Completion:
-        began, name = time.perf_counter(), f"problem {request.problem.id!r}, sample {index}"
-        body = self._wire.body(request, index)
-        try:
-            answer = await self._transport.send("POST", self._wire.path, body, stopped=lambda: self._failed is not None)
-        except ServerError as error:
-            raise ServerError(f"{name}: {error}", status=error.status, retryable=error.retryable) from None
-        try:
-            completion = self._wire.completion(
-                request, answer, policy_version=self._version, seconds=time.perf_counter() - began
-            )
-        except AnswerError as error:
-            where = f"{name}: POST {self.settings.shown(self._wire.path)}"
-            raise ServerError(f"{where}: the answer cannot be used: {error}", status=200, retryable=False) from None
-        counted = usage_of(answer)
-        self.usage.requests += 1
-        self.usage.unreported += counted is None
-        self.usage.prompt_tokens += counted[0] if counted else 0
-        self.usage.completion_tokens += counted[1] if counted else 0
-        return completion
-
-    async def _cancel(self) -> None:
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _call(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-
-async def _discover(settings: ServerSettings, transport: Transport) -> tuple[ServerSettings, bool, int | None]:
-    """The settings with the model's name, whether the server is vLLM, and the context it states."""
-    try:
-        answer = await transport.send("GET", "/models", attempts=_FIRST_ATTEMPTS)
-    except ServerError as error:
-        absent = error.status in (404, 405) or (error.status or 0) >= 500
-        if not absent or not settings.model:
-            raise
-        answer = {}  # not every server lists its models; transformers' fails where there is no hub cache
-    listed: Any = answer.get("data")
-    models = [m for m in listed if isinstance(m, dict) and "id" in m] if isinstance(listed, list) else []
-    transport.served = [str(model["id"]) for model in models]
-    if not settings.model:
-        if len(models) != 1:
-            names = ", ".join(transport.served[:8]) or "none listed"
-            raise ValueError(f"{settings.shown('')}: say which model (served: {names})")
-        settings = replace(settings, model=transport.served[0])
-    mine = next((model for model in models if model["id"] == settings.model), None)
-    owner = (mine or (models[0] if models else {})).get("owned_by")
-    vllm = settings.dialect == "vllm" or (settings.dialect == "auto" and owner == "vllm")
-    if vllm and models and mine is None:
-        raise ValueError(
-            f"{settings.shown('')}: model {settings.model!r} is not served; served: {', '.join(transport.served[:8])}"
-        )
-    context = (mine or {}).get("max_model_len")
-    return settings, vllm, context if isinstance(context, int) else None

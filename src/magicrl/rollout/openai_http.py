@@ -7,17 +7,20 @@ import os
 import random
 import re
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeVar, cast
 
 import httpx2
 
 from magicrl.config.errors import without_secrets
 
+T = TypeVar("T")
 Mode = Literal["completions", "chat"]
 Dialect = Literal["auto", "vllm", "openai"]
 
@@ -98,6 +101,14 @@ class ServerUsage:
     completion_tokens: int = 0  # likewise
     unreported: int = 0  # answers without token counts, which are missing above
 
+    def add(self, answer: dict[str, Any]) -> None:
+        """Count an answer that is used."""
+        counted = usage_of(answer)
+        self.requests += 1
+        self.unreported += counted is None
+        self.prompt_tokens += counted[0] if counted else 0
+        self.completion_tokens += counted[1] if counted else 0
+
 
 _CONNECT_SECONDS = 30.0
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 60.0  # seconds of the exponential back-off
@@ -118,7 +129,9 @@ class ServerError(ValueError):
         wait: seconds the server asked to wait, if it did.
     """
 
-    def __init__(self, text: str, *, status: int | None, retryable: bool, wait: float | None = None) -> None:
+    def __init__(
+        self, text: str, *, status: int | None = None, retryable: bool = True, wait: float | None = None
+    ) -> None:
         super().__init__(text)
         self.status = status
         self.retryable = retryable
@@ -126,7 +139,7 @@ class ServerError(ValueError):
 
 
 class Transport:
-    """Sends JSON and reads JSON. Everything but the constructor belongs to one event loop.
+    """Sends JSON and reads JSON, in an event loop in a thread of its own.
 
     Raises:
         ValueError: the key's variable is named and unset, or its value cannot be sent.
@@ -144,6 +157,36 @@ class Transport:
         # of its own: neither training nor evaluation may see that random numbers were drawn
         self._jitter = random.Random()
         self.served: list[str] = []  # names of the model list, for the error about an unknown one
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-requests", daemon=True)
+        self._thread.start()
+
+    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run ``work`` (mostly a `send`) in the loop."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def cancel(self) -> None:
+        """Cancel everything that was started."""
+
+        async def cancelled() -> None:
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        if not self._loop.is_closed():
+            self.start(cancelled()).result()
+
+    def close(self) -> None:
+        """Cancel what is under way and close the connections. Safe to call twice."""
+        if self._loop.is_closed():
+            return
+        self.cancel()
+        if self._client is not None:
+            self.start(self._client.aclose()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
 
     async def send(
         self,
@@ -154,14 +197,7 @@ class Transport:
         attempts: int | None = None,
         stopped: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
-        """The answer's JSON object.
-
-        Args:
-            method: ``GET`` or ``POST``.
-            path: below the base URL.
-            body: sent as JSON.
-            attempts: default: as set.
-            stopped: when it says True, an error is raised instead of tried again.
+        """The answer's JSON object; an error is raised instead of tried again once ``stopped`` says True.
 
         Raises:
             ServerError: refused for good, or not answered within the attempts and the time.
@@ -181,20 +217,11 @@ class Transport:
                 if attempt >= attempts or late:
                     reason = f"the limit of {settings.total_seconds:g} s is reached" if late else "gave up"
                     raise ServerError(
-                        f"{error} ({reason} after {attempt} attempt{'s' * (attempt > 1)})",
-                        status=error.status,
-                        retryable=True,
-                        wait=error.wait,
+                        f"{error} ({reason} after {attempt} attempts)", status=error.status, wait=error.wait
                     ) from error
             attempt += 1
             self._usage.retries += 1
             await asyncio.sleep(wait)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._client is not None:
-            await self._client.aclose()
-            self._client = None
 
     def clean(self, text: str) -> str:
         """``text`` without the key and other secrets: servers quote what they refuse."""
@@ -229,15 +256,12 @@ class Transport:
         except (TimeoutError, httpx2.TimeoutException) as error:
             raise ServerError(
                 f"{where}: no answer within {limit:.3g} s ({type(error).__name__}); raise attempt_seconds, or lower "
-                "max_tokens or concurrency",
-                status=None,
-                retryable=True,
+                "max_tokens or concurrency"
             ) from None
         except httpx2.RequestError as error:
             reason = self.clean(str(error)) or type(error).__name__
             raise ServerError(
                 f"{where}: cannot reach the server ({reason}); is it running, and is base_url right?",
-                status=None,
                 retryable=not isinstance(error, httpx2.UnsupportedProtocol),
             ) from None
         if not response.is_success:
@@ -255,7 +279,6 @@ class Transport:
                 f"{where}: status {response.status_code}, but no JSON object was answered ({start!r}); "
                 "is base_url the address of an OpenAI-compatible server?",
                 status=response.status_code,
-                retryable=True,
             )
         return cast("dict[str, Any]", content)
 
