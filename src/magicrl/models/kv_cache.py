@@ -43,7 +43,7 @@ class CacheShape:
 
 
 class _ShapeProbe:
-    """Attention of a single token: its value. Notes the shapes that pass."""
+    """Attention of a single token, which is its value; keeps the shapes that pass."""
 
     def __init__(self) -> None:
         self.seen: dict[int, tuple[int, int, int, torch.dtype]] = {}
@@ -147,10 +147,9 @@ class SlotCache:
         Args:
             shape: of a token.
             rows: responses at most; as many prompts, since each may have its own.
-            prompt_capacity: tokens of the longest prompt.
-            response_capacity: tokens of the longest response.
+            prompt_capacity, response_capacity: tokens of the longest ones.
             device: where the cache lies.
-            whole: each store is one tensor, so that a token's place may be an index on the device (`static_decode`);
+            whole: each store is one tensor, so that a token's place may be an index on the device (`StaticDecoder`);
                 on a CPU blocks of their own are read faster.
         """
         self.shape = shape

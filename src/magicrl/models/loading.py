@@ -69,20 +69,14 @@ _DTYPES: dict[DType, torch.dtype] = {"float32": torch.float32, "bfloat16": torch
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedModel:
-    """A policy and what the other rooms need to know of it.
-
-    Attributes:
-        end_tokens: every token that ends a response: the generation config's (or config's) ``eos_token_id``, one or
-            several, the tokenizer's, and the chat template's end of turn.
-        valid_vocab: rows of the output head that stand for a token; rows from here on only pad the matrix to a
-            round size and must be masked wherever logits are used.
-    """
+    """A policy and what the other rooms need to know of it."""
 
     model: PreTrainedModel  # the causal LM, in evaluation mode, on its device, with magicrl's attention
     tokenizer: PreTrainedTokenizerBase  # its tokenizer
+    # every one that ends a response: ``eos_token_id`` of the configs, the tokenizer's, the chat template's end of turn
     end_tokens: frozenset[int]
     max_context: int  # most tokens of prompt and response together
-    valid_vocab: int
+    valid_vocab: int  # rows of the output head that stand for a token; later ones are padding and must be masked
     folder: str  # where it was loaded from (folder or hub name)
     licence: str | None = None  # what its model card or licence file says, if anything
 
@@ -110,15 +104,10 @@ def load_policy(
     dtype: DType | torch.dtype = "float32",
     device: torch.device | str = "cpu",
 ) -> LoadedModel:
-    """Load a causal LM with its tokenizer from a folder, or from the hub when it is a hub name.
+    """Load a causal LM with its tokenizer from a folder, or from the hub when it is ``owner/name``.
 
     The end tokens found are written into the model's generation config, so that a later ``save_policy`` gives a
     folder whose ``generate`` stops where magicrl stops.
-
-    Args:
-        folder_or_name: a folder in Hugging Face format, or ``owner/name``.
-        dtype: precision of the weights in memory.
-        device: where the weights go.
 
     Raises:
         RecipeError: the name can be neither a folder nor a hub name.
@@ -127,12 +116,12 @@ def load_policy(
     """
     register_attention()
     source = str(folder_or_name)
-    folder = find_model(source)
-    check_model(folder, source)
-    tokenizer = load_tokenizer(folder, source)
+    folder, tokenizer = _checked(source)
     with quiet_bars():
         model = _load_model(folder, source, resolve_dtype(dtype))
-    _check_finite(model, source)
+    for name, parameter in model.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise ValueError(not_finite(name, source))
     model.to(torch.device(device))  # pyright: ignore[reportArgumentType]
     model.eval()
     return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
@@ -147,13 +136,22 @@ def load_shell(folder_or_name: str | Path) -> LoadedModel:
         RecipeError: the name can be neither a folder nor a hub name.
         ValueError: as ``load_policy``, but for what only the weights' values show.
     """
+    shell = described_model(folder_or_name)
+    _warn_of_unused(WeightFiles(find_model(shell.folder), shell.model, shell.folder).unused, shell.folder)
+    return shell
+
+
+def described_model(folder_or_name: str | Path) -> LoadedModel:
+    """What is known of a model from its files but the weights; its parameters have no data."""
     source = str(folder_or_name)
+    folder, tokenizer = _checked(source)
+    return describe_policy(load_empty(source), tokenizer, folder=source, licence=read_licence(folder))
+
+
+def _checked(source: str) -> tuple[Path, PreTrainedTokenizerBase]:
     folder = find_model(source)
     check_model(folder, source)
-    tokenizer = load_tokenizer(folder, source)
-    model = load_empty(source)
-    _warn_of_unused(WeightFiles(folder, model, source).unused, source)
-    return describe_policy(model, tokenizer, folder=source, licence=read_licence(folder))
+    return folder, load_tokenizer(folder, source)
 
 
 def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
@@ -180,18 +178,6 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
         setattr(model.get_submodule(module), leaf, torch.empty_like(buffer, device="cpu"))
     model.initialize_weights()  # of parameters on the meta device it changes nothing
     return model
-
-
-def described_model(name: str) -> LoadedModel:
-    """What is known of a model from its files but the weights; its parameters have no data."""
-    folder = find_model(name)
-    check_model(folder, name)
-    config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
-    return describe_policy(model, load_tokenizer(folder, name), folder=str(folder))
 
 
 def describe_policy(
@@ -235,7 +221,7 @@ def save_policy(
         model: weights are written in the precision they have.
         tokenizer: saved with its chat template.
         folder: the destination.
-        extra_files: further text files of the folder (a model card, the record of how it was made) by name.
+        extra_files: further text files of the folder by name.
         generation: settings of the folder's generation config beside those that the model has.
 
     Raises:
@@ -247,7 +233,9 @@ def save_policy(
     folder.parent.mkdir(parents=True, exist_ok=True)
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
-    _write_model(model, tokenizer, partial)
+    with quiet_bars():
+        model.save_pretrained(partial)
+    tokenizer.save_pretrained(partial)
     if generation:
         recommended = copy.deepcopy(model.generation_config)
         recommended.update(**generation)
@@ -338,12 +326,6 @@ def _warn_of_unused(names: Sequence[str], source: str) -> None:
         _log.warning("model %s: %d weights of its files are not used, e.g. %s", source, len(names), names[0])
 
 
-def _check_finite(model: PreTrainedModel, source: str) -> None:
-    for name, parameter in model.named_parameters():
-        if not bool(parameter.isfinite().all()):
-            raise ValueError(not_finite(name, source))
-
-
 def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: str) -> frozenset[int]:
     stated: Any = getattr(model.generation_config, "eos_token_id", None)
     if stated is None:
@@ -374,12 +356,6 @@ def _max_context(model: PreTrainedModel, folder: str) -> int:
     if not isinstance(length, int):
         raise ValueError(f"model {folder} states no context length; set max_position_embeddings in its config.json")
     return length
-
-
-def _write_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, folder: Path) -> None:
-    with quiet_bars():
-        model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
 
 
 def _put_in_place(partial: Path, folder: Path) -> None:

@@ -10,17 +10,18 @@ import difflib
 import json
 import re
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
-import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import LocalEntryNotFoundError
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
-from transformers import PreTrainedModel
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.paths import made_model, recipe_of_model
+
+if TYPE_CHECKING:  # the commands that only look at a folder start without torch
+    from torch import Tensor
+    from transformers import PreTrainedModel
 
 INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
@@ -134,7 +135,7 @@ def weight_paths(folder: Path, name: str) -> list[Path]:
 def _check_weights(path: Path) -> None:
     """The header states how long a safetensors file is, so that a file cut off anywhere is found without reading it."""
     try:
-        with safe_open(path, framework="pt"):
+        with safe_open(path, framework="np"):
             pass
     except SafetensorError as error:
         with path.open("rb") as file:
@@ -204,7 +205,7 @@ class WeightFiles:
         found, *others = (self._file_of[key].get_slice(key)[start:stop] for key in self._names[name])
         if not bool(found.isfinite().all()):
             raise ValueError(not_finite(name, self._source))
-        if any(not torch.equal(found, other) for other in others):
+        if any(not bool((found == other).all()) for other in others):
             raise ValueError(
                 f"model {self._source}: its configuration ties {' and '.join(self._names[name])}, but its files hold "
                 "different values for them; set tie_word_embeddings in config.json to what the model was trained with"
@@ -229,9 +230,10 @@ class WeightFiles:
     def _check(self) -> None:
         missing = sorted(name for name, keys in self._names.items() if not keys)
         if missing:
+            instead = f" (they have others, e.g. {self.unused[0]})" if self.unused else ""
             raise ValueError(
                 f"the weight files of model {self._source} lack {len(missing)} weights of a {len(self._names)}-tensor "
-                f"causal LM, e.g. {missing[0]}{self._instead()}. If plain transformers loads the model, write it again "
+                f"causal LM, e.g. {missing[0]}{instead}. If plain transformers loads the model, write it again "
                 "under the names that it has there: AutoModelForCausalLM.from_pretrained(model)"
                 ".save_pretrained(folder, save_original_format=False), and the tokenizer beside it"
             )
@@ -250,9 +252,6 @@ class WeightFiles:
                         f"{list(self._shapes[name])} by the config; take config.json and weights from one model"
                     )
 
-    def _instead(self) -> str:
-        return f" (they have others, e.g. {self.unused[0]})" if self.unused else ""
-
 
 def weights_differ(trained: Path, start: Path) -> bool | None:
     """Whether a weight of one model folder is not what the other has, in the trained one's precision.
@@ -265,8 +264,8 @@ def weights_differ(trained: Path, start: Path) -> bool | None:
         for name in file.keys():  # noqa: SIM118
             if name in start_files:
                 compared += 1
-                found = file.get_tensor(name)
-                if not torch.equal(found, start_files[name].get_tensor(name).to(found.dtype)):
+                found, start_weight = file.get_tensor(name), start_files[name].get_tensor(name)
+                if found.shape != start_weight.shape or bool((found != start_weight.to(found.dtype)).any()):
                     return True
     return False if compared else None
 

@@ -111,10 +111,6 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
     all splits of that kind into the fewest micro-batches the one whose largest is smallest is taken. A
     sample is never split; one that exceeds the budget goes alone. The plan depends on its arguments only.
 
-    Args:
-        lengths: tokens of each sample, prompt included.
-        token_budget: most tokens of a micro-batch.
-
     Returns:
         Micro-batches, longest samples first, each an ascending list of indices into ``lengths``.
 
@@ -156,11 +152,9 @@ def _fill(order: Sequence[int], lengths: Sequence[int], capacity: int) -> list[l
 
 @dataclass(frozen=True, kw_only=True)
 class PackedBatch:
-    """One micro-batch as the model reads it.
+    """One micro-batch as the model reads it, of N input tokens and R response tokens over all samples.
 
-    A sample's last token is not among the inputs: nothing is predicted from it. With N input tokens and R
-    response tokens over all samples (``of`` packs whole sequences; ``packed_with_shared_prompts`` computes a
-    prompt once for all its responses):
+    A sample's last token is not among the inputs: nothing is predicted from it.
 
     Example: prompts of 2 and 1 tokens, responses of 1 and 2: two sequences of 2, predict_index [1, 2, 3].
     """
@@ -174,7 +168,7 @@ class PackedBatch:
 
     @staticmethod
     def of(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> PackedBatch:
-        """Pack the samples in their order.
+        """Pack the samples in their order, each with its own prompt.
 
         Raises:
             ValueError: a prompt or a response is empty.
@@ -232,28 +226,53 @@ def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
     return np.repeat(starts - offsets, counts) + np.arange(counts.sum())
 
 
-def padded_layout(
-    sizes: NDArray[np.int64], members: NDArray[np.int64], widths: NDArray[np.int64], device: torch.device | str
-) -> tuple[Tensor, Tensor]:
-    """Where tokens stand when sequences that follow each other are padded on the right: the indices of ``Reorder``.
+class _Padding:
+    """Sequences that follow each other in a row, as right-padded buckets of similar length, and back again.
 
     Args:
-        sizes: ``[S]`` tokens of each sequence of the row; one that is no member has none.
-        members: ``[M]`` sequences in the padded layout's order.
-        widths: ``[M]`` tokens to which each of them is padded.
+        sizes: ``[S]`` tokens of each sequence of the row; one that is in no bucket has none.
+        parts: the sequences of each bucket.
         device: where the row lives.
-
-    Returns:
-        ``[sum of widths]`` the row's token in each padded slot, and ``[tokens]`` the slot of each token.
     """
-    starts = np.cumsum(sizes) - sizes
-    slots = np.cumsum(widths) - widths  # where each sequence begins in the padded layout
-    # padded slots read their sequence's last token: finite numbers that nothing real ever sees
-    spread = ranges(np.zeros_like(widths), widths)
-    source = np.repeat(starts[members], widths) + np.minimum(spread, np.repeat(sizes[members] - 1, widths))
-    place = np.empty(int(sizes.sum()), dtype=np.int64)
-    place[ranges(starts[members], sizes[members])] = ranges(slots, sizes[members])
-    return torch.from_numpy(source).to(device), torch.from_numpy(place).to(device)
+
+    def __init__(self, sizes: NDArray[np.int64], parts: Sequence[Sequence[int]], device: torch.device | str) -> None:
+        self._shapes = [(len(part), int(sizes[list(part)].max())) for part in parts]
+        members = np.array([index for part in parts for index in part], dtype=np.int64)
+        widths = np.array([width for rows, width in self._shapes for _ in range(rows)], dtype=np.int64)
+        starts, slots = np.cumsum(sizes) - sizes, np.cumsum(widths) - widths
+        self.in_place = bool((widths == sizes[members]).all() and (slots == starts[members]).all())
+        # padded slots read their sequence's last token: finite numbers that nothing real ever sees
+        spread = ranges(np.zeros_like(widths), widths)
+        source = np.repeat(starts[members], widths) + np.minimum(spread, np.repeat(sizes[members] - 1, widths))
+        place = np.empty(int(sizes.sum()), dtype=np.int64)
+        place[ranges(starts[members], sizes[members])] = ranges(slots, sizes[members])
+        self._source, self._place = (torch.from_numpy(x).to(device) for x in (source, place))
+        self.tokens = len(source)
+        """Of all buckets, padding included."""
+
+    def buckets(self, x: Tensor, *, in_place: bool = False) -> list[Tensor]:
+        """``[1, heads, tokens, dim]`` -> ``[rows, width, heads, dim]`` each; ``in_place`` where nothing moves."""
+        packed = x[0].transpose(0, 1)
+        padded = packed if in_place else cast(Tensor, Reorder.apply(packed, self._source, self._place, False))
+        parts = padded.split([rows * width for rows, width in self._shapes])
+        return [part.unflatten(0, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+
+    def joined(self, outputs: Sequence[Tensor], *, in_place: bool = False) -> Tensor:
+        """Inverse of `buckets`: ``[1, tokens, heads, dim]``."""
+        flat = [output.flatten(0, 1) for output in outputs]
+        padded = flat[0] if len(flat) == 1 else torch.cat(flat)
+        return (padded if in_place else cast(Tensor, Reorder.apply(padded, self._place, self._source, True)))[None]
+
+
+def _attend(q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Tensor | None = None) -> Tensor:
+    """Attention within the rows of a bucket, ``[rows, width, heads, dim]``; causal without a ``mask``."""
+    causal = mask is None
+    if q.dtype == torch.bfloat16 and q.device.type == "cpu" and q.shape[1] <= WIDENED_UP_TO:
+        return widened_attention(q, k, v, scaling, mask=mask, causal=causal)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    grouped = q.shape[1] != k.shape[1]
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=grouped)
+    return out.transpose(1, 2)
 
 
 def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
@@ -291,44 +310,13 @@ class PackedContext:
             raise ValueError(f"packed sequences need at least one token each, got lengths {list(lengths)}")
         self.longest = max(lengths)
         """Tokens of the longest sequence: what a sliding window has to be compared with."""
-        parts = similar_lengths(lengths)
-        self._buckets = [(len(part), lengths[part[0]]) for part in parts]
-        """Rows attended to together, and the tokens to which each is padded on the right."""
-        sizes = np.array(lengths)
-        starts = np.cumsum(sizes) - sizes
-        members = np.array([index for part in parts for index in part])
-        widths = np.repeat([width for _, width in self._buckets], [rows for rows, _ in self._buckets])
-        slots = np.cumsum(widths) - widths
-        self._in_place = bool((widths == sizes[members]).all() and (slots == starts[members]).all())
-        self._source, self._place = padded_layout(sizes, members, widths, device)
-        self.padded_tokens = len(self._source)
-        """Tokens of all buckets, padding included."""
+        self._padding = _Padding(np.array(lengths), similar_lengths(lengths), device)
+        self.padded_tokens = self._padding.tokens
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        padded = [self._pad(x[0].transpose(0, 1)) for x in (query, key, value)]
-        grouped = query.shape[1] != key.shape[1]
-        widen = query.dtype == torch.bfloat16 and query.device.type == "cpu"
-        outputs: list[Tensor] = []
-        sizes = [rows * width for rows, width in self._buckets]
-        for (rows, width), *parts in zip(self._buckets, *(x.split(sizes) for x in padded), strict=True):
-            q, k, v = (x.unflatten(0, (rows, width)) for x in parts)
-            if widen and width <= WIDENED_UP_TO:
-                out = widened_attention(q, k, v, scaling, causal=True)
-            else:
-                q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-                out = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling, enable_gqa=grouped)
-                out = out.transpose(1, 2)
-            outputs.append(out.flatten(0, 1))
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        if not self._in_place:
-            joined = cast(Tensor, Reorder.apply(joined, self._place, self._source, True))
-        return joined[None]
-
-    def _pad(self, x: Tensor) -> Tensor:
-        """``[tokens, heads, head_dim]`` -> ``[padded tokens, heads, head_dim]``."""
-        if self._in_place:
-            return x
-        return cast(Tensor, Reorder.apply(x, self._source, self._place, False))
+        padding, stays = self._padding, self._padding.in_place
+        parts = zip(*(padding.buckets(x, in_place=stays) for x in (query, key, value)), strict=True)
+        return padding.joined([_attend(q, k, v, scaling) for q, k, v in parts], in_place=stays)
 
 
 class Reorder(torch.autograd.Function):
@@ -422,11 +410,15 @@ def families(samples: Sequence[TrainSample], token_budget: int) -> list[list[int
 class _SharedBucket:
     """Responses of similar length whose prompts are equally long."""
 
-    width: int  # tokens to which its responses are padded
     prompt: int  # tokens of each prompt
     prompt_tokens: Tensor  # ``[G * prompt]`` where the distinct prompts' tokens stand in the row
     owners: Tensor  # ``[rows]`` index of each response's prompt among them
     mask: Tensor  # ``[width, prompt + width]`` what a response token sees
+
+    def with_prompts(self, whole: Tensor, part: Tensor) -> Tensor:
+        """``[rows, prompt + width, kv_heads, dim]``: each response's keys or values behind its prompt's."""
+        distinct = whole.index_select(0, self.prompt_tokens).unflatten(0, (-1, self.prompt))
+        return torch.cat((cast(Tensor, _Spread.apply(distinct, self.owners)), part), dim=1)
 
 
 def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> PackedBatch:
@@ -464,8 +456,13 @@ class SharedPromptContext:
         self._own = PackedContext(layout.prompts, device)
         self._prompt_tokens = int(prompts.sum())
         prompt_starts = np.cumsum(prompts) - prompts
-        buckets, members = list[_SharedBucket](), list[int]()
-        for part in _parts(prompts[owners], sizes):
+        parts: list[list[int]] = []
+        for length in sorted(set(layout.prompts)):
+            members = np.flatnonzero((prompts[owners] == length) & (sizes > 0))  # an empty one has nothing to attend
+            parts += [members[part].tolist() for part in similar_lengths(sizes[members].tolist())]
+        self._padding = _Padding(sizes, parts, device)
+        self._buckets: list[_SharedBucket] = []
+        for part in parts:
             distinct, among = np.unique(owners[part], return_inverse=True)
             prompt, width = int(prompts[distinct[0]]), int(sizes[part].max())
             arrays = (
@@ -473,66 +470,20 @@ class SharedPromptContext:
                 among.astype(np.int64),
                 np.arange(prompt + width)[None] <= prompt + np.arange(width)[:, None],
             )
-            buckets.append(_SharedBucket(width, prompt, *(torch.from_numpy(a).to(device) for a in arrays)))
-            members += part
-        self._buckets = buckets
-        kept = np.array(members, dtype=np.int64)
-        widths = np.repeat([b.width for b in buckets], [len(b.owners) for b in buckets]).astype(np.int64)
-        self._source, self._place = padded_layout(sizes, kept, widths, device)
+            self._buckets.append(_SharedBucket(prompt, *(torch.from_numpy(a).to(device) for a in arrays)))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         cut = self._prompt_tokens
         own = self._own.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scaling)
         if not self._buckets:
             return own
-        padded = [
-            cast(Tensor, Reorder.apply(x[0, :, cut:].transpose(0, 1), self._source, self._place, False))
-            for x in (query, key, value)
-        ]
-        prompts = [x[0, :, :cut].transpose(0, 1) for x in (key, value)]
-        sizes = [len(bucket.owners) * bucket.width for bucket in self._buckets]
+        keys, values = (x[0, :, :cut].transpose(0, 1) for x in (key, value))
+        parts = zip(self._buckets, *(self._padding.buckets(x[:, :, cut:]) for x in (query, key, value)), strict=True)
         outputs = [
-            _attend(bucket, q, k, v, prompts, scaling)
-            for bucket, q, k, v in zip(self._buckets, *(x.split(sizes) for x in padded), strict=True)
+            _attend(q, bucket.with_prompts(keys, k), bucket.with_prompts(values, v), scaling, bucket.mask)
+            for bucket, q, k, v in parts
         ]
-        joined = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-        responses = cast(Tensor, Reorder.apply(joined, self._place, self._source, True))
-        return torch.cat((own, responses[None]), dim=1)
-
-
-def _parts(prompts: NDArray[Any], sizes: NDArray[Any]) -> list[list[int]]:
-    """Responses to attend together: prompts equally long, lengths similar; empty ones are left out."""
-    found: list[list[int]] = []
-    for length in sorted(set(prompts.tolist())):
-        members = np.flatnonzero((prompts == length) & (sizes > 0))
-        found += [[int(members[i]) for i in part] for part in similar_lengths(sizes[members].tolist())]
-    return found
-
-
-def _attend(
-    bucket: _SharedBucket, query: Tensor, key: Tensor, value: Tensor, prompts: Sequence[Tensor], scaling: float
-) -> Tensor:
-    """``[rows * width, heads, head_dim]``, as ``query`` is."""
-    rows = len(bucket.owners)
-    keys, values = (
-        torch.cat((_prompt_rows(whole, bucket), part.unflatten(0, (rows, bucket.width))), dim=1)
-        for whole, part in zip(prompts, (key, value), strict=True)
-    )
-    queries = query.unflatten(0, (rows, bucket.width))
-    if query.dtype == torch.bfloat16 and query.device.type == "cpu" and bucket.width <= WIDENED_UP_TO:
-        return widened_attention(queries, keys, values, scaling, mask=bucket.mask).flatten(0, 1)
-    queries, keys, values = (x.transpose(1, 2) for x in (queries, keys, values))
-    grouped = queries.shape[1] != keys.shape[1]
-    out = F.scaled_dot_product_attention(
-        queries, keys, values, attn_mask=bucket.mask, scale=scaling, enable_gqa=grouped
-    )
-    return out.transpose(1, 2).flatten(0, 1)
-
-
-def _prompt_rows(whole: Tensor, bucket: _SharedBucket) -> Tensor:
-    """``[rows, prompt, kv_heads, head_dim]``: each response's prompt."""
-    distinct = whole.index_select(0, bucket.prompt_tokens).unflatten(0, (-1, bucket.prompt))
-    return cast(Tensor, _Spread.apply(distinct, bucket.owners))
+        return torch.cat((own, self._padding.joined(outputs)), dim=1)
 
 
 class _Spread(torch.autograd.Function):

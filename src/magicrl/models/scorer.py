@@ -54,7 +54,7 @@ def check_isolation(
     Args:
         model: a causal LM with magicrl's attention.
         valid_vocab: rows of its embedding that are words; None means all.
-        hidden: how its hidden states are computed; default: its decoder, as it stands.
+        hidden: how its hidden states are computed; default: by its decoder.
         shared: probe rows of one prompt and its responses too.
 
     Raises:
@@ -64,7 +64,10 @@ def check_isolation(
     words = min(_WORDS, valid_vocab or int(cast(Any, model.get_input_embeddings()).weight.shape[0]))
     low = model.dtype not in (torch.float32, torch.float64)
     for pack in (PackedBatch.of, packed_with_shared_prompts) if shared else (PackedBatch.of,):
-        first, other, second = _samples(words)
+        rng = np.random.default_rng(0)
+        prompt, tokens, further = (rng.integers(0, words, size) for size in (_PROMPT, _RESPONSE, _RESPONSE))
+        first, second = _sample(prompt, tokens, 0), _sample(prompt, further, 1)
+        other = _sample(prompt, (tokens + max(1, words // 2)) % words, 0)  # none of its tokens is the first's
         behind, behind_other, alone = (
             compute(pack(given, model.device))[-_RESPONSE + 1 :].double()
             for given in ((first, second), (other, second), (second,))
@@ -89,14 +92,6 @@ def _decoder_hidden(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
         attention_context=batch.attention,
     )
     return cast(Tensor, output.last_hidden_state)[0]
-
-
-def _samples(words: int) -> tuple[TrainSample, TrainSample, TrainSample]:
-    """Three responses to one prompt; no token of the second is the first's."""
-    rng = np.random.default_rng(0)
-    prompt, first, second = (rng.integers(0, words, size) for size in (_PROMPT, _RESPONSE, _RESPONSE))
-    other = (first + max(1, words // 2)) % words
-    return _sample(prompt, first, 0), _sample(prompt, other, 0), _sample(prompt, second, 1)
 
 
 def _sample(prompt: NDArray[np.int64], tokens: NDArray[np.int64], index: int) -> TrainSample:
@@ -197,22 +192,14 @@ class PolicyScorer:
     ) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies of the batch's response tokens, ``[R]`` each, with gradient where enabled.
 
-        Args:
-            batch: a packed micro-batch on the model's device.
-            temperature: tau.
-            head_gradient: what the head's backward pass adds its weight's gradient to, instead of to autograd's.
+        The head's backward pass adds its weight's gradient to ``head_gradient``, where given, instead of to autograd's.
         """
         hidden = self._hidden(batch.input_ids, batch.position_ids, batch.attention)
         # the head, a fifth of a small model's work, sees response positions only
         return self._head(hidden.index_select(0, batch.predict_index), batch.targets, temperature, head_gradient)
 
     def score(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
-        """Log-probs and entropies of every response token, ``[T]`` a sample in the order given, without gradient.
-
-        Args:
-            samples: prompts and responses; nothing else of them is read.
-            temperature: tau.
-        """
+        """Log-probs and entropies of every response token, ``[T]`` a sample in the order given, without gradient."""
         found: dict[int, tuple[FloatArray, FloatArray]] = {}
         for part, batch in self.micro_batches(samples):
             found.update(zip(part, self.score_batch(batch, temperature), strict=True))
@@ -302,17 +289,8 @@ def _checkpointed_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
     return layers
 
 
-_ATTENTION_OPERATORS = tuple(
-    getattr(torch.ops.aten, name).default
-    for name in (
-        "_scaled_dot_product_flash_attention_for_cpu",
-        "_scaled_dot_product_flash_attention",
-        "_scaled_dot_product_efficient_attention",
-        "_scaled_dot_product_cudnn_attention",
-    )
-)
-
-
 def _keep_attention() -> Any:
     """Attention alone costs the square of the length, and its output is as small as its input."""
-    return create_selective_checkpoint_contexts(list(_ATTENTION_OPERATORS))
+    kinds = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    operators = [getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default for kind in kinds]
+    return create_selective_checkpoint_contexts(operators)
