@@ -448,24 +448,25 @@ def doctor(recipe: Path | None = None, /, *, address: str | None = None, megabyt
     console = Console()
     with connected(cluster):
         found = nodes()
-        examined = examine(found, megabytes=megabytes, probe=start_probe)
+        findings = examine(found, megabytes=megabytes, probe=start_probe)
         if config is not None and config.cluster is not None:
             from magicrl.distributed.cluster_parts import ClusterParts
 
             try:
                 ClusterParts(config)
-                examined.findings.append(Finding(what=f"room for {recipe}", status="ok", text="everything fits"))
+                findings.append(Finding(what=f"room for {recipe}", status="ok", text="everything fits"))
             except RecipeError as error:
-                examined.findings.append(Finding(what=f"room for {recipe}", status="trouble", text=str(error)))
+                findings.append(Finding(what=f"room for {recipe}", status="trouble", text=str(error)))
     colours = {"ok": "green", "warning": "yellow", "trouble": "red"}
-    for finding in examined.findings:
+    for finding in findings:
         console.print(f"[{colours[finding.status]}]{finding.status:8}[/] {finding.what}: ", end="")
         console.print(finding.text, markup=False, highlight=False, soft_wrap=True)
-    worst = "fit for a run" if examined.healthy else "not fit for a run: see the lines marked trouble"
+    healthy = all(finding.status != "trouble" for finding in findings)
+    worst = "fit for a run" if healthy else "not fit for a run: see the lines marked trouble"
     console.print(
         f"{len(found)} nodes, {sum(n.cpus for n in found):g} CPUs, {sum(n.gpus for n in found):g} GPUs: {worst}"
     )
-    return 0 if examined.healthy else 1
+    return 0 if healthy else 1
 
 
 def main(command: App = app) -> None:

