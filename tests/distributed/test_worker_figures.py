@@ -10,7 +10,6 @@ import pytest
 pytest.importorskip("ray")
 
 from magicrl.distributed.engine_pool import ReplicaSlot
-from magicrl.distributed.replica import CollectedSamples
 from magicrl.distributed.verifier_nodes import Judged, _Place, merged
 from magicrl.verifiers.base import make_verdict
 
@@ -46,7 +45,7 @@ def test_a_replica_tells_its_step_and_then_the_next() -> None:
     for order, index in ((0, 0), (1, 0), (0, 1)):
         slot.deliver(order, index)
     slot.tokens += 12
-    slot.record(CollectedSamples(samples=[], busy=4.0, peak_mb=7.0))
+    slot.busy, slot.peak_mb = 4.0, 7.0
     assert slot.observations() == {
         "cluster/replica_3/tokens": 12,
         "cluster/replica_3/busy_seconds": 4.0,
@@ -59,7 +58,7 @@ def test_a_replica_tells_its_step_and_then_the_next() -> None:
     assert (span.worker, span.what) == ("replica 3", "rollout")
     assert began <= span.begin <= span.end <= time.perf_counter()
     slot.assign(2, [0])
-    slot.record(CollectedSamples(samples=[], busy=4.5, peak_mb=7.0))
+    slot.busy, slot.peak_mb = 4.5, 7.0
     observed = slot.observations()
     assert (observed["cluster/replica_3/queue"], observed["cluster/replica_3/busy_seconds"]) == (1, 0.5)
     (first,), (second,) = slot.spans(), slot.spans()

@@ -78,7 +78,7 @@ class ReplicaSlot:
             self._began = time.perf_counter()
 
     def deliver(self, order: int, index: int) -> None:
-        """Take one sample off its list."""
+        """A sample of its list has come."""
         self.assigned[order].discard(index)
         if not self.assigned[order]:
             del self.assigned[order]
@@ -90,21 +90,11 @@ class ReplicaSlot:
         self.assigned.clear()
         self._rest()
 
-    def record(self, collected: CollectedSamples) -> None:
-        """Note the figures that come with every delivery."""
-        self.busy, self.peak_mb = collected.busy, collected.peak_mb
-
     def successor(self, actor: Any, listened: float) -> ReplicaSlot:
         """The place with another actor in it, whose seconds start at 0; figures not reported yet are kept."""
         self._rest()
-        return ReplicaSlot(
-            index=self.index,
-            actor=actor,
-            heard=listened,
-            tokens=self.tokens,
-            longest=self.longest,
-            _spans=self._spans,
-        )
+        kept = {"tokens": self.tokens, "longest": self.longest, "_spans": self._spans}
+        return ReplicaSlot(index=self.index, actor=actor, heard=listened, **kept)
 
     def observations(self) -> dict[str, float]:
         """Metrics since the last call: tokens delivered and their rate, the queue now and at its longest, memory."""
@@ -170,8 +160,7 @@ class EnginePool(SchedulingEngine):
         self._listened = 0.0  # seconds in which the replicas could have told something
         self._weights: Any = None  # reference to the present payload
         self._max_context = sys.maxsize  # kept apart from the places: there may be none with a replica
-        self.lost: list[str] = []
-        """Names of the replicas that were lost so far, with the reason."""
+        self.lost: list[str] = []  # names of the replicas that were lost so far, with the reason
         self._slots = [ReplicaSlot(index=index, actor=make(index)) for index in range(replicas)]
         for slot in self._slots:
             try:
@@ -225,18 +214,11 @@ class EnginePool(SchedulingEngine):
             ClusterError: no replica is left.
             RuntimeError: a replica samples with other weights (from the check).
         """
-        payload = pack(weights)
-        self._weights, self._version = ray.put(payload), version
-        calls = [(slot, self._load(slot)) for slot in self._slots if not slot.starting]
-        answers: dict[str, list[RolloutGroup]] = {}
-        for slot, call in calls:
-            what = f"{slot.name} to take the weights of version {version}"
-            try:
-                answers[slot.name] = waited_for(call, self._timeouts.load_weights, what)
-            except (RayActorError, ClusterError) as error:
-                self._lose(slot, error)
+        self._weights, self._version = ray.put(pack(weights)), version
+        calls = [(slot, self._load(slot)) for slot in self._live]
+        answers = self._answers(calls, f"to take the weights of version {version}")
         if self._check is not None and answers:
-            self._check.compare(answers, version)
+            self._check.compare({slot.name: groups for slot, groups in answers}, version)
 
     def sleep(self) -> None:
         """Have every replica give its GPU memory back until the next ``load_weights``.
@@ -247,14 +229,10 @@ class EnginePool(SchedulingEngine):
             ClusterError: too many replicas were lost, or a successor did not start in time.
             RuntimeError: requests are in flight.
         """
-        asleep: set[int] = set()
-        while awake := [slot for slot in self._slots if id(slot) not in asleep]:
-            for slot, call in [(slot, slot.actor.sleep.remote()) for slot in awake if not slot.starting]:
-                try:
-                    waited_for(call, self._timeouts.load_weights, f"{slot.name} to give its memory back")
-                    asleep.add(id(slot))
-                except (RayActorError, ClusterError) as error:
-                    self._lose(slot, error)
+        asleep: list[ReplicaSlot] = []
+        while awake := [slot for slot in self._slots if slot not in asleep]:
+            calls = [(slot, slot.actor.sleep.remote()) for slot in awake if not slot.starting]
+            asleep += [slot for slot, _ in self._answers(calls, "to give its memory back")]
             if any(slot.starting for slot in self._slots):
                 self._wait(1.0)
 
@@ -265,11 +243,7 @@ class EnginePool(SchedulingEngine):
         self._waiting.clear()
         for slot in self._slots:
             slot.release()
-        for slot in [slot for slot in self._slots if not slot.starting]:
-            try:
-                waited_for(slot.actor.interrupt.remote(), self._timeouts.load_weights, f"{slot.name} to stop")
-            except (RayActorError, ClusterError) as error:
-                self._lose(slot, error)
+        self._answers([(slot, slot.actor.interrupt.remote()) for slot in self._live], "to stop")
         return unfinished
 
     def close(self) -> None:
@@ -290,11 +264,25 @@ class EnginePool(SchedulingEngine):
         """When each replica had work, since the last call."""
         return [span for slot in self._slots for span in slot.spans()]
 
+    @property
+    def _live(self) -> list[ReplicaSlot]:
+        return [slot for slot in self._slots if not slot.starting]
+
+    def _answers(self, calls: Sequence[tuple[ReplicaSlot, Any]], what: str) -> list[tuple[ReplicaSlot, Any]]:
+        """What replicas answer to calls; one that gives no answer is lost."""
+        answers: list[tuple[ReplicaSlot, Any]] = []
+        for slot, call in calls:
+            try:
+                answers.append((slot, waited_for(call, self._timeouts.load_weights, f"{slot.name} {what}")))
+            except (RayActorError, ClusterError) as error:
+                self._lose(slot, error)
+        return answers
+
     # sharing out
 
     def _distribute(self, work: Sequence[tuple[int, set[int]]]) -> None:
         """Give each request's samples to the replica with the fewest tokens to come, in issue order."""
-        live = [slot for slot in self._slots if not slot.starting]
+        live = self._live
         if not live:
             self._waiting.extend(work)
             return
@@ -355,7 +343,7 @@ class EnginePool(SchedulingEngine):
         return bool(done)
 
     def _take_in(self, slot: ReplicaSlot, collected: CollectedSamples) -> None:
-        slot.record(collected)
+        slot.busy, slot.peak_mb = collected.busy, collected.peak_mb
         for order, index, completion in collected.samples:
             group = self._groups.open.get(order)
             if group is None or index not in slot.assigned.get(order, ()):
@@ -432,13 +420,7 @@ class SendingLearner(Learner, Protocol):
 
 
 class DirectPool(EnginePool):
-    """A pool whose vLLM workers take the weights from the learner's ranks.
-
-    Args:
-        make, replicas, options: as ``EnginePool``'s.
-        learner: whose weights are taken.
-        workers: vLLM's in each replica (its tensor-parallel degree).
-    """
+    """A pool whose vLLM workers (``workers`` in each replica) take the weights from the ranks of ``learner``."""
 
     def __init__(
         self,
@@ -455,8 +437,7 @@ class DirectPool(EnginePool):
         self._members: list[Any] = []  # actors that have joined, in the order of their places
         self._told: tuple[WeightInfo, ...] = ()
         self._stored = -1  # version of what lies in the object store
-        self.detours = 0
-        """Times that a replica was given its weights through the object store since the direct way failed."""
+        self.detours = 0  # weights that a replica got through the object store since the direct way had failed
 
     def sync_weights(self, learner: Learner) -> None:
         """Have every replica take the learner's present weights and show them.
@@ -493,14 +474,8 @@ class DirectPool(EnginePool):
 
     def _alive(self) -> list[ReplicaSlot]:
         """The replicas that have weights, those that have died meanwhile replaced."""
-        live = [slot for slot in self._slots if not slot.starting]
-        signs = [slot.actor.facts.remote() for slot in live]
-        for slot, sign in zip(live, signs, strict=True):
-            try:
-                waited_for(sign, self._timeouts.load_weights, f"a sign of life of {slot.name}")
-            except (RayActorError, ClusterError) as error:
-                self._lose(slot, error)
-        return [slot for slot in live if slot in self._slots]
+        signs = [(slot, slot.actor.facts.remote()) for slot in self._live]
+        return [slot for slot, _ in self._answers(signs, "to give a sign of life")]
 
     def _all_joined(self, live: Sequence[ReplicaSlot]) -> bool:
         """Form the group anew unless these are its members."""

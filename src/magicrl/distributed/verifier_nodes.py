@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from magicrl.config.schema import ClusterTimeouts, VerifierConfig
 from magicrl.distributed.runtime import ClusterError, Node, cause_of, nodes, waited_for
@@ -25,9 +26,10 @@ from magicrl.training.protocols import WorkSpan
 from magicrl.verifiers.base import make_verdict, verifier_spec
 from magicrl.verifiers.pool import VerifierPool
 
-_LATE = 2
+_LATE = 2  # an item that was late so often is not judged
+# likewise: a node that dies takes its actor's successors with it for as long as Ray believes the node alive
 _LOST = 6
-"""A node that dies takes its actor's successor with it for as long as Ray believes the node alive."""
+_THREADS = 64  # responses that a node's actor works on at once; more wait in Ray's queue
 _PAUSE = 0.05  # seconds: shorter ones between two judgements are not told in the timeline
 
 
@@ -58,12 +60,7 @@ class JudgeActor:
 
 @dataclass(kw_only=True, eq=False)
 class _Place:
-    """A node's actor and how many responses it has not judged yet.
-
-    Attributes:
-        worked: when it judged, not yet taken into ``busy`` and ``spans``; overlapping, in no order.
-        spans: when it judged, since they were last told.
-    """
+    """A node's actor and what it has to judge."""
 
     number: int  # names it; a successor has the same
     node: Node  # where it lives
@@ -71,14 +68,11 @@ class _Place:
     calls: list[Any] = field(default_factory=list[Any])  # under way, of all tickets
     judged: int = 0  # since the last `observations`
     busy: float = 0.0  # seconds in which it judged anything, since the last `observations`
+    # when it judged: not yet taken into ``busy`` and ``spans``, overlapping and in no order; and since the last `spans`
     worked: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     spans: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
     settled: int = 0  # calls that were taken in, ever
     seen: int = 0  # how many it had finished when it was last asked whether it moves
-
-    @property
-    def waiting(self) -> int:
-        return len(self.calls)
 
     def moved(self) -> bool:
         """Whether it finished anything since this was last asked."""
@@ -129,26 +123,17 @@ class VerifierNodes:
         config: the recipe's ``[verifier]``.
         workers_per_node: processes that judge on each node; None: ``config.workers``.
         timeouts: of every wait.
-        threads: responses that a node's actor works on at once; more wait in Ray's queue.
     """
 
     def __init__(
-        self,
-        config: VerifierConfig,
-        *,
-        workers_per_node: int | None = None,
-        timeouts: ClusterTimeouts | None = None,
-        threads: int = 64,
+        self, config: VerifierConfig, *, workers_per_node: int | None = None, timeouts: ClusterTimeouts | None = None
     ) -> None:
-        workers = workers_per_node or config.workers
-        self._config = config.model_copy(update={"workers": workers})
+        self._config = config.model_copy(update={"workers": workers_per_node or config.workers})
         self._timeouts = timeouts or ClusterTimeouts()
-        self._threads = threads
         self._spec = cache(verifier_spec)  # finding one looks through modules and files
         self._warm: tuple[str, ...] = ()
         self._places = [_Place(number=n, node=node, actor=self._actor(node)) for n, node in enumerate(nodes())]
-        self.lost: list[str] = []
-        """Names of the nodes whose actor was lost, once a loss."""
+        self.lost: list[str] = []  # names of the nodes whose actor was lost, once a loss
 
     def submit(self, problem: Problem, responses: Sequence[str]) -> NodeTicket:
         """Hand the responses to nodes and return at once.
@@ -204,7 +189,7 @@ class VerifierNodes:
             key = f"cluster/verifier_{place.number}"
             values[f"{key}/judged"] = place.judged
             values[f"{key}/busy_seconds"] = place.busy
-            values[f"{key}/queue"] = place.waiting
+            values[f"{key}/queue"] = len(place.calls)
             place.judged, place.busy = 0, 0.0
         return values
 
@@ -225,11 +210,9 @@ class VerifierNodes:
         self._places.clear()
 
     def _actor(self, node: Node) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         actor: Any = ray.remote(JudgeActor)
         # none of Ray's CPUs: it waits most of the time, and more actors than CPUs would hang
-        options = {"num_cpus": 0, "max_concurrency": self._threads, "max_restarts": 0}
+        options = {"num_cpus": 0, "max_concurrency": _THREADS, "max_restarts": 0}
         strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
         return actor.options(**options, scheduling_strategy=strategy).remote(self._config)
 
@@ -237,7 +220,7 @@ class VerifierNodes:
         if not self._places:
             raise ClusterError("no node is left to judge; see `ray status`")
         others = [place for place in self._places if place is not avoid] or self._places
-        place = min(others, key=lambda place: place.waiting)
+        place = min(others, key=lambda place: len(place.calls))
         call = place.actor.judge.remote(problem, response)
         place.calls.append(call)
         return _Item(response=response, place=place, call=call)
@@ -269,8 +252,7 @@ class VerifierNodes:
             return
         self.lost.append(place.node.name)
         self._places.remove(place)
-        alive = {node.id for node in nodes()}
-        if place.node.id in alive:
+        if any(node.id == place.node.id for node in nodes()):
             successor = replace(place, actor=self._actor(place.node), calls=[])
             if self._warm:
                 successor.actor.warm_up.remote(self._warm)
