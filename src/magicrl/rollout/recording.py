@@ -6,11 +6,10 @@ A replayed step has its rollouts again without a model: learner and loss can be 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -126,69 +125,62 @@ def _rows(step: int, scored: ScoredGroup) -> Iterator[dict[str, Any]]:
 
 
 def _read(path: Path) -> Iterator[RolloutGroup]:
-    wanted = [name for name in SCHEMA.names if name not in _VERDICT]
     try:
-        wanted = [name for name in wanted if name not in _LATER or name in pq.read_schema(path).names]
-        table = pq.read_table(path, columns=wanted)
+        there = pq.read_schema(path).names
+        table = pq.read_table(path, columns=[name for name in there if name not in _VERDICT])
     except (pa.ArrowException, OSError) as error:
         raise ValueError(f"{path} is no parquet file of rollouts: {error}") from error
-    missing = [name for name in wanted if name not in table.column_names]
+    missing = [name for name in SCHEMA.names if name not in (*there, *_VERDICT, *_LATER)]
     if missing:
         raise ValueError(f"{path} lacks the columns {', '.join(missing)}; it is no recording of rollouts")
-    columns = {name: _column(table, name) for name in wanted}
-    draws = np.asarray(columns["draw"], dtype=np.int64)
-    starts = [0, *(np.flatnonzero(np.diff(draws)) + 1).tolist(), len(draws)] if len(draws) else [0]
-    for start, end in pairwise(starts):
-        samples = [columns["sample"][row] for row in range(start, end)]
-        if samples != list(range(end - start)):
-            raise ValueError(f"{path}: draw {draws[start]} holds the samples {samples}, expected 0, 1, 2, ...")
-        yield _group(columns, range(start, end))
+    columns = {name: table[name].combine_chunks() for name in table.column_names}
+    for draw, rows in groupby(range(len(table)), key=columns["draw"].to_pylist().__getitem__):
+        group = [{name: _value(column[row]) for name, column in columns.items()} for row in rows]
+        if [row["sample"] for row in group] != list(range(len(group))):
+            raise ValueError(f"{path}: draw {draw} does not hold the samples 0, 1, 2, ... in their order")
+        yield _group(group)
 
 
-def _column(table: pa.Table, name: str) -> Sequence[Any]:
-    """Lists as numpy views of the file's buffers, other values as Python objects."""
-    column = table.column(name).combine_chunks()
-    if not pa.types.is_list(column.type):
-        return column.to_pylist()
-    offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
-    present = column.is_valid().to_pylist()
-    return [values[offsets[i] : offsets[i + 1]] if present[i] else None for i in range(len(column))]
+def _value(cell: pa.Scalar) -> Any:
+    """A list as a numpy view of the file's buffers, another value as a Python object."""
+    if isinstance(cell, pa.ListScalar) and cell.is_valid:
+        return cell.values.to_numpy()
+    return cell.as_py()
 
 
-def _group(columns: Mapping[str, Sequence[Any]], rows: range) -> RolloutGroup:
-    first = {name: values[rows.start] for name, values in columns.items()}
+def _group(rows: Sequence[Mapping[str, Any]]) -> RolloutGroup:
+    first = rows[0]
+    problem_id = first["problem_id"]
+    problem = Problem(
+        id=problem_id,
+        key=problem_id,
+        prompt="",
+        golds=(),
+        verifier="",
+        source=first["source"],
+        level=first["level"],
+    )
     request = RolloutRequest(
         draw=first["draw"],
-        problem=Problem(
-            id=first["problem_id"],
-            key=first["problem_id"],
-            prompt="",
-            golds=(),
-            verifier="",
-            source=first["source"],
-            level=first["level"],
-        ),
+        problem=problem,
         prompt_tokens=frozen_tokens(first["prompt_tokens"]),
         group_size=len(rows),
         sampling=SamplingParams(temperature=first["temperature"], max_tokens=first["max_tokens"], seed=first["seed"]),
     )
-    return RolloutGroup(request=request, completions=tuple(_completion(columns, row) for row in rows))
+    return RolloutGroup(request=request, completions=tuple(_completion(row) for row in rows))
 
 
-def _completion(columns: Mapping[str, Sequence[Any]], row: int) -> Completion:
-    entropies = columns["sampler_entropies"][row]
-    spans: Sequence[Any] | None = columns["version_spans"][row] if "version_spans" in columns else None
+def _completion(row: Mapping[str, Any]) -> Completion:
+    entropies, spans = row["sampler_entropies"], row.get("version_spans")
     return Completion(
-        tokens=frozen_tokens(columns["tokens"][row]),
-        text=columns["text"][row],
-        sampler_logprobs=frozen_floats(columns["sampler_logprobs"][row]),
+        tokens=frozen_tokens(row["tokens"]),
+        text=row["text"],
+        sampler_logprobs=frozen_floats(row["sampler_logprobs"]),
         sampler_entropies=None if entropies is None else frozen_floats(entropies),
-        finish_reason=FinishReason(columns["finish_reason"][row]),
-        policy_version=columns["policy_version"][row],
-        seconds=columns["seconds"][row],
-        version_spans=()
-        if spans is None
-        else tuple((int(v), int(n)) for v, n in zip(spans[::2], spans[1::2], strict=True)),
+        finish_reason=FinishReason(row["finish_reason"]),
+        policy_version=row["policy_version"],
+        seconds=row["seconds"],
+        version_spans=() if spans is None else tuple((int(v), int(n)) for v, n in spans.reshape(-1, 2)),
     )
 
 
