@@ -36,14 +36,7 @@ _REPLICA_THREADS = 8  # of its actor: one waits for samples, the others bring wo
 
 
 class ClusterParts:
-    """A `magicrl.training.assemble.PartsMaker` on the connected cluster.
-
-    Args:
-        config: a recipe with ``[cluster]``.
-
-    Raises:
-        RecipeError: the cluster has no room for what the recipe asks.
-    """
+    """A `magicrl.training.assemble.PartsMaker` on the connected cluster; refuses a recipe that it has no room for."""
 
     def __init__(self, config: TrainConfig) -> None:
         assert config.cluster is not None, "without [cluster] everything is local"
@@ -176,9 +169,6 @@ def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, An
 
     On GPUs the ranks share as few nodes as they can: spread out they would leave every node with too few GPUs for a
     replica of several. On CPUs a rank takes none of Ray's: the ranks work while the replicas wait.
-
-    Raises:
-        ClusterError: there are not so many free GPUs within ``seconds``.
     """
     if not gpus:
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * ranks
@@ -203,12 +193,7 @@ def start_replica(
 ) -> Any:
     """The actor of a rollout replica, which makes its engine on the node where Ray puts it.
 
-    Args:
-        config: the recipe.
-        start: the start model.
-        index: of the replica.
-        gpus: of its own, or of the learner ranks' with which it shares.
-        shared: its place among theirs, from `SharedBundles.replica`.
+    ``shared`` is its place among learner ranks, from `SharedBundles.replica`; ``gpus`` are then theirs.
     """
     assert config.cluster is not None
     placement = config.cluster.rollout
@@ -229,11 +214,7 @@ def start_replica(
 
 
 def make_replica_engine(config: TrainConfig, start: str, gpus: int) -> RolloutEngine:
-    """The engine of one replica, as the recipe makes it on one machine; lagged weights are kept by the pool.
-
-    Raises:
-        ValueError: the model folder is not there, or the engine cannot serve it (names the node).
-    """
+    """The engine of one replica, as the recipe makes it on one machine; lagged weights are kept by the pool."""
     # replicas of one node would bind their threads to the same cores
     os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     plain = config.model_copy(update={"rollout": config.rollout.model_copy(update={"weight_lag": 0})})
@@ -262,18 +243,8 @@ class SharedBundles:
     """Colocated placement: one bundle of a placement group a replica and the learner ranks that share it.
 
     Ray gives out each GPU once. So one small actor a bundle holds the bundle's GPUs in Ray's books and tells their
-    numbers; the replica of the bundle sees all of them, each of its ranks one. Where a node dies, Ray places the bundle
-    anew and restarts that actor there; replicas and ranks that start meanwhile wait for its answer.
-
-    Args:
-        replicas: how many bundles.
-        ranks_each: learner ranks in each, the GPUs over which its replica's model is spread.
-        gpus: whether the cluster's GPUs are used.
-        cpus: that a replica reserves.
-        seconds: to wait for room.
-
-    Raises:
-        ClusterError: the cluster has no room for the bundles within ``seconds``.
+    numbers; the replica of the bundle sees all of them, each of its ``ranks_each`` ranks one. Where a node dies, Ray
+    places the bundle anew and restarts that actor there; replicas and ranks that start meanwhile wait for its answer.
     """
 
     def __init__(self, replicas: int, ranks_each: int, *, gpus: bool, cpus: float, seconds: float) -> None:
@@ -319,11 +290,7 @@ class SharedBundles:
 
 @contextmanager
 def cluster_parts(config: TrainConfig) -> Generator[ClusterParts]:
-    """The parts of a recipe with ``[cluster]``; within it the process is connected to Ray.
-
-    Raises:
-        RecipeError: there is no such cluster, or it has no room for what the recipe asks.
-    """
+    """The parts of a recipe with ``[cluster]``; within it the process is connected to Ray."""
     assert config.cluster is not None
     with connected(config.cluster):
         parts = ClusterParts(config)

@@ -3,15 +3,13 @@
 A request goes to the replica with the fewest tokens still to come, all requests of one ``submit`` before any of them
 runs: the same submissions give every replica the same work, whoever is faster. A replica that dies, or from which
 nothing is heard for too long, is replaced by a new one with the present weights; meanwhile the others are asked for
-the samples that it had not delivered, and only for those, by their indices: none is lost and none comes twice.
+the samples that it had not delivered: none is lost and none comes twice. Replicas never stand still while they have
+work; new weights reach one between two turns of its engine, and the responses under way go on with them.
 
-Replicas never stand still while they have work, so the pool can be asked ahead (``max_staleness``): new weights reach a
-replica between two turns of its engine, and the responses under way go on with them after their next token.
-
-In a `DirectPool` vLLM's workers take the learner's weights straight from its ranks, not through the object store. Rank
-0 of the learner and all workers of the live replicas form one group, anew when a replica was replaced. A replica that
-answers that it failed is given the same weights through the object store; one that does not answer is lost. Before each
-copy every replica is asked for a sign of life: gloo notices a death during the copy, NCCL waits for the time-out.
+In a `DirectPool` vLLM's workers take the learner's weights straight from its ranks. Rank 0 of the learner and all
+workers of the live replicas form one group, anew when a replica was replaced. A replica that answers that it failed is
+given the same weights through the object store; one that does not answer is lost. Before each copy every replica is
+asked for a sign of life: gloo notices a death during the copy, NCCL waits for the time-out.
 """
 
 from __future__ import annotations
@@ -135,8 +133,7 @@ class EnginePool(SchedulingEngine):
         check: run with every replica's answers after each weight copy.
 
     Raises:
-        ClusterError: a replica did not start in time.
-        ValueError: its engine cannot be made.
+        ClusterError, ValueError: a replica did not start in time, or its engine cannot be made.
     """
 
     capabilities = Capabilities(in_flight=True, sleep=True)
@@ -209,10 +206,6 @@ class EnginePool(SchedulingEngine):
 
         A successor that is starting gets those that are the present ones when it is there: calls that waited for it
         would each hold a copy in the store, and its threads might take them in another order.
-
-        Raises:
-            ClusterError: no replica is left.
-            RuntimeError: a replica samples with other weights (from the check).
         """
         self._weights, self._version = ray.put(pack(weights)), version
         calls = [(slot, self._load(slot)) for slot in self._live]
@@ -224,10 +217,6 @@ class EnginePool(SchedulingEngine):
         """Have every replica give its GPU memory back until the next ``load_weights``.
 
         One that is lost meanwhile is replaced first, since a replica loads its engine where the learner is to work.
-
-        Raises:
-            ClusterError: too many replicas were lost, or a successor did not start in time.
-            RuntimeError: requests are in flight.
         """
         asleep: list[ReplicaSlot] = []
         while awake := [slot for slot in self._slots if slot not in asleep]:
@@ -440,13 +429,7 @@ class DirectPool(EnginePool):
         self.detours = 0  # weights that a replica got through the object store since the direct way had failed
 
     def sync_weights(self, learner: Learner) -> None:
-        """Have every replica take the learner's present weights and show them.
-
-        Raises:
-            ValueError: ``learner`` is not the one whose ranks send.
-            ClusterError: no replica is left.
-            RuntimeError: a replica samples with other weights (from the check).
-        """
+        """Have every replica take the learner's present weights and show them."""
         if learner is not self._learner:
             raise ValueError("a direct pool takes the weights of the learner that it was made with")
         version = self._learner.version

@@ -98,11 +98,7 @@ class Replica:
                 self._orders[id(request)] = (request, order, set(request.indices))
 
     def collect(self) -> CollectedSamples:
-        """What has ended since the last call; waits for the first, at most ten seconds.
-
-        Raises:
-            ValueError, FloatingPointError, RuntimeError: why the engine stopped.
-        """
+        """What has ended since the last call, waiting ten seconds at most for the first; raises why it stopped."""
         with self._changed:
             self._changed.wait_for(lambda: self._ended or self._failure is not None, timeout=_HEARTBEAT)
             samples = list(self._ended)

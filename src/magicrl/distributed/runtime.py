@@ -117,11 +117,7 @@ def nodes() -> list[Node]:
 
 
 def check_room(what: str, count: int, *, cpus: float, key: str, alive: Sequence[Node]) -> None:
-    """Refuse actors whose CPUs no node has: Ray would wait for room for ever, without a word.
-
-    Raises:
-        RecipeError: names what the nodes have.
-    """
+    """Refuse actors whose CPUs no node has: Ray would wait for room for ever, without a word."""
     room = sum(node.cpus // cpus for node in alive) if cpus else math.inf
     if room < count:
         have = ", ".join(f"{node.name}: {node.cpus:g} CPUs" for node in alive)
@@ -134,12 +130,10 @@ def check_room(what: str, count: int, *, cpus: float, key: str, alive: Sequence[
 
 
 def waited_for(reference: Any, seconds: float, what: str) -> Any:
-    """The value of a Ray reference.
+    """The value of a Ray reference, or what its actor raised, or that it died.
 
     Raises:
         ClusterError: it did not come within ``seconds``, or was lost on its way; names what was waited for.
-        ray.exceptions.RayActorError: its actor died.
-        ray.exceptions.RayTaskError: its actor raised.
     """
     import ray
     from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError

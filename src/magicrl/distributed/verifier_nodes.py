@@ -117,13 +117,7 @@ class NodeTicket:
 
 
 class VerifierNodes:
-    """A `magicrl.verifiers.base.VerifierService` over all nodes of the cluster.
-
-    Args:
-        config: the recipe's ``[verifier]``.
-        workers_per_node: processes that judge on each node; None: ``config.workers``.
-        timeouts: of every wait.
-    """
+    """A `magicrl.verifiers.base.VerifierService` over all nodes; ``workers_per_node`` instead of the config's."""
 
     def __init__(
         self, config: VerifierConfig, *, workers_per_node: int | None = None, timeouts: ClusterTimeouts | None = None

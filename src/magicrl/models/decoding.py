@@ -174,17 +174,7 @@ class FusedDecoder:
     def __call__(
         self, tokens: Tensor, positions: Tensor, context: AttentionContext, keep: Tensor | None = None
     ) -> Tensor:
-        """Logits of packed tokens.
-
-        Args:
-            tokens: ``[tokens]`` int64.
-            positions: ``[tokens]`` int64.
-            context: what attention means.
-            keep: ``[k]`` the tokens after which logits are wanted; None for all.
-
-        Returns:
-            ``[k, V]``.
-        """
+        """Logits ``[k, V]`` of packed ``tokens`` at ``positions`` (int64), after those that ``keep`` names or all."""
         for product in self.products:
             product.refresh()
         x = self._base.embed_tokens(tokens)
@@ -243,17 +233,13 @@ _STATIC_ROPES = ("default", "linear", "llama3", "yarn")  # the others look at th
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepShape:
-    """All that the kernels of a step are chosen by.
-
-    Attributes:
-        tiers: ``(rows, tokens)``: the first ``rows`` rows are read up to ``tokens`` of their responses; fewer and fewer
-            rows, further and further.
-    """
+    """All that the kernels of a step are chosen by."""
 
     rows: int  # of the pass
     prompts: int  # slots that are read
     members: int  # rows of one prompt at most
     prompt_tokens: int  # read of each prompt
+    # ``(rows, tokens)``: the first ``rows`` rows are read up to ``tokens`` of their responses; fewer rows, further
     tiers: tuple[tuple[int, int], ...]
 
     @staticmethod
@@ -417,12 +403,9 @@ class StaticDecoder:
     def __call__(
         self, cache: SlotCache, tokens: Integers, *, owners: Integers, prompt_lengths: Integers, held: Integers
     ) -> Tensor:
-        """Logits ``[n, V]`` after one more token for each row; they are overwritten by the next call.
+        """Logits ``[n, V]`` after one more token for each row, overwritten by the next call.
 
-        Args:
-            cache: of whole stores.
-            tokens: ``[n]`` the token to feed each row.
-            owners, prompt_lengths, held: as of `magicrl.models.kv_cache.DecodeAttention`.
+        Arguments as of `magicrl.models.kv_cache.DecodeAttention`; ``tokens`` is what to feed each row.
         """
         logits, shape = self._room(cache), StepShape.of(cache, owners, prompt_lengths, held)
         steps = self._steps.setdefault(cache, OrderedDict())

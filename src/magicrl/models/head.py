@@ -41,15 +41,10 @@ class Tiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HeadOptions:
-    """What lies between hidden states and log-probabilities, apart from the weights.
-
-    Attributes:
-        valid_vocab: rows of the weight that are words. Later rows are padding: their probability is 0.
-            None means all rows.
-    """
+    """What lies between hidden states and log-probabilities, apart from the weights."""
 
     temperature: float = 1.0  # tau, > 0; divides the logits before the log-softmax (recipe section 2)
-    valid_vocab: int | None = None
+    valid_vocab: int | None = None  # rows of the weight that are words: padding has probability 0. None: all
     chunk_tokens: int = 1024  # a piece has as many logits as so many tokens have, whatever its shape
     scale: float = 1.0  # constant factor on the logits, before soft-capping (Cohere, Granite)
     softcap: float | None = None  # logits become ``softcap * tanh(logits / softcap)`` (Gemma 2); None for most models
@@ -155,8 +150,7 @@ class TorchHead:
     def _blocks(self, first: int, product: Tensor, words: slice) -> Iterator[tuple[slice, Tensor, Tensor, Tensor]]:
         """Blocks of a product: rows of the whole, the block of ``product``, its logits and a spare buffer.
 
-        Logits are in the statistics' dtype, transformed and divided by tau. The last two are reused by the
-        next block.
+        Logits are in the statistics' dtype, transformed and divided by tau; they and the spare are reused by the next.
         """
         inputs, options = self._inputs, self._inputs.options
         rows = max(1, min(self._elements // product.shape[1], len(product)))
@@ -204,8 +198,7 @@ def logprobs_and_entropies(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of each distribution, both differentiable.
 
-    Matrix products run in the dtype of ``weight``; softmax statistics in float32 (float64 for float64
-    inputs).
+    Matrix products run in the dtype of ``weight``; softmax statistics in float32 (float64 for float64 inputs).
 
     Args:
         hidden: ``[tokens, d]`` last hidden states, in the dtype of ``weight``.
@@ -217,10 +210,7 @@ def logprobs_and_entropies(
             gradient to it and gives autograd none, so that no second one of its size exists.
 
     Returns:
-        ``(logprobs, entropies)``, each ``[tokens]``, in nats, float32 (float64 for float64 inputs).
-
-    Raises:
-        ValueError: a target lies outside the valid vocabulary, or Triton is asked for and not there.
+        ``(logprobs, entropies)``, each ``[tokens]``, in nats, in the dtype of the statistics.
 
     Example: with V = 2, d = 1, weight [[1], [0]], hidden [[0]]: log-probability -log 2, entropy log 2.
     """

@@ -82,11 +82,7 @@ class LoadedModel:
 
 
 def resolve_device(name: Literal["auto", "cpu", "cuda"]) -> torch.device:
-    """The device of a recipe's ``run.device``; ``auto`` is the GPU where there is one.
-
-    Raises:
-        RecipeError: ``cuda`` was asked for and torch sees none.
-    """
+    """The device of a recipe's ``run.device``; ``auto`` is the GPU where there is one."""
     available = torch.cuda.is_available()
     if name == "cuda" and not available:
         raise RecipeError("'cuda', but torch sees no CUDA device; use 'cpu' or 'auto'", key="")
@@ -128,13 +124,9 @@ def load_policy(
 
 
 def load_shell(folder_or_name: str | Path) -> LoadedModel:
-    """``load_policy`` without the weights: parameters have shapes but no data (the meta device).
+    """``load_policy`` without the weights, of which only the files' headers are read and checked.
 
-    For a process that does not train the model itself. Only the files' headers are read of the weights.
-
-    Raises:
-        RecipeError: the name can be neither a folder nor a hub name.
-        ValueError: as ``load_policy``, but for what only the weights' values show.
+    For a process that does not train the model itself: parameters have shapes but no data (the meta device).
     """
     shell = described_model(folder_or_name)
     _warn_of_unused(WeightFiles(find_model(shell.folder), shell.model, shell.folder).unused, shell.folder)
@@ -155,12 +147,7 @@ def _checked(source: str) -> tuple[Path, PreTrainedTokenizerBase]:
 
 
 def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
-    """A model of the folder's architecture: parameters on the meta device for the caller to fill, buffers computed.
-
-    Raises:
-        RecipeError: the name can be neither a folder nor a hub name.
-        ValueError: its configuration is missing or damaged.
-    """
+    """A model of the folder's architecture: parameters on the meta device for the caller to fill, buffers computed."""
     register_attention()
     source = str(folder_or_name)
     folder = find_model(source)
@@ -183,11 +170,7 @@ def load_empty(folder_or_name: str | Path) -> PreTrainedModel:
 def describe_policy(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, folder: str, licence: str | None = None
 ) -> LoadedModel:
-    """The record of a model that is already in memory (its attention is left as it is).
-
-    Raises:
-        ValueError: it has no end token or states no context length.
-    """
+    """The record of a model in memory; ``ValueError`` if it has no end token or states no context length."""
     ends = _end_tokens(model, tokenizer, folder)
     model.generation_config.eos_token_id = cast(Any, sorted(ends))
     head = model.get_output_embeddings()
@@ -215,17 +198,8 @@ def save_policy(
     """Write a model folder (safetensors, config, generation config, tokenizer, chat template), whole or not at all.
 
     It is written beside its destination and renamed. A model folder already there is replaced; any other folder
-    that holds files is not touched.
-
-    Args:
-        model: weights are written in the precision they have.
-        tokenizer: saved with its chat template.
-        folder: the destination.
-        extra_files: further text files of the folder by name.
-        generation: settings of the folder's generation config beside those that the model has.
-
-    Raises:
-        ValueError: the destination holds something else than a model.
+    that holds files is not touched (``ValueError``). ``extra_files`` are further text files of the folder by name,
+    ``generation`` settings of its generation config beside those that the model has.
     """
     folder = Path(folder)
     if folder.exists() and not (folder / "config.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):

@@ -22,16 +22,9 @@ _WIDENED_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_b
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, plus_one: bool = False) -> Tensor:
-    """``weight * x / sqrt(mean(x^2) + eps)`` over the last dimension, computed in float32 at least.
+    """``weight * x / sqrt(mean(x^2) + eps)`` over the last dimension of ``[..., d]``, computed in float32 at least.
 
-    Args:
-        x: ``[..., d]``.
-        weight: ``[d]`` in the dtype of ``x``.
-        eps: added to the mean square.
-        plus_one: multiply by ``1 + weight`` before rounding (Gemma) instead of by ``weight`` after it (Llama).
-
-    Returns:
-        ``[..., d]`` in the dtype of ``x``.
+    ``plus_one`` multiplies by ``1 + weight`` before rounding (Gemma) instead of by ``weight`` after it (Llama).
     """
     return cast(Tensor, _Norm.apply(x, weight, eps, plus_one))
 
@@ -66,14 +59,7 @@ def gated_product(gate: Tensor, up: Tensor, activation: Callable[[Tensor], Tenso
 
 
 def gated_linear(gate: Tensor, up: Tensor, weight: Tensor, activation: Callable[[Tensor], Tensor]) -> Tensor:
-    """``(activation(gate) * up) @ weight^T``; keeps ``gate`` and ``up`` only.
-
-    Args:
-        gate: ``[..., f]``.
-        up: ``[..., f]``.
-        weight: ``[d, f]``.
-        activation: elementwise, differentiable.
-    """
+    """``(activation(gate) * up) @ weight^T`` for ``[..., f]`` and ``[d, f]``; keeps ``gate`` and ``up`` only."""
     return cast(Tensor, _Gated.apply(gate, up, weight, activation))
 
 
@@ -109,15 +95,11 @@ def widened_attention(
     """Attention on a CPU, computed in float32 whatever its inputs' dtype; keeps them as they were given.
 
     Args:
-        query: ``[rows, width, heads, head_dim]``.
-        key: ``[rows, keys, kv_heads, head_dim]``.
-        value: ``[rows, keys, kv_heads, head_dim]``.
+        query: ``[rows, width, heads, head_dim]``, as the result.
+        key, value: ``[rows, keys, kv_heads, head_dim]``.
         scale: factor on the scores.
         mask: ``[width, keys]`` bool, what each query sees; None for all.
         causal: a query sees the keys up to its own place.
-
-    Returns:
-        ``[rows, width, heads, head_dim]`` in the dtype of ``query``.
     """
     return cast(Tensor, _WidenedAttention.apply(query, key, value, scale, mask, causal))
 

@@ -171,15 +171,10 @@ _PLAIN = ("F64", "F32", "F16", "BF16")
 
 
 class WeightFiles:
-    """The mapped safetensors files of a model folder, one or many, by the names that the model gives its weights.
+    """The mapped safetensors files of a model folder, one or many, by the names that ``model`` gives its weights.
 
-    Only headers are read until rows are asked for. A tied head's weight is the embedding's, whichever of the two names
-    the files have.
-
-    Args:
-        folder: of the model.
-        model: built from the folder's configuration; its parameters may be on the meta device.
-        source: what the user called it.
+    Only headers are read until rows are asked for; the model's parameters may be on the meta device. A tied head's
+    weight is the embedding's, whichever of the two names the files have. ``source`` is the user's word for the folder.
 
     Raises:
         ValueError: the files lack a weight of the model, or one has another shape or is quantised; says which.
@@ -199,8 +194,7 @@ class WeightFiles:
     def rows(self, name: str, start: int, stop: int) -> Tensor:
         """Rows ``start`` to ``stop`` of the weight ``name`` on the CPU, in the files' precision.
 
-        Raises:
-            ValueError: they are not finite, or two names that the model ties have different values.
+        ``ValueError`` if they are not finite, or two names that the model ties have different values.
         """
         found, *others = (self._file_of[key].get_slice(key)[start:stop] for key in self._names[name])
         if not bool(found.isfinite().all()):

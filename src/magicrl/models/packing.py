@@ -41,10 +41,9 @@ class AttentionContext(Protocol):
         """Attend within this layer.
 
         Args:
-            layer: index of the layer.
-            query: ``[1, heads, tokens, head_dim]``, rotary embedding applied.
-            key: ``[1, kv_heads, tokens, head_dim]``, rotary embedding applied.
-            value: ``[1, kv_heads, tokens, head_dim]``.
+            layer: its index.
+            query: ``[1, heads, tokens, head_dim]``, rotary embedding applied, as to ``key``.
+            key, value: ``[1, kv_heads, tokens, head_dim]``.
             scaling: factor on the scores.
 
         Returns:
@@ -105,14 +104,11 @@ operands anew for every block); above, the two are equal and bfloat16 takes half
 
 
 def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[int]]:
-    """Split samples into micro-batches of at most ``token_budget`` tokens.
+    """Split samples of these lengths into micro-batches of at most ``token_budget`` tokens, longest first.
 
-    Samples of similar length share a micro-batch (their attention then needs little padding), and among
-    all splits of that kind into the fewest micro-batches the one whose largest is smallest is taken. A
-    sample is never split; one that exceeds the budget goes alone. The plan depends on its arguments only.
-
-    Returns:
-        Micro-batches, longest samples first, each an ascending list of indices into ``lengths``.
+    Samples of similar length share a micro-batch (their attention then needs little padding), and among all splits of
+    that kind into the fewest micro-batches the one whose largest is smallest is taken. A sample is never split; one
+    that exceeds the budget goes alone. The plan depends on its arguments only.
 
     Example:
         >>> plan_micro_batches([5, 3, 9, 2, 3], token_budget=8)
@@ -229,10 +225,7 @@ def ranges(starts: NDArray[np.int64], counts: NDArray[np.int64]) -> NDArray[np.i
 class _Padding:
     """Sequences that follow each other in a row, as right-padded buckets of similar length, and back again.
 
-    Args:
-        sizes: ``[S]`` tokens of each sequence of the row; one that is in no bucket has none.
-        parts: the sequences of each bucket.
-        device: where the row lives.
+    ``sizes`` are the tokens of each sequence (0 of one that is in no bucket), ``parts`` the sequences of each bucket.
     """
 
     def __init__(self, sizes: NDArray[np.int64], parts: Sequence[Sequence[int]], device: torch.device | str) -> None:
@@ -292,15 +285,11 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
 
 
 class PackedContext:
-    """Causal attention inside each packed sequence; an ``AttentionContext``.
+    """Causal attention inside each packed sequence of these lengths; an ``AttentionContext``.
 
-    Sequences of similar length are gathered into right-padded buckets, one call of
-    ``scaled_dot_product_attention`` each. Under causal attention padding on the right is seen by padding
-    only, so no mask is needed and values and gradients are those of each sequence alone.
-
-    Args:
-        lengths: tokens of each sequence, in their order in the row.
-        device: where the row lives.
+    Sequences of similar length are gathered into right-padded buckets, one call of ``scaled_dot_product_attention``
+    each. Under causal attention padding on the right is seen by padding only, so no mask is needed and values and
+    gradients are those of each sequence alone.
 
     Example: ``model.model(input_ids=..., position_ids=..., use_cache=False, attention_context=context)``.
     """
@@ -349,15 +338,11 @@ PAYS_FROM = 0.1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SharedLayout:
-    """Which response belongs to which prompt, in tokens.
-
-    Attributes:
-        responses: ``[S]`` input tokens of each response: all but its last, which predicts nothing; may be 0.
-    """
+    """Which response belongs to which prompt, in tokens."""
 
     prompts: tuple[int, ...]  # tokens of each distinct prompt
     owners: tuple[int, ...]  # ``[S]`` index of each response's prompt
-    responses: tuple[int, ...]
+    responses: tuple[int, ...]  # ``[S]`` input tokens: all but the last, which predicts nothing; may be 0
 
     @property
     def saved(self) -> float:
@@ -422,11 +407,7 @@ class _SharedBucket:
 
 
 def packed_with_shared_prompts(samples: Sequence[TrainSample], device: torch.device | str = "cpu") -> PackedBatch:
-    """The micro-batch of ``samples`` with every distinct prompt once.
-
-    Raises:
-        ValueError: a prompt or a response is empty.
-    """
+    """The micro-batch of ``samples`` with every distinct prompt once; ``ValueError`` for an empty sample."""
     check_samples(samples)
     layout, holders = shared_layout(samples)
     prompts, owners, inputs = (np.array(x) for x in (layout.prompts, layout.owners, layout.responses))

@@ -26,14 +26,7 @@ class PromptEncoder:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int) -> None:
-        """
-        Args:
-            tokenizer: the model's.
-            max_prompt_tokens: most tokens of an encoded prompt, template included.
-
-        Raises:
-            ValueError: the tokenizer has no end token, or its chat template does not work.
-        """
+        """``ValueError`` if the tokenizer has no end token, or its chat template does not work."""
         self._tokenizer = tokenizer
         self._max_prompt_tokens = max_prompt_tokens
         self._special = tuple(str(token) for token in tokenizer.all_special_tokens)
@@ -56,9 +49,8 @@ class PromptEncoder:
     def encode(self, problem: Problem) -> TokenArray:
         """The prompt as the model sees it, ``[P]``.
 
-        Raises:
-            ValueError: longer than ``max_prompt_tokens``, empty, with a symbol the vocabulary lacks, or with turns
-                before it where there is no chat template (names the problem).
+        ``ValueError``, which names the problem, if it is longer than ``max_prompt_tokens``, empty, has a symbol that
+        the vocabulary lacks, or turns before it where there is no chat template.
         """
         if problem.context and self._around is None:
             roles = ", ".join(message.role for message in problem.messages)
@@ -87,11 +79,7 @@ class PromptEncoder:
         return len(self._prompt_tokens(problem))
 
     def encode_response(self, text: str) -> TokenArray:
-        """A whole response as the model should have produced it, ``[T]``: the text, then the end token.
-
-        Raises:
-            ValueError: the vocabulary lacks a symbol of it.
-        """
+        """A whole response as the model should have produced it, ``[T]``: the text, then the end token."""
         tokens = self._plain(text)
         self._check_known(tokens, text, "response")
         return frozen_tokens([*tokens, self._end_token])
@@ -148,10 +136,7 @@ def end_of_turn_token(tokenizer: PreTrainedTokenizerBase) -> int | None:
     """The control token that the chat template puts after an assistant's message; None without one.
 
     It is what a chat model ends a response with, and need not be ``eos_token``: base models that ship a template
-    have another ``eos_token``.
-
-    Raises:
-        ValueError: the template fails, or leaves the user's message out.
+    have another ``eos_token``. ``ValueError`` if the template fails, or leaves the user's message out.
     """
     if _chat_frame(tokenizer) is None:
         return None

@@ -51,14 +51,8 @@ def check_isolation(
 ) -> None:
     """Compare a response packed behind another one with the same behind another text, and with it alone.
 
-    Args:
-        model: a causal LM with magicrl's attention.
-        valid_vocab: rows of its embedding that are words; None means all.
-        hidden: how its hidden states are computed; default: by its decoder.
-        shared: probe rows of one prompt and its responses too.
-
-    Raises:
-        ValueError: they differ; the text names the architecture.
+    ``hidden`` is how hidden states are computed, by default the model's decoder; with ``shared`` rows of one prompt and
+    its responses are probed too. ``ValueError``, which names the architecture, if they differ.
     """
     compute = hidden or partial(_decoder_hidden, model)
     words = min(_WORDS, valid_vocab or int(cast(Any, model.get_input_embeddings()).weight.shape[0]))

@@ -40,10 +40,8 @@ def make_tokenizer(vocabulary: Sequence[str], max_context: int) -> PreTrainedTok
     """One token a whitespace-separated symbol; decoding joins them by single spaces.
 
     ``<pad>`` is token 0 and ``<end>`` (the end of a response) token 1. A symbol outside the vocabulary encodes to
-    ``<pad>``, declared as the unknown token, which ``PromptEncoder`` turns into an error.
-
-    Raises:
-        ValueError: a symbol is empty, holds whitespace, stands twice or is reserved.
+    ``<pad>``, declared as the unknown token, which ``PromptEncoder`` turns into an error. ``ValueError`` for a symbol
+    that is empty, holds whitespace, stands twice or is reserved.
     """
     ids = {PAD: 0, END: 1}
     for symbol in vocabulary:
@@ -130,16 +128,10 @@ def make_byte_tokenizer(max_context: int) -> PreTrainedTokenizerFast:
 
 
 def make_miniature(config: Mapping[str, Any], folder: Path, *, max_context: int, seed: int = 0) -> Path:
-    """Write the model folder of a miniature.
+    """Write the model folder of a miniature; one that is there is replaced.
 
-    Args:
-        config: of the real model, as its ``config.json``: ``model_type``, heads, key/value heads, tying.
-        folder: to write; one that is there is replaced.
-        max_context: tokens.
-        seed: of the weights.
-
-    Raises:
-        ValueError: an architecture that transformers does not know.
+    ``config`` is the real model's ``config.json``, of which ``model_type``, heads, key/value heads and tying are kept.
+    ``ValueError`` for an architecture that transformers does not know.
     """
     register_attention()
     tokenizer = make_byte_tokenizer(max_context)
@@ -176,11 +168,7 @@ CHATML = (
 
 
 def find_gguf(package: str) -> Path:
-    """The one GGUF file of an installed package, found without importing it.
-
-    Raises:
-        ValueError: the package is not installed, or holds no or several GGUF files.
-    """
+    """The one GGUF file of an installed package, found without importing it; else ``ValueError``."""
     spec = importlib.util.find_spec(package) if package.isidentifier() else None
     places = list(spec.submodule_search_locations or ()) if spec is not None else []
     if not places:
@@ -199,9 +187,6 @@ def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenize
     """The float32 model (magicrl's attention) and tokenizer from a package's GGUF file.
 
     Takes about 17 CPU seconds and 1.5 GiB for SmolLM2-135M; ``prepare_gguf_package`` does it once.
-
-    Raises:
-        ValueError: see ``find_gguf``; or ``gguf``/``accelerate``, which transformers needs, are missing.
     """
     file = find_gguf(package)
     for needed in ("gguf", "accelerate"):
@@ -233,11 +218,7 @@ def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenize
 
 
 def prepare_gguf_package(package: str, folder: Path) -> Path:
-    """Convert a package's model into ``folder`` unless it is there already; returns the folder.
-
-    Raises:
-        ValueError: see ``from_gguf_package``; or the folder holds something else.
-    """
+    """Convert a package's model into ``folder`` unless it is there already; returns the folder."""
     if (folder / "config.json").is_file():
         return folder
     model, tokenizer = from_gguf_package(package)

@@ -1,8 +1,7 @@
-"""Engines by name: the built-in ones, and how each is made from settings.
+"""Engines by name: how each is made from settings, the same way for training and evaluation.
 
 A reference of `magicrl.registry` (a built-in name, ``file.py:function``, ``module:function`` or an entry point of the
-group ``magicrl.engine``) names a function from `EngineSettings` to a `magicrl.rollout.protocol.RolloutEngine`; training
-and evaluation make engines through the same one.
+group ``magicrl.engine``) names a function from `EngineSettings` to a `magicrl.rollout.protocol.RolloutEngine`.
 """
 
 from __future__ import annotations
@@ -46,12 +45,7 @@ class TrainingUse:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EngineSettings:
-    """What an engine is made from.
-
-    Attributes:
-        options: what only this kind of engine has (a server's address), by name; an unknown one is refused.
-        training: None in an evaluation: the engine then samples with the model's own weights, as version 0.
-    """
+    """What an engine is made from."""
 
     model: str  # a model folder or hub name; for a server the model's name there
     dtype: DType = "float32"  # precision of the weights
@@ -59,9 +53,9 @@ class EngineSettings:
     max_rows: int = 32  # most sequences that decode at once
     memory_limit_mb: int = 4096  # most MiB of the key/value cache
     threads: int | None = None  # of torch; None: the cores this process may use. A training run has set them before
-    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])  # what only this kind of engine has, by name
     encoder: PromptEncoder | None = None  # text to tokens and back; None: made from the model
-    training: TrainingUse | None = None
+    training: TrainingUse | None = None  # None: it samples with the model's own weights, as version 0
 
     def use_threads(self) -> int:
         """Set torch's threads as asked for; how many they are."""
@@ -139,12 +133,7 @@ def make_in_process(settings: EngineSettings) -> InProcessEngine:
 
 
 def make_vllm(settings: EngineSettings) -> VllmEngine:
-    """vLLM's offline engine on a model folder; ``options`` are further fields of ``VllmSettings``.
-
-    Raises:
-        RecipeError: an unknown or unusable option.
-        ValueError: vLLM is missing, or cannot serve the model.
-    """
+    """vLLM's offline engine on a model folder; ``options`` are further fields of ``VllmSettings``."""
     device = resolve_device(settings.device)
     if device.type == "cpu" and torch.cuda.is_available():
         raise RecipeError("--device cpu: vLLM uses the GPU where there is one; use --device auto, or in_process")
@@ -175,10 +164,6 @@ def make_openai(settings: EngineSettings) -> OpenAIEngine:
     ``options`` are fields of ``ServerSettings``, and ``tokenizer``, a model folder or hub name: with it prompts are
     made here as for every other engine (mode ``completions``), without it the server makes them (mode ``chat``).
     ``base_url`` may stand in the environment as OPENAI_BASE_URL.
-
-    Raises:
-        RecipeError: an unknown or unusable option.
-        ValueError: the server cannot be used.
     """
     if settings.training is not None:
         raise RecipeError(
@@ -212,11 +197,7 @@ def make_replay(settings: EngineSettings) -> ReplayEngine:
 
 
 def _checked(kind: type[T], options: Mapping[str, Any]) -> T:
-    """A dataclass of settings from options, which may still be the text of a command line.
-
-    Raises:
-        RecipeError: no field of that name, or not of its type.
-    """
+    """A dataclass of settings from options, which may still be the text of a command line."""
     known = [field.name for field in fields(cast(Any, kind))]
     for name in options:
         if name not in known:

@@ -62,10 +62,7 @@ def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     """Copy ``weights`` (HF parameter names to tensors) into ``model``, cast to its precision and device.
 
     A tied parameter (an ``lm_head`` that is the embedding) needs one of its names; further names must hold the
-    same values. Nothing is written unless every name and shape fits.
-
-    Raises:
-        ValueError: a parameter is missing, unknown, of another shape, or its tied names disagree.
+    same values. ``ValueError``, and nothing is written, unless every name and shape fits.
     """
     targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     unknown = sorted(set(weights) - set(targets))
@@ -115,8 +112,7 @@ class InProcessEngine(SchedulingEngine):
         device: torch.device | str = "cpu",
         static_steps: bool | None = None,
     ) -> None:
-        """
-        Args:
+        """Args:
             model: an HF causal LM of the engine's own, loaded with ``attn_implementation="magicrl"``.
             end_tokens: a response ends with any of these; the token is kept.
             decode: response tokens to text, special tokens left out.
@@ -125,8 +121,8 @@ class InProcessEngine(SchedulingEngine):
             max_rows: most sequences that decode at once.
             memory_limit_mb: upper limit of the key/value cache in MiB; fewer rows are used when they do not fit.
             device: where the model is.
-            static_steps: decode in steps of fixed shapes, as CUDA graphs need them (`magicrl.models.decoding`),
-                where the model allows it; default: on CUDA.
+            static_steps: decode in steps of fixed shapes, as CUDA graphs need them, where the model allows it;
+                default: on CUDA.
 
         Raises:
             ValueError: an end token lies outside the vocabulary, a count is not positive, or the model's layers mix
@@ -179,12 +175,7 @@ class InProcessEngine(SchedulingEngine):
         return self._busy
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """See `RolloutEngine.submit`.
-
-        Raises:
-            ValueError: an empty prompt; a token outside the vocabulary; prompt + ``max_tokens`` over ``max_context``
-                or over the memory limit.
-        """
+        """See `RolloutEngine.submit`; refused is also what does not fit into the memory limit."""
         for request in requests:
             self._check(request)
         self._work.queue.extend(self._groups.take_in(requests))

@@ -50,12 +50,7 @@ class OpenAIEngine(SchedulingEngine):
     give equal tokens is the server's matter: vLLM's do in float32, most hosted models' do not. Log-probs are kept
     where they are certain to be those of the sampling distribution (``ServerSettings.processed_logprobs``), else they
     are empty; entropies are unknown; token ids are the server's where it gives them, else ``UNKNOWN_TOKEN``, as many
-    as it counted.
-
-    Attributes:
-        usage: what was asked for so far.
-        settings: as given, the model's name filled in.
-        tokenizer: as given.
+    as it counted. ``usage`` tells what was asked for so far.
     """
 
     capabilities = Capabilities(weights=False, logprobs=False, seeds=False)
@@ -102,12 +97,9 @@ class OpenAIEngine(SchedulingEngine):
         return self.is_vllm and self.settings.mode == "completions"
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """Queue requests; nothing is sent before ``finished`` or ``finished_samples``.
+        """See `RolloutEngine.submit`; refused is also a prompt that cannot be sent unchanged.
 
-        Prompt tokens may be empty: the problem's text is sent then (in chat mode it always is).
-
-        Raises:
-            ValueError: prompt + ``max_tokens`` over ``max_context``, or a prompt that cannot be sent unchanged.
+        Nothing is sent yet. Prompt tokens may be empty: the problem's text is sent then (in chat mode it always is).
         """
         for request in requests:
             check_request(request, self._max_context)
@@ -116,11 +108,7 @@ class OpenAIEngine(SchedulingEngine):
             self._waiting.extend((group, index) for index in group.to_start)
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """A server's weights are its own.
-
-        Raises:
-            ValueError: always, unless it is the version that it counts as already.
-        """
+        """Refuse any but the version that it counts as: a server's weights are its own."""
         if version != self._version:
             raise ValueError(
                 f"{self.settings.shown('')} serves weights of its own and cannot load version {version}; serve the "
@@ -146,10 +134,7 @@ class OpenAIEngine(SchedulingEngine):
         """Take in the answers that have come, at least one.
 
         When a request fails for good no new one is sent; those under way are waited for and yielded, since they are
-        paid for, and then the error is raised. What is unfinished stays queued.
-
-        Raises:
-            ServerError: the server refused a request for good, or could not be reached for long enough.
+        paid for, and then its `ServerError` is raised. What is unfinished stays queued.
         """
         if self._failed is not None and not self._asked:
             error, self._failed = self._failed, None
@@ -219,11 +204,7 @@ class OpenAIEngine(SchedulingEngine):
     # requests and answers
 
     def _body(self, request: RolloutRequest, index: int) -> dict[str, Any]:
-        """The request for sample ``index``.
-
-        Raises:
-            ValueError: the prompt cannot be sent without changing it.
-        """
+        """The request for sample ``index``; ``ValueError`` if the prompt cannot be sent without changing it."""
         settings, sampling = self.settings, request.sampling
         chat = settings.mode == "chat"
         body: dict[str, Any] = {
@@ -250,11 +231,7 @@ class OpenAIEngine(SchedulingEngine):
         return {name: value for name, value in body.items() if value is not None}
 
     def _completion(self, request: RolloutRequest, answer: dict[str, Any], seconds: float) -> Completion:
-        """The sample that ``answer`` holds.
-
-        Raises:
-            AnswerError: it lacks its text, why it ended, or every way to count its tokens.
-        """
+        """The sample that ``answer`` holds; ``AnswerError`` if it lacks its text, end, or every way to count tokens."""
         choices = answer.get("choices")
         if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
             raise AnswerError("no choices")

@@ -67,11 +67,7 @@ class ServerSettings:
             raise ValueError(f"max_context must be at least 2, got {self.max_context}")
 
     def endpoint(self, path: str) -> httpx2.URL:
-        """The URL of ``path`` (``/models``) below ``base_url``, its query kept.
-
-        Raises:
-            ValueError: ``base_url`` is no http(s) URL.
-        """
+        """The URL of ``path`` (``/models``) below ``base_url``, its query kept."""
         shown = without_secrets(self.base_url)
         try:
             url = httpx2.URL(self.base_url)
@@ -121,29 +117,19 @@ _KEEP_ALIVE = [(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)]  # a long answer is 
 
 
 class ServerError(ValueError):
-    """What a server, or the way to it, refused. The text is complete: URL without credentials, status, remedy.
-
-    Attributes:
-        status: HTTP status; None where no answer arrived or it could not be read.
-        retryable: whether the same request may succeed later.
-        wait: seconds the server asked to wait, if it did.
-    """
+    """What a server, or the way to it, refused. The text is complete: URL without credentials, status, remedy."""
 
     def __init__(
         self, text: str, *, status: int | None = None, retryable: bool = True, wait: float | None = None
     ) -> None:
         super().__init__(text)
-        self.status = status
-        self.retryable = retryable
-        self.wait = wait
+        self.status = status  # of HTTP; None where no answer arrived or it could not be read
+        self.retryable = retryable  # whether the same request may succeed later
+        self.wait = wait  # seconds that the server asked to wait, if it did
 
 
 class Transport:
-    """Sends JSON and reads JSON, in an event loop in a thread of its own.
-
-    Raises:
-        ValueError: the key's variable is named and unset, or its value cannot be sent.
-    """
+    """Sends JSON and reads JSON, in an event loop in a thread of its own."""
 
     def __init__(self, settings: ServerSettings, usage: ServerUsage) -> None:
         self._settings = settings
@@ -197,7 +183,7 @@ class Transport:
         attempts: int | None = None,
         stopped: Callable[[], bool] | None = None,
     ) -> dict[str, Any]:
-        """The answer's JSON object; an error is raised instead of tried again once ``stopped`` says True.
+        """The answer's JSON object; once ``stopped`` says True, nothing is tried again.
 
         Raises:
             ServerError: refused for good, or not answered within the attempts and the time.

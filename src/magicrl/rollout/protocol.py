@@ -1,8 +1,8 @@
 """The engine: what the loop asks of whatever generates, and what an engine declares that it can do.
 
 An engine of your own is a subclass of `RolloutEngine` with `generate`, `load_weights` and ``max_context``
-(``examples/engine.py``). One that schedules many requests at once overrides `submit`, `finished` and `interrupt` as
-well; what else it overrides it declares in `capabilities`.
+(``examples/engine.py``). One that schedules many requests at once is a `magicrl.rollout.requests.SchedulingEngine`;
+what else it overrides it declares in `capabilities`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ class Learner(Protocol):
 class WeightCheck(Protocol):
     """Compares what an engine reports after ``load_weights`` with what the learner computes for the same tokens.
 
-    An engine that was made with one answers ``requests`` each time and gives the answers to ``compare`` before it
-    serves anything else.
+    An engine that was made with one answers ``requests`` each time and gives the answers to ``compare``.
     """
 
     @property
@@ -42,13 +41,9 @@ class WeightCheck(Protocol):
         ...
 
     def compare(self, answers: Mapping[str, Sequence[RolloutGroup]], version: int) -> None:
-        """
-        Args:
-            answers: groups of ``requests`` in their order, by the name of the engine or replica that made them.
-            version: of the weights that were loaded.
+        """Raise ``RuntimeError`` if an engine samples with other weights than the learner's of ``version``.
 
-        Raises:
-            RuntimeError: an engine samples with other weights than the learner's.
+        ``answers`` are groups of ``requests`` in their order, by the name of the engine or replica that made them.
         """
         ...
 
@@ -149,10 +144,9 @@ class RolloutEngine:
     def interrupt(self, *, keep: bool = False) -> list[RolloutRequest]:
         """Stop generating and return the unfinished requests in issue order, ended groups not yet yielded among them.
 
-        Args:
-            keep: with what there is of their responses (``RolloutRequest.begun``), so that submitting them again, here
-                or to another engine, goes on after the last token of each: the cache is computed anew under the
-                weights of that time, tokens and log-probs stay. Without it partial work is dropped.
+        With ``keep`` they hold what there is of their responses (``RolloutRequest.begun``), so that submitting them
+        again, here or to another engine, goes on after the last token of each: the cache is computed anew under the
+        weights of that time, tokens and log-probs stay. Without it partial work is dropped.
         """
         del keep
         unanswered = list(self._queue or ())
@@ -187,10 +181,7 @@ class RolloutEngine:
     def sleep(self) -> None:
         """Give weights and cache back until the next ``load_weights``; before it nothing may be submitted.
 
-        An engine that has its GPUs for itself gives nothing back.
-
-        Raises:
-            RuntimeError: requests are in flight.
+        An engine that has its GPUs for itself gives nothing back. ``RuntimeError`` if requests are in flight.
         """
         raise NotImplementedError
 
@@ -212,17 +203,15 @@ class RolloutEngine:
     def snapshot(self) -> Mapping[str, Any]:
         """What is in flight, as tensors and JSON values by name, for the checkpoint.
 
-        Whatever a checkpoint should not hold (another machine's caches) may be left out: see ``resume``.
+        Whatever it should not hold (another machine's caches) may be left out: see ``resume``.
         """
         raise NotImplementedError
 
     def resume(self, snapshot: Mapping[str, Any], requests: Sequence[RolloutRequest]) -> None:
         """Inverse of ``snapshot``, called on an idle engine after ``load_weights``.
 
-        Args:
-            snapshot: what ``snapshot`` gave.
-            requests: every request that was in flight, in issue order. Those that the snapshot does not hold are
-                generated from their beginning: none is ever lost.
+        ``requests`` are all that were in flight, in issue order. Those that the snapshot does not hold are generated
+        from their beginning: none is ever lost.
         """
         raise NotImplementedError
 

@@ -191,10 +191,7 @@ class ReplayEngine(RolloutEngine):
     """
 
     def __init__(self, groups: Iterable[RolloutGroup]) -> None:
-        """
-        Raises:
-            ValueError: a draw stands twice, or there is no group at all.
-        """
+        """``ValueError`` if a draw stands twice, or there is no group at all."""
         self._recorded: dict[int, RolloutGroup] = {}
         for group in groups:
             if self._recorded.setdefault(group.request.draw, group) is not group:
@@ -208,10 +205,7 @@ class ReplayEngine(RolloutEngine):
         self._max_context = max(len(r.prompt_tokens) + r.sampling.max_tokens for r in requests)
 
     def submit(self, requests: Sequence[RolloutRequest]) -> None:
-        """
-        Raises:
-            ValueError: a request that differs from what was recorded for its draw.
-        """
+        """``ValueError`` for a request that differs from what was recorded for its draw."""
         for request in requests:
             self._check(request)
         super().submit(requests)
@@ -220,7 +214,6 @@ class ReplayEngine(RolloutEngine):
         return self._recorded[request.draw].completions
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Note the version; the recorded completions keep theirs."""
         del weights
         self._version = version
 

@@ -29,12 +29,8 @@ _NO_POSITION = 0xFFFFFFFF  # no token has this position nor those just below, so
 def sample_seed(seed: int, draw: int, sample: int, *, known: int = 0, bits: int = 63) -> int:
     """The seed of one sample's own generator, a function of (seed, draw, sample, known) alone.
 
-    Args:
-        seed, draw: up to 64 bits.
-        sample: index within the request.
-        known: tokens of the response that are given, not sampled: with the same seed the
-            first token after them would depend on the same random number as the first one.
-        bits: how many, from the lowest: 63 for vLLM, 31 for servers, some of which keep an int32.
+    ``known`` tokens of the response are given, not sampled: with the same seed the first token after them would depend
+    on the same random number as the first one. ``bits`` is 63 for vLLM, 31 for servers, some of which keep an int32.
 
     Example:
         >>> sample_seed(0, 0, 0, bits=31) == sample_seed(0, 0, 0, bits=31) != sample_seed(0, 0, 1, bits=31)

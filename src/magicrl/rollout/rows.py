@@ -1,11 +1,9 @@
 """The mutable state of the in-process engine: its rows in flight, and all of it as a checkpoint.
 
 Active rows are a prefix of the cache, by descending length of their responses, so that each block of the cache is read
-for a prefix of the rows. Rows move when others end; a sample's output buffers, its *slot*, do not. `RowTable` is
-numpy, vectorised over rows, and knows nothing of models.
-
-Keys and values cannot be computed again, since the weights that made them are gone; so a snapshot holds them. A run
-that was killed with responses in flight goes on with the very same numbers.
+for a prefix of the rows. Rows move when others end; a sample's output buffers, its *slot*, do not. Keys and values
+cannot be computed again, since the weights that made them are gone; so a snapshot holds them, and a run that was killed
+with responses in flight goes on with the very same numbers.
 """
 
 from __future__ import annotations
@@ -212,13 +210,10 @@ class RowTable:
         self._draw_uniforms(table)
 
     def remove(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Drop ``rows`` and close the gaps; rows stay by descending ``count``.
+        """Drop ``rows`` and close the gaps; ``(source, target, tokens in the cache)`` of each row that moves, in order.
 
         A gap is filled with the last row of the same count, whose place with the last of the next count, and so on:
-        few rows move, however many there are.
-
-        Returns:
-            ``(source, target, tokens in the cache)`` of every row that moves, to be done in this order.
+        few rows move, and rows stay by descending ``count``.
         """
         moves: list[tuple[int, int, int]] = []
         for row in sorted(rows, reverse=True):  # from the back, so that no row that moves is one to be dropped
@@ -316,15 +311,7 @@ def unpack_work(
     *,
     whole: bool,
 ) -> Work:
-    """Inverse of ``pack_work``.
-
-    Args:
-        state: what it gave.
-        requests: by draw; those in flight must be there.
-        shape: of the engine's cache.
-        device: where the cache is to lie.
-        whole: as of `SlotCache`; blocks are the same either way.
-    """
+    """Inverse of ``pack_work`` for the ``requests`` in flight by draw; ``whole`` as of `SlotCache`."""
     work, now, groups = Work(sampled=int(state["sampled"])), time.perf_counter(), dict[int, GroupProgress]()
     for row in state["groups"]:
         group = GroupProgress(order=int(row["order"]), request=requests[int(row["draw"])])

@@ -28,15 +28,7 @@ Words = NDArray[np.uint64]
 
 
 def philox4x32(counter: tuple[Words, Words, Words, Words], key: tuple[Words, Words]) -> tuple[Words, ...]:
-    """Ten rounds of Philox-4x32.
-
-    Args:
-        counter: four arrays of 32-bit words (held as uint64), broadcast against each other.
-        key: two arrays of 32-bit words, broadcast likewise.
-
-    Returns:
-        Four arrays of 32-bit words (as uint64).
-    """
+    """Ten rounds of Philox-4x32 on arrays of 32-bit words (held as uint64), broadcast against each other."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):

@@ -330,8 +330,7 @@ class VllmEngine(SchedulingEngine):
         sleeps: bool = False,
         direct_weights: bool = False,
     ) -> None:
-        """
-        Args:
+        """Args:
             folder: the model in Hugging Face format; its recommended sampling settings are not used.
             settings: precision and sizes.
             end_tokens: a response ends with any of these, and no other; the token is kept.
@@ -408,10 +407,6 @@ class VllmEngine(SchedulingEngine):
         """Replace the weights, then compare log-probs with the learner's if the engine has a check.
 
         Requests in flight keep their tokens and go on under the new weights; their completions have spans.
-
-        Raises:
-            ValueError: the weights do not fit the model, or vLLM cannot take them.
-            RuntimeError: vLLM samples with other weights (from the check).
         """
         self._replace(lambda: self._weights.load(weights), version)
 
@@ -440,13 +435,7 @@ class VllmEngine(SchedulingEngine):
             self._check.compare({"vLLM": self.answers(self._check.requests)}, version)
 
     def sleep(self) -> None:
-        """Give weights and cache back (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``.
-
-        Without ``sleeps`` nothing is given back: the engine has its GPU for itself.
-
-        Raises:
-            RuntimeError: requests are in flight, whose keys and values would be lost.
-        """
+        """Give weights and cache back (vLLM's level 2; its CPU build keeps both) until the next ``load_weights``."""
         if not self._sleeps or self._engine.is_sleeping():
             return
         if self._asked:

@@ -106,13 +106,10 @@ class WeightSender:
     """The learner's side, on every one of its ranks; only rank 0 has the group.
 
     Args:
-        rendezvous: see there.
+        rendezvous: where the workers are met.
         rank: of the learner.
         told: all weights in the order in which ``stream`` yields them.
         stream: a fresh pass over (name, whole weight); yielding may be a collective of the learner's ranks.
-
-    Attributes:
-        ready: all workers came, and none was lost since.
     """
 
     def __init__(
@@ -125,7 +122,7 @@ class WeightSender:
         self._rank, self._stream = rank, stream
         self._engine: Any = None
         self._group: Any = None
-        self.ready = True
+        self.ready = True  # all workers came, and none was lost since
         try:
             if backend_here() == "nccl":
                 self._engine = _nccl_sender(rendezvous, rank, told, stream)
@@ -246,15 +243,7 @@ _TIED_HEAD = "lm_head.weight"
 
 
 class VllmWeights:
-    """Gives a vLLM engine the weights of a learner.
-
-    Args:
-        engine: vLLM's ``LLMEngine``.
-        folder: the model folder it was started from; tells which weights there are.
-
-    Raises:
-        ValueError: the folder's weights cannot be read.
-    """
+    """Gives vLLM's ``LLMEngine`` the weights of a learner; those that it has are in the model ``folder``."""
 
     def __init__(self, engine: Any, folder: Path) -> None:
         self._engine = engine
@@ -263,9 +252,7 @@ class VllmWeights:
         self._tied = bool(config.get_text_config().tie_word_embeddings)
 
     def load(self, weights: Mapping[str, torch.Tensor]) -> None:
-        """Replace all weights; what was computed with the old ones is forgotten.
-
-        Requests in flight keep their tokens and go on under the new weights.
+        """Replace all weights; requests in flight keep their tokens and go on under the new ones.
 
         Raises:
             ValueError: a weight is missing, unknown or of another shape; nothing is changed then.

@@ -1,7 +1,6 @@
 """Stale weights on purpose: an engine that samples with the policy of ``lag`` updates ago.
 
-Asynchronous training samples with weights that are some updates old. Here the same staleness is had in one
-process and repeatably, so that off-policy studies need no cluster.
+So off-policy studies have the staleness of asynchronous training in one process, repeatably, without a cluster.
 """
 
 from __future__ import annotations
@@ -26,10 +25,6 @@ class LaggedEngine(RolloutEngine):
     """
 
     def __init__(self, engine: RolloutEngine, *, lag: int) -> None:
-        """
-        Raises:
-            ValueError: ``lag`` is negative.
-        """
         if lag < 0:
             raise ValueError(f"rollout.weight_lag must be >= 0, got {lag}")
         self._engine = engine
@@ -58,10 +53,7 @@ class LaggedEngine(RolloutEngine):
         return self._engine.finished_samples()
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
-        """Keep a copy of ``weights`` and serve those of ``lag`` versions before.
-
-        The newest version given once more replaces itself.
-        """
+        """Keep a copy of ``weights``, in place of one of the same version, and serve those of ``lag`` before."""
         if self._history and self._history[-1][0] == version:
             self._history.pop()
         self._history.append((version, {name: tensor.detach().clone() for name, tensor in weights.items()}))
@@ -87,11 +79,7 @@ class LaggedEngine(RolloutEngine):
         return {"versions": [version for version, _ in self._history], **tensors}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of `state`: the weights that sampled next will sample next.
-
-        Raises:
-            ValueError: the state is of another lag.
-        """
+        """Inverse of `state`; ``ValueError`` if it is of another lag."""
         versions = [int(version) for version in state["versions"]]
         if len(versions) > (self._history.maxlen or 0):
             raise ValueError(

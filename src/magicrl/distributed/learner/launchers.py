@@ -23,9 +23,7 @@ from magicrl.distributed.learner.sharding import LOCAL_RANK
 
 
 class LearnerLost(RuntimeError):
-    """A rank died, failed or did not answer: the learner's processes are of no more use.
-
-    ``DistributedLearner.rebuild`` starts new ones and brings them to where the lost ones were.
+    """A rank died, failed or did not answer: ``DistributedLearner.rebuild`` starts new ones.
 
     Attributes:
         rank: which one.
@@ -88,8 +86,7 @@ def settled(answers: Sequence[Answer | None], *, waiting_for: str, seconds: floa
     """The values of a call's answers (None: none came within ``seconds``), or the error that tells most.
 
     Raises:
-        LearnerLost: some rank has no value. Named is one that died, before one that raised an error of its own,
-            before one whose error may be no more than the loss of another.
+        LearnerLost: some rank has no value.
         ValueError: all ranks raised it.
     """
     faults = {rank: answer.fault for rank, answer in enumerate(answers) if answer is not None and answer.fault}
@@ -162,11 +159,7 @@ class Launcher(Protocol):
     """Starts ranks where the caller wants them."""
 
     def start(self, ranks: int, *, timeout: float) -> RankGroup:
-        """Start ``ranks`` processes, each with a ``LearnerRank``.
-
-        Raises:
-            LearnerLost: one could not be placed or started in ``timeout`` seconds.
-        """
+        """Start ``ranks`` processes, each with a ``LearnerRank``; ``LearnerLost`` if not all are there in time."""
         ...
 
 
@@ -244,12 +237,10 @@ def serve(descriptor: int, rank: int) -> None:
 
 
 class RayLauncher:
-    """Starts every rank as an actor of a running Ray.
+    """Starts every rank as an actor of a running Ray, never restarted by it: alone it would have no weights.
 
     Args:
-        options: ``ray.remote`` options of each rank by its number (``num_gpus``, ``num_cpus``,
-            ``scheduling_strategy``, ``runtime_env``); as many as there are ranks. A rank is never restarted by Ray:
-            alone it would have no weights.
+        options: ``ray.remote`` options of each rank by its number.
         shared: of GPUs that Ray does not give the rank itself: from its number to (a reference to the numbers of its
             bundle's GPUs, its own place among them); asked at every start.
         grace: as `RankGroup`'s.

@@ -1,11 +1,9 @@
 """The learner of many devices behind the same calls as the one of one process; implements ``Learner``.
 
 The driver holds no weights. It cuts a mini-batch into shares, tells every rank its own, and reads what they found.
-What the ranks compute is the single learner's code (``training/objective.py``, ``training/learner.py``,
-``models/scorer.py``) on shards.
-
-A lost rank loses its rows of the weights, so all ranks start anew: from the last state that the driver knows, and
-through the updates made since, which it keeps. They are the same updates: same shares, same order, same sums.
+What the ranks compute is the single learner's code on shards. A lost rank loses its rows of the weights, so all ranks
+start anew: from the last state that the driver knows, and through the updates made since, which it keeps. They are the
+same updates: same shares, same order, same sums.
 """
 
 from __future__ import annotations
@@ -36,19 +34,11 @@ State: TypeAlias = "Mapping[str, Any] | tuple[Path, Mapping[str, Any]] | None"
 
 
 def split_by_tokens(samples: Sequence[TrainSample], parts: int, token_budget: int) -> list[list[int]]:
-    """Spread ``samples`` over ``parts`` shares of about as many tokens each.
+    """Spread ``samples`` over ``parts`` shares of about as many tokens each: ascending indices, maybe none.
 
-    Responses to one prompt stay together as far as neither a micro-batch nor an even share is exceeded, so that the
-    prompt is computed once. The largest family goes first, each to the share with the fewest tokens. The result
-    depends on the arguments only. A share may be empty.
-
-    Args:
-        samples: a mini-batch.
-        parts: shares.
-        token_budget: most tokens of a micro-batch.
-
-    Returns:
-        ``parts`` ascending lists of indices into ``samples``; every index stands in exactly one.
+    Responses to one prompt stay together as far as neither a micro-batch of ``token_budget`` nor an even share is
+    exceeded, so that the prompt is computed once. The largest family goes first, each to the share with the fewest
+    tokens.
 
     Example: responses of 6, 5, 2 and 1 tokens to four prompts of one token, two parts: ``[[0, 3], [1, 2]]``.
     """
@@ -80,10 +70,10 @@ class DistributedLearner:
     """Trains a start model over ranks; implements ``Learner``.
 
     Args:
-        policy: the start model as it was loaded; its weights are given up here (ranks read the folder themselves), its
-            architecture and tokenizer serve ``save_hf``.
+        policy: the start model; its weights are given up here (ranks read the folder themselves), its architecture and
+            tokenizer serve ``save_hf``.
         learning: as ``LocalLearner``'s.
-        launcher: starts ranks: ``LocalLauncher`` or ``RayLauncher``.
+        launcher: starts ranks.
         placement: how many ranks, and how they share the work.
         device: ``cuda`` gives every rank one GPU.
         shares_gpus: rollout engines use these GPUs in turn with the ranks, which then keep no freed memory.
@@ -181,8 +171,7 @@ class DistributedLearner:
         """One SGD step on the mini-batch; see ``Learner.update``.
 
         Raises:
-            NotFiniteError: as the single learner's.
-            ValueError: the batch has no loss tokens, or its samples are not what a learner can read.
+            NotFiniteError, ValueError: as the single learner's.
             LearnerLost: a rank was lost (more often than ``rebuilds``); after ``rebuild`` the call may be repeated.
         """
         self._check(batch.samples)
@@ -267,10 +256,9 @@ class DistributedLearner:
         self._go_on_from(state)
 
     def write_shards(self, folder: Path) -> Mapping[str, Any]:
-        """Write the state into ``folder``, each rank its own rows; every node has to see that folder.
+        """Write the state into ``folder``, which every node has to see, each rank its own rows.
 
-        Returns:
-            What ``read_shards`` needs beside the folder, JSON-able: ``optimizer_steps`` and ``files`` with checksums.
+        Returns what ``read_shards`` needs beside it, JSON-able: ``optimizer_steps`` and ``files`` with checksums.
         """
         found = self._repeated(lambda: self._call("write_shards", self._same(str(folder)), "shards to be written"))
         files = dict(file for file in found if file is not None)
@@ -312,11 +300,7 @@ class DistributedLearner:
         model.to("meta")  # pyright: ignore[reportArgumentType]
 
     def rebuild(self) -> None:
-        """Start new ranks and bring them to where the lost ones were after the last update that was made.
-
-        Raises:
-            LearnerLost: they did not start either.
-        """
+        """Start new ranks and bring them to where the lost ones were after the last update that was made."""
         self.close()
         self._running()
 

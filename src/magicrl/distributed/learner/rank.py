@@ -82,12 +82,9 @@ class LearnerRank:
             return f"tcp://{f'[{host}]' if ':' in host else host}:{probe.getsockname()[1]}"
 
     def configure(self, settings: RankSettings, address: str, ranks: int) -> str:
-        """Join the others at rank 0's ``address`` and take a share of the start model; a former model is dropped.
+        """Join the others at rank 0's ``address`` and take a share of the start model; its device's name.
 
-        Returns its device's name.
-
-        Raises:
-            ValueError: the model cannot be loaded or trained like this; the text says why.
+        A former model is dropped. ``ValueError`` says why a model cannot be loaded or trained like this.
         """
         self.close()
         self._ranks = ranks

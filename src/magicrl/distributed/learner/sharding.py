@@ -2,11 +2,8 @@
 
 Parameters are float32 shards on dimension 0, gathered in the compute precision a layer at a time. Gradients of all
 micro-batches are summed over ranks in float32, never averaged: every loss is an additive share of the mini-batch's.
-Every rank builds an empty model and reads its own rows of the start model's weights from the files.
-
-The state is written by ``torch.distributed.checkpoint`` as safetensors (no pickle) under the keys of the single
-learner's checkpoint, one file a rank; each says which rows of which tensor it holds, so that any number of ranks, or
-one process without any, reads them. All nodes see the folder.
+The state is written by ``torch.distributed.checkpoint`` as safetensors under the keys of the single learner's
+checkpoint, one file a rank, so that any number of ranks, or one process without any, reads them.
 """
 
 from __future__ import annotations
@@ -208,10 +205,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def weights(self, keep: bool) -> dict[str, Tensor]:
-        """All weights by their names before sharding, LoRA merged, in the compute precision on the CPU.
-
-        Gathered a unit at a time; kept where ``keep`` is true, elsewhere dropped at once.
-        """
+        """All weights by their names before sharding, LoRA merged, in the compute precision on the CPU, or {}."""
         found: dict[str, Tensor] = {}
         for name, tensor in self.stream():
             if keep:
@@ -221,10 +215,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def stream(self) -> Iterator[tuple[str, Tensor]]:
-        """Names and whole weights as `weights` has them, on the device, each until the next one is asked for.
-
-        All ranks have to go through it to its end together.
-        """
+        """Names and whole weights as `weights` has them, each until the next is asked for; all ranks go to its end."""
         prefixes = tuple(prefix for prefix, _ in self.units() if prefix)
         for prefix, unit in self.units():
             with self.whole(unit):
@@ -331,11 +322,7 @@ class ShardOptimizer(MasterOptimizer):
 
 
 def write_shards(folder: Path, state: Mapping[str, DTensor]) -> tuple[str, str] | None:
-    """Write this rank's rows to ``folder``; called by all ranks.
-
-    Returns:
-        Name and SHA-256 of this rank's file; None if it holds no rows.
-    """
+    """Write this rank's rows to ``folder``, called by all; its file's name and SHA-256, None if it holds no rows."""
     folder.mkdir(parents=True, exist_ok=True)
     save(dict(state), storage_writer=HuggingFaceStorageWriter(str(folder), save_distributed=True))
     mine = sorted(folder.glob(f"shard-{dist.get_rank() + 1:05d}-*.safetensors"))
@@ -346,11 +333,7 @@ def write_shards(folder: Path, state: Mapping[str, DTensor]) -> tuple[str, str] 
 
 
 def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int) -> None:
-    """Compare this rank's part of the files with their checksums.
-
-    Raises:
-        ValueError: a file is missing or is not what was written.
-    """
+    """Raise ``ValueError`` if one of this rank's part of the files is missing or is not what was written."""
     for name in sorted(files)[rank::ranks]:
         file = folder / name
         if not file.is_file() or _sha256(file) != files[name]:
@@ -359,11 +342,7 @@ def verify_shards(folder: Path, files: Mapping[str, str], rank: int, ranks: int)
 
 
 def read_shards(folder: Path, into: Mapping[str, Tensor]) -> None:
-    """Fill ``into`` (shards, or whole tensors in one process) from ``folder``.
-
-    Raises:
-        ValueError: the folder does not hold these tensors.
-    """
+    """Fill ``into`` (shards, or whole tensors in one process) from ``folder``; ``ValueError`` if it holds others."""
     reader = HuggingFaceStorageReader(str(folder))
     found = {key: tuple(entry.size) for key, entry in reader.read_metadata().state_dict_metadata.items()}  # pyright: ignore[reportAttributeAccessIssue]
     _check_shapes(str(folder), found, into)

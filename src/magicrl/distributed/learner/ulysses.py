@@ -41,10 +41,7 @@ def check_degree(config: PreTrainedConfig, degree: int) -> None:
 class UlyssesContext:
     """Attention over all tokens of a micro-batch of which every rank holds a slice; an ``AttentionContext``.
 
-    Args:
-        inner: attention of the whole micro-batch.
-        tokens: of the whole micro-batch; the ranks' slices are longer together, by padding at the end.
-        group: the ranks that share it.
+    ``inner`` attends the whole micro-batch of ``tokens``; the slices are longer together, by padding at the end.
     """
 
     def __init__(self, inner: AttentionContext, tokens: int, group: dist.ProcessGroup) -> None:
@@ -74,27 +71,16 @@ class UlyssesContext:
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSlice:
-    """This rank's tokens of a micro-batch.
+    """This rank's tokens of a micro-batch."""
 
-    Attributes:
-        input_ids: ``[1, n]``, padding at the end of the last slices.
-        position_ids: ``[1, n]``.
-        attention: over the whole micro-batch.
-        predict_index: ``[r]`` places in the slice whose next token is a response token.
-        targets: ``[r]`` those response tokens.
-        own: ``[r]`` which of the micro-batch's R response tokens they are.
-        place: ``[R]`` where each response token stands when the ranks' results, padded to ``width``, follow each other.
-        width: most response tokens of a slice.
-    """
-
-    input_ids: Tensor
-    position_ids: Tensor
-    attention: UlyssesContext
-    predict_index: Tensor
-    targets: Tensor
-    own: Tensor
-    place: Tensor
-    width: int
+    input_ids: Tensor  # ``[1, n]``, padding at the end of the last slices
+    position_ids: Tensor  # ``[1, n]``
+    attention: UlyssesContext  # over the whole micro-batch
+    predict_index: Tensor  # ``[r]`` places in the slice whose next token is a response token
+    targets: Tensor  # ``[r]`` those response tokens
+    own: Tensor  # ``[r]`` which of the micro-batch's R response tokens they are
+    place: Tensor  # ``[R]`` where each response token stands when the ranks' results, padded, follow each other
+    width: int  # most response tokens of a slice: to which they are padded
 
     @staticmethod
     def of(batch: PackedBatch, group: dist.ProcessGroup) -> SequenceSlice:
