@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 from transformers import PreTrainedTokenizerBase
@@ -29,6 +30,7 @@ UNKNOWN_TOKEN = -1
 UNLIMITED_CONTEXT = 2**31 - 1
 """``max_context`` of a server that does not state it."""
 
+T = TypeVar("T")
 _FIRST_ATTEMPTS = 3  # a server that is not there is most often a wrong address
 _STATED = {
     FinishReason.STOP: ("stop", "eos", "eos_token", "stop_sequence", "end_turn"),
@@ -85,6 +87,9 @@ class OpenAIEngine(SchedulingEngine):
         self._slots = asyncio.Semaphore(settings.concurrency)
         self._path = "/chat/completions" if settings.mode == "chat" else "/completions"
         self._transport = Transport(settings, self.usage)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-openai", daemon=True)
+        self._thread.start()
         try:
             self._discover()
         except BaseException:
@@ -119,7 +124,7 @@ class OpenAIEngine(SchedulingEngine):
         """Cancel every request (a server sees its connection close) and return the unfinished ones in issue order."""
         del keep  # a server goes on with no response of another request
         self._waiting.clear()
-        self._transport.cancel()
+        self._started(_cancel_others()).result()
         self._asked.clear()
         self._failed = None
         unfinished = self._unfinished(keep=False)
@@ -128,7 +133,16 @@ class OpenAIEngine(SchedulingEngine):
 
     def close(self) -> None:
         """Cancel what is under way and close the connections."""
-        self._transport.close()
+        if self._loop.is_closed():
+            return
+        self.interrupt()
+        self._started(self._transport.close()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _started(self, work: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _advance(self) -> None:
         """Take in the answers that have come, at least one.
@@ -142,7 +156,7 @@ class OpenAIEngine(SchedulingEngine):
         # at most two rounds ahead of the answers: tasks cost memory too
         while self._failed is None and self._waiting and len(self._asked) < 2 * self.settings.concurrency:
             group, index = self._waiting.popleft()
-            self._asked[self._transport.start(self._sample(group.request, index))] = (group, index)
+            self._asked[self._started(self._sample(group.request, index))] = (group, index)
         concurrent.futures.wait(self._asked, return_when=concurrent.futures.FIRST_COMPLETED)
         for future in [future for future in self._asked if future.done()]:
             group, index = self._asked.pop(future)
@@ -178,7 +192,7 @@ class OpenAIEngine(SchedulingEngine):
         """The model's name, whether the server is vLLM, and the context it states."""
         settings, transport = self.settings, self._transport
         try:
-            answer = transport.start(transport.send("GET", "/models", attempts=_FIRST_ATTEMPTS)).result()
+            answer = self._started(transport.send("GET", "/models", attempts=_FIRST_ATTEMPTS)).result()
         except ServerError as error:
             absent = error.status in (404, 405) or (error.status or 0) >= 500
             if not absent or not settings.model:
@@ -296,6 +310,13 @@ class OpenAIEngine(SchedulingEngine):
         if len(values) != count or not all(isinstance(value, int | float) for value in values):
             values = []
         return frozen_floats(np.asarray(values, dtype=np.float32))
+
+
+async def _cancel_others() -> None:
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in others:
+        task.cancel()
+    await asyncio.gather(*others, return_exceptions=True)
 
 
 def _text(choice: dict[str, Any]) -> str:

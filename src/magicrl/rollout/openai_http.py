@@ -7,20 +7,17 @@ import os
 import random
 import re
 import socket
-import threading
 import time
-from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 import httpx2
 
 from magicrl.config.errors import without_secrets
 
-T = TypeVar("T")
 Mode = Literal["completions", "chat"]
 Dialect = Literal["auto", "vllm", "openai"]
 
@@ -129,7 +126,7 @@ class ServerError(ValueError):
 
 
 class Transport:
-    """Sends JSON and reads JSON, in an event loop in a thread of its own."""
+    """Sends JSON and reads JSON. Everything but the constructor belongs to one event loop."""
 
     def __init__(self, settings: ServerSettings, usage: ServerUsage) -> None:
         self._settings = settings
@@ -143,36 +140,6 @@ class Transport:
         # of its own: neither training nor evaluation may see that random numbers were drawn
         self._jitter = random.Random()
         self.served: list[str] = []  # names of the model list, for the error about an unknown one
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-requests", daemon=True)
-        self._thread.start()
-
-    def start(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run ``work`` (mostly a `send`) in the loop."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
-
-    def cancel(self) -> None:
-        """Cancel everything that was started."""
-
-        async def cancelled() -> None:
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
-
-        if not self._loop.is_closed():
-            self.start(cancelled()).result()
-
-    def close(self) -> None:
-        """Cancel what is under way and close the connections. Safe to call twice."""
-        if self._loop.is_closed():
-            return
-        self.cancel()
-        if self._client is not None:
-            self.start(self._client.aclose()).result()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
 
     async def send(
         self,
@@ -208,6 +175,12 @@ class Transport:
             attempt += 1
             self._usage.retries += 1
             await asyncio.sleep(wait)
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+            self._client = None
 
     def clean(self, text: str) -> str:
         """``text`` without the key and other secrets: servers quote what they refuse."""
