@@ -72,12 +72,16 @@ class ClusterParts:
         config, placement = self._config, self._cluster.learner
         if self._trains_here:
             return make_learner(config, policy)
-        timeouts = self._cluster.timeouts
+        shared, timeouts, ranks = self._shared, self._cluster.timeouts, placement.ranks
+        if shared is None:
+            options = rank_options(ranks, gpus=self._gpus, seconds=timeouts.start)
+        else:
+            options = [shared.rank_options(rank) for rank in range(ranks)]
         return DistributedLearner(
             policy,
             LearnerSettings.of(config),
-            launcher=self._launcher(placement.ranks),
-            shares_gpus=self._shared is not None,
+            launcher=RayLauncher(options, shared=None if shared is None else shared.rank_gpu),
+            shares_gpus=shared is not None,
             placement=placement,
             device="cuda" if self._gpus else "cpu",
             threads=config.run.threads,
@@ -88,10 +92,11 @@ class ClusterParts:
     def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
         """Rollout replicas on any nodes, each with the engine that ``rollout.engine`` names."""
         rollout, shared = self._cluster.rollout, self._shared
+        gpus = rollout.tensor_parallel if self._gpus else 0
 
         def make(index: int) -> Any:
             place = None if shared is None else shared.replica(index)
-            return start_replica(self._config, str(start), index, gpus=self._gpus_each, shared=place)
+            return start_replica(self._config, str(start), gpus=gpus, shared=place)
 
         direct: dict[str, Any] = {}
         if rollout.weight_copy == "direct":
@@ -120,12 +125,6 @@ class ClusterParts:
             self._shared.close()
             del self._shared
 
-    def _launcher(self, ranks: int) -> RayLauncher:
-        shared = self._shared
-        if shared is None:
-            return RayLauncher(rank_options(ranks, gpus=self._gpus, seconds=self._cluster.timeouts.start))
-        return RayLauncher([shared.rank_options(rank) for rank in range(ranks)], shared=shared.rank_gpu)
-
     @cached_property
     def _shared(self) -> SharedBundles | None:
         """Where replicas and ranks take turns; None where each has GPUs of its own."""
@@ -143,10 +142,6 @@ class ClusterParts:
     @property
     def _trains_here(self) -> bool:
         return self._cluster.learner.ranks == 1 and not self._gpus
-
-    @property
-    def _gpus_each(self) -> int:
-        return self._cluster.rollout.tensor_parallel if self._gpus else 0
 
     def _check_room(self) -> None:
         rollout, alive = self._cluster.rollout, nodes()
@@ -172,26 +167,30 @@ def rank_options(ranks: int, *, gpus: bool, seconds: float) -> list[dict[str, An
     """
     if not gpus:
         return [{"num_cpus": 0, "scheduling_strategy": "SPREAD"}] * ranks
-    group = placement_group([{"GPU": 1, "CPU": 1}] * ranks, strategy="PACK")
+    what = f"{ranks} free GPUs, each with a CPU, for the learner ranks"
+    group = _reserved([{"GPU": 1, "CPU": 1}] * ranks, seconds, what)
+    return [{"num_gpus": 1, "num_cpus": 1, **_in_bundle(group, rank)} for rank in range(ranks)]
+
+
+def _reserved(bundles: list[dict[str, float]], seconds: float, what: str) -> Any:
+    """A placement group; ``ClusterError`` if there is no room within ``seconds``."""
+    group = placement_group(bundles, strategy="PACK")
     try:
-        waited_for(group.ready(), seconds, f"{ranks} free GPUs, each with a CPU, for the learner ranks")
+        waited_for(group.ready(), seconds, what)
     except ClusterError:
         remove_placement_group(group)  # or it would take what becomes free
         raise
-    return [
-        {
-            "num_gpus": 1,
-            "num_cpus": 1,
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=rank),
-        }
-        for rank in range(ranks)
-    ]
+    return group
+
+
+def _in_bundle(group: Any, index: int) -> dict[str, Any]:
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)}
 
 
 def start_replica(
-    config: TrainConfig, start: str, index: int, *, gpus: int, shared: tuple[dict[str, Any], Any] | None = None
+    config: TrainConfig, start: str, *, gpus: int, shared: tuple[dict[str, Any], Any] | None = None
 ) -> Any:
-    """The actor of a rollout replica, which makes its engine on the node where Ray puts it.
+    """The actor of a rollout replica, which makes its engine where Ray puts it.
 
     ``shared`` is its place among learner ranks, from `SharedBundles.replica`; ``gpus`` are then theirs.
     """
@@ -251,13 +250,8 @@ class SharedBundles:
         self._each = ranks_each
         self._cpus = cpus
         bundle = {"CPU": max(cpus, _LEAST_CPUS)} | ({"GPU": float(ranks_each)} if gpus else {})
-        self._group = placement_group([bundle] * replicas, strategy="PACK")
         what = f"room for {replicas} replicas with the {ranks_each} learner ranks that share each one's GPUs"
-        try:
-            waited_for(self._group.ready(), seconds, what)
-        except ClusterError:
-            remove_placement_group(self._group)  # or it would take what becomes free
-            raise
+        self._group = _reserved([bundle] * replicas, seconds, what)
         holder: Any = ray.remote(_Holder)
         options = {"num_cpus": 0, "num_gpus": ranks_each if gpus else 0, "max_restarts": -1, "max_task_retries": -1}
         self._holders: list[Any] = [holder.options(**options, **self._in(index)).remote() for index in range(replicas)]
@@ -283,9 +277,7 @@ class SharedBundles:
         return self._holders[index].numbers.remote()
 
     def _in(self, index: int) -> dict[str, Any]:
-        return {
-            "scheduling_strategy": PlacementGroupSchedulingStrategy(self._group, placement_group_bundle_index=index)
-        }
+        return _in_bundle(self._group, index)
 
 
 @contextmanager

@@ -276,7 +276,12 @@ class EnginePool(SchedulingEngine):
             self._waiting.extend(work)
             return
         shares: dict[int, list[tuple[int, RolloutRequest]]] = {slot.index: [] for slot in live}
-        loads = {slot.index: self._tokens_to_come(slot) for slot in live}
+        loads = {
+            slot.index: sum(
+                _tokens(self._groups.open[order].request, len(found)) for order, found in slot.assigned.items()
+            )
+            for slot in live
+        }
         for order, indices in work:
             slot = min(live, key=lambda slot: (loads[slot.index], slot.index))
             group = self._groups.open[order]
@@ -287,10 +292,6 @@ class EnginePool(SchedulingEngine):
             if shares[slot.index]:
                 slot.heard = self._listened
                 slot.actor.submit.remote(shares[slot.index])
-
-    def _tokens_to_come(self, slot: ReplicaSlot) -> int:
-        """Upper bound, in tokens, of a replica's assigned samples."""
-        return sum(_tokens(self._groups.open[order].request, len(indices)) for order, indices in slot.assigned.items())
 
     # collecting
 
@@ -395,6 +396,7 @@ def _part(group: GroupProgress, indices: set[int]) -> RolloutRequest:
 
 
 def _tokens(request: RolloutRequest, samples: int) -> int:
+    """The most that may come of them, the prompt's own among them."""
     return len(request.prompt_tokens) + samples * request.sampling.max_tokens
 
 

@@ -188,7 +188,11 @@ class WeightFiles:
             self._file_of.update(dict.fromkeys(file.keys(), file))
         tied: dict[str, str] = model.all_tied_weights_keys
         self._shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-        self._names = {name: self._present(name, tied) for name in self._shapes}
+        self._names: dict[str, list[str]] = {}  # under which names of the files a weight of the model is found
+        for name in self._shapes:
+            first = tied.get(name, name)
+            same = [first, *(other for other, to in tied.items() if to == first)]
+            self._names[name] = [key for key in same if key in self._file_of]
         self._check()
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -214,12 +218,6 @@ class WeightFiles:
     def unused(self) -> list[str]:
         """Names in the files that the model does not have."""
         return sorted(self._file_of.keys() - self._shapes.keys())
-
-    def _present(self, name: str, tied: dict[str, str]) -> list[str]:
-        """Under which names of the files a weight of the model is found."""
-        first = tied.get(name, name)
-        same = [first, *(other for other, to in tied.items() if to == first)]
-        return [key for key in same if key in self._file_of]
 
     def _check(self) -> None:
         missing = sorted(name for name, keys in self._names.items() if not keys)

@@ -195,7 +195,9 @@ def from_gguf_package(package: str) -> tuple[PreTrainedModel, PreTrainedTokenize
     register_attention()
     where, name = str(file.parent), file.name
     tokenizer = cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(where, gguf_file=name))
-    _ensure_chat_template(tokenizer)
+    if not tokenizer.chat_template and {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
+        tokenizer.chat_template = CHATML  # the GGUF file carries none
+        tokenizer.eos_token = "<|im_end|>"
     with quiet_bars():
         read = AutoModelForCausalLM.from_pretrained(where, gguf_file=name, dtype=torch.float32)
     quantized = cast(PreTrainedModel, read)
@@ -223,13 +225,6 @@ def prepare_gguf_package(package: str, folder: Path) -> Path:
         return folder
     model, tokenizer = from_gguf_package(package)
     return save_policy(model, tokenizer, folder, extra_files={"README.md": _model_card(package)})
-
-
-def _ensure_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Give a ChatML tokenizer its template when the GGUF file carries none."""
-    if not tokenizer.chat_template and {"<|im_start|>", "<|im_end|>"} <= tokenizer.get_vocab().keys():
-        tokenizer.chat_template = CHATML
-        tokenizer.eos_token = "<|im_end|>"
 
 
 def _model_card(package: str) -> str:

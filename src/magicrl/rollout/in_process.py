@@ -281,8 +281,11 @@ class InProcessEngine(SchedulingEngine):
             logits.append(self._resume_group(cache, self._work.kept))
         free, few = cache.rows - self._work.rows.active, max(1, cache.rows // REFILL_SHARE)
         if self._work.queue and self._work.kept is None and (free >= few or not self._work.rows.active):
-            while self._work.queue and free and self._fits(cache, self._work.queue[0]):
+            while self._work.queue and free:
                 group = self._work.queue[0]
+                prompt, response = _lengths(group.request)
+                if prompt > cache.prompts.capacity or response > cache.responses.capacity:
+                    break
                 samples = min(group.waiting, free)
                 starting.append((group, samples))
                 free -= samples
@@ -293,11 +296,6 @@ class InProcessEngine(SchedulingEngine):
         if self._work.rows.active == first:
             return []
         return self._sample(slice(first, self._work.rows.active), torch.cat(logits))
-
-    @staticmethod
-    def _fits(cache: SlotCache, group: GroupProgress) -> bool:
-        prompt, response = _lengths(group.request)
-        return prompt <= cache.prompts.capacity and response <= cache.responses.capacity
 
     def _fit_cache(self) -> SlotCache:
         """The cache, made anew between generations when the queue needs longer rows or could have more of them.

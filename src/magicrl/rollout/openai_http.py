@@ -163,7 +163,9 @@ class Transport:
             try:
                 return await self._attempt(method, path, body, limit)
             except ServerError as error:
-                wait = self._wait(attempt, error)
+                # what the server asks for, else doubling; a little more, at random
+                wait = error.wait if error.wait is not None else min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
+                wait *= 1 + 0.5 * self._jitter.random()
                 late = time.monotonic() + wait >= end
                 if not error.retryable or (stopped is not None and stopped()):
                     raise
@@ -187,11 +189,6 @@ class Transport:
         if self._key:
             text = text.replace(self._key, f"***{self._settings.key_variable}***")
         return without_secrets(text)
-
-    def _wait(self, attempt: int, error: ServerError) -> float:
-        """Seconds before the next attempt: what the server asks for, else doubling; a little more, at random."""
-        wait = error.wait if error.wait is not None else min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
-        return wait * (1 + 0.5 * self._jitter.random())
 
     def _connected(self) -> httpx2.AsyncClient:
         if self._client is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from magicrl.models.kv_cache import BlockStore, CacheShape, SlotCache
+from magicrl.models.kv_cache import CacheShape, SlotCache
 from magicrl.records import Completion, RolloutRequest, VersionSpans
 from magicrl.rollout.requests import GroupProgress, OpenGroups, pack_completions, unpack_completions
 from magicrl.rollout.sampling import uniforms
@@ -69,6 +69,7 @@ class RowTable:
         self._tokens = np.zeros((rows, max_tokens), dtype=np.int32)
         self._logprobs = np.zeros((rows, max_tokens), dtype=np.float32)
         self._entropies = np.zeros((rows, max_tokens), dtype=np.float32)
+        self._buffers = {"tokens": self._tokens, "logprobs": self._logprobs, "entropies": self._entropies}
         self._versions: list[list[tuple[int, int]]] = [[] for _ in range(rows)]  # (first token, version), by slot
         self._uniforms = np.zeros((rows, _UNIFORMS_AHEAD), dtype=np.float64)
 
@@ -125,7 +126,7 @@ class RowTable:
         index = np.flatnonzero(table["count"] < table["known"])
         if len(index):
             where = (table["slot"][index], table["count"][index])
-            for value, buffer in zip(values, (self._tokens, self._logprobs, self._entropies), strict=True):
+            for value, buffer in zip(values, self._buffers.values(), strict=True):
                 value[index] = buffer[where]
 
     def next_uniforms(self, rows: slice) -> NDArray[np.float64]:
@@ -149,9 +150,8 @@ class RowTable:
         """Append one token to each of ``rows``; True where that reached the row's limit."""
         table = self._rows[rows]
         where = (table["slot"], table["count"])
-        self._tokens[where] = tokens
-        self._logprobs[where] = logprobs
-        self._entropies[where] = entropies
+        for buffer, values in zip(self._buffers.values(), (tokens, logprobs, entropies), strict=True):
+            buffer[where] = values
         table["count"] += 1
         table["last"] = tokens
         return table["count"] >= table["limit"]
@@ -182,11 +182,10 @@ class RowTable:
         width = int(np.maximum(table["count"], table["known"]).max(initial=0))
         slots = table["slot"]
         fields = {name: table[name].view(np.int64) for name in _KEPT_FIELDS}
-        buffers = {"tokens": self._tokens, "logprobs": self._logprobs, "entropies": self._entropies}
         groups = [self._groups[slot] for slot in slots.tolist()]
         return {
             **{f"field/{name}": np.ascontiguousarray(values) for name, values in fields.items()},
-            **{name: buffer[slots, :width] for name, buffer in buffers.items()},
+            **{name: buffer[slots, :width] for name, buffer in self._buffers.items()},
             "orders": [group.order for group in groups if group is not None],
             "versions": [[list(start) for start in self._versions[slot]] for slot in slots.tolist()],
         }
@@ -204,8 +203,7 @@ class RowTable:
         for name in _KEPT_FIELDS:
             table[name] = state[f"field/{name}"].view(table[name].dtype)
         slots, width = table["slot"], state["tokens"].shape[1]
-        buffers = {"tokens": self._tokens, "logprobs": self._logprobs, "entropies": self._entropies}
-        for name, buffer in buffers.items():
+        for name, buffer in self._buffers.items():
             buffer[slots, :width] = state[name]
         self._draw_uniforms(table)
 
@@ -295,11 +293,7 @@ def pack_work(work: Work) -> dict[str, Any]:
         state["geometry"] = [cache.rows, cache.prompts.capacity, cache.responses.capacity]
         rows = work.rows.state()
         state |= {f"rows/{k}": torch.from_numpy(v) if isinstance(v, np.ndarray) else v for k, v in rows.items()}
-        for name, (store, places, tokens) in _filled(work, cache).items():
-            for block, used in store.spans(tokens):
-                for kind, layers in (("keys", store.keys), ("values", store.values)):
-                    kept = [layer[block][:places, :, :used] for layer in layers]
-                    state[f"cache/{name}/{kind}/{block}"] = torch.stack(kept)
+        state |= {f"cache/{name}": torch.stack(layers) for name, layers in _filled(work, cache)}
     return state
 
 
@@ -334,19 +328,20 @@ def unpack_work(
         work.rows = RowTable(rows, response)
         arrays = {k.removeprefix("rows/"): v for k, v in state.items() if k.startswith("rows/")}
         work.rows.restore({k: v.numpy() if isinstance(v, Tensor) else v for k, v in arrays.items()}, groups.__getitem__)
-        for name, (store, places, tokens) in _filled(work, cache).items():
-            for block, used in store.spans(tokens):
-                for kind, layers in (("keys", store.keys), ("values", store.values)):
-                    for layer, kept in zip(layers, state[f"cache/{name}/{kind}/{block}"], strict=True):
-                        layer[block][:places, :, :used] = kept.to(device)
+        for name, layers in _filled(work, cache):
+            for layer, kept in zip(layers, state[f"cache/{name}"], strict=True):
+                layer.copy_(kept)
     return work
 
 
-def _filled(work: Work, cache: SlotCache) -> dict[str, tuple[BlockStore, int, int]]:
-    """Each store with the places in use and the most tokens that one of them holds."""
+def _filled(work: Work, cache: SlotCache) -> Iterator[tuple[str, list[Tensor]]]:
+    """The parts of the cache that are in use: by name their views in each layer."""
     prompts = max((len(group.request.prompt_tokens) for group in work.prompts), default=0)
     responses = int(work.rows.column("count").max(initial=1)) - 1
-    return {
-        "prompts": (cache.prompts, len(work.prompts), prompts),
-        "responses": (cache.responses, work.rows.active, responses),
-    }
+    for name, store, places, tokens in (
+        ("prompts", cache.prompts, len(work.prompts), prompts),
+        ("responses", cache.responses, work.rows.active, responses),
+    ):
+        for block, used in store.spans(tokens):
+            for kind, layers in (("keys", store.keys), ("values", store.values)):
+                yield f"{name}/{kind}/{block}", [layer[block][:places, :, :used] for layer in layers]

@@ -18,7 +18,7 @@ import contextlib
 import logging
 import shutil
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
@@ -259,7 +259,7 @@ class VllmWeights:
         """
         check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, self._shapes, tied=self._tied)
         with torch.no_grad():
-            if self._workers() == 1:
+            if self._engine.vllm_config.parallel_config.world_size == 1:
                 self._rpc("reload_weights", weights_iterator=iter(weights.items()), is_checkpoint_format=True)
             else:
                 self._reload_from_shared_memory(weights)
@@ -282,9 +282,6 @@ class VllmWeights:
             self._engine.apply_model(pack_again)
         # keys and values of the old weights: of finished prompts, and of what runs, which is computed again
         self._engine.reset_prefix_cache(reset_running_requests=True)
-
-    def _workers(self) -> int:
-        return int(self._engine.vllm_config.parallel_config.world_size)
 
     def _rpc(self, method: str, **arguments: Any) -> None:
         self._engine.collective_rpc(method, kwargs=arguments)
@@ -334,12 +331,7 @@ def check_shapes(given: Shapes, wanted: Shapes, *, tied: bool) -> None:
         ),
     ):
         if names:
-            raise ValueError(f"{trouble}: {_listed(names)}")
-
-
-def _listed(names: Iterable[str]) -> str:
-    shown = sorted(names)
-    return ", ".join(shown[:5]) + (f" and {len(shown) - 5} more" if len(shown) > 5 else "")
+            raise ValueError(f"{trouble}: {', '.join(sorted(names)[:5])}")
 
 
 def _shared_memory(size: int) -> str | None:
