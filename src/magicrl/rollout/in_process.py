@@ -112,7 +112,8 @@ class InProcessEngine(SchedulingEngine):
         device: torch.device | str = "cpu",
         static_steps: bool | None = None,
     ) -> None:
-        """Args:
+        """
+        Args:
             model: an HF causal LM of the engine's own, loaded with ``attn_implementation="magicrl"``.
             end_tokens: a response ends with any of these; the token is kept.
             decode: response tokens to text, special tokens left out.

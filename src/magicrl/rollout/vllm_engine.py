@@ -249,42 +249,6 @@ class Sampled:
         spans = tuple((int(v), n) for (v, _), n in zip(state.weight_version_starts, lengths, strict=True) if n)
         return cls(tokens=tokens, logprobs=_of_tokens(state.logprobs_processor.logprobs, tokens), spans=spans)
 
-    def completion(
-        self,
-        before: Completion | None,
-        reason: FinishReason,
-        *,
-        version: int,
-        seconds: float,
-        decode: Callable[[Sequence[int]], str],
-    ) -> Completion:
-        """The response after its beginning, if vLLM was given one; ``version`` counts where vLLM does not tell.
-
-        Raises:
-            FloatingPointError: a log-prob is not finite.
-        """
-        if not np.isfinite(self.logprobs).all():
-            raise FloatingPointError(
-                f"the model's logits are not finite (policy version {version}); its weights are broken"
-            )
-        spans = self.spans or ((version, len(self.tokens)),)
-        tokens, logprobs = self.tokens, self.logprobs
-        if before is not None:
-            tokens = before.tokens.tolist() + tokens
-            logprobs = before.sampler_logprobs.tolist() + logprobs
-            spans = _joined(before.version_spans or ((before.policy_version, len(before)),), spans)
-            seconds += before.seconds
-        return Completion(
-            tokens=frozen_tokens(tokens),
-            text=decode(tokens),
-            sampler_logprobs=frozen_floats(logprobs),
-            sampler_entropies=None,
-            finish_reason=reason,
-            policy_version=min(version for version, _ in spans),
-            version_spans=spans if len(spans) > 1 else (),
-            seconds=seconds,
-        )
-
 
 def _of_tokens(places: Any, tokens: Sequence[int]) -> list[float]:
     return [float(place[token].logprob) for place, token in zip(places, tokens, strict=True)]
@@ -330,7 +294,8 @@ class VllmEngine(SchedulingEngine):
         sleeps: bool = False,
         direct_weights: bool = False,
     ) -> None:
-        """Args:
+        """
+        Args:
             folder: the model in Hugging Face format; its recommended sampling settings are not used.
             settings: precision and sizes.
             end_tokens: a response ends with any of these, and no other; the token is kept.
@@ -537,4 +502,26 @@ class VllmEngine(SchedulingEngine):
         return self._completion(asked, sampled, _REASONS[answer.finish_reason], seconds)
 
     def _completion(self, asked: Asked, sampled: Sampled, reason: FinishReason, seconds: float) -> Completion:
-        return sampled.completion(asked.before, reason, version=self._version, seconds=seconds, decode=self._decode)
+        """The response after its beginning, if vLLM was given one."""
+        if not np.isfinite(sampled.logprobs).all():
+            raise FloatingPointError(
+                f"the model's logits are not finite (policy version {self._version}); its weights are broken"
+            )
+        tokens, logprobs, spans = sampled.tokens, sampled.logprobs, sampled.spans
+        spans = spans or ((self._version, len(tokens)),)
+        before = asked.before
+        if before is not None:
+            tokens = before.tokens.tolist() + tokens
+            logprobs = before.sampler_logprobs.tolist() + logprobs
+            spans = _joined(before.version_spans or ((before.policy_version, len(before)),), spans)
+            seconds += before.seconds
+        return Completion(
+            tokens=frozen_tokens(tokens),
+            text=self._decode(tokens),
+            sampler_logprobs=frozen_floats(logprobs),
+            sampler_entropies=None,
+            finish_reason=reason,
+            policy_version=min(version for version, _ in spans),
+            version_spans=spans if len(spans) > 1 else (),
+            seconds=seconds,
+        )
