@@ -196,7 +196,8 @@ class PolicyScorer:
         """Log-probs and entropies of every response token, ``[T]`` a sample in the order given, without gradient."""
         found: dict[int, tuple[FloatArray, FloatArray]] = {}
         for part, batch in self.micro_batches(samples):
-            found.update(zip(part, self.score_batch(batch, temperature), strict=True))
+            scored = self.score_batch(batch, temperature)
+            found.update(zip(part, scored[: len(part)], strict=True))  # an empty part is a pass made for other ranks
         ordered = [found[i] for i in range(len(samples))]
         return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
 

@@ -25,6 +25,7 @@ from torch import Tensor
 from magicrl.algorithms.losses import LossMetrics
 from magicrl.distributed.learner.sharding import (
     LOCAL_RANK,
+    NOTHING,
     Meshes,
     RankSettings,
     ShardedModel,
@@ -36,7 +37,7 @@ from magicrl.distributed.learner.sharding import (
 )
 from magicrl.distributed.tensors import Payload, pack, unpack
 from magicrl.models.loading import device_name, peak_mb
-from magicrl.records import FloatArray, TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import FloatArray, TrainSample
 from magicrl.rollout.vllm_weights import Rendezvous, WeightInfo, WeightSender
 from magicrl.training.objective import MicroBatch, Objective, not_finite_loss, not_finite_weights
 from magicrl.training.protocols import Controls
@@ -154,15 +155,7 @@ class LearnerRank:
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token of this rank's samples."""
-        found: dict[int, tuple[FloatArray, FloatArray]] = {}
-        plan, shared = self._scorer.plan(samples)
-        for members in self._as_many_as_others(plan):
-            given = [samples[i] for i in members] or [_NOTHING]
-            scored = self._scorer.score_batch(self._scorer.pack(given, shared=shared), temperature)
-            if members:
-                found.update(zip(members, scored, strict=True))
-        ordered = [found[i] for i in range(len(samples))]
-        return [pair[0] for pair in ordered], [pair[1] for pair in ordered]
+        return self._scorer.score(samples, temperature)
 
     def weights(self) -> Payload | None:
         """All weights for engines, on rank 0; see ``ShardedModel.weights``."""
@@ -221,21 +214,14 @@ class LearnerRank:
     def _accumulate(self, share: Share, chosen: Sequence[int], controls: Controls) -> LossMetrics:
         """Gradients of these of the share's samples and whatever the other ranks give; metrics of all."""
         samples, weights = [share.samples[i] for i in chosen], torch.from_numpy(share.weights)[list(chosen)]
-        plan, shared = self._scorer.plan(samples)
 
         def jobs() -> Iterator[MicroBatch]:
-            for members in self._as_many_as_others(plan):
-                given = [samples[i] for i in members] or [_NOTHING]
+            for members, batch in self._scorer.micro_batches(samples):
+                given = [samples[i] for i in members] or [NOTHING]
                 own = weights[members] if members else torch.zeros(1, dtype=torch.float64)
-                yield MicroBatch(given, own, self._scorer.pack(given, shared=shared))
+                yield MicroBatch(given, own, batch)
 
         return self._over_ranks(self._objective.accumulate(self._scorer, jobs(), controls, statistics=share.statistics))
-
-    def _as_many_as_others(self, plan: list[list[int]]) -> list[list[int]]:
-        """The plan, with empty micro-batches at its end: every pass gathers weights, so all ranks make as many."""
-        most = torch.tensor(max(1, len(plan)), device=self._scorer.device)
-        dist.all_reduce(most, dist.ReduceOp.MAX)
-        return plan + [[] for _ in range(int(most) - len(plan))]
 
     def _over_ranks(self, metrics: LossMetrics) -> LossMetrics:
         """Sums, maxima and minima over shares; ranks of one share have the same and count once."""
@@ -264,22 +250,6 @@ class LearnerRank:
             if not (math.isfinite(metrics.values()["loss"]) and math.isfinite(self._optimizer.gradient_norm())):
                 return index
         return None
-
-
-_NOTHING = TrainSample(
-    prompt_tokens=frozen_tokens([0]),
-    tokens=frozen_tokens([0]),
-    advantage=0.0,
-    group_index=0,
-    sample_index=0,
-    sampler_logprobs=frozen_floats([0.0]),
-    policy_version=0,
-    loss_mask=np.zeros(1, dtype=np.bool_),
-    old_logprobs=frozen_floats([0.0]),
-    ref_logprobs=frozen_floats([0.0]),
-    policy_mask=np.ones(1, dtype=np.bool_),
-)
-"""A sample without loss: what a rank passes through the model while others still have work."""
 
 
 def _device(name: str) -> torch.device:

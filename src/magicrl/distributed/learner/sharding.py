@@ -11,11 +11,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import math
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from magicrl.models.memory_efficient import use_memory_efficient_layers
 from magicrl.models.model_files import WeightFiles, find_model
 from magicrl.models.packing import PackedBatch
 from magicrl.models.scorer import PolicyScorer
+from magicrl.records import TrainSample, frozen_floats, frozen_tokens
 from magicrl.training.learner import LoraAdapters, MasterOptimizer, square_sum
 from magicrl.training.objective import LearnerSettings
 
@@ -365,6 +367,22 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
+NOTHING = TrainSample(
+    prompt_tokens=frozen_tokens([0]),
+    tokens=frozen_tokens([0]),
+    advantage=0.0,
+    group_index=0,
+    sample_index=0,
+    sampler_logprobs=frozen_floats([0.0]),
+    policy_version=0,
+    loss_mask=np.zeros(1, dtype=np.bool_),
+    old_logprobs=frozen_floats([0.0]),
+    ref_logprobs=frozen_floats([0.0]),
+    policy_mask=np.ones(1, dtype=np.bool_),
+)
+"""A sample without loss: what a rank passes through the model while others still have work."""
+
+
 class ShardedScorer(PolicyScorer):
     """``PolicyScorer`` whose passes gather the model as they go; every rank makes as many passes as the others."""
 
@@ -375,6 +393,14 @@ class ShardedScorer(PolicyScorer):
     @property
     def device(self) -> torch.device:
         return self._sharded.device
+
+    def micro_batches(self, samples: Sequence[TrainSample]) -> Iterator[tuple[list[int], PackedBatch]]:
+        """As many on every rank, since each pass gathers weights: a rank with fewer ends with empty ones."""
+        plan, shared = self.plan(samples)
+        most = torch.tensor(max(1, len(plan)), device=self.device)
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+        for members in plan + [[] for _ in range(int(most) - len(plan))]:
+            yield members, self.pack([samples[i] for i in members] or [NOTHING], shared=shared)
 
     def forward(
         self, batch: PackedBatch, temperature: float, *, head_gradient: Tensor | None = None
