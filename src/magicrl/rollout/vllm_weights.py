@@ -33,9 +33,7 @@ from torch.distributed import PrefixStore, TCPStore  # pyright: ignore[reportPri
 from transformers import AutoConfig
 
 _log = logging.getLogger(__name__)
-Backend = Literal["nccl", "gloo"]
-GLOO = "magicrl_gloo"
-"""The name of the CPU engine in vLLM's registry."""
+GLOO = "magicrl_gloo"  # the name of the CPU engine in vLLM's registry
 _RECEIVER_SECONDS = 600.0  # vLLM hands a receiver no limit of ours
 
 
@@ -63,7 +61,7 @@ class WeightInfo:
         return WeightInfo(name, str(weight.dtype).removeprefix("torch."), tuple(weight.shape))
 
 
-def backend_here() -> Backend:
+def backend_here() -> Literal["nccl", "gloo"]:
     """What this process would transfer weights with."""
     return "nccl" if torch.cuda.is_available() else "gloo"
 
@@ -79,27 +77,6 @@ def worker_backend() -> str:
     with contextlib.suppress(ValueError):  # registered for an engine of this process before
         WeightTransferEngineFactory.register_engine(GLOO, _gloo_receiver())
     return GLOO
-
-
-def worker_rendezvous(rendezvous: Rendezvous, place: int) -> dict[str, Any]:
-    """For the workers' ``init_weight_transfer_engine``; ``place`` is the first worker's rank in the group."""
-    info: dict[str, Any] = {
-        "master_address": rendezvous.host,
-        "master_port": rendezvous.port,
-        "rank_offset": place,
-        "world_size": rendezvous.size,
-        "packed": backend_here() == "nccl",
-    }
-    return info
-
-
-def worker_update(told: Sequence[WeightInfo]) -> dict[str, Any]:
-    """For the workers' ``update_weights``."""
-    return {
-        "names": [weight.name for weight in told],
-        "dtype_names": [weight.dtype for weight in told],
-        "shapes": [list(weight.shape) for weight in told],
-    }
 
 
 class WeightSender:
@@ -239,7 +216,6 @@ def _gloo_receiver() -> Any:
 
 
 Shapes = dict[str, tuple[int, ...]]
-_TIED_HEAD = "lm_head.weight"
 
 
 class VllmWeights:
@@ -267,12 +243,24 @@ class VllmWeights:
 
     def join(self, rendezvous: Rendezvous, place: int) -> None:
         """Have the workers meet the rank that sends, the first of them as number ``place`` of the group."""
-        self._rpc("init_weight_transfer_engine", init_info=worker_rendezvous(rendezvous, place))
+        info = {
+            "master_address": rendezvous.host,
+            "master_port": rendezvous.port,
+            "rank_offset": place,
+            "world_size": rendezvous.size,
+            "packed": backend_here() == "nccl",
+        }
+        self._rpc("init_weight_transfer_engine", init_info=info)
 
     def take(self, told: Sequence[WeightInfo]) -> None:
         """As `load`, with what the rank that was met sends at the same time."""
+        update = {
+            "names": [weight.name for weight in told],
+            "dtype_names": [weight.dtype for weight in told],
+            "shapes": [list(weight.shape) for weight in told],
+        }
         self._rpc("start_weight_update")
-        self._rpc("update_weights", update_info=worker_update(told))
+        self._rpc("update_weights", update_info=update)
         self._rpc("finish_weight_update")
         self._forget()
 
@@ -321,7 +309,7 @@ def saved_shapes(folder: Path) -> Shapes:
 
 def check_shapes(given: Shapes, wanted: Shapes, *, tied: bool) -> None:
     """Raise ``ValueError`` unless ``given`` are all the weights that a model has; a tied head may stand or not."""
-    free = {_TIED_HEAD} if tied else set[str]()
+    free = {"lm_head.weight"} if tied else set[str]()
     for trouble, names in (
         ("no weights were given for", set(wanted) - set(given) - free),
         ("weights for parameters that the engine's model does not have", set(given) - set(wanted) - free),
