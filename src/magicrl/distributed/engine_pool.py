@@ -91,8 +91,9 @@ class ReplicaSlot:
     def successor(self, actor: Any, listened: float) -> ReplicaSlot:
         """The place with another actor in it, whose seconds start at 0; figures not reported yet are kept."""
         self._rest()
-        kept = {"tokens": self.tokens, "longest": self.longest, "_spans": self._spans}
-        return ReplicaSlot(index=self.index, actor=actor, heard=listened, **kept)
+        successor = ReplicaSlot(index=self.index, actor=actor, heard=listened)
+        successor.tokens, successor.longest, successor._spans = self.tokens, self.longest, self._spans
+        return successor
 
     def observations(self) -> dict[str, float]:
         """Metrics since the last call: tokens delivered and their rate, the queue now and at its longest, memory."""
