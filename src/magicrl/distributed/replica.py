@@ -167,6 +167,7 @@ class Replica:
     def _generate(self) -> None:
         while True:
             with self._changed:
+                # visitors first: otherwise this thread mostly takes the lock again before one of them wakes
                 self._changed.wait_for(lambda: self._closed or (self._working() and not self._visitors))
             with self._engine_free:
                 if self._closed:

@@ -240,6 +240,7 @@ class InProcessEngine(SchedulingEngine):
         done = self._admit()
         if self._work.rows.active:
             done += self._decode_step()
+        # not in the order of rows, which depends on what else is in the batch
         for ended in sorted(done, key=lambda ended: (ended[0].order, ended[1])):
             self._groups.file(*ended)
         self._busy += time.perf_counter() - begin
@@ -280,6 +281,7 @@ class InProcessEngine(SchedulingEngine):
         logits: list[Tensor] = []
         if self._work.kept is not None:
             logits.append(self._resume_group(cache, self._work.kept))
+        # few large forwards of prompts instead of one whenever a row is free
         free, few = cache.rows - self._work.rows.active, max(1, cache.rows // REFILL_SHARE)
         if self._work.queue and self._work.kept is None and (free >= few or not self._work.rows.active):
             while self._work.queue and free:
@@ -412,6 +414,7 @@ class InProcessEngine(SchedulingEngine):
         assert self._work.cache is not None
         for move in table.remove([rows.start + int(index) for index in over]):
             self._work.cache.responses.move(*move)
+        # a group is complete once nothing of it waits and no row reads its prompt
         read = set(table.column("owner").tolist())
         unread = {group.place for group, *_ in done if not group.waiting and group.place not in read}
         self._drop_prompts(self._work.cache, unread)

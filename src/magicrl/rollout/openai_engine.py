@@ -316,7 +316,7 @@ async def _cancel_others() -> None:
     others = asyncio.all_tasks() - {asyncio.current_task()}
     for task in others:
         task.cancel()
-    await asyncio.gather(*others, return_exceptions=True)
+    await asyncio.gather(*others, return_exceptions=True)  # until their connections are closed
 
 
 def _text(choice: dict[str, Any]) -> str:

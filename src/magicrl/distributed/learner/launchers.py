@@ -126,6 +126,8 @@ class RankGroup:
             for call in ready:
                 rank = waiting.pop(call)
                 answers[rank] = found = self._receive(rank, call)
+                # the others may be waiting for the one that failed, so they get little time, but enough to tell
+                # whether they made the same mistake
                 if found.fault is not None and not failed:
                     failed, deadline = True, min(deadline, time.monotonic() + self._grace)
         return settled(answers, waiting_for=waiting_for, seconds=timeout)
