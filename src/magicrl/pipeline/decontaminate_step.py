@@ -176,7 +176,7 @@ def find_contamination(
         for first in range(0, len(texts), CHUNK):
             path = state / f"{first:010d}.jsonl"
             if not path.is_file():
-                search = search or _Search(held, settings, texts)
+                search = search or _Search(held, settings, texts)  # a finished call opens no embedder
                 last = min(first + CHUNK, len(texts))
                 hits = search.hits(ids[first:last], [texts[number] for number in range(first, last)])
                 write_atomically(path, "".join(json.dumps(asdict(hit)) + "\n" for hit in hits))
@@ -206,6 +206,7 @@ class _Search:
         self._references = [_Reference(name, document) for name, document in held]
         self._equal: dict[str | int, list[int]] = {}
         for number, reference in enumerate(self._references):
+            # only keys of the whole test problem: a text that shares a part of it is another one
             for key in (reference.key, reference.canonical, *keys_of(reference.text)[0]):
                 self._equal.setdefault(key, []).append(number)
         least = min(settings.least_words, settings.ngram_words)

@@ -151,7 +151,7 @@ def link_near(
         return found
 
     for band in bands:
-        members = np.flatnonzero(links.alive)
+        members = np.flatnonzero(links.alive)  # anew in each band: what one dropped need not be compared again
         keys = mixed(band[members] ^ numbers[members], 0) if guard else np.asarray(band[members])
         for bucket in buckets(keys, members):
             links.resolve(bucket.tolist(), similarity)
@@ -198,7 +198,7 @@ def _parts(block: Numbers, vectors: NDArray[np.float16]) -> Sequence[Numbers]:
         return [block]
     centres = 4 * -(-len(block) // _BLOCK)
     chosen = vectors[block[np.linspace(0, len(block) - 1, centres).astype(np.int64)]].astype(np.float32)
-    nearest = np.empty((len(block), 2), dtype=np.int64)
+    nearest = np.empty((len(block), 2), dtype=np.int64)  # two: neighbours on both sides of a border meet in one part
     for first in range(0, len(block), _TILE):
         scores = vectors[block[first : first + _TILE]].astype(np.float32) @ chosen.T
         nearest[first : first + _TILE] = np.argsort(-scores, axis=1, kind="stable")[:, :2]

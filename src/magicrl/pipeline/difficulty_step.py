@@ -259,7 +259,7 @@ class Difficulty(Step[DifficultyStep]):
                     count = counts[problem.id]
                     if count.is_open(rule):
                         groups.setdefault(min(bound, count.total), []).append(problem)
-                if bound == first:
+                if bound == first:  # the pilot's samples are kept, so that it costs nothing
                     self._tell_cost(groups, counts, job, context)
                 for total in sorted(groups):
                     job(groups[total], total)

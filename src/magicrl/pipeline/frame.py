@@ -141,7 +141,7 @@ def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context
                 write_atomically(prepared, own)
             for done, _ in enumerate(_make(step, name, missing, folder, context), start=1 + len(parts) - len(missing)):
                 context.watcher.progress(name, done, len(parts), "parts")
-        folder.clear_except([part.name for part in made])
+        folder.clear_except([part.name for part in made])  # a source that was taken out takes its parts with it
         recorded = json.loads(folder.summary.read_text(encoding="utf-8")) if folder.summary.is_file() else {}
         if missing or recorded.get("key") != own or recorded.get("inputs") != _keys_of(parts):
             step.finish(made, folder, context)

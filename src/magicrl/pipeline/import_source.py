@@ -170,6 +170,7 @@ def import_source(source: PipelineSource, folder: Path, most_characters: int) ->
     buffer = _Buffer()
     reader = EntryReader(source, most_characters)
     with told_when_full(step.path):
+        # every record is a row, kept or dropped, so that their number says where a killed import goes on
         for row in islice(_rows(source, files), read, source.limit):
             _read_one(row, reader, buffer, seen)
             if buffer.full:
@@ -230,7 +231,7 @@ def _taken_up(step: StepFolder, label: str, key: str) -> tuple[list[Part], set[s
             return parts, seen, read
         ids: list[str] = read_part(part.path, ["id"]).column("id").to_pylist()
         seen.update(ids)
-        read += len(ids) + read_part(dropped, ["id"]).num_rows  # every record is a row, kept or dropped
+        read += len(ids) + read_part(dropped, ["id"]).num_rows
         parts.append(part)
 
 

@@ -57,7 +57,7 @@ class Judgement:
         return 2 * self.valid >= len(self.votes)
 
 
-class Texts(Section):
+class JudgingTexts(Section):
     """``judging.toml``."""
 
     instructions: str
@@ -66,7 +66,7 @@ class Texts(Section):
     flawed: dict[str, str]
 
 
-TEXTS = shipped_table("pipeline/judging.toml", Texts)
+TEXTS = shipped_table("pipeline/judging.toml", JudgingTexts)
 CRITERIA = TEXTS.criteria
 _INSTRUCTIONS = TEXTS.instructions.format(
     criteria="\n".join(f"{number}. {name}: {text}" for number, (name, text) in enumerate(CRITERIA.items(), 1))
@@ -250,6 +250,7 @@ class JudgeClient:
 
     async def _send(self, body: dict[str, Any], stopped: Callable[[], bool]) -> dict[str, Any]:
         if self._gap:
+            # places are taken before waiting: requests that begin together still go out one gap apart
             now = time.monotonic()
             self._next = max(self._next, now) + self._gap
             await asyncio.sleep(self._next - self._gap - now)
@@ -378,6 +379,7 @@ def judge_problems(problems: Iterable[Document], settings: JudgingSettings, *, f
             arrived is kept.
     """
     waiting = iter(problems)
+    # one event loop for all chunks, so that connections stay open between them
     with open_cache(folder) as cache, asyncio.Runner() as runner:
         judges = [JudgeClient(one, settings) for one in settings.judges]
         try:
@@ -452,7 +454,7 @@ async def _ask(
 def _wanted(
     problems: Sequence[Document], judge: JudgeSettings, settings: JudgingSettings, cache: VoteCache
 ) -> list[Wanted]:
-    wanted: dict[bytes, Wanted] = {}
+    wanted: dict[bytes, Wanted] = {}  # by key: equal problems share their votes
     for problem in problems:
         for index in range(judge.votes):
             key = vote_key(problem, judge, index, settings)

@@ -107,6 +107,7 @@ class Mix(Step[MixStep]):
                 if fault is not None:
                     drops[row["id"]] = Drop(fault)
                     continue
+                # a hash, so that neither other rows nor their order change what is drawn
                 order = hashlib.blake2b(f"{settings.seed}/{row['id']}".encode(), digest_size=12).digest()
                 eligible[row["source"]].append((order, row["id"]))
         known = sorted({*eligible, *(source.label for source in self._config.sources)})
