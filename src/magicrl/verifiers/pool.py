@@ -149,7 +149,7 @@ class WorkerThread:
     def _run(self) -> None:
         try:
             self.greeting.set_result(self._ready_worker().greeting)
-        except WorkerStartError as error:
+        except Exception as error:  # noqa: BLE001 - whoever waits for the first worker is told
             self.greeting.set_exception(error)
         while (item := self._items.get()) is not None:
             try:
@@ -209,7 +209,24 @@ class WorkerThread:
             self.worker = None
 
 
-class WorkerPool(Closing):
+class JudgingPool(Closing):
+    """Base of pools that hand out tickets."""
+
+    def result(self, ticket: Ticket) -> tuple[Verdict, ...]:
+        """The verdicts of ``ticket`` in the order of its responses. Waits until all are there.
+
+        Raises:
+            RuntimeError: the pool was closed before they were judged.
+            WorkerRefusal: the verifier cannot serve on this machine; says why.
+        """
+        return ticket.wait()
+
+    def ready(self, ticket: Ticket) -> bool:
+        """Whether `result` would return at once."""
+        return ticket.done
+
+
+class WorkerPool(JudgingPool):
     """Judges items of one verifier in worker processes, one small thread a worker. Safe to use from several threads.
 
     Workers start with the first item. Any number of items may wait: they lie in this process.
@@ -252,19 +269,6 @@ class WorkerPool(Closing):
             self._start()
         return [thread.greeting.result() for thread in self._threads]
 
-    def result(self, ticket: Ticket) -> tuple[Verdict, ...]:
-        """The verdicts of ``ticket`` in the order of its responses. Waits until all are there.
-
-        Raises:
-            RuntimeError: the pool was closed before they were judged.
-            WorkerRefusal: the verifier cannot serve on this machine; says why.
-        """
-        return ticket.wait()
-
-    def ready(self, ticket: Ticket) -> bool:
-        """Whether `result` would return at once."""
-        return ticket.done
-
     @property
     def worker_pids(self) -> tuple[int, ...]:
         """Process ids of the workers that live now, for monitors."""
@@ -294,7 +298,7 @@ class WorkerPool(Closing):
                 thread.thread.start()
 
 
-class VerifierPool(Closing):
+class VerifierPool(JudgingPool):
     r"""Judges responses, in this process (``exact``) or in worker processes (``maths``, ``code``).
 
     A problem's verifier may also be a reward of one's own (`rewards`), which is called in either place.
@@ -369,18 +373,6 @@ class VerifierPool(Closing):
         judged: Future[list[Verdict]] = Future()
         judged.set_result(list(found))
         return Ticket(problem, [judged])
-
-    def result(self, ticket: Ticket) -> tuple[Verdict, ...]:
-        """The verdicts of ``ticket`` in the order of its responses. Waits until all are there.
-
-        Raises:
-            RuntimeError: the pool was closed before they were judged.
-        """
-        return ticket.wait()
-
-    def ready(self, ticket: Ticket) -> bool:
-        """Whether `result` would return at once."""
-        return ticket.done
 
     def judge(self, problem: Problem, responses: Sequence[str]) -> tuple[Verdict, ...]:
         """`submit` and `result` in one."""
