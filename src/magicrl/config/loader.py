@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, get_args
 
 import tomli_w
 from pydantic import BaseModel, TypeAdapter, ValidationError
@@ -82,20 +82,30 @@ def digest(data: object) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()[:16]
 
 
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Dotted keys to values; a list of values is one value.
+
+    Example:
+        >>> leaves({"run": {"seed": 1}, "stages": [{"max_tokens": 8}], "levels": [1, 2]})
+        {'run.seed': 1, 'stages.0.max_tokens': 8, 'levels': [1, 2]}
+    """
+    found: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, list) and any(isinstance(item, dict) for item in cast("list[Any]", value)):
+            value = {str(index): item for index, item in enumerate(cast("list[Any]", value))}
+        found |= leaves(cast(Tree, value), f"{name}.") if isinstance(value, dict) else {name: value}
+    return found
+
+
 def brought_files(config: BaseModel) -> dict[str, str]:
     """SHA-256 of every file that a setting brings something from (``file.py:name``), by the setting's dotted key."""
-
-    def walk(key: str, value: Any) -> Generator[tuple[str, str]]:
-        if isinstance(value, dict):
-            for name, inner in cast(Tree, value).items():
-                yield from walk(f"{key}.{name}", inner)
-        elif isinstance(value, list):
-            for index, inner in enumerate(cast("list[Any]", value)):
-                yield from walk(f"{key}.{index}", inner)
-        elif isinstance(value, str) and re.search(r"\.py:\w+$", value) and Path(value.rpartition(":")[0]).is_file():
-            yield key.removeprefix("."), fingerprint(value) or ""
-
-    return dict(walk("", config.model_dump(mode="json", exclude_defaults=True)))
+    found: dict[str, str] = {}
+    for key, value in leaves(config.model_dump(mode="json", exclude_defaults=True)).items():
+        for place, text in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(text, str) and re.search(r"\.py:\w+$", text) and Path(text.rpartition(":")[0]).is_file():
+                found[key if place is None else f"{key}.{place}"] = fingerprint(text) or ""
+    return found
 
 
 def config_hash(config: BaseModel) -> str:
@@ -135,7 +145,7 @@ def _load(path: Path, overrides: Sequence[str], schema: type[Config], overrides_
     try:
         return schema.model_validate(tree, context=counted_from(path, overrides_from))
     except ValidationError as error:
-        raise RecipeError(_explain(path, text, schema, error, overrides)) from None
+        raise RecipeError(_explain(path, text, tree, schema, error, overrides)) from None
 
 
 _KINDS = (
@@ -263,7 +273,9 @@ def _parse_value(raw: str) -> Any:
         return raw
 
 
-def _explain(path: Path, text: str, schema: type[BaseModel], error: ValidationError, overrides: Sequence[str]) -> str:
+def _explain(
+    path: Path, text: str, tree: Tree, schema: type[BaseModel], error: ValidationError, overrides: Sequence[str]
+) -> str:
     found = error.errors()
     # A list whose entries are wrong is reported once more as too short: the entries' own errors say it.
     inner = [details["loc"] for details in found]
@@ -273,38 +285,73 @@ def _explain(path: Path, text: str, schema: type[BaseModel], error: ValidationEr
         if details["type"] != "too_short"
         or not any(loc[: len(details["loc"])] == details["loc"] != loc for loc in inner)
     ]
-    return "\n".join(_explain_one(path, text, schema, details, overrides) for details in told)
+    lines: list[str] = []
+    for details in told:
+        location = _in_file(tree, details)
+        lines.append(f"{_place(path, text, location, overrides)}: {_explain_one(schema, '.'.join(location), details)}")
+    return "\n".join(lines)
 
 
-def _explain_one(
-    path: Path, text: str, schema: type[BaseModel], details: ErrorDetails, overrides: Sequence[str]
-) -> str:
-    location = _without_tags(schema, [str(part) for part in details["loc"]])
-    dotted = ".".join(location) or "(the recipe)"
-    where = _place(path, text, location, overrides)
-    if details["type"] == "extra_forbidden":
-        known = _known_keys(schema, [str(part) for part in details["loc"][:-1]])
-        near = difflib.get_close_matches(location[-1], known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(known)}"
-        return f"{where}: unknown key {dotted}; {hint}"
-    message = details["msg"].removeprefix("Value error, ")
-    if details["type"] == "missing":
-        return f"{where}: {dotted} is missing; add it"
-    if details["type"].startswith("union_tag"):
-        tag, known = str(details.get("ctx", {}).get("tag", "")), str(details.get("ctx", {}).get("expected_tags", ""))
-        names = [name.strip("' ") for name in known.split(",")] if known else _known_tags(schema, location)
-        near = difflib.get_close_matches(tag, names, n=1, cutoff=0.5)
-        key = str(details.get("ctx", {}).get("discriminator", "")).strip("'")
+def _explain_one(schema: type[BaseModel], dotted: str, details: ErrorDetails) -> str:
+    kind, context = details["type"], details.get("ctx", {})
+    if kind == "extra_forbidden":
+        known = sorted({name for table in _tables(schema, details["loc"][:-1]) for name in table.model_fields})
+        return f"unknown key {dotted}; {_nearest(dotted.rpartition('.')[2], known, 'known keys')}"
+    if kind == "missing":
+        return f"{dotted} is missing; add it"
+    if kind.startswith("union_tag"):
+        key, tag = str(context.get("discriminator", "")).strip("'"), str(context.get("tag", ""))
+        fields = [table.model_fields[key] for table in _tables(schema, details["loc"]) if key in table.model_fields]
+        known = sorted({str(name) for field in fields for name in get_args(field.annotation)})
         said = f"unknown {key} {tag!r}" if tag else f"{key} is missing"
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
-        return f"{where}: {dotted}: {said}; {hint}"
-    if details["type"] in ("model_type", "dict_type"):
+        return f"{dotted}: {said}; {_nearest(tag, known, 'known')}"
+    message = details["msg"].removeprefix("Value error, ")
+    if kind in ("model_type", "dict_type"):
         message = f"must be a table, [{dotted}]"
-    elif details["type"] == "too_short":
-        message = f"needs at least {details.get('ctx', {}).get('min_length', 1)} entry, each under [[{dotted}]]"
+    elif kind == "too_short":
+        message = f"needs at least {context.get('min_length', 1)} entry, each under [[{dotted}]]"
     value = details["input"]
     shown = f" (got {value!r})" if isinstance(value, str | int | float | bool) else ""
-    return f"{where}: {dotted}: {message}{shown}"
+    return f"{dotted or '(the recipe)'}: {message}{shown}"
+
+
+def _nearest(name: str, known: Sequence[str], title: str) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean {near[0]!r}?" if near else f"{title}: {', '.join(known)}"
+
+
+def _in_file(tree: Tree, details: ErrorDetails) -> list[str]:
+    """The place as the file has it: pydantic also names the table that a value chose (``steps.0.dedup.name``)."""
+    kept: list[str] = []
+    node: Any = tree
+    last = len(details["loc"]) - 1
+    for depth, part in enumerate(details["loc"]):
+        try:
+            node = node[part]
+        except (LookupError, TypeError):
+            if depth != last or details["type"] != "missing":
+                continue
+        kept.append(str(part))
+    return kept
+
+
+def _tables(schema: type[BaseModel], location: Sequence[int | str]) -> list[type[BaseModel]]:
+    """The tables that may stand at a place of the schema, as pydantic names it."""
+    tables = [schema]
+    for part in location:
+        annotations = [table.model_fields[part].annotation for table in tables if part in table.model_fields]
+        if annotations:
+            tables = [table for annotation in annotations for table in _tables_in(annotation)]
+        else:  # an entry's number, a key of the user's, or the value that chooses one of several tables
+            chosen = [t for t in tables if any(part in get_args(f.annotation) for f in t.model_fields.values())]
+            tables = chosen or tables
+    return tables
+
+
+def _tables_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [table for argument in get_args(annotation) for table in _tables_in(argument)]
 
 
 def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[str]) -> str:
@@ -316,67 +363,6 @@ def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[s
             if f"{dotted}.".startswith(f"{name}.") or f"{name}.".startswith(f"{dotted}."):
                 return f"--set {override}"
     return f"{path}{_line_of(text, location)}"
-
-
-def _known_keys(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """Keys allowed at a place in the schema, which may name the tables that were chosen."""
-    places = _Places(schema)
-    return sorted(places.node(places.in_file(location)).get("properties", {}))
-
-
-def _known_tags(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """Values that choose among the tables allowed at a place."""
-    return sorted(_Places(schema).choices(_Places(schema).node(location)))
-
-
-def _without_tags(schema: type[BaseModel], location: Sequence[str]) -> list[str]:
-    """A place as the file has it: pydantic also names the table that a value chose (``steps.0.dedup.name``)."""
-    return _Places(schema).in_file(location)
-
-
-class _Places:
-    """Places in a schema, found by walking its JSON schema."""
-
-    def __init__(self, schema: type[BaseModel]) -> None:
-        self.root: Mapping[str, Any] = schema.model_json_schema()
-        self.chosen: dict[tuple[str, ...], str] = {}
-
-    def node(self, location: Sequence[str]) -> Mapping[str, Any]:
-        """What may stand there; {} for a place that does not exist."""
-        node = self._resolve(self.root, ())
-        for depth, part in enumerate(location, start=1):
-            properties = cast("Mapping[str, Any]", node.get("properties", {}))
-            if part in properties:
-                node = properties[part]
-            else:
-                items = node.get("items", node.get("additionalProperties", {}))
-                node = cast("Mapping[str, Any]", items) if isinstance(items, Mapping) else {}
-            node = self._resolve(node, tuple(location[:depth]))
-        return node
-
-    def in_file(self, location: Sequence[str]) -> list[str]:
-        """The place without the names of chosen tables, which are remembered."""
-        kept: list[str] = []
-        for part in location:
-            here = self.node(kept)
-            if part in self.choices(here) and part not in here.get("properties", {}):
-                self.chosen[tuple(kept)] = part
-            else:
-                kept.append(part)
-        return kept
-
-    def choices(self, node: Mapping[str, Any]) -> Mapping[str, str]:
-        """Tables that a value in the node chooses among: its values to their places in the schema."""
-        return cast("Mapping[str, str]", node.get("discriminator", {}).get("mapping", {}))
-
-    def _resolve(self, node: Mapping[str, Any], place: tuple[str, ...]) -> Mapping[str, Any]:
-        for option in (*node.get("anyOf", ()), *node.get("allOf", ())):
-            if "$ref" in option:
-                node = option
-        reference = self.choices(node).get(self.chosen.get(place, ""), node.get("$ref"))
-        if reference is not None:
-            return cast("Mapping[str, Any]", self.root["$defs"][str(reference).rsplit("/", 1)[-1]])
-        return node
 
 
 def _line_of(text: str, location: Sequence[str]) -> str:

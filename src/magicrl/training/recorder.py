@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from magicrl.config.errors import without_secrets
-from magicrl.config.loader import brought_files, config_hash, to_toml
+from magicrl.config.loader import brought_files, config_hash, leaves, to_toml
 from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.evaluation.provenance import environment_facts, now
@@ -261,7 +261,7 @@ def _check_same_recipe(path: Path, config: TrainConfig) -> None:
             f"{path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"
             "resume the run with the version that began it, or choose another --output"
         ) from None
-    old, new = _flat(_deciding(written)), _flat(_deciding(config))
+    old, new = (leaves(_deciding(each).model_dump(mode="json")) for each in (written, config))
     changed = [
         f"  {key}: was {old.get(key, 'not set')}, is now {new.get(key, 'not set')}"
         for key in sorted({*old, *new})
@@ -285,22 +285,6 @@ def _deciding(config: TrainConfig) -> TrainConfig:
     return config.model_copy(
         update={"run": run, "logging": LoggingConfig(), "checkpoint": CheckpointConfig(), "cluster": None}
     )
-
-
-def _flat(config: TrainConfig) -> dict[str, object]:
-    """Dotted keys to values."""
-
-    def walk(prefix: str, value: object) -> Iterator[tuple[str, object]]:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from walk(f"{prefix}.{key}", inner)
-        elif isinstance(value, list) and any(isinstance(inner, dict) for inner in value):
-            for index, inner in enumerate(value):
-                yield from walk(f"{prefix}.{index}", inner)
-        else:
-            yield prefix.removeprefix("."), value
-
-    return dict(walk("", config.model_dump(mode="json")))
 
 
 def _step_of(line: str, fields: Sequence[str] = ()) -> int:
