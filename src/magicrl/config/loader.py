@@ -65,7 +65,8 @@ def to_toml(config: BaseModel, folder: Path | None = None) -> str:
 
     Credentials in it (``https://user:password@host``) are replaced: this text is kept and shared.
     """
-    return without_secrets(tomli_w.dumps(_without_none(config.model_dump(mode="json", context={"folder": folder}))))
+    tree = config.model_dump(mode="json", exclude_none=True, context={"folder": folder})
+    return without_secrets(tomli_w.dumps(tree))
 
 
 def decisive(config: BaseModel, exclude: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -242,27 +243,24 @@ def _is_hub_name(value: Any) -> bool:
 
 def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:
     node: Any = tree
-    for depth, part in enumerate(parts):
-        last = depth == len(parts) - 1
+    for depth, part in enumerate(parts, 1):
+        place, key = ".".join(parts[: depth - 1]), part
         if isinstance(node, list):
-            items = cast("list[Any]", node)
-            if not part.isdigit() or int(part) >= len(items):
+            length = len(cast("list[Any]", node))
+            if not part.isdigit() or int(part) >= length:
                 raise RecipeError(
-                    f"--set {override}: {'.'.join(parts[:depth])} is a list of {len(items)}; "
-                    f"use an index from 0 to {len(items) - 1} in place of {part!r}"
+                    f"--set {override}: {place} is a list of {length}; use an index from 0 to {length - 1} in place of "
+                    f"{part!r}"
                 )
-            if last:
-                items[int(part)] = value
-            else:
-                node = items[int(part)]
-        elif isinstance(node, dict):
-            table = cast(Tree, node)
-            if last:
-                table[part] = value
-            else:
-                node = table.setdefault(part, {})
+            key = int(part)
+        elif not isinstance(node, dict):
+            raise RecipeError(f"--set {override}: {place} is a value, not a table")
+        elif depth < len(parts):
+            cast(Tree, node).setdefault(part, {})
+        if depth == len(parts):
+            node[key] = value
         else:
-            raise RecipeError(f"--set {override}: {'.'.join(parts[:depth])} is a value, not a table")
+            node = node[key]
 
 
 def _parse_value(raw: str) -> Any:
@@ -369,39 +367,26 @@ def _line_of(text: str, location: Sequence[str]) -> str:
     """``, line N`` of a key in the TOML text, as near as the table headers allow; empty if not found."""
     names = [part for part in location if not part.isdigit()]
     index = next((int(part) for part in location if part.isdigit()), 0)
-    best = 0
-    for depth in range(len(names), 0, -1):
-        header = ".".join(names[: depth - 1])
-        best = _find_key(text, header, names[depth - 1], index)
-        if best:
-            break
-    return f", line {best}" if best else ""
+    lines = (_find_key(text, names[:depth], index) for depth in range(len(names), 0, -1))
+    return next((f", line {line}" for line in lines if line), "")
 
 
-def _find_key(text: str, header: str, key: str, index: int) -> int:
+def _find_key(text: str, names: Sequence[str], index: int) -> int:
+    """Line of the key of these names, in the ``index``-th entry where its table is a list; 0 where there is none."""
+    *tables, key = names
+    header, dotted = ".".join(tables), ".".join(names)
     current, seen = "", -1
-    dotted = f"{header}.{key}" if header else key
     for number, line in enumerate(text.splitlines(), 1):
-        stripped = line.strip()
-        table = re.match(r"\[\[?\s*([^\]]+?)\s*\]\]?", stripped)
+        table = re.match(r"\s*(\[\[?)\s*([^\]]+?)\s*\]", line)
+        name = re.match(r"\s*\"?([A-Za-z0-9_.-]+)\"?\s*=", line)
         if table:
-            current = table.group(1)
-            seen = seen + 1 if stripped.startswith("[[") and current in (header, dotted) else seen
-            if current == dotted and (not stripped.startswith("[[") or seen == index):
+            listed, current = table[1] == "[[", table[2]
+            seen += listed and current in (header, dotted)
+            if current == dotted and (not listed or seen == index):
                 return number
-            continue
-        name = re.match(r"([A-Za-z0-9_.\-\"]+)\s*=", stripped)
-        if name and current == header and name.group(1).strip('"') == key and seen in (-1, index):
+        elif name and (current, name[1]) == (header, key) and seen in (-1, index):
             return number
     return 0
-
-
-def _without_none(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {k: _without_none(v) for k, v in cast(Tree, value).items() if v is not None}
-    if isinstance(value, list):
-        return [_without_none(v) for v in cast("list[Any]", value)]
-    return value
 
 
 def shipped_table(file: str, kind: type[T]) -> T:

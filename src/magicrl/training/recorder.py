@@ -39,43 +39,27 @@ class RunObserver(Protocol):
         ...
 
 
-class NullObserver:
-    """Watches nothing."""
-
-    def step(self, metrics: StepMetrics) -> None:
-        """Ignore the step."""
-
-    def event(self, event: Mapping[str, object]) -> None:
-        """Ignore the event."""
-
-    def progress(self, phase: str, done: int, total: int) -> None:
-        """Ignore the progress."""
-
-
 class Observers:
-    """Tells several observers, in their order.
-
-    Args:
-        observers: each is told everything.
-    """
+    """Tells several observers, in their order."""
 
     def __init__(self, *observers: RunObserver) -> None:
         self._observers = observers
 
     def step(self, metrics: StepMetrics) -> None:
-        """Pass the step on."""
         for observer in self._observers:
             observer.step(metrics)
 
     def event(self, event: Mapping[str, object]) -> None:
-        """Pass the event on."""
         for observer in self._observers:
             observer.event(event)
 
     def progress(self, phase: str, done: int, total: int) -> None:
-        """Pass the progress on."""
         for observer in self._observers:
             observer.progress(phase, done, total)
+
+
+class NullObserver(Observers):
+    """Watches nothing."""
 
 
 SCHEMA_VERSION = 1
