@@ -61,34 +61,35 @@ class StepClock:
         """Seconds by part, ending now; ``step`` is their sum."""
         self.ended = time.perf_counter()
         total = self.ended - self.started
-        rollout = sum(end - begin for name, begin, end in self.spans if name.startswith("rollout/"))
-        train = sum(end - begin for name, begin, end in self.spans if name.startswith("train/"))
+        rollout, train = sum(self.seconds("rollout").values()), sum(self.seconds("train").values())
         return {"rollout": rollout, "train": train, "other": total - rollout - train, "step": total}
 
-    def others(self) -> dict[str, float]:
-        """What is measured of t_O, in seconds by name."""
+    def seconds(self, part: Part) -> dict[str, float]:
+        """What is measured of a part, in seconds by name."""
         found: dict[str, float] = {}
         for name, begin, end in self.spans:
-            part, _, what = name.partition("/")
-            if part == "other":
+            kind, _, what = name.partition("/")
+            if kind == part:
                 found[what] = found.get(what, 0.0) + end - begin
         return found
 
     def append_timeline(self, path: Path, step: int, workers: Iterable[WorkSpan] = ()) -> None:
         """Append its spans, and what of ``workers`` lies inside it, to ``timeline.jsonl``: seconds since its start."""
         rows: list[dict[str, object]] = []
+
+        def row(begin: float, end: float, **what: str) -> None:
+            place = {"step": step, "start": round(begin - self.started, 6), "end": round(end - self.started, 6)}
+            rows.append({**what, **place})
+
         for name, begin, end in self.spans:
-            part, _, what = name.partition("/")
-            rows.append({"worker": "local", "kind": part, "what": what, **self._place(step, begin, end)})
+            kind, _, what = name.partition("/")
+            row(begin, end, worker="local", kind=kind, what=what)
         for span in workers:
             begin, end = max(span.begin, self.started), min(span.end, self.ended)
             if begin < end:
-                rows.append({"worker": span.worker, "what": span.what, **self._place(step, begin, end)})
+                row(begin, end, worker=span.worker, what=span.what)
         with path.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
-
-    def _place(self, step: int, begin: float, end: float) -> dict[str, object]:
-        return {"step": step, "start": round(begin - self.started, 6), "end": round(end - self.started, 6)}
 
 
 Values = dict[str, float | int | str | None]
@@ -112,8 +113,7 @@ def step_metrics(
         groups: the whole buffer, before rejection.
         rejection: of ``groups``.
         updates: what each SGD update reported.
-        kept: groups learned from.
-        refilled: groups sampled in place of rejected ones.
+        kept, refilled: groups learned from, and sampled in place of rejected ones.
         max_tokens: T.
         control: of the entropy control, as it was before the updates.
         clock: the step's.
@@ -131,7 +131,7 @@ def step_metrics(
         **merge_updates(updates),
         "stage/max_tokens": max_tokens,
     }
-    times, others = clock.times(), clock.others()
+    times, others = clock.times(), clock.seconds("other")
     values |= {f"time/{part}": seconds for part, seconds in times.items()}
     values |= {f"time/{part}_cpu": clock.cpu.get(part, 0.0) for part in ("rollout", "train")}
     if not asynchronous:  # there a response also waits while the learner works
@@ -218,22 +218,19 @@ def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
     """The step's SGD updates as one: token-weighted means, extremes of extremes, sums of tokens."""
     if not updates:
         return {"learner/sgd_steps": 0, "tokens/trained": 0}
-    rows = [u.values for u in updates]
-    weights = np.array([row["tokens"] for row in rows], dtype=np.float64)
-    merged: Values = {"learner/sgd_steps": len(rows), "tokens/trained": int(weights.sum())}
-    for key in rows[0]:
-        column = np.array([row[key] for row in rows], dtype=np.float64)
-        if key == "tokens":
-            continue
+    columns = {key: np.array([u.values[key] for u in updates], dtype=np.float64) for key in updates[0].values}
+    weights = columns.pop("tokens")
+    merged: Values = {"learner/sgd_steps": len(updates), "tokens/trained": int(weights.sum())}
+    for key, column in columns.items():
         if key.endswith("_max"):
-            value = float(column.max())
+            value = column.max()
         elif key.endswith("_min"):
-            value = float(column.min())
+            value = column.min()
         elif key == "learning_rate":
-            value = float(column[-1])
+            value = column[-1]
         else:
-            value = float(np.average(column, weights=weights))
-        merged[f"learner/{key}"] = value
+            value = np.average(column, weights=weights)
+        merged[f"learner/{key}"] = float(value)
     return merged
 
 
@@ -244,7 +241,7 @@ def finite(values: Mapping[str, float | int | str | None]) -> Values:
     }
 
 
-def _mean(values: np.ndarray[tuple[int, ...], np.dtype[np.float32]]) -> float | None:
+def _mean(values: NDArray[Any]) -> float | None:
     return float(values.mean()) if len(values) else None
 
 
@@ -350,8 +347,10 @@ class Throughput:
         self._adapters = None
         if lora is not None and self._shape is not None:
             self._adapters = self._shape.adapter_parameters(lora.rank, lora.target_modules)
-        self._learner_bf16 = config.model.dtype == "bfloat16"
-        self._engine_bf16 = (config.rollout.dtype or config.model.dtype) == "bfloat16"
+        self._bf16 = {
+            "learner": config.model.dtype == "bfloat16",
+            "engine": (config.rollout.dtype or config.model.dtype) == "bfloat16",
+        }
 
     def metrics(
         self,
@@ -371,21 +370,24 @@ class Throughput:
             learner, engine: say on what they compute if they are ``OnDevices``; of one that does not say nothing is
                 told (recorded rollouts are not generated).
         """
-        found: Values = {}
         trained, sampled = trained_work(batches), sampled_work(groups)
-        for who, part in (("learner", learner), ("engine", engine)):
+        generating = _seconds(values, "time/rollout")
+        if "idle/engine/seconds" in values:  # asynchronous: it generates all the time, but for this
+            generating = _seconds(values, "time/step") - _seconds(values, "idle/engine/seconds")
+        shape, learned, made = self._shape, None, None
+        if shape is not None:
+            learned = update_flops(shape, trained, adapters=self._adapters)
+            made = generation_flops(shape, sampled)
+        computed = (
+            ("learner", learner, trained.prompts + trained.predicted, learned, _seconds(values, "time/train")),
+            ("engine", engine, sampled.predicted, made, generating),
+        )
+        found: Values = {}
+        for who, part, tokens, flops, seconds in computed:
             if isinstance(part, OnDevices):
                 found[f"memory/{who}/peak_mb"] = part.peak_mb()
-        if isinstance(learner, OnDevices) and batches:
-            flops = None if self._shape is None else update_flops(self._shape, trained, adapters=self._adapters)
-            tokens, seconds = trained.prompts + trained.predicted, _seconds(values, "time/train")
-            found |= rates("learner", tokens, flops, seconds, learner.devices, bf16=self._learner_bf16)
-        if isinstance(engine, OnDevices):
-            flops = None if self._shape is None else generation_flops(self._shape, sampled)
-            seconds = _seconds(values, "time/rollout")
-            if "idle/engine/seconds" in values:  # asynchronous: it generates all the time, but for this
-                seconds = _seconds(values, "time/step") - _seconds(values, "idle/engine/seconds")
-            found |= rates("engine", sampled.predicted, flops, seconds, engine.devices, bf16=self._engine_bf16)
+                if tokens:
+                    found |= rates(who, tokens, flops, seconds, part.devices, bf16=self._bf16[who])
         return found
 
 
@@ -398,18 +400,17 @@ def rates(
     """
     if seconds <= 0 or not devices:
         return {}
+    speed = f"speed/{who}"
     found = {
-        "tokens_per_second": tokens / seconds,
-        "tokens_per_second_per_device": tokens / seconds / len(devices),
+        f"{speed}/tokens_per_second": tokens / seconds,
+        f"{speed}/tokens_per_second_per_device": tokens / seconds / len(devices),
     }
     if flops is not None:
-        found["flops_per_second"] = flops / seconds
-        peaks = [peak_flops(name) for name in devices]
-        known = [peak for peak in peaks if peak is not None]
+        found |= {f"flops/{who}": flops, f"{speed}/flops_per_second": flops / seconds}
+        known = [peak for peak in map(peak_flops, devices) if peak is not None]
         if bf16 and len(known) == len(devices):
-            found["mfu"] = flops / seconds / sum(known)
-    told = {f"speed/{who}/{name}": value for name, value in found.items()}
-    return told if flops is None else {f"flops/{who}": flops, **told}
+            found[f"{speed}/mfu"] = flops / seconds / sum(known)
+    return found
 
 
 def trained_work(batches: Iterable[TrainBatch]) -> SequenceWork:
