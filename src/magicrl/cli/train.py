@@ -37,7 +37,7 @@ from magicrl.training.recorder import Observers
 if TYPE_CHECKING:
     from magicrl.planning.shapes import ModelShape
     from magicrl.reporting.trackers import Tracker
-    from magicrl.training.assemble import PartsMaker
+    from magicrl.training.assemble import LocalParts
     from magicrl.training.preflight import Ready
 
 
@@ -68,7 +68,7 @@ def _train(
     config: TrainConfig,
     folder: Path,
     ready: Ready,
-    parts: PartsMaker | None,
+    parts: LocalParts | None,
     trackers: Mapping[str, Tracker],
     console: Console,
     *,
@@ -115,7 +115,7 @@ def minutes_needed(config: TrainConfig, recipe: Path, overrides: Sequence[str]) 
     return f"{training} as planned on two CPU cores, beside the tests; "
 
 
-def parts_of(config: TrainConfig) -> AbstractContextManager[PartsMaker | None]:
+def parts_of(config: TrainConfig) -> AbstractContextManager[LocalParts | None]:
     """What makes the parts that live elsewhere: None for a recipe without ``[cluster]``."""
     if config.cluster is None:
         return nullcontext()

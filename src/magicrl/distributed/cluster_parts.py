@@ -28,19 +28,19 @@ from magicrl.models.prompts import PromptEncoder
 from magicrl.planning.memory import NodeRoom, placement_fault
 from magicrl.rollout.protocol import RolloutEngine, WeightCheck
 from magicrl.rollout.weight_lag import LaggedEngine
-from magicrl.training.assemble import Judge, make_engine, make_learner
+from magicrl.training.assemble import Judge, LocalParts, make_engine
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Learner
 
 _REPLICA_THREADS = 8  # of its actor: one waits for samples, the others bring work and weights
 
 
-class ClusterParts:
-    """A `magicrl.training.assemble.PartsMaker` on the connected cluster; refuses a recipe that it has no room for."""
+class ClusterParts(LocalParts):
+    """The parts of a run on the connected cluster; refuses a recipe that it has no room for."""
 
     def __init__(self, config: TrainConfig) -> None:
         assert config.cluster is not None, "without [cluster] everything is local"
-        self._config = config
+        super().__init__(config)
         self._cluster: ClusterConfig = config.cluster
         if config.rollout.engine == "replay":
             raise RecipeError("recorded rollouts need no cluster; leave [cluster] out", key="rollout.engine")
@@ -71,7 +71,7 @@ class ClusterParts:
         """FSDP2 ranks as Ray actors; one rank without a GPU is this process."""
         config, placement = self._config, self._cluster.learner
         if self._trains_here:
-            return make_learner(config, policy)
+            return super().learner(policy)
         shared, timeouts, ranks = self._shared, self._cluster.timeouts, placement.ranks
         if shared is None:
             options = rank_options(ranks, gpus=self._gpus, seconds=timeouts.start)

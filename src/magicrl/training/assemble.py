@@ -82,17 +82,23 @@ class Judge(VerifierService, Protocol):
         ...
 
 
-class PartsMaker(Protocol):
-    """Makes the parts of a run that may live on other machines; the loop is the same for all of them."""
+class LocalParts:
+    """Makes the parts of a run: everything in this process, on this machine.
+
+    Others make them elsewhere; the loop is the same for all of them.
+    """
+
+    def __init__(self, config: TrainConfig) -> None:
+        self._config = config
 
     @property
     def devices(self) -> int:
         """Accelerators, or machines without any, that learner and engine hold together."""
-        ...
+        return 1
 
     def judge(self) -> Judge:
-        """The verifier pool."""
-        ...
+        """The verifier pool of the recipe's ``[verifier]``."""
+        return VerifierPool.from_config(self._config.verifier)
 
     def policy(self, start: Path | str) -> LoadedModel:
         """The start model for `learner`: with float32 weights, or without any where other processes read them.
@@ -101,52 +107,24 @@ class PartsMaker(Protocol):
             RecipeError: ``run.device`` is not there, or ``start.model`` is no model.
             ValueError: its files are unusable.
         """
-        ...
-
-    def learner(self, policy: LoadedModel) -> Learner:
-        """The learner on the start model, which is the learner's from here on."""
-        ...
-
-    def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
-        """What generates, without a version of weights yet.
-
-        It will be given ``learner``'s. Engines beside the learner's process run ``check`` then.
-        """
-        ...
-
-
-class LocalParts:
-    """Everything in this process, on this machine."""
-
-    def __init__(self, config: TrainConfig) -> None:
-        self._config = config
-
-    @property
-    def devices(self) -> int:
-        """One, which the learner and the engine share."""
-        return 1
-
-    def judge(self) -> Judge:
-        """The recipe's ``[verifier]`` pool."""
-        return VerifierPool.from_config(self._config.verifier)
-
-    def policy(self, start: Path | str) -> LoadedModel:
-        """The whole model on the run's device."""
         with under("run.device"):
             device = resolve_device(self._config.run.device)
         with under("start.model"):
             return load_policy(start, dtype="float32", device=device)
 
     def learner(self, policy: LoadedModel) -> Learner:
-        """The learner of one process."""
+        """The learner on the start model, which is the learner's from here on."""
         return make_learner(self._config, policy)
 
     def engine(self, start: Path | str, encoder: PromptEncoder, learner: Learner, check: WeightCheck) -> RolloutEngine:
-        """The engine that ``rollout.engine`` names."""
+        """The engine that ``rollout.engine`` names, without a version of weights yet.
+
+        It will be given ``learner``'s. Engines beside the learner's process run ``check`` then.
+        """
         return make_engine(self._config, start, encoder, check=check)
 
 
-def build(config: TrainConfig, ready: Ready, start: Path | str, parts: PartsMaker | None = None) -> Built:
+def build(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalParts | None = None) -> Built:
     """Load the model and make the engines.
 
     Args:
@@ -160,9 +138,8 @@ def build(config: TrainConfig, ready: Ready, start: Path | str, parts: PartsMake
         ValueError: a file is; the text says what to do.
     """
     parts = parts or LocalParts(config)
-    policy = ready.policy or parts.policy(start)
+    policy, data = ready.policy or parts.policy(start), ready.data
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
-    data = ready.data
     learner = parts.learner(policy)
     check = LogprobCheck(
         learner,

@@ -30,7 +30,6 @@ from magicrl.training.assemble import (
     Built,
     Judge,
     LocalParts,
-    PartsMaker,
     build,
     set_threads,
     start_model_folder,
@@ -160,7 +159,7 @@ def train(
     observer: RunObserver,
     *,
     resume: bool,
-    parts: PartsMaker | None = None,
+    parts: LocalParts | None = None,
     ready: Ready | None = None,
 ) -> Path:
     """Run a recipe to its end and return the run folder.
@@ -193,7 +192,7 @@ def _train(
     folder: RunFolder,
     observer: RunObserver,
     stop: StopRequest,
-    parts: PartsMaker,
+    parts: LocalParts,
 ) -> None:
     threads = set_threads(config)
     with contextlib.closing(parts.judge()) as judge:
