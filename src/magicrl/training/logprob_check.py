@@ -22,6 +22,19 @@ TOKENS = 16
 FLOAT32_LIMIT = 1e-3
 LEAST_LIMIT = 0.02
 TIMES_ROUNDING = 4.0
+_ANOTHER_MODEL = (
+    "Both hold the start model, so the engine computes something else: another precision (rollout.dtype), another "
+    'model folder, or an architecture that it has wrong; use rollout.engine = "in_process" if no setting helps'
+)
+_NOTHING_ARRIVED = (
+    "Its log-probs are those of the version before: nothing of the update arrived. This step is in no checkpoint; "
+    "resume from the last one"
+)
+_PARTLY_STALE = (
+    "It samples with weights of which a part is stale; with tied embeddings that is the output head, which vLLM's own "
+    "reload leaves as it was. magicrl packs it again for the vLLM of constraints.txt: install that one, or use "
+    'rollout.engine = "in_process". This step is in no checkpoint; resume from the last one'
+)
 
 
 class StaleEngineError(TrainingStopped):
@@ -33,10 +46,14 @@ class LogprobCheck:
 
     Args:
         learner: has the weights of the version that is compared.
-        prompts: problems with their tokens, the first of which are asked.
+        prompts: problems with their tokens; a few short samples at tau = 1 of the first ones, the same every time.
         float32: learner and engine compute in float32.
         ceiling: mean absolute gap in nats that no precision explains (``rollout.max_sampler_gap``).
         max_tokens: of an answer, at most ``TOKENS``.
+
+    Attributes:
+        requests: what an engine samples.
+        limit: mean absolute gap above which an engine is stale; None before the first comparison in bfloat16.
     """
 
     def __init__(
@@ -49,24 +66,14 @@ class LogprobCheck:
         max_tokens: int = TOKENS,
     ) -> None:
         self._learner = learner
-        self._limit = FLOAT32_LIMIT if float32 else None
+        self.limit = FLOAT32_LIMIT if float32 else None
         self._ceiling = ceiling
         self._last: dict[str, NDArray[np.float32]] = {}
         sampling = SamplingParams(temperature=1.0, max_tokens=min(TOKENS, max_tokens))
-        self._requests = tuple(
+        self.requests = tuple(
             RolloutRequest(draw=draw, problem=problem, prompt_tokens=tokens, group_size=SAMPLES, sampling=sampling)
             for draw, (problem, tokens) in enumerate(prompts[:PROBES])
         )
-
-    @property
-    def requests(self) -> Sequence[RolloutRequest]:
-        """Short samples at tau = 1 of a few training prompts, the same every time."""
-        return self._requests
-
-    @property
-    def limit(self) -> float | None:
-        """Mean absolute gap above which an engine is stale; None before the first comparison in bfloat16."""
-        return self._limit
 
     def compare(self, answers: Mapping[str, Sequence[RolloutGroup]], version: int) -> None:
         """Score the answers with the learner; see ``WeightCheck.compare``.
@@ -78,16 +85,22 @@ class LogprobCheck:
         """
         if version != self._learner.version:
             return
-        first = self._limit is None or not self._last
+        first = not self._last
+        limit = min(self.limit or self._ceiling, self._ceiling)
         gaps = {name: self._gap(groups) for name, groups in answers.items()}
-        limit = min(self._limit or self._ceiling, self._ceiling)
         for name, gap in gaps.items():
             reported = _logprobs(answers[name])
-            if not gap <= limit:
-                raise StaleEngineError(self._trouble(name, version, gap, limit, reported, first=first))
+            if not gap <= limit:  # a gap that is NaN is no agreement
+                before = self._last.get(name)
+                same = before is not None and np.array_equal(before, reported)
+                raise StaleEngineError(
+                    f"log-prob check: after loading the weights of version {version}, {name} and the learner differ by "
+                    f"{gap:.2g} nats a token on average (limit {limit:.2g}). "
+                    + (_ANOTHER_MODEL if first else _NOTHING_ARRIVED if same else _PARTLY_STALE)
+                )
             self._last[name] = reported
-        if self._limit is None:
-            self._limit = max(LEAST_LIMIT, TIMES_ROUNDING * max(gaps.values()))
+        if self.limit is None:
+            self.limit = max(LEAST_LIMIT, TIMES_ROUNDING * max(gaps.values()))
 
     def _gap(self, groups: Sequence[RolloutGroup]) -> float:
         samples = [
@@ -105,31 +118,6 @@ class LogprobCheck:
         ]
         learned, _ = self._learner.logprobs(samples, 1.0)
         return float(np.abs(np.concatenate(learned) - _logprobs(groups)).mean())
-
-    def _trouble(
-        self, name: str, version: int, gap: float, limit: float, reported: NDArray[np.float32], *, first: bool
-    ) -> str:
-        text = (
-            f"log-prob check: after loading the weights of version {version}, {name} and the learner differ by "
-            f"{gap:.2g} nats a token on average (limit {limit:.2g}). "
-        )
-        before = self._last.get(name)
-        if first:
-            return text + (
-                "Both hold the start model, so the engine computes something else: another precision (rollout.dtype), "
-                "another model folder, or an architecture that it does not have right; use rollout.engine = "
-                '"in_process" if no setting helps'
-            )
-        if before is not None and len(before) == len(reported) and np.array_equal(before, reported):
-            return text + (
-                "Its log-probs are those of the version before: nothing of the update arrived. This step is in no "
-                "checkpoint; resume from the last one"
-            )
-        return text + (
-            "It samples with weights of which a part is stale; with tied embeddings that is the output head, which "
-            "vLLM's own reload leaves as it was. magicrl packs it again for the vLLM of constraints.txt: install that "
-            'one, or use rollout.engine = "in_process". This step is in no checkpoint; resume from the last one'
-        )
 
 
 def _logprobs(groups: Sequence[RolloutGroup]) -> NDArray[np.float32]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from magicrl.algorithms.entropy import ControllerSettings, EntropyController, make_controller
@@ -20,7 +21,6 @@ from magicrl.algorithms.losses import (
     NONE,
     LossInputs,
     LossMetrics,
-    LossOutputs,
     Need,
     correction_of,
     loss_row,
@@ -80,6 +80,8 @@ class Objective:
         row: of the loss table.
         correction: of the sampler.
         needs: what of the samples costs something and is read by one of them.
+        needs_old_logprobs_first: whether the old log-probs are read whatever the number of SGD steps.
+        clip: (eps_low, eps_high), the recipe's, else the row's own.
 
     Raises:
         RecipeError: an unknown name, a file or module that cannot be imported, or something else under that name.
@@ -96,20 +98,14 @@ class Objective:
         self._beta = settings.reference.coefficient
         self.needs: frozenset[Need] = frozenset({*self.row.needs, *self.correction.needs})
 
-    @property
-    def needs_old_logprobs_first(self) -> bool:
-        """Whether something reads the old log-probs of a whole mini-batch, so that they are taken before any update."""
-        return self.correction.batch_mask is not None or "old_logprobs" in needs_of(self.row.statistics)
-
-    @property
-    def clip(self) -> tuple[float, float]:
-        """(eps_low, eps_high): the recipe's, else the row's own."""
         low, high = self.row.clip or (NO_CLIP, NO_CLIP)
-        algorithm = self._algorithm
-        return (
+        self.clip = (
             low if algorithm.clip_low is None else algorithm.clip_low,
             high if algorithm.clip_high is None else algorithm.clip_high,
         )
+        # read of a whole mini-batch, so they are taken before any update
+        read_first = self.correction.batch_mask is not None or "old_logprobs" in needs_of(self.row.statistics)
+        self.needs_old_logprobs_first = read_first
 
     def statistics(self, batch: TrainBatch) -> Mapping[str, Any]:
         """What the row wants to know of the whole mini-batch; taken once, before it is cut or spread."""
@@ -146,39 +142,30 @@ class Objective:
         Returns:
             Sums over these samples; those of other shares add to them.
         """
+        with_gradient = controls.alpha or "entropy" in self.needs
         parts: list[LossMetrics] = []
         for job in micro_batches:
-            outputs = self._terms(scorer, job, controls, statistics, head_gradient())
+            logprobs, entropies = scorer.forward(job.packed, controls.temperature, head_gradient=head_gradient())
+            inputs, rows = loss_inputs(
+                job.samples, job.packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
+            )
+            outputs = loss_terms(
+                self.row,
+                inputs,
+                job.weights.to(scorer.device)[rows],
+                alpha=controls.alpha,
+                beta=self._beta,
+                clip_low=controls.clip_low,
+                clip_high=controls.clip_high,
+                coefficients=controls.coefficients,
+                statistics=statistics,
+                correction=self.correction,
+                correction_cap=self._algorithm.correction_cap,
+            )
+            # at once, so that no more than one micro-batch's activations are held
             outputs.loss.backward()
             parts.append(outputs.metrics)
         return LossMetrics.merge(parts)
-
-    def _terms(
-        self,
-        scorer: PolicyScorer,
-        job: MicroBatch,
-        controls: Controls,
-        statistics: Mapping[str, Any],
-        head: Tensor | None,
-    ) -> LossOutputs:
-        logprobs, entropies = scorer.forward(job.packed, controls.temperature, head_gradient=head)
-        with_gradient = controls.alpha or "entropy" in self.needs
-        inputs, rows = loss_inputs(
-            job.samples, job.packed.response_lengths, logprobs, entropies if with_gradient else entropies.detach()
-        )
-        return loss_terms(
-            self.row,
-            inputs,
-            job.weights.to(scorer.device)[rows],
-            alpha=controls.alpha,
-            beta=self._beta,
-            clip_low=controls.clip_low,
-            clip_high=controls.clip_high,
-            coefficients=controls.coefficients,
-            statistics=statistics,
-            correction=self.correction,
-            correction_cap=self._algorithm.correction_cap,
-        )
 
     def check(self, samples: Sequence[TrainSample]) -> None:
         """Raise ``ValueError`` unless the samples carry what the loss's terms read, as the loss itself would."""
@@ -244,22 +231,25 @@ def loss_inputs(
     def spread(values: Sequence[float] | Sequence[int], dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.repeat(np.array(values), lengths)).to(logprobs.device, dtype)
 
-    masks = [np.ones(len(s.tokens), dtype=np.bool_) if s.loss_mask is None else s.loss_mask for s in samples]
-    policy_masks = [np.ones(len(s.tokens), dtype=np.bool_) if s.policy_mask is None else s.policy_mask for s in samples]
+    def mask(arrays: Iterable[NDArray[np.bool_] | None]) -> Tensor:
+        whole = [
+            np.ones(len(s.tokens), dtype=np.bool_) if a is None else a for s, a in zip(samples, arrays, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(whole)).to(logprobs.device)
+
     masked = any(s.policy_mask is not None for s in samples)
-    versions = np.concatenate([s.token_versions for s in samples])
     rows = spread(range(len(samples)), torch.int64)
     inputs = LossInputs(
         logprobs=logprobs,
         advantages=spread([s.advantage for s in samples], logprobs.dtype),
-        loss_mask=torch.from_numpy(np.concatenate(masks)).to(logprobs.device),
+        loss_mask=mask(s.loss_mask for s in samples),
         sample_index=rows,
         old_logprobs=floats("old_logprobs"),
         sampler_logprobs=floats("sampler_logprobs"),
         ref_logprobs=floats("ref_logprobs"),
         entropy=entropies,
         group_index=spread([s.group_index for s in samples], torch.int64),
-        policy_version=torch.from_numpy(versions).to(logprobs.device),
-        policy_mask=torch.from_numpy(np.concatenate(policy_masks)).to(logprobs.device) if masked else None,
+        policy_version=torch.from_numpy(np.concatenate([s.token_versions for s in samples])).to(logprobs.device),
+        policy_mask=mask(s.policy_mask for s in samples) if masked else None,
     )
     return inputs, rows

@@ -80,7 +80,6 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
     if data.holdout:
         train, test["holdout"], copies = _hold_out(train, data.holdout)
         in_test += copies
-    checker = _PromptChecker(encoder, data.max_prompt_tokens)
     for key, problems, sources in (
         ("data.validation", [p for part in validation for p in part], data.validation),
         *(
@@ -88,15 +87,15 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
             for name, found in test.items()
         ),
     ):
-        checker.check(key, problems, sources, "or leave it out")
-    drop = data.overlong_prompts == "drop"
-    fitting = [p for p in train if encoder.fits(p)] if drop else train
+        _check_prompts(encoder, data.max_prompt_tokens, key, problems, sources, "or leave it out")
+    fitting = [p for p in train if encoder.fits(p)] if data.overlong_prompts == "drop" else train
     if not fitting:
         raise RecipeError(
             f"every training prompt is longer than {data.max_prompt_tokens} tokens; raise the limit",
             key="data.max_prompt_tokens",
         )
-    checker.check("data.train", fitting, data.train, "shorten it, or set data.overlong_prompts = 'drop'")
+    shorten = "shorten it, or set data.overlong_prompts = 'drop'"
+    _check_prompts(encoder, data.max_prompt_tokens, "data.train", fitting, data.train, shorten)
     return RunData(
         train=tuple(fitting),
         validation=tuple(p for part in validation for p in part),
@@ -172,36 +171,29 @@ def _hold_out(train: Sequence[Problem], count: int) -> tuple[list[Problem], list
     return kept, [p for key, p in first.items() if key in held], len(train) - len(kept) - count
 
 
-@dataclass(frozen=True, slots=True)
-class _PromptChecker:
-    """Finds the prompts that cannot be encoded, and where they stand."""
-
-    encoder: PromptEncoder
-    limit: int
-
-    def check(self, key: str, problems: Sequence[Problem], sources: Sequence[SourceConfig], remedy: str) -> None:
-        """Raise ``ValueError`` for a prompt that is empty, too long, or holds what the tokenizer does not know."""
-        for problem in problems:
-            try:
-                self.encoder.encode(problem)
-            except ValueError as error:
-                place = self._place(key, problem, sources)
-                if not self.encoder.fits(problem):
-                    raise ValueError(f"{place}: {self._too_long(problem, problems)}, {remedy}") from None
-                reason = str(error).removeprefix(f"problem {problem.id!r}: ")
-                raise ValueError(f"{place}: {reason}") from None
-
-    def _too_long(self, problem: Problem, problems: Sequence[Problem]) -> str:
-        lengths = [length for p in problems if (length := self.encoder.length(p)) > self.limit]
-        return (
-            f"its prompt has {self.encoder.length(problem)} tokens, more than data.max_prompt_tokens = {self.limit} "
-            f"({len(lengths)} of {len(problems)} prompts are too long, the longest has {max(lengths)}); raise the limit"
-        )
-
-    def _place(self, key: str, problem: Problem, sources: Sequence[SourceConfig]) -> str:
-        places = (place_of(problem.id, source) for source in sources)
-        place = next((place for place in places if place), key)
-        return f"{place}: problem {problem.id!r}"
+def _check_prompts(
+    encoder: PromptEncoder,
+    limit: int,
+    key: str,
+    problems: Sequence[Problem],
+    sources: Sequence[SourceConfig],
+    remedy: str,
+) -> None:
+    """Raise ``ValueError`` for a prompt that is empty, too long, or holds what the tokenizer does not know."""
+    for problem in problems:
+        try:
+            encoder.encode(problem)
+        except ValueError as error:
+            reason = str(error).removeprefix(f"problem {problem.id!r}: ")
+            if not encoder.fits(problem):
+                lengths = [encoder.length(p) for p in problems if not encoder.fits(p)]
+                reason = (
+                    f"its prompt has {encoder.length(problem)} tokens, more than data.max_prompt_tokens = "
+                    f"{limit} ({len(lengths)} of {len(problems)} prompts are too long, the longest has "
+                    f"{max(lengths)}); raise the limit, {remedy}"
+                )
+            place = next((found for source in sources if (found := place_of(problem.id, source))), key)
+            raise ValueError(f"{place}: problem {problem.id!r}: {reason}") from None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
