@@ -15,26 +15,15 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.records import RolloutRequest, StepMetrics
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.recorder import NullObserver
-from magicrl.training.rollout_queue import PastLengths
+from magicrl.training.rollout_queue import longest_first
 from magicrl.training.session import train
 
 
 def test_the_longest_first_and_the_unknown_in_their_middle() -> None:
-    lengths = PastLengths()
-    assert lengths.longest_first(["a", "b", "c"]) == [0, 1, 2], "nothing is known: the order of issue"
-    for problem, mean in (("short", 3), ("long", 60), ("middling", 30)):
-        lengths.saw(problem, mean)
+    assert longest_first(["a", "b", "c"], {}) == [0, 1, 2], "nothing is known: the order of issue"
+    means = {"short": 3.0, "long": 60.0, "middling": 30.0}
     # new ones are expected to take the mean of 3, 30 and 60
-    assert lengths.longest_first(["new", "short", "middling", "long", "newer"]) == [3, 0, 4, 2, 1]
-    lengths.saw("short", 85)
-    assert lengths.longest_first(["long", "short"]) == [1, 0], "the last draw counts"
-
-
-def test_it_goes_through_a_checkpoint() -> None:
-    lengths, again = PastLengths(), PastLengths()
-    lengths.saw("a", 1.5)
-    again.restore(json.loads(json.dumps(lengths.state())))
-    assert again.state() == lengths.state() == {"a": 1.5}
+    assert longest_first(["new", "short", "middling", "long", "newer"], means) == [3, 0, 4, 2, 1]
 
 
 FEW_ROWS = (

@@ -42,6 +42,8 @@ class RunObserver(Protocol):
 class Observers:
     """Tells several observers, in their order."""
 
+    _observers: tuple[RunObserver, ...] = ()
+
     def __init__(self, *observers: RunObserver) -> None:
         self._observers = observers
 

@@ -28,33 +28,18 @@ from magicrl.training.metrics import StepClock
 from magicrl.verifiers.base import VerifierService
 
 
-class PastLengths:
-    """Mean response length of every problem's last draw in this run, by ``Problem.key``."""
+def longest_first(problems: Sequence[str], means: Mapping[str, float]) -> list[int]:
+    """Places in ``problems`` by falling expected length; of equal ones the first comes first.
 
-    def __init__(self) -> None:
-        self._means: dict[str, float] = {}
-
-    def saw(self, problem: str, mean_tokens: float) -> None:
-        """Remember how long the responses of this draw are on average."""
-        self._means[problem] = mean_tokens
-
-    def longest_first(self, problems: Sequence[str]) -> list[int]:
-        """Places in ``problems`` by falling expected length; of equal ones the first comes first.
-
-        A problem that was not drawn before is expected to take the mean of those in ``problems`` that were: it must
-        neither wait for all of them nor push the long ones back.
-        """
-        known = [self._means[name] for name in problems if name in self._means]
-        middle = sum(known) / len(known) if known else 0.0
-        return sorted(range(len(problems)), key=lambda place: -self._means.get(problems[place], middle))
-
-    def state(self) -> dict[str, float]:
-        """JSON values."""
-        return dict(self._means)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Inverse of ``state``."""
-        self._means = {name: float(mean) for name, mean in state.items()}
+    Args:
+        problems: keys, in the order of their draws.
+        means: mean response length of the last draw of those that were drawn before.
+    """
+    # A new one is expected to take the mean of the known: it must neither wait for all of them nor push the long ones
+    # back.
+    known = [means[name] for name in problems if name in means]
+    middle = sum(known) / len(known) if known else 0.0
+    return sorted(range(len(problems)), key=lambda place: -means.get(problems[place], middle))
 
 
 @dataclass(kw_only=True, slots=True)
@@ -102,10 +87,9 @@ class RolloutQueue:
         self._encode = encode
         self._sampler = sampler
         self._progress = progress
-        self._lengths = PastLengths()
+        self._lengths: dict[str, float] = {}  # mean of every problem's last draw, by key
         self._draws = 0
-        self._pending: deque[Pending] = deque()
-        self._by_draw: dict[int, Pending] = {}
+        self._pending: dict[int, Pending] = {}  # by draw, which is the order of issue
         self._again: deque[Problem] = deque()  # problems of a stage that ended, to be asked first in the next one
         self._stage = -1
         self._steps_in_stage = 0
@@ -119,7 +103,7 @@ class RolloutQueue:
     @property
     def finished(self) -> int:
         """Groups that are generated and not handed out."""
-        return sum(item.group is not None for item in self._pending)
+        return sum(item.group is not None for item in self._pending.values())
 
     def begin_step(self, stage_index: int) -> None:
         """Call it once before a step's first ``take``. A new stage drains the queue: T is another."""
@@ -134,25 +118,24 @@ class RolloutQueue:
         if not self._pending:
             return
         self._engine.interrupt()
-        for item in self._pending:
+        for item in self._pending.values():
             if item.ticket is not None:
                 self._judge.result(item.ticket)  # a verdict that nobody fetches would stay in the judge
-        gone = self._sampler.removed
-        self._again.extend(item.request.problem for item in self._pending if item.request.problem.id not in gone)
+        gone, problems = self._sampler.removed, [item.request.problem for item in self._pending.values()]
+        self._again.extend(problem for problem in problems if problem.id not in gone)
         self.drained = len(self._pending)
         self._pending.clear()
-        self._by_draw.clear()
 
     def take(self, stage: StageConfig, prompts: int, clock: StepClock) -> list[ScoredGroup]:
         """The next ``prompts`` groups in issue order; verification hides behind generation."""
         self._issue(stage, prompts + self._ahead(stage) - len(self._pending))
-        wanted = [self._pending[i] for i in range(prompts)]
+        wanted = list(self._pending.values())[:prompts]
         with clock.measure("rollout"):
             self._generate(wanted)
-        for _ in wanted:
-            del self._by_draw[self._pending.popleft().request.draw]
+        for item in wanted:
+            del self._pending[item.request.draw]
         with clock.measure("other", "verify"):
-            return self._judged(wanted)
+            return [self._judged(item) for item in wanted]
 
     def meanwhile(self, tokens: int, clock: StepClock) -> None:
         """What the engine does while the learner works on ``tokens`` tokens: as many more, before its weights change.
@@ -160,7 +143,7 @@ class RolloutQueue:
         An engine in the learner's process generates them now. So both go at one pace, whatever the machine, and the
         schedule depends on requests and tokens alone.
         """
-        if self.max_staleness and self._engine.capabilities.in_flight:
+        if self.max_staleness:
             with clock.measure("rollout", "ahead"):
                 self._file(self._engine.advance(tokens))
 
@@ -172,83 +155,90 @@ class RolloutQueue:
     def _issue(self, stage: StageConfig, prompts: int) -> None:
         if prompts <= 0:
             return
-        sampling = SamplingParams(
-            temperature=self._config.rollout.temperature, max_tokens=stage.max_tokens, seed=self._config.run.seed
-        )
         problems = [self._again.popleft() for _ in range(min(prompts, len(self._again)))]
         problems += self._sampler.next(prompts - len(problems)) if prompts > len(problems) else []
-        requests = [self._request(self._draws + i, p, stage.group_size, sampling) for i, p in enumerate(problems)]
+        requests = [
+            self._asked(self._draws + i, problem, stage.group_size, stage.max_tokens)
+            for i, problem in enumerate(problems)
+        ]
         self._draws += prompts
-        for request in requests:
-            self._await(Pending(request=request))
         self._engine.submit(self._start_order(requests))
+
+    def _asked(self, draw: int, problem: Problem, group_size: int, max_tokens: int) -> RolloutRequest:
+        """A new request, which is pending from here on."""
+        rollout, run = self._config.rollout, self._config.run
+        request = RolloutRequest(
+            draw=draw,
+            problem=problem,
+            prompt_tokens=self._encode(problem),
+            group_size=group_size,
+            sampling=SamplingParams(temperature=rollout.temperature, max_tokens=max_tokens, seed=run.seed),
+        )
+        self._pending[draw] = Pending(request=request)
+        return request
 
     def _start_order(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
         """``requests`` in the order in which they are to be started; that of issue where all start at once."""
         rollout = self._config.rollout
         if rollout.start_order == "issued" or sum(r.group_size for r in requests) <= rollout.max_rows:
             return requests
-        return [requests[place] for place in self._lengths.longest_first([r.problem.key for r in requests])]
-
-    def _request(self, draw: int, problem: Problem, group_size: int, sampling: SamplingParams) -> RolloutRequest:
-        return RolloutRequest(
-            draw=draw,
-            problem=problem,
-            prompt_tokens=self._encode(problem),
-            group_size=group_size,
-            sampling=sampling,
-        )
-
-    def _await(self, item: Pending) -> None:
-        self._pending.append(item)
-        self._by_draw[item.request.draw] = item
+        return [requests[place] for place in longest_first([r.problem.key for r in requests], self._lengths)]
 
     def _generate(self, wanted: Sequence[Pending]) -> None:
         """Until all of ``wanted`` are there; others that end meanwhile are kept."""
-        asynchronous = bool(self.max_staleness)
-        if asynchronous and self._engine.capabilities.in_flight:
-            self._file(self._engine.advance(0))
-        missing = sum(item.group is None for item in wanted)
-        if asynchronous and not missing:
-            return
+
+        def missing() -> int:
+            return sum(item.group is None for item in wanted)
+
+        if self.max_staleness:
+            self._file(self._engine.advance(0))  # what is done already, without generating more
+            if not missing():
+                return
         for group in self._engine.finished():
             self._file([group])
-            missing = sum(item.group is None for item in wanted)
-            self._progress("rollout", len(wanted) - missing, len(wanted))
-            if asynchronous and not missing:
-                return
+            self._progress("rollout", len(wanted) - missing(), len(wanted))
+            if self.max_staleness and not missing():
+                return  # the rest is of later steps
 
     def _file(self, groups: Sequence[RolloutGroup]) -> None:
         """Hand new groups to the judge."""
         for group in groups:
-            item = self._by_draw[group.request.draw]
+            item = self._pending[group.request.draw]
             assert item.group is None, f"draw {group.request.draw} came twice"
             item.group = group
             item.ticket = self._judge.submit(group.request.problem, [c.text for c in group.completions])
 
-    def _judged(self, wanted: Sequence[Pending]) -> list[ScoredGroup]:
+    def _judged(self, item: Pending) -> ScoredGroup:
         """Wait for the verdicts of what was generated."""
-        judged = [(item.group, self._judge.result(item.ticket)) for item in wanted]
-        groups = [(group, verdicts) for group, verdicts in judged if group is not None]
-        for group, _ in groups:  # in issue order, so that what is expected never depends on who finished first
-            self._lengths.saw(group.request.problem.key, group.num_tokens / len(group.completions))
-        return [score_group(group, verdicts) for group, verdicts in groups]
+        group = item.group
+        assert group is not None, "an engine gives every group that it was asked for"
+        # in issue order, so that what is expected never depends on who finished first
+        self._lengths[group.request.problem.key] = group.num_tokens / len(group.completions)
+        return score_group(group, self._judge.result(item.ticket))
 
     def state(self) -> dict[str, Any]:
         """Tensors and JSON values: what is in flight, finished or not, and where the draws stand."""
-        finished = [item.group for item in self._pending if item.group is not None]
         state: dict[str, Any] = {
             "draws": self._draws,
             "stage": self._stage,
             "steps_in_stage": self._steps_in_stage,
             "again": [problem.id for problem in self._again],
-            "lengths": self._lengths.state(),
-            "pending": [_asked(item) for item in self._pending],
+            "lengths": dict(self._lengths),
+            "pending": [
+                {
+                    "draw": draw,
+                    "problem": item.request.problem.id,
+                    "group_size": item.request.group_size,
+                    "max_tokens": item.request.sampling.max_tokens,
+                    "finished": item.group is not None,
+                }
+                for draw, item in self._pending.items()
+            ],
         }
         if self._pending:
+            finished = [item.group for item in self._pending.values() if item.group is not None]
             state |= pack_completions("finished", [c for group in finished for c in group.completions])
-            if self._engine.capabilities.in_flight:
-                state |= {f"engine/{name}": value for name, value in self._engine.snapshot().items()}
+            state |= {f"engine/{name}": value for name, value in self._engine.snapshot().items()}
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -257,38 +247,18 @@ class RolloutQueue:
         What was in flight goes on, or is issued again where the engine cannot go on with it: no prompt is skipped.
         """
         self._draws = int(state["draws"])
-        self._stage, self._steps_in_stage = int(state.get("stage", -1)), int(state.get("steps_in_stage", 0))
-        self._again = deque(self._sampler.named(name) for name in state.get("again", ()))
-        self._lengths.restore(state.get("lengths", {}))
+        self._stage, self._steps_in_stage = int(state["stage"]), int(state["steps_in_stage"])
+        self._again = deque(self._sampler.named(name) for name in state["again"])
+        self._lengths = {name: float(mean) for name, mean in state["lengths"].items()}
         self._pending.clear()
-        self._by_draw.clear()
-        rows: Sequence[Mapping[str, Any]] = state.get("pending", ())
-        if not rows:
+        if not state["pending"]:
             return
         completions = iter(unpack_completions("finished", state))
-        for row in rows:
-            sampling = SamplingParams(
-                temperature=self._config.rollout.temperature,
-                max_tokens=int(row["max_tokens"]),
-                seed=self._config.run.seed,
-            )
+        for row in state["pending"]:
             problem = self._sampler.named(row["problem"])
-            item = Pending(request=self._request(int(row["draw"]), problem, int(row["group_size"]), sampling))
-            self._await(item)
+            request = self._asked(int(row["draw"]), problem, int(row["group_size"]), int(row["max_tokens"]))
             if row["finished"]:
-                parts = tuple(next(completions) for _ in range(item.request.group_size))
-                self._file([RolloutGroup(request=item.request, completions=parts)])
-        assert self._engine.capabilities.in_flight, "only such an engine had work in flight"
+                parts = tuple(next(completions) for _ in range(request.group_size))
+                self._file([RolloutGroup(request=request, completions=parts)])
         snapshot = {k.removeprefix("engine/"): v for k, v in state.items() if k.startswith("engine/")}
-        self._engine.resume(snapshot, [item.request for item in self._pending if item.group is None])
-
-
-def _asked(item: Pending) -> dict[str, Any]:
-    request = item.request
-    return {
-        "draw": request.draw,
-        "problem": request.problem.id,
-        "group_size": request.group_size,
-        "max_tokens": request.sampling.max_tokens,
-        "finished": item.group is not None,
-    }
+        self._engine.resume(snapshot, [item.request for item in self._pending.values() if item.group is None])
