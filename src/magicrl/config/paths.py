@@ -112,29 +112,28 @@ def counted_from(recipe: Path, typed: Path | None = None) -> dict[str, Path]:
     return {"folder": recipe.parent, "typed": typed or Path.cwd()}
 
 
+def _absolute(value: Any, info: ValidationInfo, file: str | None = None) -> str | None:
+    """The path that ``value``, or the ``file`` in it, means; None for no text, or where nobody said where it starts."""
+    if not isinstance(value, str) or not value:
+        return None
+    folder = (info.context or {}).get("typed" if isinstance(value, Typed) else "folder")
+    return None if folder is None else os.path.abspath(folder / Path(file or value).expanduser())
+
+
 def located(value: Any, info: ValidationInfo) -> Any:
-    """A path as an absolute one. Texts that are none (empty, a URL) stay, and so does what is not a text."""
-    folder = _start(value, info)
-    if folder is None or not value or "://" in value:
-        return value
-    return os.path.abspath(folder / Path(value).expanduser())
-
-
-def located_all(value: Any, info: ValidationInfo) -> Any:
-    """A path, or a list of them."""
+    """A path, or a list of them, as absolute ones. Texts that are none (empty, a URL) stay, and so does what is no
+    text."""
     if isinstance(value, list | tuple):
         return [located(item, info) for item in cast("list[Any]", value)]
-    return located(value, info)
+    path = _absolute(value, info)
+    return value if path is None or "://" in value else path
 
 
 def located_folder(value: Any, info: ValidationInfo) -> Any:
     """A folder that is there, or that is written as a path, as an absolute one; anything else is a name and stays."""
-    folder = _start(value, info)
-    if folder is None or not value:
-        return value
-    path = folder / Path(value).expanduser()
-    if path.is_dir() or value.startswith((".", "/", "~")):
-        return os.path.abspath(path)
+    path = _absolute(value, info)
+    if path is None or os.path.isdir(path) or value.startswith((".", "/", "~")):
+        return path or value
     made = made_model(value)
     return value if made is None else os.path.abspath(made)
 
@@ -147,28 +146,18 @@ def made_model(name: str) -> Path | None:
 
 def located_recipe(value: Any, info: ValidationInfo) -> Any:
     """A recipe's file as an absolute path. A shipped recipe's name stays, in its own folder too."""
-    folder = _start(value, info)
-    if folder is None or not value:
+    path = _absolute(value, info)
+    if path is None:
         return value
-    path = folder / Path(value).expanduser()
-    own = path.is_file() and FOLDER not in path.resolve().parents
-    return value if not own and shipped_recipe(value) else os.path.abspath(path)
+    own = os.path.isfile(path) and FOLDER not in Path(path).resolve().parents
+    return value if not own and shipped_recipe(value) else path
 
 
 def located_reference(value: Any, info: ValidationInfo) -> Any:
     """``file.py:name`` with its file as an absolute path; any other reference of `magicrl.registry` stays."""
     file, _, attribute = value.rpartition(":") if isinstance(value, str) else ("", "", "")
-    folder = _start(value, info)
-    if folder is None or not file.endswith(".py"):
-        return value
-    return f"{os.path.abspath(folder / Path(file).expanduser())}:{attribute}"
-
-
-def _start(value: Any, info: ValidationInfo) -> Path | None:
-    """Where relative paths of this value start; None where nobody said."""
-    if not isinstance(value, str):
-        return None
-    return (info.context or {}).get("typed" if isinstance(value, Typed) else "folder")
+    path = _absolute(value, info, file) if file.endswith(".py") else None
+    return value if path is None else f"{path}:{attribute}"
 
 
 def _written(value: str | None, info: FieldSerializationInfo) -> str | None:
@@ -184,7 +173,7 @@ def _written_folder(value: str | None, info: FieldSerializationInfo) -> str | No
 
 FilePath = Annotated[str, BeforeValidator(located), PlainSerializer(_written)]
 """A file, or a folder to be written."""
-FilePaths = Annotated[str | tuple[str, ...], BeforeValidator(located_all)]
+FilePaths = Annotated[str | tuple[str, ...], BeforeValidator(located)]
 """One or several, with ``*`` for any name."""
 FolderOrName = Annotated[str, BeforeValidator(located_folder), PlainSerializer(_written_folder)]
 """A folder, or a name: a made model's becomes its folder, the hub's stays."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from magicrl.config.schema import EvaluationConfig
 from magicrl.evaluation.job import Encode, JudgedGroup, Progress, evaluation_seed, sample_problems, score
@@ -109,8 +108,7 @@ def _shown(judged: JudgedGroup, temperature: float) -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Best:
+class Best(NamedTuple):
     """The best validated step so far, by accuracy, or by mean reward where the reward is graded."""
 
     step: int
@@ -167,23 +165,21 @@ class Validation:
                 progress=self._progress,
             )
         result = score(groups)
-        found = result.accuracy if result.reward is None else result.reward
+        measured = {"accuracy": result.accuracy, **({} if result.reward is None else {"reward": result.reward})}
+        found = result.reward or result.accuracy
         if self.best is None or found.mean > self.best.score:
             self.best = Best(step=step, score=found.mean)
-        values = {
-            "validation/accuracy/mean": result.accuracy.mean,
-            "validation/accuracy/standard_error": result.accuracy.standard_error,
+        return {
+            **{f"validation/{name}/mean": estimate.mean for name, estimate in measured.items()},
+            **{f"validation/{name}/standard_error": estimate.standard_error for name, estimate in measured.items()},
             "validation/length/mean": result.length.mean,
             "validation/truncation/ratio": result.truncation.mean,
+            **({} if result.entropy is None else {"validation/entropy/mean": result.entropy}),
         }
-        if result.reward is not None:
-            values["validation/reward/mean"] = result.reward.mean
-            values["validation/reward/standard_error"] = result.reward.standard_error
-        return values if result.entropy is None else {**values, "validation/entropy/mean": result.entropy}
 
     def state(self) -> list[Any] | None:
         """JSON-able."""
-        return None if self.best is None else [self.best.step, self.best.score]
+        return None if self.best is None else list(self.best)
 
     def restore(self, state: Sequence[Any] | None) -> None:
         """Inverse of ``state``."""

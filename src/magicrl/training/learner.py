@@ -41,6 +41,9 @@ class LocalLearner:
         valid_vocab: rows of the output head that are words; None means all.
         learning: what the recipe says about learning; the rate of each update comes with its ``Controls``.
 
+    Attributes:
+        scorer: what turns samples into micro-batches and these into log-probs.
+
     Raises:
         ValueError: unknown loss, a model that cannot be trained, or LoRA without PEFT.
     """
@@ -66,19 +69,8 @@ class LocalLearner:
         for parameter in self._model.parameters():
             # parameters only: buffers such as the rotary frequencies stay precise
             parameter.data = parameter.data.to(compute)
-        self._scorer = PolicyScorer(
-            self._model,
-            valid_vocab=valid_vocab,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            head_chunk_tokens=settings.head_chunk_tokens,
-            share_prompts=settings.share_prompts,
-            checkpoint_above_tokens=0 if settings.gradient_checkpointing else settings.checkpoint_above_tokens,
-        )
-
-    @property
-    def scorer(self) -> PolicyScorer:
-        """What turns samples into micro-batches and these into log-probs."""
-        return self._scorer
+        checkpoint_above = 0 if settings.gradient_checkpointing else settings.checkpoint_above_tokens
+        self.scorer = _scorer(self._model, settings, valid_vocab, checkpoint_above)
 
     @property
     def version(self) -> int:
@@ -88,11 +80,11 @@ class LocalLearner:
     @property
     def devices(self) -> tuple[str, ...]:
         """The one that it computes on; see ``OnDevices``."""
-        return (device_name(self._scorer.device),)
+        return (device_name(self.scorer.device),)
 
     def peak_mb(self) -> float:
         """Most memory of this process so far, an engine in it included."""
-        return peak_mb(self._scorer.device)
+        return peak_mb(self.scorer.device)
 
     def update(self, batch: TrainBatch, controls: Controls) -> UpdateMetrics:
         """One SGD step on the mini-batch; see ``Learner.update``.
@@ -154,11 +146,11 @@ class LocalLearner:
         """
         jobs = (
             MicroBatch([samples[i] for i in members], weights[members], packed)
-            for members, packed in self._scorer.micro_batches(samples)
+            for members, packed in self.scorer.micro_batches(samples)
         )
-        head = self._scorer.head.weight
+        head = self.scorer.head.weight
         return self._objective.accumulate(
-            self._scorer,
+            self.scorer,
             jobs,
             controls,
             statistics=statistics,
@@ -171,7 +163,7 @@ class LocalLearner:
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token, ``[T]`` a sample, without gradient."""
-        return self._scorer.score(samples, temperature)
+        return self.scorer.score(samples, temperature)
 
     def weights(self) -> Mapping[str, Any]:
         """Present weights by HF parameter name in the compute precision, LoRA merged; a tied weight stands once."""
@@ -205,6 +197,19 @@ class LocalLearner:
         save_policy(model, self._tokenizer, folder, extra_files=extra_files, generation=generation)
 
 
+def _scorer(
+    model: PreTrainedModel, settings: ModelConfig, valid_vocab: int | None, checkpoint_above: int | None
+) -> PolicyScorer:
+    return PolicyScorer(
+        model,
+        valid_vocab=valid_vocab,
+        micro_batch_tokens=settings.micro_batch_tokens,
+        head_chunk_tokens=settings.head_chunk_tokens,
+        share_prompts=settings.share_prompts,
+        checkpoint_above_tokens=checkpoint_above,
+    )
+
+
 class ReferenceModel:
     """pi_ref of the k3 term (recipe section 2).
 
@@ -217,15 +222,8 @@ class ReferenceModel:
     def __init__(
         self, model: PreTrainedModel, *, valid_vocab: int | None = None, model_config: ModelConfig | None = None
     ) -> None:
-        settings = model_config or ModelConfig()
         model.requires_grad_(False)
-        self._scorer = PolicyScorer(
-            model,
-            valid_vocab=valid_vocab,
-            micro_batch_tokens=settings.micro_batch_tokens,
-            head_chunk_tokens=settings.head_chunk_tokens,
-            share_prompts=settings.share_prompts,
-        )
+        self._scorer = _scorer(model, model_config or ModelConfig(), valid_vocab, None)
 
     def logprobs(self, samples: Sequence[TrainSample], temperature: float) -> tuple[list[FloatArray], list[FloatArray]]:
         """Log-probs and entropies of every response token at tau, ``[T]`` a sample."""

@@ -107,7 +107,9 @@ class Trainer:
         # Sample and verify: D_R prompts, M responses each, at temperature tau, cut at T.
         groups, refilled = self._collect(stage, clock)
         self._staleness.check(groups)  # before anything is learned: text of stale weights looks as good as any
-        self._lend_gpus(clock)
+        if parts.engine.capabilities.sleep and not self._config.rollout.max_staleness:
+            with clock.measure("other", "sleep"):  # nothing is in flight now: the learner has the engine's memory
+                parts.engine.sleep()
 
         # Entropy control: e_k of the whole buffer. Over the survivors it would be biased, since what rejection takes
         # away (always right or always wrong) has another entropy. alpha_k belongs to this step's entropy; c moves after
@@ -165,13 +167,6 @@ class Trainer:
             groups += self._queue.take(stage, missing, clock)
         return groups, len(groups) - stage.rollout_batch
 
-    def _lend_gpus(self, clock: StepClock) -> None:
-        """Nothing is in flight now, synchronous; asynchronous the engine goes on, so it has GPUs of its own."""
-        engine = self._parts.engine
-        if engine.capabilities.sleep and not self._config.rollout.max_staleness:
-            with clock.measure("other", "sleep"):
-                engine.sleep()
-
     def _surviving(self, groups: Sequence[ScoredGroup], rejection: Rejection, stage: StageConfig) -> list[ScoredGroup]:
         """Groups to learn from: at most D_R, in issue order (finish order would favour short responses)."""
         algorithm = self._config.algorithm
@@ -205,15 +200,17 @@ class Trainer:
             normalise_std=objective.row.normalise_std,
             advantage=self._advantage,
         )
+        if not samples:
+            return []
+        # Old log-probs are taken once, before the first update. With one SGD step they would equal the loss's own
+        # log-probs, rho would be exactly 1, and the forward pass is saved.
         several = stage.num_minibatches * algorithm.reuse > 1 and "old_logprobs" in objective.needs
         if scores is not None:
             samples = with_old_logprobs(samples, [scores.logprobs[key] for key in sample_keys(kept, samples)])
-        elif samples and (several or objective.needs_old_logprobs_first):
-            # Taken once, before the first update. With one SGD step they would equal the loss's own
-            # log-probs, rho would be exactly 1, and the forward pass is saved.
+        elif several or objective.needs_old_logprobs_first:
             with clock.measure("other", "old_logprobs"):
                 samples = with_old_logprobs(samples, self._parts.learner.logprobs(samples, tau)[0])
-        if samples and self._parts.reference is not None:
+        if self._parts.reference is not None:
             with clock.measure("other", "ref_logprobs"):
                 samples = with_ref_logprobs(samples, self._parts.reference.logprobs(samples, tau)[0])
         return samples
@@ -231,9 +228,10 @@ class Trainer:
             max_response_tokens=stage.max_tokens,
         )
         mask_of = self._objective.correction.batch_mask
-        if mask_of is None:
-            return list(batches)
-        return [with_policy_mask(batch, mask_of, algorithm.second_moment) for batch in batches]
+        if mask_of is not None:
+            # of the whole mini-batch, so before it is cut into micro-batches or dealt to ranks
+            batches = (with_policy_mask(batch, mask_of, algorithm.second_moment) for batch in batches)
+        return list(batches)
 
     def _learn(
         self,
@@ -243,8 +241,7 @@ class Trainer:
         coefficients: Mapping[str, float],
         clock: StepClock,
     ) -> list[UpdateMetrics]:
-        algorithm, learner = self._config.algorithm, self._parts.learner
-        total = stage.num_minibatches * algorithm.reuse
+        learner, total = self._parts.learner, stage.num_minibatches * self._config.algorithm.reuse
         low, high = self._objective.clip
         updates: list[UpdateMetrics] = []
         for batch in batches:
@@ -275,6 +272,7 @@ class Trainer:
             raise NotFiniteError(f"{where}: {error}", error.culprit) from error
 
     def _learning_rate(self) -> float:
+        """Linear warm-up by SGD steps, then constant."""
         optimizer = self._config.optimizer
         if optimizer.warmup_steps == 0:
             return optimizer.learning_rate
@@ -283,18 +281,12 @@ class Trainer:
     def _measured_entropies(
         self, groups: Sequence[ScoredGroup], scores: Scores | None
     ) -> dict[EntropyEstimator, EntropyEstimate]:
-        """e_k over all response tokens of the buffer, before rejection: over survivors it would be biased.
-
-        By every estimator that the engine allows, the recipe's own among them; in asynchronous mode by the learner.
-        """
+        """e_k over all response tokens, by every estimator that the engine allows; asynchronous by the learner."""
         if scores is not None:
             return {"exact": mean_entropy(scores.entropies)}
         completions = [c for g in groups for c in g.group.completions]
-        found: dict[EntropyEstimator, EntropyEstimate] = {}
-        for estimator in ESTIMATORS:
-            estimate = measure_entropy(completions, estimator)
-            if estimate is not None:
-                found[estimator] = estimate
+        by_estimator = {estimator: measure_entropy(completions, estimator) for estimator in ESTIMATORS}
+        found = {estimator: estimate for estimator, estimate in by_estimator.items() if estimate is not None}
         if self._config.entropy.estimator not in found:
             raise TrainingStopped(
                 "the rollout engine does not report entropies; set entropy.estimator = 'sampled' for this engine"
@@ -347,5 +339,5 @@ class Trainer:
         """Inverse of ``state``; the engine has the weights of that time."""
         self.steps_done = int(state["steps_done"])
         self._empty_steps = int(state["empty_steps"])
-        self._staleness.restore(state.get("versions", ()))
+        self._staleness.restore(state["versions"])
         self._queue.restore(state)
