@@ -225,14 +225,8 @@ def group_signal(group: ScoredGroup, mask: AdvantageMask = "none") -> Signal:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rejection:
-    """Outcome of rejection sampling on one step's groups.
-
-    Attributes:
-        kept: indices of the surviving groups, ascending.
-        all_correct: groups dropped because every counted reward is the same and every response right.
-        all_wrong: groups dropped because every counted reward is the same otherwise: 0, or another score.
-        too_few: groups dropped because fewer than two members count.
-    """
+    """Indices of the surviving groups, ascending, and how many were dropped because every counted reward is the same
+    and every response right, the same otherwise (0, or another score), or because fewer than two members count."""
 
     kept: tuple[int, ...]
     all_correct: int
@@ -290,7 +284,7 @@ def split_minibatches(
         num_parts: D_R / D_T.
         prompts_per_part: D_T.
         mode: which of the two stays as configured.
-        rng: source of the draw; its state belongs in the checkpoint.
+        rng: source of the draw.
 
     Returns:
         Group indices of each part, ascending within a part; no parts when nothing survived.

@@ -22,13 +22,8 @@ EntropyEstimator: TypeAlias = Literal["exact", "sampled"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EntropyEstimate:
-    """Token-weighted mean entropy.
-
-    Attributes:
-        mean: nats per token.
-        standard_error: of the mean, tokens clustered by response; infinite with one response.
-        tokens: response tokens it was taken over.
-    """
+    """Token-weighted mean entropy in nats, its standard error with tokens clustered by response (infinite with one
+    response), and the response tokens it was taken over."""
 
     mean: float
     standard_error: float
@@ -39,11 +34,7 @@ def clustered_mean(totals_N: NDArray[np.float64], lengths_N: NDArray[np.int64]) 
     """Mean over tokens from each response's total, with an error that lets tokens of a response correlate.
 
     The mean is a ratio of two sums over responses, sum S / sum L; its error comes from the residuals
-    S_i - mean * L_i (linearised ratio estimator).
-
-    Args:
-        totals_N: sum of the per-token values of each response.
-        lengths_N: tokens of each response.
+    S_i - mean * L_i (linearised ratio estimator). ``totals_N`` are the S_i, ``lengths_N`` the L_i.
 
     Raises:
         ValueError: no tokens.

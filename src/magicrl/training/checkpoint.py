@@ -107,12 +107,7 @@ def save_checkpoint(
 ) -> Path:
     """Write ``root/step-NNNNNN`` atomically, then remove all but the last ``keep_last`` and those in ``keep``.
 
-    Args:
-        root: the folder of checkpoints.
-        checkpoint: what is written.
-        keep_last: how many stay.
-        keep: further steps that stay.
-        write_shards: writes the learner's tensors into the folder it is given, and tells what it needs to read them.
+    ``write_shards`` writes the learner's tensors into the folder it is given, and tells what it needs to read them.
 
     Raises:
         CheckpointError: the disk is full or not writable; older checkpoints are untouched.
@@ -127,7 +122,7 @@ def save_checkpoint(
             shutil.rmtree(writing)  # the same step of the same run: the two are identical, and this one is whole
         else:
             writing.rename(folder)
-        _flush(root)
+        _flush(root)  # the rename itself must be on the disk before an older one goes
         remove_old(root, keep_last=keep_last, keep=keep)
     except (OSError, SafetensorError) as error:
         shutil.rmtree(writing, ignore_errors=True)  # what it had written may be the very space that is missing
@@ -174,11 +169,7 @@ def remove_old(root: Path, *, keep_last: int, keep: frozenset[int]) -> None:
 
 
 def load_latest(root: Path, *, owner: str | None = None) -> Checkpoint | None:
-    """The newest checkpoint of a run, None if it has none.
-
-    Args:
-        root: the folder of checkpoints.
-        owner: who asks; a checkpoint that says it belongs to another is refused.
+    """The newest checkpoint of a run, None if it has none; one that says it belongs to another ``owner`` is refused.
 
     Raises:
         CheckpointError: the newest one is damaged, of another schema, or another's.

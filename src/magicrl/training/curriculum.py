@@ -162,14 +162,7 @@ def filter_by_difficulty(
 ) -> tuple[FilterResult, Diagnosis]:
     """The offline filter of ``data.difficulty_filter``: what stays, by key, and what the answers say.
 
-    It is measured once a run. The counts are kept in ``path`` and read again on a resume.
-
-    Args:
-        config: the recipe.
-        problems: those of training; problems of one prompt are sampled once.
-        sampler: what generates, judges and encodes.
-        path: ``difficulty.json``.
-        progress: told ``(done, total)``.
+    It is measured once a run, problems of one prompt once. The counts are kept in ``path`` and read again on a resume.
 
     Raises:
         ValueError: nothing stays, nothing could be judged, or the file is damaged.

@@ -343,15 +343,10 @@ def learning_facts(
     weights_changed: bool | None,
     judging: Judging,
 ) -> LearningFacts:
-    """The facts of a recorded run.
+    """The facts of a recorded run, from its training steps and the documents of its first test set.
 
-    Args:
-        steps: its training steps.
-        before, after: the documents of its first test set.
-        reuse: passes over each step's buffer.
-        temperature: of training; where the test has none at it, its highest counts.
-        weights_changed: see ``LearningFacts``.
-        judging: the verifier's settings, for the advice.
+    ``reuse`` is the number of passes over each step's buffer, ``temperature`` that of training: where the test has none
+    at it, its highest counts.
     """
     sampled, trained = sum(column(steps, "tokens/sampled")), sum(column(steps, "tokens/trained")) / reuse
     return LearningFacts(

@@ -101,7 +101,7 @@ class LocalLearner:
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
             if not math.isfinite(value):
                 culprit = self._culprit(batch, controls, statistics)
-                self._optimizer.forget()
+                self._optimizer.forget()  # nothing of this update is kept, whoever catches the error
                 raise NotFiniteError(not_finite_loss(name, value, self.version + 1), culprit)
         self._optimizer.step(controls.learning_rate, norm)
         if not self._optimizer.weights_are_finite():
@@ -268,6 +268,7 @@ class MasterOptimizer:
             # at once, so that no more than a layer's gradients exist twice
             parameter.register_post_accumulate_grad_hook(partial(_add_to_master, master))
         self._shared = all(m is self._compute[name] for name, m in self._masters.items())
+        # AdamW steps on the masters; the learning rate here is only what it demands, each step sets its own
         self._adam = torch.optim.AdamW(
             list(self._masters.values()),
             lr=config.learning_rate,
@@ -301,12 +302,8 @@ class MasterOptimizer:
 
     @torch.no_grad()
     def step(self, learning_rate: float, gradient_norm: float) -> None:
-        """Clip to ``max_grad_norm``, take one AdamW step, refresh the model's copy, forget the gradients.
-
-        Args:
-            learning_rate: of this step.
-            gradient_norm: what ``gradient_norm()`` gave.
-        """
+        """Clip what has this norm to ``max_grad_norm``, take one AdamW step, refresh the model's copy, forget the
+        gradients."""
         gradients = self.gradients().values()
         if gradient_norm > self._config.max_grad_norm:
             for gradient in gradients:
@@ -470,11 +467,8 @@ class LoraAdapters:
 
     @torch.no_grad()
     def merged_weights(self, prefix: str = "") -> dict[str, Tensor]:
-        """The model's weights with the adapters added in float32, by the names it had without adapters.
-
-        Args:
-            prefix: only weights whose names begin with it, such as ``model.layers.3.``.
-        """
+        """The model's weights with the adapters added in float32, by the names it had without adapters; only those
+        that begin with ``prefix``, such as ``model.layers.3.``."""
         weights: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
             if name.startswith(prefix) and ".lora_" not in name:

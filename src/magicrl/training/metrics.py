@@ -291,12 +291,8 @@ class StalenessMeter:
                     )
 
     def metrics(self, groups: Sequence[ScoredGroup], old_logprobs: Mapping[SampleKey, FloatArray]) -> Values:
-        """``staleness/...`` of the step's buffer; see docs/asynchronous.md.
-
-        Args:
-            groups: the buffer, before rejection, after `check`.
-            old_logprobs: the learner's, of every response.
-        """
+        """``staleness/...`` of the step's buffer before rejection, from the learner's log-probs of every response; see
+        docs/asynchronous.md."""
         newest = self._versions[-1]
         age = {version: index for index, version in enumerate(reversed(self._versions))}
         completions = [(g.group.request.draw, i, c) for g in groups for i, c in enumerate(g.group.completions)]
@@ -361,14 +357,9 @@ class Throughput:
         learner: object,
         engine: object,
     ) -> Values:
-        """Of one step.
+        """Of one step: its buffer, what each update learnt from, and its other metrics, for the seconds.
 
-        Args:
-            groups: the step's buffer.
-            batches: what each update learnt from.
-            values: the step's other metrics, for its seconds.
-            learner, engine: say on what they compute if they are ``OnDevices``; of one that does not say nothing is
-                told (recorded rollouts are not generated).
+        Of a learner or engine that is not ``OnDevices`` nothing is told (recorded rollouts are not generated).
         """
         trained, sampled = trained_work(batches), sampled_work(groups)
         generating = _seconds(values, "time/rollout")

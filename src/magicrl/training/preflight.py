@@ -212,11 +212,6 @@ class Ready:
 def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     """Refuse what can be refused: output folder, packages, device, start model, problems, lengths, memory.
 
-    Args:
-        config: the resolved recipe.
-        output: the run folder.
-        resume: a run in ``output`` is to be continued.
-
     Raises:
         RecipeError: a setting or a combination of them is unusable (with its key).
         ValueError: a file or the machine is; the text says what to do.

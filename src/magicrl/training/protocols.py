@@ -100,13 +100,8 @@ class Learner(Protocol):
         extra_files: Mapping[str, str] | None = None,
         generation: Mapping[str, Any] | None = None,
     ) -> None:
-        """Write a model folder that ``transformers`` loads (LoRA merged).
-
-        Args:
-            folder: the destination.
-            extra_files: further text files by name, such as the model card.
-            generation: recommended generation settings.
-        """
+        """Write a model folder that ``transformers`` loads (LoRA merged), with further text files by name and
+        recommended generation settings."""
         ...
 
 

@@ -63,11 +63,7 @@ _NOTICE = b"\nfinishing this step, then stopping; once more stops at once (the l
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop; what it had done is kept.
-
-    Attributes:
-        signal_number: the signal that asked.
-    """
+    """The run was asked to stop by a signal; what it had done is kept."""
 
     def __init__(self, signal_number: int) -> None:
         super().__init__(f"stopped by {signal.Signals(signal_number).name}")
@@ -169,9 +165,8 @@ def train(
         output: the run folder.
         observer: told what happens.
         resume: continue the run in ``output`` from its last checkpoint, if there is one.
-        parts: makes the parts that may live elsewhere; default: all in this process.
-        ready: what ``check_run`` gave for these very arguments, where it was asked before; its start model is the
-            run's from here on.
+        parts: makes the parts; default: all in this process.
+        ready: what ``check_run`` gave for these very arguments; its start model is the run's from here on.
 
     Raises:
         ValueError: a setting, a file or the data is unusable.
@@ -335,6 +330,7 @@ class Session:
         index = self._schedule.index
         self._workers.begin_step()
         result = self._trainer.step(stage, index)
+        # asked before the validation, whose work is not the step's
         observed, spans = self._workers.observations(), self._workers.spans()
         release_free_memory()
         self._steps_done = self._trainer.steps_done
@@ -347,6 +343,7 @@ class Session:
         for loss in self._workers.losses():
             self._event("lost", f"lost and replaced: {loss}")
         metrics = StepMetrics(step=result.metrics.step, stage=index, values=values)
+        # recorded first, so that what stopped the run can be looked at; checked before it is in a checkpoint
         self._record(metrics, result, spans)
         self._trainer.check(metrics)
         self._observe_progress(metrics)
@@ -453,6 +450,7 @@ class Session:
             if document is not None:
                 self._tell_result(name, document)
         missing = [label for label, document in found.items() if document is None]
+        # a test is of the learner's policy; a lagging engine would test an older one
         with self._engine.newest_weights() if missing else nullcontext():
             for label in missing:
                 document = held_out_test(
@@ -485,6 +483,7 @@ class Session:
             of_part, state[name] = split_state(name, found)
             tensors |= of_part
         state["solved"] = self._solved
+        # the lines of its steps first: a resumed run drops newer ones, and writes no older one again
         self._folder.settle()
         written = save_checkpoint(
             self._folder.checkpoints,
@@ -517,6 +516,7 @@ class Session:
         state = checkpoint.state
         if checkpoint.shards is not None and isinstance(self._learner, WritesShards):
             assert checkpoint.folder is not None, "it was read from one"
+            # ranks read their own rows: no process need hold the whole state
             self._learner.read_shards(checkpoint.folder / SHARDS, checkpoint.shards)
         else:
             self._learner.restore(checkpoint.learner_state())
