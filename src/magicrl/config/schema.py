@@ -248,13 +248,9 @@ class RolloutConfig(Section):
     1 on the engine is asked that many steps ahead and goes on while the learner updates (docs/asynchronous.md)."""
 
     @model_validator(mode="after")
-    def _replay_has_a_folder(self) -> Self:
+    def _settings_agree(self) -> Self:
         if (self.engine == "replay") != (self.replay is not None):
             raise ValueError('rollout.replay (a folder) goes with rollout.engine = "replay", and only with it')
-        return self
-
-    @model_validator(mode="after")
-    def _one_staleness(self) -> Self:
         if self.max_staleness and self.weight_lag:
             raise ValueError(
                 f"rollout.max_staleness = {self.max_staleness} and rollout.weight_lag = {self.weight_lag} both make "
@@ -599,57 +595,44 @@ class TrainConfig(Section):
     """Without the section everything runs in this process, on this machine."""
 
     @model_validator(mode="after")
-    def _loss_reads_advantages(self) -> Self:
+    def _learner_and_engine_agree(self) -> Self:
+        rollout, sampled = self.rollout, self.entropy.estimator == "sampled"
         if self.algorithm.loss == "nll":
             raise ValueError(
                 'algorithm.loss = "nll" is the loss of magicrl sft: it imitates every response, right or wrong. '
                 "Leave it out, or name another"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _engine_tells_entropies(self) -> Self:
-        if self.rollout.engine == "vllm" and self.entropy.estimator == "exact" and not self.rollout.max_staleness:
+        if rollout.engine == "vllm" and not sampled and not rollout.max_staleness:
             raise ValueError(
                 'entropy.estimator = "exact" needs an engine that reports entropies, and rollout.engine = "vllm" does '
                 'not; set entropy.estimator = "sampled"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _entropy_is_of_the_learner(self) -> Self:
-        if self.rollout.max_staleness and self.entropy.estimator == "sampled":
+        if rollout.max_staleness and sampled:
             raise ValueError(
-                f'entropy.estimator = "sampled" with rollout.max_staleness = {self.rollout.max_staleness}: the tokens '
+                f'entropy.estimator = "sampled" with rollout.max_staleness = {rollout.max_staleness}: the tokens '
                 "were sampled by older policies, whose log-probs do not tell the learner's entropy; use "
                 '"exact", which the learner measures on the buffer'
             )
         return self
 
     @model_validator(mode="after")
-    def _weights_can_be_sent(self) -> Self:
-        rollout = self.rollout
-        if self.cluster is None or self.cluster.rollout.weight_copy == "object_store":
+    def _engine_fits_its_placement(self) -> Self:
+        if self.cluster is None:
             return self
-        if rollout.engine != "vllm" or rollout.weight_lag or self.cluster.rollout.colocated:
+        rollout, placed = self.rollout, self.cluster.rollout
+        newest_vllm = rollout.engine == "vllm" and not rollout.weight_lag
+        if placed.weight_copy == "direct" and (placed.colocated or not newest_vllm):
             raise ValueError(
                 'cluster.rollout.weight_copy = "direct" is how vLLM takes the newest weights on GPUs of its own: it '
                 'needs rollout.engine = "vllm", rollout.weight_lag = 0 and cluster.rollout.colocated = false (NCCL '
                 'joins no two processes on one GPU); set these, or weight_copy = "object_store"'
             )
-        return self
-
-    @model_validator(mode="after")
-    def _colocated_takes_turns(self) -> Self:
-        rollout = self.rollout
-        if self.cluster is None or not self.cluster.rollout.colocated:
-            return self
-        if rollout.engine != "vllm":
+        if placed.colocated and rollout.engine != "vllm":
             raise ValueError(
                 f'cluster.rollout.colocated with rollout.engine = "{rollout.engine}": vLLM alone gives its memory '
                 'back; set rollout.engine = "vllm" or leave colocated out'
             )
-        if rollout.max_staleness or rollout.weight_lag:
+        if placed.colocated and (rollout.max_staleness or rollout.weight_lag):
             raise ValueError(
                 "cluster.rollout.colocated: while the learner works the engine sleeps, so that nothing can be in "
                 "flight and it keeps no older weights; set rollout.max_staleness and rollout.weight_lag to 0"
