@@ -60,6 +60,7 @@ def expected_gain(
     # A perfect fit shows no correlation: what noise there is (the floor) is then taken as independent.
     measured = float(residuals[1:] @ residuals[:-1]) / power if power > 0 else -1.0
     unbiased = measured + (2 + 4 * measured) / count
+    # up to a grid, so that few shapes are computed; rounding up widens the error, on the side of waiting
     rho = math.ceil(min(max(unbiased, 0.0), MAX_AUTOCORRELATION) / _RHO_GRID - 1e-9) * _RHO_GRID
     shape = _trend_shape(tuple(float(v) for v in x), round(rho, 10))
     variance = max(power / shape.trace, noise_floor**2)

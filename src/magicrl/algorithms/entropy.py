@@ -161,7 +161,7 @@ class AdaptiveEntropyController:
 
     def observe(self, entropy: float) -> None:
         assert math.isfinite(entropy), f"measured entropy is {entropy}"
-        change = 0.0
+        change = 0.0  # at the target, unless the released code's preset says otherwise
         if entropy < self.target:
             change = self.step
         elif entropy > self.target or self.decrease_at_equality:

@@ -144,6 +144,8 @@ def nothing_clipped(s: SurrogateInputs) -> Tensor:
 
 def clipped_ratio(s: SurrogateInputs) -> Surrogate:
     """min(rho A, clip(rho, 1 - eps_low, 1 + eps_high) A); clipped = the tokens whose gradient that zeroes."""
+    # By the minimum the clip only takes from the objective: a token that moved the wrong way keeps the gradient that
+    # leads it back.
     bounded = s.ratio.clamp(1 - s.clip_low, 1 + s.clip_high)
     values = torch.minimum(s.ratio * s.advantages, bounded * s.advantages)
     too_high = (s.advantages > 0) & (s.ratio > 1 + s.clip_high)
@@ -153,6 +155,7 @@ def clipped_ratio(s: SurrogateInputs) -> Surrogate:
 
 def clipped_weight(s: SurrogateInputs) -> Surrogate:
     """stop_gradient(clip(rho)) * A * log pi (CISPO): every token keeps a gradient, its weight is bounded."""
+    # a token whose ratio left the bounds still learns, through log pi
     weight = s.ratio.detach().clamp(1 - s.clip_low, 1 + s.clip_high)
     return Surrogate(weight * s.advantages * s.logprobs, weight != s.ratio.detach())
 
@@ -186,6 +189,7 @@ def constant(r: ReducerInputs) -> Tensor:
 
 def sequence_sum(r: ReducerInputs) -> Tensor:
     """Sum over a response's tokens, mean over its group, then over groups."""
+    # each group weighs the same, however many of its responses were judged
     groups, index, members = torch.unique(r.group_index_N, return_inverse=True, return_counts=True)
     return 1.0 / (len(groups) * members[index].to(torch.float64))
 
@@ -318,6 +322,7 @@ def k3(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         logprobs: ``[tokens]`` of the policy in training; gradients flow through these.
         ref_logprobs: ``[tokens]`` of the frozen reference.
     """
+    # from above alone: expm1 of a very negative number is -1, and the linear term must keep its gradient
     log_r = (ref_logprobs - logprobs).clamp(max=MAX_LOG_RATIO)
     return log_r.expm1() - log_r
 

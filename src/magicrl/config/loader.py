@@ -141,7 +141,7 @@ def _load(path: Path, overrides: Sequence[str], schema: type[Config], overrides_
     _check_kind(path, tree, schema)
     for override in overrides:
         _apply_override(tree, override)
-    if schema is TrainConfig:
+    if schema is TrainConfig:  # after all overrides: only then is it known whether the run is named
         _name_after_own(tree, overrides)
     try:
         return schema.model_validate(tree, context=counted_from(path, overrides_from))

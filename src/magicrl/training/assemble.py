@@ -146,7 +146,7 @@ def build(config: TrainConfig, ready: Ready, start: Path | str, parts: LocalPart
         [(problem, encoder.encode(problem)) for problem in data.train[:PROBES]],
         float32=config.model.dtype == (config.rollout.dtype or config.model.dtype) == "float32",
         ceiling=config.rollout.max_sampler_gap,
-        max_tokens=min(stage.max_tokens for stage in config.stages),
+        max_tokens=min(stage.max_tokens for stage in config.stages),  # no probe is longer than any stage allows
     )
     return Built(
         start=policy,

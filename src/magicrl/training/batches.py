@@ -131,6 +131,7 @@ def minibatches(
         by_group.setdefault(sample.group_index, []).append(sample)
     groups = list(by_group.values())
     for turn in range(reuse):
+        # of its own for every pass, so that a resumed run splits as it would have
         rng = np.random.Generator(np.random.PCG64([*seed, turn]))
         chosen = split_minibatches(len(groups), num_parts=parts, prompts_per_part=prompts_per_part, mode=mode, rng=rng)
         for part in chosen:

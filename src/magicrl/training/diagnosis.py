@@ -313,7 +313,7 @@ def conclude(facts: LearningFacts) -> Conclusion:
             return verdict("no_update", "no training step was made")
         why = f"not one group had a signal, so no update was applied{seen}"
         return verdict("no_update" if found.cause == "enough" else "nothing_to_learn", why, *advice)
-    if facts.weights_changed is False:
+    if facts.weights_changed is False:  # None: it cannot be told, which is not unchanged
         raised = "Raise optimizer.learning_rate: its steps are lost in the precision of the weights."
         return verdict("no_update", f"{updates} left every weight of the saved model as it was{seen}", raised, *advice)
     if facts.rise is None:
@@ -364,6 +364,7 @@ def _rise(before: Mapping[str, Any], after: Mapping[str, Any], temperature: floa
     both = old.keys() & new.keys()
     if not both:
         return None
+    # one temperature for both, so that a mere change of temperature is no rise
     at = temperature if temperature in both else max(both)
     change = paired_scores(new[at]["per_problem"], old[at]["per_problem"], new[at].get("clusters"))
     if change is None:

@@ -57,6 +57,7 @@ def held_out_test(
             samples=max([1 if temperature == 0 else config.samples, *ks]),  # greedy has one response a problem
             temperature=temperature,
             max_tokens=max_tokens,
+            # the same before and after: the two tests differ by the weights alone
             seed=evaluation_seed(seed, f"test/{label}/{temperature}"),
             progress=lambda i, n, t=temperature: progress(f"test {name} {label} at {t:g}", i, n),
         )

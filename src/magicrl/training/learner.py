@@ -63,8 +63,10 @@ class LocalLearner:
         model.requires_grad_(True)
         self._lora = None if settings.lora is None else LoraAdapters(model, settings.lora)
         self._model = model if self._lora is None else self._lora.model
+        # float64 is the tests' own: a slow reference is matched to its last digits
         compute = torch.float64 if model.dtype == torch.float64 else resolve_dtype(settings.dtype)
         trained = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        # before the model is rounded below: the masters keep what was loaded
         self._optimizer = MasterOptimizer(trained, learning.optimizer, compute)
         for parameter in self._model.parameters():
             # parameters only: buffers such as the rotary frequencies stay precise

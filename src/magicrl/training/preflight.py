@@ -216,6 +216,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         RecipeError: a setting or a combination of them is unusable (with its key).
         ValueError: a file or the machine is; the text says what to do.
     """
+    # what is cheap to look at comes first
     check_folder(output, config, resume=resume)
     _check_packages(config)
     needs_reference = _check_brought(config)

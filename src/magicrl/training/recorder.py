@@ -262,6 +262,7 @@ def _check_same_recipe(path: Path, config: TrainConfig) -> None:
 
 def _append(path: Path, row: Mapping[str, object]) -> None:
     with path.open("a") as file:
+        # NaN is no JSON, and other programs read these lines
         file.write(json.dumps(row, allow_nan=False) + "\n")
 
 
