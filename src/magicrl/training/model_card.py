@@ -77,9 +77,10 @@ def card_text(
     """
     start = str(run["start_model"])
     # a folder's name alone: the card is shared, and a path is this machine's
-    name, base = (Path(start).name, read_base_model(Path(start))) if Path(start).exists() else (start, start)
-    if base is not None and not re.fullmatch(r"[\w.-]+/[\w.-]+", base):
-        base = None  # no name of the Hub
+    local = Path(start).exists()
+    name = Path(start).name if local else start
+    hub_name = start if re.fullmatch(r"[\w.-]+/[\w.-]+", start) else None
+    base = read_base_model(Path(start)) if local else hub_name
     stages = ", ".join(f"{done.get(i, 0)} at T = {stage.max_tokens}" for i, stage in enumerate(config.stages))
     steps = f"{sum(done.values())} training steps ({stages})"
     tau = config.rollout.temperature
