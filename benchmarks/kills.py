@@ -137,7 +137,7 @@ def arrange(fate: str | None, watcher: Watcher, place: Place) -> None:
         "verifying": (rollout_queue.RolloutQueue, "_judged"),
         "between gradient and update": (learner.MasterOptimizer, "step"),
         "checkpoint written, not renamed": (checkpoint, "_flush"),
-        "checkpoint renamed, old ones not yet removed": (checkpoint, "_prune"),
+        "checkpoint renamed, old ones not yet removed": (checkpoint, "remove_old"),
         "saving the model": (loading, "_put_in_place"),
     }
     if fate in places:

@@ -244,7 +244,8 @@ def _is_hub_name(value: Any) -> bool:
 def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:
     node: Any = tree
     for depth, part in enumerate(parts, 1):
-        place, key = ".".join(parts[: depth - 1]), part
+        place = ".".join(parts[: depth - 1])
+        key: Any = part
         if isinstance(node, list):
             length = len(cast("list[Any]", node))
             if not part.isdigit() or int(part) >= length:
@@ -257,10 +258,11 @@ def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:
             raise RecipeError(f"--set {override}: {place} is a value, not a table")
         elif depth < len(parts):
             cast(Tree, node).setdefault(part, {})
+        table = cast(Any, node)
         if depth == len(parts):
-            node[key] = value
+            table[key] = value
         else:
-            node = node[key]
+            node = table[key]
 
 
 def _parse_value(raw: str) -> Any:
@@ -321,7 +323,7 @@ def _nearest(name: str, known: Sequence[str], title: str) -> str:
 def _in_file(tree: Tree, details: ErrorDetails) -> list[str]:
     """The place as the file has it: pydantic also names the table that a value chose (``steps.0.dedup.name``)."""
     kept: list[str] = []
-    node: Any = tree
+    node = cast(Any, tree)
     last = len(details["loc"]) - 1
     for depth, part in enumerate(details["loc"]):
         try:

@@ -285,8 +285,11 @@ class Trainer:
         if scores is not None:
             return {"exact": mean_entropy(scores.entropies)}
         completions = [c for g in groups for c in g.group.completions]
-        by_estimator = {estimator: measure_entropy(completions, estimator) for estimator in ESTIMATORS}
-        found = {estimator: estimate for estimator, estimate in by_estimator.items() if estimate is not None}
+        found: dict[EntropyEstimator, EntropyEstimate] = {}
+        for estimator in ESTIMATORS:
+            estimate = measure_entropy(completions, estimator)
+            if estimate is not None:
+                found[estimator] = estimate
         if self._config.entropy.estimator not in found:
             raise TrainingStopped(
                 "the rollout engine does not report entropies; set entropy.estimator = 'sampled' for this engine"
