@@ -220,7 +220,7 @@ def adaptive_control(s: ControllerSettings) -> EntropyController:
     if s.preset not in PRESETS:
         raise ValueError(f"unknown entropy.preset {s.preset!r}; known: {', '.join(PRESETS)}")
     own = {"target": s.target, "step": s.step, "c_max": s.maximum}
-    given = {name: value for name, value in own.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in own.items() if value is not None}
     return AdaptiveEntropyController(**{**PRESETS[s.preset], **given})
 
 

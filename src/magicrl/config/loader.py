@@ -320,10 +320,10 @@ def _nearest(name: str, known: Sequence[str], title: str) -> str:
     return f"did you mean {near[0]!r}?" if near else f"{title}: {', '.join(known)}"
 
 
-def _in_file(tree: Tree, details: ErrorDetails) -> list[str]:
+def _in_file(tree: Any, details: ErrorDetails) -> list[str]:
     """The place as the file has it: pydantic also names the table that a value chose (``steps.0.dedup.name``)."""
     kept: list[str] = []
-    node = cast(Any, tree)
+    node = tree
     last = len(details["loc"]) - 1
     for depth, part in enumerate(details["loc"]):
         try:
