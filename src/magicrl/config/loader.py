@@ -339,10 +339,12 @@ def _tables(schema: type[BaseModel], location: Sequence[int | str]) -> list[type
     """The tables that may stand at a place of the schema, as pydantic names it."""
     tables = [schema]
     for part in location:
+        if isinstance(part, int):  # an entry of a list
+            continue
         annotations = [table.model_fields[part].annotation for table in tables if part in table.model_fields]
         if annotations:
             tables = [table for annotation in annotations for table in _tables_in(annotation)]
-        else:  # an entry's number, a key of the user's, or the value that chooses one of several tables
+        else:  # a key of the user's, or the value that chooses one of several tables
             chosen = [t for t in tables if any(part in get_args(f.annotation) for f in t.model_fields.values())]
             tables = chosen or tables
     return tables
