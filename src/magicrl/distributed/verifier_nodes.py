@@ -29,7 +29,6 @@ from magicrl.verifiers.pool import VerifierPool
 _LATE = 2  # an item that was late so often is not judged
 # likewise: a node that dies takes its actor's successors with it for as long as Ray believes the node alive
 _LOST = 6
-_THREADS = 64  # responses that a node's actor works on at once; more wait in Ray's queue
 _PAUSE = 0.05  # seconds: shorter ones between two judgements are not told in the timeline
 
 
@@ -120,8 +119,14 @@ class VerifierNodes:
     """A `magicrl.verifiers.base.VerifierService` over all nodes; ``workers_per_node`` instead of the config's."""
 
     def __init__(
-        self, config: VerifierConfig, *, workers_per_node: int | None = None, timeouts: ClusterTimeouts | None = None
+        self,
+        config: VerifierConfig,
+        *,
+        workers_per_node: int | None = None,
+        timeouts: ClusterTimeouts | None = None,
+        threads: int = 64,  # responses that a node's actor works on at once; more wait in Ray's queue
     ) -> None:
+        self._threads = threads
         self._config = config.model_copy(update={"workers": workers_per_node or config.workers})
         self._timeouts = timeouts or ClusterTimeouts()
         self._spec = cache(verifier_spec)  # finding one looks through modules and files
@@ -206,7 +211,7 @@ class VerifierNodes:
     def _actor(self, node: Node) -> Any:
         actor: Any = ray.remote(JudgeActor)
         # none of Ray's CPUs: it waits most of the time, and more actors than CPUs would hang
-        options = {"num_cpus": 0, "max_concurrency": _THREADS, "max_restarts": 0}
+        options = {"num_cpus": 0, "max_concurrency": self._threads, "max_restarts": 0}
         strategy = NodeAffinitySchedulingStrategy(node_id=node.id, soft=False)
         return actor.options(**options, scheduling_strategy=strategy).remote(self._config)
 
