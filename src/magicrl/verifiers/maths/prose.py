@@ -91,6 +91,9 @@ _NEGATED = re.compile(
 )
 
 
+_CONCLUDED = re.compile(r"therefore|so |thus|hence|因此|所以|donc|also", re.IGNORECASE)
+
+
 def final_answer(text: str, *, choice: bool) -> str | None:
     """The text of the final answer, or None when none was found; ``choice``: a multiple-choice letter is asked.
 
@@ -102,7 +105,7 @@ def final_answer(text: str, *, choice: bool) -> str | None:
     text = _HOPE.sub("", text.strip()).strip()
     text = "".join(str(unicodedata.decimal(char)) if char.isdecimal() and char > "\x7f" else char for char in text)
     if choice:
-        return _choice(text)
+        return " or ".join(dict.fromkeys(_choice(text))) or None
     text = _MATH.sub(_on_one_line, plain_mathematics(text))
     if (closing := _CLOSING.search(text)) and (value := _first_value(closing["value"])) is not None:
         return value
@@ -245,26 +248,22 @@ def _plain_run(part: str, values: list[re.Match[str]]) -> str:
     return " or ".join(value[0].strip() for value in values[first:])
 
 
-def _choice(text: str) -> str | None:
+def _choice(text: str) -> list[str]:
+    """The letters chosen: announced, else called right, else the first or those of the last sentence that names any."""
     for anchor in reversed(list(_ANCHOR.finditer(text))):
         segment = _SENTENCE.split(text[anchor.end() : anchor.end() + _MAX_SEGMENT], maxsplit=1)[0]
         segment = _FORMULA_LETTER.sub(r"\1", segment)
-        letters = _letters(_REASON.sub("", segment)) or _letters(segment)
-        if letters:
-            return _one_of(letters)
+        if letters := _letters(_REASON.sub("", segment)) or _letters(segment):
+            return letters
     called = [match["letter"] for match in _CALLED_RIGHT.finditer(text) if not _NEGATED.search(text[: match.start()])]
     if called:
-        return _one_of(called)
-    first = _FIRST_LETTER.match(text)
-    if first is not None:
-        return _one_of(_letters(_SENTENCE.split(text, maxsplit=1)[0]) or [first["letter"]])
+        return called
+    if first := _FIRST_LETTER.match(text):
+        return _letters(_SENTENCE.split(text, maxsplit=1)[0]) or [first["letter"]]
     for sentence in reversed([part for part in _SENTENCE.split(text) if part and part.strip()][-_MAX_SENTENCES:]):
-        letters = _letters(sentence)
-        if letters:
-            return _one_of(
-                letters[-1:] if re.search(r"therefore|so |thus|hence|因此|所以|donc|also", sentence, re.I) else letters
-            )
-    return None
+        if letters := _letters(sentence):
+            return letters[-1:] if _CONCLUDED.search(sentence) else letters
+    return []
 
 
 def _letters(part: str) -> list[str]:
@@ -281,7 +280,3 @@ def _letters(part: str) -> list[str]:
         if not article and not wrong and not _NEGATED.search(part[: match.start()]):
             found.append(match["letter"])
     return found
-
-
-def _one_of(letters: list[str]) -> str:
-    return " or ".join(dict.fromkeys(letters))
