@@ -246,18 +246,13 @@ def _rows(inside: Sequence[Token]) -> list[list[Sequence[Token]]]:
 def _system(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
     """The rows of a system of equations, as a list."""
     joined: list[Token] = []
-    for at, token in enumerate(inside):
-        if token.kind == "cell" and token.text == "column":
-            # where it only lines the rows up it stands beside a relation
-            if not any(beside.kind == "rel" for beside in (*inside[max(0, at - 1) : at], *inside[at + 1 : at + 2])):
-                return None
-        elif token.kind == "cell":
-            if joined and joined[-1].kind == "sep":
-                joined.pop()  # a comma before the end of the row
-            joined.append(Token("sep", ","))
-        else:
-            joined.append(token)
-    return reader.answer(joined, depth + 1)
+    for row in _rows(inside):
+        # where a column only lines the rows up a relation stands beside its mark
+        if any("rel" not in [token.kind for token in (*left[-1:], *right[:1])] for left, right in pairwise(row)):
+            return None
+        line = [token for cell in row for token in cell]
+        joined += [*(line[:-1] if line and line[-1].kind == "sep" else line), Token("sep", ",")]
+    return reader.answer(joined[:-1], depth + 1)
 
 
 def _matrix(name: str, inside: Sequence[Token], reader: _Reader, depth: int) -> Answer | None:
