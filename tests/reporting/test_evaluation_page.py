@@ -143,3 +143,13 @@ def test_results_alone_make_a_page_without_responses(evaluation_folders: list[Pa
     page = written(evaluation_folders[:1], tmp_path)
     assert '<section id="responses"' not in page
     assert '<section id="scores"' in page
+
+
+def test_graded_rewards_stand_beside_the_scores(evaluation_folders: list[Path], tmp_path: Path) -> None:
+    path = evaluation_folders[1] / "results.json"
+    document = json.loads(path.read_text())
+    document["benchmarks"]["sums"]["reward"] = {"mean": 1.25, "low": 1.0, "high": 1.5}
+    path.write_text(json.dumps(document))
+    page = written(evaluation_folders, tmp_path)
+    assert '<td data-label="mean reward"><span>1.25<small>1 to 1.5</small></span></td>' in page
+    assert '<td data-label="mean reward">–</td>' in page, "the first model's rewards are not graded"

@@ -225,3 +225,13 @@ def test_what_is_no_table_is_borne_with(run_folder: Path) -> None:
 def test_the_page_states_the_command_that_makes_it(run_folder: Path) -> None:
     output = run_folder / "page.html"
     assert f"magicrl report {run_folder} --output {output}" in write_report(run_folder, output).read_text()
+
+
+def test_graded_rewards_stand_beside_the_accuracies(run_folder: Path) -> None:
+    assert "mean reward" not in write_report(run_folder).read_text()
+    path = run_folder / "evaluations" / "after.json"
+    document = json.loads(path.read_text())
+    document["temperatures"]["1.0"]["reward"] = {"mean": 1.25, "low": 1.0, "high": 1.5}
+    path.write_text(json.dumps(document))
+    page = write_report(run_folder).read_text()
+    assert '<td data-label="mean reward">– → 1.25</td>' in page

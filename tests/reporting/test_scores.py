@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from pathlib import Path
 
 import pytest
@@ -103,3 +104,12 @@ def test_other_words() -> None:
 
 def test_visible_shows_what_would_act() -> None:
     assert visible("a\tb\r\nc\x1b[0m\x00\x7f\x9b\u202e\ud800") == "a\tb\nc␛[0m␀␡⟨U+009B⟩⟨U+202E⟩⟨U+D800⟩"
+
+
+def test_the_terminal_tells_the_mean_reward_where_rewards_are_graded(run_folder: Path) -> None:
+    assert "mean reward" not in printed(run_folder)
+    path = run_folder / "evaluations" / "after.json"
+    document = json.loads(path.read_text())
+    document["temperatures"]["1.0"]["reward"] = {"mean": 1.25, "low": 1.0, "high": 1.5}
+    path.write_text(json.dumps(document))
+    assert "– → 1.25" in printed(run_folder)
