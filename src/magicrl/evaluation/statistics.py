@@ -24,6 +24,11 @@ from scipy.special import stdtrit
 
 from magicrl.evaluation.samples import SampleRow
 
+Z95 = NormalDist().inv_cdf(0.975)
+RESAMPLES = 4000
+"""Of the bootstrap of a paired difference."""
+SIGNS = 100_000
+"""Drawn sign patterns of a permutation test over many clusters."""
 MOST_ENUMERATED = 16
 """Clusters with a difference up to which a permutation test goes through all sign patterns."""
 
@@ -46,13 +51,12 @@ class Estimate:
         return asdict(self)
 
 
+Values: TypeAlias = Sequence[float] | NDArray[np.float64]
 Clusters: TypeAlias = Sequence[Hashable] | None
 """One name a problem; problems of one name are dependent. None: every problem stands by itself."""
 
 
-def share(
-    per_problem: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, confidence: float = 0.95
-) -> Estimate:
+def share(per_problem: Values, clusters: Clusters = None) -> Estimate:
     """The mean of per-problem shares (each in [0, 1]) with its clustered interval.
 
     Raises:
@@ -63,14 +67,13 @@ def share(
         raise ValueError(f"per-problem shares must lie in [0, 1], got {values.min()} to {values.max()}")
     mean, error, groups = _clustered(values, clusters)
     effective = mean * (1 - mean) / error**2 if error > 0 else float(groups)
-    quantile = student(groups - 1, confidence) if 1 < groups < len(values) else None
-    low, high = wilson(mean, max(effective, 1.0), confidence, quantile)
+    # few clusters: Student's quantile for the normal one
+    quantile = student(groups - 1) if 1 < groups < len(values) else Z95
+    low, high = wilson(mean, max(effective, 1.0), quantile)
     return Estimate(mean=mean, low=low, high=high, standard_error=error, problems=len(values), clusters=groups)
 
 
-def mean_of(
-    per_problem: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, confidence: float = 0.95
-) -> Estimate:
+def mean_of(per_problem: Values, clusters: Clusters = None) -> Estimate:
     """The mean of one value a problem, e.g. its mean response length, with Student's interval.
 
     Raises:
@@ -78,7 +81,7 @@ def mean_of(
     """
     values = np.asarray(per_problem, dtype=np.float64)
     mean, error, groups = _clustered(values, clusters)
-    half = student(groups - 1, confidence) * error if groups > 1 else 0.0
+    half = student(groups - 1) * error if groups > 1 else 0.0
     n = len(values)
     return Estimate(mean=mean, low=mean - half, high=mean + half, standard_error=error, problems=n, clusters=groups)
 
@@ -107,17 +110,13 @@ def _error(sums: NDArray[np.float64], n: int) -> float:
     return float(np.sqrt(np.sum(sums**2) * groups / (groups - 1)) / n) if groups > 1 else 0.0
 
 
-def student(degrees: int, confidence: float = 0.95) -> float:
-    """Two-sided quantile of Student's t."""
-    return float(stdtrit(degrees, 0.5 + confidence / 2))
+def student(degrees: int) -> float:
+    """Two-sided 95 % quantile of Student's t."""
+    return float(stdtrit(degrees, 0.975))
 
 
-def wilson(mean: float, n: float, confidence: float = 0.95, quantile: float | None = None) -> tuple[float, float]:
-    """Wilson's score interval of a share ``mean`` seen in ``n`` (effective) observations.
-
-    ``quantile`` stands for the normal one.
-    """
-    z = NormalDist().inv_cdf(0.5 + confidence / 2) if quantile is None else quantile
+def wilson(mean: float, n: float, z: float = Z95) -> tuple[float, float]:
+    """Wilson's score interval of a share ``mean`` seen in ``n`` (effective) observations; ``z``: the quantile."""
     centre = (mean + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(mean * (1 - mean) / n + z * z / (4 * n * n))
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -174,14 +173,7 @@ class Difference:
     clusters: int
 
 
-def paired_difference(
-    after: Sequence[float] | NDArray[np.float64],
-    before: Sequence[float] | NDArray[np.float64],
-    clusters: Clusters = None,
-    *,
-    confidence: float = 0.95,
-    resamples: int = 4000,
-) -> Difference:
+def paired_difference(after: Values, before: Values, clusters: Clusters = None) -> Difference:
     """Mean of ``after - before`` over the same problems; interval by a bootstrap over problems (fixed seed).
 
     Where clusters are fewer than problems it is Student's on the cluster-robust standard error: a bootstrap over few
@@ -197,14 +189,14 @@ def paired_difference(
     sums = _sums(delta - mean, clusters)
     groups = len(sums)
     if groups == 1 or np.ptp(delta) == 0:
-        low, high = _adjusted(np.full(groups, mean), confidence)
+        low, high = _adjusted(np.full(groups, mean))
     elif groups < n:
-        half = student(groups - 1, confidence) * _error(sums, n)
+        half = student(groups - 1) * _error(sums, n)
         low, high = max(-1.0, mean - half), min(1.0, mean + half)
     else:
         rng = np.random.Generator(np.random.PCG64(0))
-        means = delta[rng.integers(0, n, size=(resamples, n))].mean(axis=1)
-        low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+        means = delta[rng.integers(0, n, size=(RESAMPLES, n))].mean(axis=1)
+        low, high = np.quantile(means, [0.025, 0.975])
     return Difference(mean=mean, low=float(low), high=float(high), problems=n, clusters=groups)
 
 
@@ -219,22 +211,20 @@ def paired_scores(
     return paired_difference(*zip(*told, strict=True)) if len(told) > 1 else None
 
 
-def _adjusted(delta: NDArray[np.float64], confidence: float) -> tuple[float, float]:
+def _adjusted(delta: NDArray[np.float64]) -> tuple[float, float]:
     """Bonett and Price's interval (2012): with +1 and -1 added; the observed mean lies in it."""
     padded = np.append(delta, (1.0, -1.0))
-    half = NormalDist().inv_cdf(0.5 + confidence / 2) * float(padded.std() / math.sqrt(len(padded)))
+    half = Z95 * float(padded.std() / math.sqrt(len(padded)))
     mean, observed = float(padded.mean()), float(delta.mean())
     return max(-1.0, min(mean - half, observed)), min(1.0, max(mean + half, observed))
 
 
-def permutation_test(
-    delta: Sequence[float] | NDArray[np.float64], clusters: Clusters = None, *, draws: int = 100_000
-) -> float:
+def permutation_test(delta: Values, clusters: Clusters = None) -> float:
     """Two-sided p-value of a paired permutation test over clusters: which of the two models is which is exchanged.
 
     Under the null hypothesis the sign of each cluster's summed difference is a coin. All sign patterns are enumerated
     while there are at most 2^16 of them (clusters without a difference change nothing and are left out); otherwise
-    ``draws`` are drawn with a fixed seed and the observed one is counted among them, so that p is never 0.
+    ``SIGNS`` are drawn with a fixed seed and the observed one is counted among them, so that p is never 0.
 
     Raises:
         ValueError: no problems.
@@ -254,10 +244,10 @@ def permutation_test(
         return float(np.mean(np.abs(sums) >= observed))
     rng = np.random.Generator(np.random.PCG64(0))
     extreme = 0
-    for start in range(0, draws, 1000):
-        signs = rng.integers(0, 2, size=(min(1000, draws - start), len(moved)), dtype=np.int8) * 2.0 - 1.0
+    for _ in range(0, SIGNS, 1000):
+        signs = rng.integers(0, 2, size=(1000, len(moved)), dtype=np.int8) * 2.0 - 1.0
         extreme += int(np.sum(np.abs(signs @ moved) >= observed))
-    return (extreme + 1) / (draws + 1)
+    return (extreme + 1) / (SIGNS + 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,13 +14,12 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from magicrl.evaluation.statistics import Z95
 from magicrl.reporting.arms import Arm
 from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series
 from magicrl.reporting.metric_table import METRICS, Figure, Metric
 from magicrl.reporting.read_folders import RecordedRun
 from magicrl.reporting.scores import comparisons
-
-Z95 = 1.959964
 
 Axis: TypeAlias = Literal["steps", "tokens", "wall", "gpu-hours"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "wall", "gpu-hours")
