@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from magicrl.reporting.arms import Arm, group_runs
-from magicrl.reporting.charts import Chart, Mark, Series, chart_view, draw, legend
+from magicrl.reporting.charts import Chart, Mark, Series, chart_view, draw, evenly, legend
 from magicrl.reporting.curves import (
     MOST_POINTS,
     ComparedChart,
@@ -20,7 +20,6 @@ from magicrl.reporting.curves import (
     arm_curve,
     axis_scale,
     compared_charts,
-    evenly,
     figure_groups,
     positions,
 )

@@ -22,11 +22,8 @@ from magicrl.evaluation.statistics import paired_difference, share
 from magicrl.reporting.read_folders import Interval, RecordedRun, TemperatureScore
 from magicrl.reporting.wording import visible
 
-CHANCE = ("run.seed",)
-"""Settings that only choose the random numbers."""
-
-BOOKKEEPING = ("run.name", "run.output", "run.expected_minutes", "run.threads", "logging.", "checkpoint.")
-"""Settings that change no result; a final dot stands for the whole table."""
+SAME_ARM = ("run.seed", "run.name", "run.output", "run.expected_minutes", "run.threads", "logging.", "checkpoint.")
+"""Settings that are chance or bookkeeping; a final dot stands for the whole table."""
 
 LONGEST_NAME = 48
 """Characters of an arm's name; a longer one names only what tells the arms apart."""
@@ -101,7 +98,7 @@ def setting_rows(
 
 def decides(key: str) -> bool:
     """Whether a setting tells arms apart: neither chance nor bookkeeping."""
-    return not any(key == name or (name.endswith(".") and key.startswith(name)) for name in (*CHANCE, *BOOKKEEPING))
+    return not any(key == name or (name.endswith(".") and key.startswith(name)) for name in SAME_ARM)
 
 
 def group_runs(runs: Sequence[RecordedRun], keys: Sequence[str] | None = None) -> tuple[Arm, ...]:

@@ -486,11 +486,17 @@ def values_table(chart: Chart) -> Table | None:
     xs = sorted({x for s in series for x, _ in s.points})
     if not xs:
         return None
-    last = len(xs) - 1
-    picked = [xs[i] for i in sorted({round(i * last / (TABLE_ROWS - 1)) for i in range(TABLE_ROWS)})]
     values = [{x: measured(y, chart.unit) for x, y in s.points} for s in series]
-    rows = tuple((f"{x:g}", *(column.get(x, "–") for column in values)) for x in picked)
+    rows = tuple((f"{x:g}", *(column.get(x, "–") for column in values)) for x in evenly(xs, TABLE_ROWS))
     return Table((chart.x_word, *(s.label for s in series)), rows)
+
+
+def evenly(values: Sequence[float], most: int) -> list[float]:
+    """At most ``most`` of ``values``, evenly spaced by index, both ends among them."""
+    last = len(values) - 1
+    if last < most:
+        return list(values)
+    return [values[i] for i in sorted({round(i * last / (most - 1)) for i in range(most)})]
 
 
 def to_csv(chart: Chart) -> str:

@@ -16,7 +16,7 @@ import numpy as np
 
 from magicrl.evaluation.statistics import Z95
 from magicrl.reporting.arms import Arm
-from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series
+from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series, evenly
 from magicrl.reporting.metric_table import METRICS, Figure, Metric
 from magicrl.reporting.read_folders import RecordedRun
 from magicrl.reporting.scores import comparisons
@@ -316,14 +316,6 @@ def arm_curve(runs: Sequence[Points]) -> ArmCurve:
         if len(beyond) > 1:
             tails.append((i, tuple((step, table[step]) for step in evenly(beyond, MOST_POINTS))))
     return ArmCurve(tuple(points), tuple(tails))
-
-
-def evenly(values: Sequence[float], most: int) -> list[float]:
-    """At most ``most`` of ``values``, evenly spaced by index, both ends among them."""
-    last = len(values) - 1
-    if last < most:
-        return list(values)
-    return [values[i] for i in sorted({round(i * last / (most - 1)) for i in range(most)})]
 
 
 def devices(run: RecordedRun) -> int:
