@@ -109,8 +109,8 @@ def test_solutions_take_turns(folder: Path) -> None:
     write(folder, [{"problem": "Why?", "answer": "4", "solution": ["so \\boxed{4}", "two and two"]}])
     config, policy = recipe(folder, "phases.0.holdout=0", "phases.0.steps=1"), load_policy(folder / "model")
     assert Counter(text for _, text in shown(config, policy)) == {
-        "so \\boxed{4}": 2,
-        "two and two\nThe answer is \\boxed{4}.": 2,
+        "so \\boxed{4}\n</think>\n\nThe answer is \\boxed{4}.": 2,
+        "two and two\n</think>\n\nThe answer is \\boxed{4}.": 2,
     }
 
 
@@ -127,6 +127,22 @@ def test_solutions_take_turns(folder: Path) -> None:
 def test_a_solution_is_written_as_a_response(solution: str, verifier: str, gold: str, response: str) -> None:
     problem = Problem(id="p", prompt="?", golds=(gold,), verifier=verifier, source="test")
     assert as_response(solution, problem) == response
+
+
+@pytest.mark.parametrize(
+    ("solution", "verifier", "golds", "response"),
+    [
+        ("2 + 3\n#### 5", "maths", ("5",), "2 + 3\n</think>\n\nThe answer is \\boxed{5}."),
+        ("\\boxed{6/2}", "maths", ("6", "3"), "\\boxed{6/2}\n</think>\n\nThe answer is \\boxed{6/2}."),
+        ("Why\n</think>\n\n\\boxed{5}", "maths", ("5",), "Why\n</think>\n\n\\boxed{5}"),
+        ("print(5)", "code", ("{}",), "</think>\n\n```python\nprint(5)\n```"),
+    ],
+)
+def test_a_solution_closes_the_reasoning_that_the_prompt_opens(
+    solution: str, verifier: str, golds: tuple[str, ...], response: str
+) -> None:
+    problem = Problem(id="p", prompt="?", golds=golds, verifier=verifier, source="test")
+    assert as_response(solution, problem, reasoning=True) == response
 
 
 def test_it_is_learned_and_goes_on_after_a_kill(folder: Path) -> None:

@@ -280,7 +280,8 @@ def _from_solutions(
     read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path
 ) -> tuple[Look, Solved] | None:
     """What answers will be like after a supervised start on the data's worked solutions; None where it has too few."""
-    from magicrl.training.demonstrations import worked_solutions
+    from magicrl.evaluation.engines import opens_reasoning
+    from magicrl.training.demonstrations import as_response, worked_solutions
     from magicrl.training.recipe_proposal import Solved, Way, templates_for
 
     # the last way of asking names the box that a solution ends in
@@ -293,8 +294,10 @@ def _from_solutions(
     if len(solutions) < ENOUGH_SOLVED * len(read.problems):
         return None
     room = policy.max_context - max(encoder.length(problem) for problem, _ in solutions)
+    reasoning = opens_reasoning(policy.tokenizer, encoder)
     try:
-        lengths = sorted(len(encoder.encode_response(text)) for _, texts in solutions for text in texts)
+        responses = (as_response(text, p, reasoning=reasoning) for p, texts in solutions for text in texts)
+        lengths = sorted(len(encoder.encode_response(response)) for response in responses)
     except ValueError:  # a small vocabulary lacks words of theirs
         return None
     fitting = tuple(length for length in lengths if length <= room)

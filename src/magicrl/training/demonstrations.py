@@ -16,10 +16,11 @@ from magicrl.config.errors import RecipeError, under
 from magicrl.config.schema import SftConfig, SftPhaseConfig
 from magicrl.data.families import make_family
 from magicrl.data.sources import held_out_keys, load_source
+from magicrl.evaluation.engines import opens_reasoning
 from magicrl.models.loading import LoadedModel
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem, TokenArray, TrainSample, frozen_floats
-from magicrl.verifiers.extraction import last_box
+from magicrl.verifiers.extraction import CLOSE_TAG, last_box
 
 _log = logging.getLogger(__name__)
 
@@ -158,12 +159,14 @@ def _encoded(
     """The samples of every problem that is shown; solutions that the context cannot hold are left out and counted."""
     shown: list[tuple[TrainSample, ...]] = []
     whole = 0
+    reasoning = opens_reasoning(policy.tokenizer, encoder)
     for problem, texts in worked_solutions(config.phases[number], number):
         whole += len(texts)
         if not encoder.fits(problem):
             continue
         prompt = encoder.encode(problem)
-        samples = [supervised_sample(prompt, encoder.encode_response(text), 0) for text in texts]
+        responses = (encoder.encode_response(as_response(text, problem, reasoning=reasoning)) for text in texts)
+        samples = [supervised_sample(prompt, response, 0) for response in responses]
         fitting = tuple(sample for sample in samples if len(sample) <= policy.max_context)
         if fitting:
             shown.append(fitting)
@@ -181,7 +184,7 @@ def _encoded(
 
 
 def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Problem, tuple[str, ...]]]:
-    """The problems that a phase's data shows, each with its solutions as a response should give them.
+    """The problems that a phase's data shows, each with its solutions as the source has them.
 
     Args:
         phase: with ``data``.
@@ -197,7 +200,7 @@ def worked_solutions(phase: SftPhaseConfig, number: int = 0) -> list[tuple[Probl
         loaded = load_source(phase.data, key=key)
     held = held_out_keys(loaded.problems, phase.holdout)
     shown = [
-        (problem, tuple(as_response(text, problem) for text in loaded.solutions[problem.id]))
+        (problem, loaded.solutions[problem.id])
         for problem in loaded.problems
         if problem.id in loaded.solutions and problem.key not in held
     ]
@@ -215,10 +218,15 @@ _CALCULATION = re.compile(r"<<[^<>]*>>")
 _ANSWER_LINE = re.compile(r"(?:^|\n)####[^\n]*\s*\Z")
 
 
-def as_response(solution: str, problem: Problem) -> str:
+def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> str:
     """A worked solution as the verifier can read it: a program in a block, else a text that ends in a boxed answer.
 
     GSM8K's notes for a calculator (``<<2+3=5>>``) and its last line (``#### 5``) are taken out.
+
+    Args:
+        solution: as its source has it.
+        problem: that it solves.
+        reasoning: the prompt ends in an opened ``<think>``: the solution is the reasoning, closed before the answer.
 
     Example:
         >>> sum_ = Problem(id="s", prompt="2 + 3?", golds=("5",), verifier="maths", source="doc")
@@ -226,8 +234,15 @@ def as_response(solution: str, problem: Problem) -> str:
         'Add: 2 + 3 = 5\\nThe answer is \\\\boxed{5}.'
     """
     if problem.verifier == "code":
-        return solution if "```" in solution else f"```python\n{solution.strip()}\n```"
+        program = solution if "```" in solution else f"```python\n{solution.strip()}\n```"
+        return f"{CLOSE_TAG}\n\n{program}" if reasoning else program
     text = _ANSWER_LINE.sub("", _CALCULATION.sub("", solution)).strip()
-    if not problem.golds or last_box(text) is not None:
+    if CLOSE_TAG in text or not problem.golds:
         return text
-    return f"{text}\nThe answer is \\boxed{{{problem.golds[0]}}}."
+    boxed = last_box(text) is not None
+    if not reasoning and boxed:
+        return text
+    # of several golds any one is right; the box of a solution says which one it reached
+    gold = last_box(text) if boxed else problem.golds[0]
+    between = f"{CLOSE_TAG}\n\n" if reasoning else ""
+    return f"{text}\n{between}The answer is \\boxed{{{gold}}}."
