@@ -308,3 +308,11 @@ def test_greedy_decoding_takes_one_sample_whatever_the_preset_says() -> None:
     greedy = EvaluationSettings(temperature=0.0, preset=PRESETS["report"])
     assert greedy.samples_for("aime24") == 1
     assert replace(greedy, temperature=1.0).samples_for("aime24") == 32
+
+
+def test_a_reward_that_is_not_there_is_told_before_a_model_is_loaded(sums: Path, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("def score(problem, response):\n    return 1.0\n")
+    benchmark = loaded(sums, verifier=f"{tmp_path}/mine.py:scor")
+    nowhere = EngineSettings(model=str(tmp_path / "no-model"))
+    with pytest.raises(ValueError, match=r"has no 'scor'; did you mean 'score'\?"):
+        evaluate([benchmark], "in_process", nowhere, SETTINGS, tmp_path / "out", Watcher())

@@ -19,7 +19,7 @@ from magicrl.evaluation.results import Ask, Incomplete, Meter, Price, write_resu
 from magicrl.evaluation.samples import EvaluationFolder, Job, SampleFile, SampleRow
 from magicrl.records import Problem
 from magicrl.rollout.engines import EngineSettings
-from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning
+from magicrl.verifiers.base import Extract, JudgeOptions, Reasoning, verifier_spec
 from magicrl.verifiers.pool import VerifierPool
 
 PILOT_SAMPLES = 32
@@ -176,8 +176,10 @@ def evaluate(
 
     Raises:
         RecipeError: a setting is unusable, or the limit does not fit the model's context.
-        ValueError: the model cannot be loaded, or the output holds another job.
+        ValueError: a reward or the model cannot be loaded, or the output holds another job.
     """
+    for name in sorted({problem.verifier for benchmark in benchmarks for problem in benchmark.problems}):
+        verifier_spec(name)  # a reward of the user's is imported before a model is loaded
     opened = open_engine(engine_name, engine_settings)
     try:
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
