@@ -280,34 +280,24 @@ def _from_solutions(
     read: _Data, policy: LoadedModel, encoder: PromptEncoder, best: Look, output: Path
 ) -> tuple[Look, Solved] | None:
     """What answers will be like after a supervised start on the data's worked solutions; None where it has too few."""
-    from magicrl.evaluation.engines import opens_reasoning
-    from magicrl.training.demonstrations import as_response, worked_solutions
+    from magicrl.training.demonstrations import encoded_solutions
     from magicrl.training.recipe_proposal import Solved, Way, templates_for
 
     # the last way of asking names the box that a solution ends in
     template = templates_for(read.problems[0], encoder, chat=bool(policy.tokenizer.chat_template))[-1]
     source = read.source.model_copy(update={"template": template})
     try:
-        solutions = worked_solutions(SftPhaseConfig(data=source, steps=1, batch_size=1, learning_rate=1e-5))
-    except RecipeError:
+        shown = encoded_solutions(SftPhaseConfig(data=source, steps=1, batch_size=1, learning_rate=1e-5), policy)
+    except ValueError:  # none is there, none fits the context, or a small vocabulary lacks words of theirs
         return None
-    if len(solutions) < ENOUGH_SOLVED * len(read.problems):
+    if len(shown) < ENOUGH_SOLVED * len(read.problems):
         return None
-    room = policy.max_context - max(encoder.length(problem) for problem, _ in solutions)
-    reasoning = opens_reasoning(policy.tokenizer, encoder)
-    try:
-        responses = (as_response(text, p, reasoning=reasoning) for p, texts in solutions for text in texts)
-        lengths = sorted(len(encoder.encode_response(response)) for response in responses)
-    except ValueError:  # a small vocabulary lacks words of theirs
-        return None
-    fitting = tuple(length for length in lengths if length <= room)
-    if not fitting:
-        return None
-    answers = dataclasses.replace(best.answers, truncated=0.0, max_tokens=fitting[-1])
-    look = dataclasses.replace(best, way=Way(template, "box"), answers=answers, lengths=fitting)
+    lengths = tuple(sorted(len(sample.tokens) for samples in shown for sample in samples))
+    answers = dataclasses.replace(best.answers, truncated=0.0, max_tokens=lengths[-1])
+    look = dataclasses.replace(best, way=Way(template, "box"), answers=answers, lengths=lengths)
     right = f"{100 * best.answers.correct:.0f} %"
-    why = f"{right} of its own answers are right, and {len(solutions)} problems have a solution"
-    return look, Solved(recipe=f"./{_start_file(output).name}", problems=len(solutions), tokens=fitting, why=why)
+    why = f"{right} of its own answers are right, and {len(shown)} problems have a solution"
+    return look, Solved(recipe=f"./{_start_file(output).name}", problems=len(shown), tokens=lengths, why=why)
 
 
 def _beside(place: str, output: Path) -> str:

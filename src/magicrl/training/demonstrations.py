@@ -45,10 +45,10 @@ def demonstrations(config: SftConfig, number: int, policy: LoadedModel, first: i
         RecipeError: the phase's data cannot be read, or has no worked solution to show.
         ValueError: a demonstration of a family is longer than the model's context.
     """
-    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
-    if config.phases[number].data is None:
-        return _of_family(config, number, policy, encoder, first)
-    return _of_solutions(config, number, _encoded(config, number, policy, encoder), first)
+    phase = config.phases[number]
+    if phase.data is None:
+        return _of_family(config, number, policy, first)
+    return _of_solutions(config, number, encoded_solutions(phase, policy, number), first)
 
 
 def trial_batches(config: SftConfig, policy: LoadedModel) -> list[list[TrainSample]]:
@@ -58,7 +58,7 @@ def trial_batches(config: SftConfig, policy: LoadedModel) -> list[list[TrainSamp
         if phase.data is None:
             batches.append(next(demonstrations(config, number, policy)))
             continue
-        shown = _encoded(config, number, policy, PromptEncoder(policy.tokenizer, policy.max_context))
+        shown = encoded_solutions(phase, policy, number)
         longest = max((sample for samples in shown for sample in samples), key=len)
         batches.append([longest, *next(_of_solutions(config, number, shown, 0))[1:]])
     return batches
@@ -111,10 +111,9 @@ def named_by_content(phase: SftPhaseConfig) -> SftPhaseConfig:
     return phase.model_copy(update={"data": phase.data.model_copy(update={"path": content})})
 
 
-def _of_family(
-    config: SftConfig, number: int, policy: LoadedModel, encoder: PromptEncoder, first: int
-) -> Iterator[list[TrainSample]]:
+def _of_family(config: SftConfig, number: int, policy: LoadedModel, first: int) -> Iterator[list[TrainSample]]:
     phase = config.phases[number]
+    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
     assert phase.family is not None, "the caller chose"
     family = make_family(phase.family, phase.options)
     seed = int(np.random.SeedSequence([config.run.seed, number]).generate_state(1)[0])
@@ -153,14 +152,18 @@ def _of_solutions(
         yield batch
 
 
-def _encoded(
-    config: SftConfig, number: int, policy: LoadedModel, encoder: PromptEncoder
-) -> list[tuple[TrainSample, ...]]:
-    """The samples of every problem that is shown; solutions that the context cannot hold are left out and counted."""
+def encoded_solutions(phase: SftPhaseConfig, policy: LoadedModel, number: int = 0) -> list[tuple[TrainSample, ...]]:
+    """The samples of every problem that is shown; solutions that the context cannot hold are left out and counted.
+
+    Raises:
+        RecipeError: as `worked_solutions`, or no solution fits.
+        ValueError: the vocabulary lacks a symbol of a prompt or a solution.
+    """
+    encoder = PromptEncoder(policy.tokenizer, policy.max_context)
     shown: list[tuple[TrainSample, ...]] = []
     whole = 0
     reasoning = opens_reasoning(policy.tokenizer, encoder)
-    for problem, texts in worked_solutions(config.phases[number], number):
+    for problem, texts in worked_solutions(phase, number):
         whole += len(texts)
         if not encoder.fits(problem):
             continue

@@ -380,12 +380,7 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         ],
         ["[run]", f"name = {_text(_name(setting.model))}"],
         ["[start]", f"sft = {_text(solved.recipe)}  # {solved.why}" if solved else f"model = {_text(setting.model)}"],
-        [
-            "[model]",
-            f"dtype = {_text(model.dtype)}",
-            f"micro_batch_tokens = {model.micro_batch_tokens}  # fits this machine's memory",
-            f"head_chunk_tokens = {model.head_chunk_tokens}",
-        ],
+        _precision("[model]", model),
         [
             "[data]",
             f"holdout = {n.held_out}  # problems of the test before and after; never trained on",
@@ -430,9 +425,8 @@ def propose(setting: Setting, look: Look, model: ModelConfig, speed: Speed, solv
         ["[evaluation]", "temperatures = [0.0, 1.0]", "samples = 4", "pass_at = [4]"],
         ["[checkpoint]", f"every = {max(5, min(20, n.steps // 4))}"],
     ]
-    text = "\n\n".join("\n".join(filter(None, lines)) for lines in sections if lines) + "\n"
     start = _start(setting, look.way, model, speed, solved, n.held_out) if solved else None
-    return Proposal(text=text, step_seconds=n.step_seconds, steps=n.steps, start=start)
+    return Proposal(text=_written(sections), step_seconds=n.step_seconds, steps=n.steps, start=start)
 
 
 def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved: Solved, held: int) -> str:
@@ -447,12 +441,7 @@ def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved:
         [f"# Written by magicrl init: {solved.why}."],
         ["[run]", f"name = {_text(f'{_name(setting.model)}-start')}"],
         ["[model]", f"folder = {_text(setting.model)}"],
-        [
-            "[training]",
-            f"dtype = {_text(model.dtype)}",
-            f"micro_batch_tokens = {model.micro_batch_tokens}",
-            f"head_chunk_tokens = {model.head_chunk_tokens}",
-        ],
+        _precision("[training]", model),
         [
             "[[phases]]",
             f"steps = {steps}  # {passes:.1f} passes over {shown} solved problems, about {steps * a_step:.0f} s",
@@ -463,7 +452,20 @@ def _start(setting: Setting, way: Way, model: ModelConfig, speed: Speed, solved:
         ],
         _source("[phases.data]", setting, way),
     ]
-    return "\n\n".join("\n".join(filter(None, lines)) for lines in sections) + "\n"
+    return _written(sections)
+
+
+def _written(sections: Sequence[Sequence[str]]) -> str:
+    return "\n\n".join("\n".join(filter(None, lines)) for lines in sections if lines) + "\n"
+
+
+def _precision(table: str, model: ModelConfig) -> list[str]:
+    return [
+        table,
+        f"dtype = {_text(model.dtype)}",
+        f"micro_batch_tokens = {model.micro_batch_tokens}  # fits this machine's memory",
+        f"head_chunk_tokens = {model.head_chunk_tokens}",
+    ]
 
 
 def _held_out(problems: int, affordable: float) -> int:
