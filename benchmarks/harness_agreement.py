@@ -4,8 +4,8 @@ Texts: the stored samples of evaluations (``eval_smollm2.py`` makes some), the w
 GSM8K and MATH-500 under their own gold, and the same solutions under the gold of the next problem. lm_eval lives in
 an environment of its own and is run there (``harness_peer.py``):
 
-    python3 -m venv /tmp/peer && /tmp/peer/bin/pip install 'lm_eval[math]==0.4.13'
-    python benchmarks/harness_agreement.py --peer /tmp/peer/bin/python --data ../shared/data \
+    python3 -m venv runs/peer && runs/peer/bin/pip install 'lm_eval[math]==0.4.13'
+    python benchmarks/harness_agreement.py --peer runs/peer/bin/python --data ../shared/data \
         --evaluation runs/eval-smollm2/maths/trained --figure docs/figures/harness-agreement.json
 
 The figure holds ids and classes only, no text of a problem or a response.

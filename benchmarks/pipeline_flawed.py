@@ -1,7 +1,7 @@
 """Flawed problems among good ones: what the cleaning rules, the difficulty filter and the judges each let through.
 
     python benchmarks/pipeline_flawed.py --data ../shared/data/math/sets --model runs/models/smollm2-start \
-        --judge http://127.0.0.1:8377/v1 --folder /tmp/flawed        # docs/figures/pipeline-flawed.json
+        --judge http://127.0.0.1:8377/v1 --folder runs/flawed        # docs/figures/pipeline-flawed.json
     python benchmarks/pipeline_flawed.py --draw                      # the section of docs/judging.md from that JSON
 
 Good problems are real ones of SVAMP, GSM8K and MATH as they stand; flawed ones are others of the same sets, each spoilt

@@ -1,6 +1,6 @@
 """A million synthetic problems through the pipeline: seconds, problems a second, peak memory.
 
-    python benchmarks/pipeline_million.py --folder /tmp/million --output docs/figures/pipeline-million.json
+    python benchmarks/pipeline_million.py --folder runs/million --output docs/figures/pipeline-million.json
 
 The problems are made from a seed: sums in words with a solution; known shares of them are proofs, need a figure, have a
 wrong solution, an unreadable record, or are copies. What the pipeline drops must be exactly these. One process does all

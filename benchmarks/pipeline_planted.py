@@ -1,8 +1,8 @@
 """Recall and precision of dedup and decontamination on planted copies, in real and in generated sets.
 
     python benchmarks/pipeline_planted.py --data ../shared/data/math/sets           # docs/figures/pipeline-planted.json
-    python benchmarks/pipeline_planted.py --data ... --rules development --output /tmp/x.json   # the rules to look at
-    python benchmarks/pipeline_planted.py --speed 1000000 --output /tmp/speed.json  # a million synthetic documents
+    python benchmarks/pipeline_planted.py --data ... --rules development --output runs/x.json   # the rules to look at
+    python benchmarks/pipeline_planted.py --speed 1000000 --output runs/speed.json  # a million synthetic documents
 
 Dedup: plants of training problems are put beside them. Recall of a kind: share of plants in the cluster of their
 original, the original kept. A renumbered plant is another problem: there the share that is left alone counts.

@@ -1,7 +1,7 @@
 """How the cost of a rollout grows: tokens a CPU second and memory against rows, context, group size and model size.
 
     python benchmarks/rollout_growth.py      # minutes; writes docs/figures/growth-rollout.json and the page
-    python benchmarks/rollout_growth.py --quick --output /tmp/growth.json --page /tmp/performance.md
+    python benchmarks/rollout_growth.py --quick --output runs/growth.json --page runs/performance.md
 
 SmolLM2-135M-Instruct in bfloat16, one thread, the in-process engine; random weights of Llama's shape for the other
 sizes. Every response has the same length; decoding is what a call takes beyond one that samples a single token.

@@ -154,6 +154,16 @@ def test_state_survives_json_and_goes_on_the_same():
     assert second.converged
 
 
+def test_a_restored_test_still_knows_the_sampling_errors():
+    before = ConvergenceTest(horizon=10, delta=0.05, window=4)
+    for step in range(3):
+        before.observe(step, 0.5, standard_error=0.1)
+    after = ConvergenceTest(horizon=10, delta=0.05, window=4)
+    after.restore(json.loads(json.dumps(before.state())))
+    # a flat curve converges at the fourth point, unless its known noise leaves room for a rise
+    assert not after.observe(3, 0.5, standard_error=None)
+
+
 @pytest.mark.parametrize(
     ("changes", "word"), [({"window": 3}, "window"), ({"delta": 0.0}, "delta"), ({"confidence": 1.0}, "confidence")]
 )

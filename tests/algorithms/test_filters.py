@@ -38,8 +38,10 @@ def test_online_filter_drops_only_what_the_last_visit_solved(make_group):
     record.observe(make_group("cw", draw=8, problem="lost again"))
     record.observe(make_group("cc", draw=3, problem="then not judged"))
     record.observe(make_group("nn", draw=9, problem="then not judged"))
-    found = online_filter(record.last_visits(), ["solved late", "lost again", "then not judged", "never seen"])
-    assert found.kept == ("lost again", "never seen")
+    record.observe(make_group("ww", draw=10, problem="never solved"))
+    names = ["solved late", "lost again", "then not judged", "never solved", "never seen"]
+    found = online_filter(record.last_visits(), names)
+    assert found.kept == ("lost again", "never solved", "never seen")
     assert found.all_correct == 2
 
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
 from magicrl.rollout.requests import GroupProgress
 from magicrl.rollout.rows import RowTable
+from magicrl.rollout.sampling import uniforms
 
 
 def _group(order: int, samples: int) -> GroupProgress:
@@ -70,3 +71,17 @@ def test_a_prompt_that_moves_is_found_again() -> None:
         table.start(_group(order, 2), 2, 0)
     table.moved_prompt(2, 0)
     assert table.column("owner").tolist() == [0, 0, 1, 1, 0, 0]
+
+
+def test_every_position_has_its_own_random_number() -> None:
+    """However long a response is, and wherever its row stands."""
+    table = RowTable(4, 200)
+    table.start(_group(3, 2), 2, 0)
+    found = []
+    for _ in range(150):
+        found.append(table.next_uniforms(slice(0, 2)).copy())
+        table.record(slice(0, 2), np.zeros(2, dtype=int), np.zeros(2), np.zeros(2))
+    draw, samples = np.uint64(3), np.arange(2, dtype=np.uint64)[:, None]
+    expected = uniforms(np.uint64(0), draw, samples, np.arange(150)[None, :])
+    assert (expected == np.array(found).T).all()
+    assert len(np.unique(expected)) == 300
