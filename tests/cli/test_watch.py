@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from magicrl.cli.watch import Tail, WatchedRun, watch
+from magicrl.cli.watch import WatchedRun, watch
 
 STARTED = "2026-01-02T03:04:05+00:00"
 PATIENCE = 600.0
@@ -159,16 +159,14 @@ def test_a_resumed_run_is_read_again_and_its_events_are_told_once(run: Run) -> N
     assert watched.panel.most_steps_left == 47
 
 
-def test_half_a_line_waits_for_its_end(tmp_path: Path) -> None:
-    path = tmp_path / "lines.jsonl"
-    tail = Tail(path)
-    assert tail.lines() == []
-    path.write_text('{"a": 1}\n{"a": ')
-    assert tail.lines() == [{"a": 1}]
-    with path.open("a") as file:
-        file.write('2}\ntorn{\n[3]\n{"a": 4}\n')
-    assert tail.lines() == [{"a": 2}, {"a": 4}]
-    assert tail.lines() == []
+def test_half_a_line_waits_for_its_end(run: Run) -> None:
+    run.step(1)
+    run.append("metrics.jsonl", run.row(2)[:20])
+    watched = WatchedRun(run.folder)
+    assert [m.step for m in watched.news()[0]] == [1]
+    run.append("metrics.jsonl", run.row(2)[20:])
+    assert [m.step for m in watched.news()[0]] == [1, 2]
+    assert watched.news() == ((), [])
 
 
 @contextmanager

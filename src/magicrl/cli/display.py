@@ -388,7 +388,7 @@ class LiveDisplay:
         )
 
     def __enter__(self) -> Self:
-        self._live = start_panel(self._console, self.panel)
+        self._live = start_panel(self._console, lambda: self.panel)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -425,10 +425,10 @@ class LiveDisplay:
         self._console.print(text, soft_wrap=True, highlight=False)
 
 
-def start_panel(console: Console, panel: RunPanel) -> Live | None:
+def start_panel(console: Console, panel: Callable[[], RunPanel]) -> Live | None:
     """Draw the panel four times a second; None where nothing can be redrawn (a file, a pipe, a dumb terminal)."""
     if not console.is_terminal or console.is_dumb_terminal:
         return None
-    live = Live(console=console, get_renderable=lambda: panel, refresh_per_second=4, vertical_overflow="ellipsis")
+    live = Live(console=console, get_renderable=panel, refresh_per_second=4, vertical_overflow="ellipsis")
     live.start()
     return live

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, cast
@@ -16,7 +15,7 @@ from rich.text import Text
 
 from magicrl.cli.display import RunPanel, event_text, figure, start_panel
 from magicrl.records import StepMetrics
-from magicrl.reporting.read_folders import read_run
+from magicrl.reporting.read_folders import read_lines, read_metrics, read_run
 from magicrl.reporting.wording import duration, visible
 
 LATEST_EVENTS = 6  # events before the present that are shown
@@ -38,7 +37,7 @@ def watch(folder: Path, *, once: bool, interval: float, console: Console) -> int
     if once or run.status != "running":
         _show_state(console, run)
         return 0
-    live = start_panel(console, run.panel)
+    live = start_panel(console, lambda: run.panel)
     try:
         if live is None and run.panel.metrics is not None:
             _line(console, Text(run.panel.step_line()))
@@ -56,7 +55,7 @@ class WatchedRun:
     """A run folder as it grows.
 
     Attributes:
-        panel: the picture, brought up to date by ``news``.
+        panel: the picture, drawn anew by ``news``.
         status: as ``run.json`` has it: ``running``, ``finished``, ``stopped`` or ``failed``.
     """
 
@@ -65,31 +64,32 @@ class WatchedRun:
         self._folder = folder
         self._name = recorded.name
         self._steps = [int(stage["max_steps"]) for stage in recorded.config.get("stages", [])]
-        self._metrics = Tail(folder / "metrics.jsonl")
-        self._events = Tail(folder / "events.jsonl")
+        self._metrics = folder / "metrics.jsonl"
         self._run = recorded.run
         self._told: set[str] = set()
-        self._last_news = _modified(folder / "metrics.jsonl")
+        self._read: object = None  # the file of metrics that was read last
         self.panel = self._new_panel()
 
     @property
     def status(self) -> str:
         return str(self._run.get("status", "unknown"))
 
-    def news(self) -> tuple[list[StepMetrics], list[dict[str, Any]]]:
-        """Steps and events since the last call. A resumed run gives its steps again; an event is given once."""
+    def news(self) -> tuple[Sequence[StepMetrics], list[dict[str, Any]]]:
+        """All steps if there are others than at the last call, and the events that were not yet given.
+
+        Raises:
+            RunFolderError: a corrupt line.
+        """
         self._run = _read_status(self._folder, self._run)
-        if self._metrics.replaced():
-            self.panel = self._new_panel()
-            self._metrics.rewind()
-        steps: list[StepMetrics] = []
-        for row in self._metrics.lines():
-            metrics = StepMetrics(step=int(row["step"]), stage=int(row["stage"]), values=row["values"])
-            self.panel.step(metrics, figure(metrics, "time/step"))
-            steps.append(metrics)
-        if steps:
-            self._last_news = _modified(self._folder / "metrics.jsonl")
-        events = [row for row in self._events.lines() if json.dumps(row) not in self._told]
+        found = self._metrics.stat() if self._metrics.exists() else None
+        present = found and (found.st_ino, found.st_size, found.st_mtime_ns)
+        steps: Sequence[StepMetrics] = ()
+        if present != self._read:
+            self._read, self.panel, steps = present, self._new_panel(), read_metrics(self._metrics)
+            for metrics in steps:  # a resumed run has replaced some
+                self.panel.step(metrics, figure(metrics, "time/step"))
+        rows = [row for _, row in read_lines(self._folder / "events.jsonl")]
+        events = [row for row in rows if json.dumps(row) not in self._told]
         self._told.update(json.dumps(row) for row in events)
         return steps, events
 
@@ -104,8 +104,8 @@ class WatchedRun:
         if self.status in ("stopped", "failed"):
             error = visible(str(self._run.get("error", ""))).strip()
             return f"{words}{f' ({error})' if error else ''}; continue with --resume"
-        if self._last_news is not None:
-            words += f", last step {duration(max(0.0, time.time() - self._last_news))} ago"
+        if self._metrics.exists():
+            words += f", last step {duration(max(0.0, time.time() - self._metrics.stat().st_mtime))} ago"
         writer = _writer(self._folder)
         if writer is not None and not Path(f"/proc/{writer}").exists():
             words += f"; its process {writer} is not on this machine (killed? continue with --resume)"
@@ -125,61 +125,14 @@ class WatchedRun:
         )
 
 
-class Tail:
-    """The whole lines of a JSON Lines file that another process appends to, or replaces when it is resumed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
-        self._inode: int | None = None
-
-    def replaced(self) -> bool:
-        """Whether another file is there now, or the same one cut shorter."""
-        try:
-            present = self._path.stat()
-        except FileNotFoundError:
-            return False
-        return self._inode is not None and (present.st_ino != self._inode or present.st_size < self._offset)
-
-    def rewind(self) -> None:
-        """Read the file from its start again."""
-        self._offset, self._inode = 0, None
-
-    def lines(self) -> list[dict[str, Any]]:
-        """What was added since the last call; a last line without its end waits for the rest."""
-        if self.replaced():
-            self.rewind()
-        try:
-            with self._path.open("rb") as file:
-                self._inode = os.fstat(file.fileno()).st_ino
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        rows: list[dict[str, Any]] = []
-        for line in whole.splitlines():
-            try:
-                row: object = json.loads(line)
-            except ValueError:
-                continue  # torn by a kill; the run's own reader says more
-            if isinstance(row, dict):
-                rows.append(cast("dict[str, Any]", row))
-        return rows
-
-
 def _follow(console: Console, run: WatchedRun, live: Live | None, interval: float) -> None:
     while run.status == "running":
         time.sleep(interval)
-        before = run.panel
         steps, events = run.news()
         for event in events:
             _line(console, event_text(event))
         if live is None and steps:
             _line(console, Text(run.panel.step_line()))
-        elif live is not None and run.panel is not before:
-            live.update(run.panel)
 
 
 def _show_state(console: Console, run: WatchedRun) -> None:
@@ -206,13 +159,6 @@ def _writer(folder: Path) -> int | None:
     try:
         return int((folder / ".lock").read_text().strip())
     except (OSError, ValueError):
-        return None
-
-
-def _modified(path: Path) -> float | None:
-    try:
-        return path.stat().st_mtime
-    except FileNotFoundError:
         return None
 
 

@@ -233,7 +233,7 @@ def read_run(folder: Path) -> RecordedRun:
         run=run,
         config_text=config_text,
         config=config,
-        metrics=_read_metrics(folder / "metrics.jsonl"),
+        metrics=read_metrics(folder / "metrics.jsonl"),
         events=tuple(row for _, row in read_lines(folder / "events.jsonl")),
         evaluations=tuple(
             _validated(Evaluation, _read_object(path), f"{path}: ")
@@ -294,7 +294,7 @@ def read_lines(path: Path) -> list[tuple[int, dict[str, Any]]]:
     return rows
 
 
-def _read_metrics(path: Path) -> tuple[StepMetrics, ...]:
+def read_metrics(path: Path) -> tuple[StepMetrics, ...]:
     """The steps in order; where a resumed run recorded a step again, what it recorded last."""
     rows: list[StepMetrics] = []
     for number, row in read_lines(path):
