@@ -2,6 +2,7 @@
 
 The tables are text files beside this one: ``=`` a gold, ``+`` what says the same, ``-`` what does not; ``~`` what says
 the same and is known to be missed. The "unmet" ones and the one on equality were written whole before they were run.
+The rows of ``pairs.txt`` begin with their gold.
 """
 
 from __future__ import annotations
@@ -38,6 +39,15 @@ def table(name: str) -> list[Row]:
     return rows
 
 
+def pairs(mark: str) -> list[list[str]]:
+    lines = Path(__file__).with_name("pairs.txt").read_text(encoding="utf-8").splitlines()
+    return [line[2:].split(" || ") for line in lines if line.startswith(mark)]
+
+
+def accepts(gold: str, answer: str) -> bool:
+    return VERIFIER.judge([gold], f"\\boxed{{{answer}}}").correct
+
+
 TABLES = ("spellings.txt", "unmet_first.txt", "unmet_second.txt", "equality.txt")
 BOXED = [row for name in TABLES for row in table(name)]
 RUNNING = [row for name in ("running_text.txt", "running_first.txt", "running_second.txt") for row in table(name)]
@@ -45,9 +55,32 @@ RUNNING = [row for name in ("running_text.txt", "running_first.txt", "running_se
 
 @pytest.mark.parametrize("row", BOXED, ids=lambda row: row.gold)
 def test_in_a_box(row: Row) -> None:
-    boxed = {one: VERIFIER.judge([row.gold], f"\\boxed{{{one}}}").correct for one in (row.gold, *row.right, *row.wrong)}
-    assert [one for one in (row.gold, *row.right) if not boxed[one]] == []
-    assert [one for one in row.wrong if boxed[one]] == []
+    assert [one for one in (row.gold, *row.right) if not accepts(row.gold, one)] == []
+    assert [one for one in row.wrong if accepts(row.gold, one)] == []
+
+
+@pytest.mark.parametrize(("gold", "answers"), [(gold, answers) for gold, *answers in pairs("+")])
+def test_the_same_answer_in_another_way(gold: str, answers: list[str]) -> None:
+    assert [one for one in answers if not accepts(gold, one)] == []
+
+
+@pytest.mark.parametrize(("gold", "answers"), [(gold, answers) for gold, *answers in pairs("-")])
+def test_a_neighbour_that_says_something_else(gold: str, answers: list[str]) -> None:
+    assert [one for one in answers if accepts(gold, one)] == []
+
+
+@pytest.mark.parametrize(("gold", "right", "wrong"), pairs("*"))
+def test_notation_in_both_directions(gold: str, right: str, wrong: str) -> None:
+    assert accepts(gold, right)
+    assert accepts(right, gold)
+    assert not accepts(gold, wrong)
+    assert not accepts(wrong, gold)
+
+
+@pytest.mark.parametrize(("gold", "right", "wrong"), pairs(">"))
+def test_an_answer_in_running_text(gold: str, right: str, wrong: str) -> None:
+    assert VERIFIER.judge([gold], right).correct
+    assert not VERIFIER.judge([gold], wrong).correct
 
 
 @pytest.mark.parametrize("row", RUNNING, ids=lambda row: row.gold)
@@ -65,7 +98,94 @@ def test_in_running_text(row: Row) -> None:
         ("### Final answer\n18", "18", True),  # a heading, and the answer under it
         ("#### 66\nThe answer is 48.", "48", True),  # the line is not the last one
         ("The answer is 48.\n#### Conclusion", "48", True),  # a heading
+        ("We add both.\n\\[\n7x - 2\n\\]", "7x-2", True),
+        ("We add both.\n\\[\n7x + 2\n\\]", "7x-2", False),
     ],
 )
-def test_a_last_line_behind_four_hashes_is_the_answer(response: str, gold: str, correct: bool) -> None:
+def test_the_last_line_is_the_answer_behind_four_hashes_or_in_a_display(
+    response: str, gold: str, correct: bool
+) -> None:
     assert VERIFIER.judge([gold], response).correct is correct
+
+
+HEDGES = (
+    "{0}, {1}",
+    r"{0} \text{{ or }} {1}",
+    r"\{{{0}, {1}\}}",
+    r"[{0}, {1}]",
+    r"{0} \neq {1}",
+    r"{0} = {1}",
+    r"{1} = {0}",
+    r"{0} \text{{ not }} {1}",
+    r"{0} \approx {1}",
+    r"\text{{either }} {0} \text{{ or }} {1}",
+    r"\min({0}, {1}), \max({0}, {1})",
+    r"x = {0}, x = {1}",
+    "{0}; {1}",
+    r"{0} \pm {1}",
+    r"{0} \cup {1}",
+    r"\begin{{pmatrix}} {0} \\ {1} \end{{pmatrix}}",
+)
+
+
+@pytest.mark.parametrize("hedge", HEDGES)
+@pytest.mark.parametrize(("gold", "other"), [("5", "6"), (r"\frac{1}{2}", "2"), (r"\sqrt{3}", "7"), ("(1,2)", "(2,1)")])
+def test_both_answers_are_none(gold: str, other: str, hedge: str) -> None:
+    for text in (hedge.format(gold, other), hedge.format(other, gold)):
+        assert not accepts(gold, text), text
+
+
+def test_all_numbers_are_no_answer() -> None:
+    numbers = ",".join(map(str, range(100)))
+    assert not accepts("42", numbers)
+    assert not accepts("42", rf"\{{{numbers}\}}")
+
+
+def test_several_boxes_are_one_list_only_for_a_gold_that_is_one() -> None:
+    row = r"$\boxed{3}$ and $\boxed{7}$"
+    assert VERIFIER.judge(["3, 7"], row).decided_by == "boxes"
+    assert not VERIFIER.judge(["3"], row).correct
+    assert VERIFIER.judge(["7"], row).correct  # the last box counts
+    assert not VERIFIER.judge(["3, 7"], r"\boxed{3}. No, it is \boxed{7}").correct
+    assert not VERIFIER.judge(["3, 7"], r"\boxed{3}, \boxed{5}, \boxed{7}").correct
+
+
+def test_any_gold_will_do_and_words_say_who_decided() -> None:
+    verdict = VERIFIER.judge(["7", r"\sqrt{2}"], r"\boxed{2^{1/2}}")
+    assert (verdict.status, verdict.decided_by) == ("matched", "structure")
+    assert VERIFIER.judge(["B"], r"\boxed{\text{(B) } 15}").decided_by == "choice"
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        r"**{}**",
+        r"`{}`",
+        r"\bf {}",
+        r"{{\bf {}}}",
+        r"\rm{{{}}}",
+        r"\underline{{{}}}",
+        r"\color{{red}}{{{}}}",
+        r"\textcolor{{blue}}{{{}}}",
+        r"\Large {}",
+        r"\therefore {}",
+        r"{} \checkmark",
+        r"{}\text{{.}}",
+        r"\text{{The final answer is: }} {}",
+        r"\begin{{equation*}} {} \end{{equation*}}",
+        r"\begin{{align}} n &= {} \end{{align}}",
+    ],
+)
+def test_layout(layout: str) -> None:
+    assert accepts("23", layout.format("23"))
+    assert not accepts("23", layout.format("32"))
+    assert not accepts("23", layout.format(r"23 \text{ or } 32"))
+
+
+@pytest.mark.parametrize("name", ["align", "aligned", "gather*", "eqnarray"])
+def test_a_system_in_a_display(name: str) -> None:
+    system = rf"\begin{{{name}}} x &= 8 \\ y &= 5 \end{{{name}}}"
+    assert accepts("x=8, y=5", system)
+    assert accepts(system, "(8, 5)")
+    assert not accepts("x=5, y=8", system)
+    assert not accepts(system, "(5, 8)")
