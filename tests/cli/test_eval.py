@@ -236,9 +236,9 @@ def test_commands_of_the_page_are_understood(command: str) -> None:
     _, bound, ignored = app.parse_args(shlex.split(command)[1:], print_error=False, exit_on_error=False)
     assert not ignored
     options: EvalOptions = bound.arguments["options"]
-    reading_of(options.problems)
+    reading_of(options)
     settings_of(options, ask_of(options))
-    for text in options.asked.benchmark or ():
+    for text in options.benchmark or ():
         asked = parse_asked(text)
         assert asked.path is not None or asked.known is not None
 

@@ -129,8 +129,8 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
     seen: list[str] = []
 
     def evaluate(options: EvalOptions, folder: Path) -> int:
-        assert options.asked.model is not None
-        assert (Path(options.asked.model) / "model.safetensors").exists()
+        assert options.model is not None
+        assert (Path(options.model) / "model.safetensors").exists()
         seen.append(folder.name)
         folder.mkdir()
         (folder / "results.json").write_text(json.dumps({"benchmarks": {}}))
@@ -140,7 +140,7 @@ def test_a_run_that_goes_on_is_followed_and_a_removed_checkpoint_left_out(finish
             status.write_text(ended)
         return 0
 
-    options = replace(EVERY_DEFAULT, asked=replace(EVERY_DEFAULT.asked, follow=True))
+    options = replace(EVERY_DEFAULT, follow=True)
     with pytest.raises(ValueError, match="no benchmark in common"):  # these results are empty
         evaluate_checkpoints(options, finished, tmp_path / "out", evaluate, Console(), look_every=0.01)
     assert seen == [first.name, second.name]

@@ -15,7 +15,7 @@ from cyclopts import App, Parameter
 from rich.console import Console
 from rich.table import Table
 
-from magicrl.cli.options import Overrides, Several
+from magicrl.cli.options import Flag, Overrides, Several
 from magicrl.config.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -38,7 +38,6 @@ Inputs = Annotated[
 ]
 Output = Annotated[Path, Parameter(help="The run folder; the same command again goes on where it stopped.")]
 Sets = Annotated[Overrides, Parameter(help="A setting of the step, KEY=VALUE (repeatable).")]
-Flag = Annotated[bool, Parameter(negative=())]
 Settings = Annotated[Path | None, Parameter(help="Take the step's settings from this pipeline; default: the defaults.")]
 StepName = Literal["clean", "dedup", "decontaminate", "difficulty", "judge", "mix"]
 

@@ -25,7 +25,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magicrl import registry
-from magicrl.cli.options import EvalOptions, ProblemOptions
+from magicrl.cli.options import EvalOptions
 from magicrl.config.errors import RecipeError
 from magicrl.evaluation.benchmarks import LoadedBenchmark, Reading, Window, load_benchmark, parse_asked
 from magicrl.evaluation.presets import PRESETS, TABLE13_SETS
@@ -274,14 +274,14 @@ INTERRUPTED = 130
 def run_eval(options: EvalOptions) -> int:
     """Do what the options say. Returns the exit status."""
     console = Console()
-    asked, instead, output = options.asked, options.instead, options.asked.output
-    if instead.list_benchmarks:
+    output = options.output
+    if options.list_benchmarks:
         show_benchmarks(console)
         return 0
-    if instead.compare is not None:
+    if options.compare is not None:
         from magicrl.evaluation.comparison import compare_all, write_comparison
 
-        document = compare_all(instead.compare)
+        document = compare_all(options.compare)
         for comparison in document["comparisons"]:
             show_comparison(comparison, console)
         if output is not None:
@@ -290,15 +290,15 @@ def run_eval(options: EvalOptions) -> int:
     if output is None:
         raise RecipeError("magicrl eval needs --output DIR, the folder that samples and results go to")
     ask = ask_of(options)
-    if instead.merge:
-        show_results(write_results(output, _names(asked.benchmark, output), ask), console)
+    if options.merge:
+        show_results(write_results(output, _names(options.benchmark, output), ask), console)
         return 0
-    if asked.run is None:
+    if options.run is None:
         return _sample(options, output, ask, console)
-    if asked.model is not None or options.engine.engine == "openai":
+    if options.model is not None or options.engine == "openai":
         raise RecipeError("--run takes the place of --model, and needs an engine on this machine")
     return evaluate_checkpoints(
-        options, asked.run, output, lambda chosen, folder: _sample(chosen, folder, ask, console), console
+        options, options.run, output, lambda chosen, folder: _sample(chosen, folder, ask, console), console
     )
 
 
@@ -306,27 +306,26 @@ def _sample(options: EvalOptions, output: Path, ask: Ask, console: Console) -> i
     from magicrl.evaluation.runner import evaluate
     from magicrl.rollout.engines import EngineSettings
 
-    asked, chosen = options.asked, options.engine
     try:
-        registry.check("engine", chosen.engine)
+        registry.check("engine", options.engine)
     except ValueError as error:
         raise RecipeError(str(error), key="--engine") from None
-    if asked.model is None or not asked.benchmark:
+    if options.model is None or not options.benchmark:
         raise RecipeError("magicrl eval needs --model and at least one --benchmark (--list shows the names)")
     settings = settings_of(options, ask)
     engine = EngineSettings(
-        model=asked.model,
-        dtype=chosen.dtype,
-        device=chosen.device,
-        max_rows=chosen.max_rows,
-        memory_limit_mb=chosen.memory_limit_mb,
-        threads=chosen.threads,
-        options=parse_engine_options(chosen.engine, chosen.engine_option or ()),
+        model=options.model,
+        dtype=options.dtype,
+        device=options.device,
+        max_rows=options.max_rows,
+        memory_limit_mb=options.memory_limit_mb,
+        threads=options.threads,
+        options=parse_engine_options(options.engine, options.engine_option or ()),
     )
-    benchmarks = _benchmarks(asked.benchmark, reading_of(options.problems))
+    benchmarks = _benchmarks(options.benchmark, reading_of(options))
     try:
         with EvalDisplay(console) as display:
-            results = evaluate(benchmarks, chosen.engine, engine, settings, output, display)
+            results = evaluate(benchmarks, options.engine, engine, settings, output, display)
     except KeyboardInterrupt:
         _say(console, f"interrupted; every finished sample is in {output}: the same command again goes on")
         return INTERRUPTED
@@ -339,20 +338,19 @@ def settings_of(options: EvalOptions, ask: Ask) -> EvaluationSettings:
     """What is asked of the model: the preset's settings, and over them what is given."""
     from magicrl.evaluation.runner import EvaluationSettings
 
-    sampling, judging = options.sampling, options.judging
-    preset = PRESETS[sampling.preset] if sampling.preset is not None else None
-    given = {"temperature": sampling.temperature, "max_tokens": sampling.max_tokens, "extract": judging.extract}
+    preset = PRESETS[options.preset] if options.preset is not None else None
+    given = {"temperature": options.temperature, "max_tokens": options.max_tokens, "extract": options.extract}
     chosen: dict[str, Any] = {} if preset is None else {name: getattr(preset, name) for name in given}
     chosen |= {name: value for name, value in given.items() if value is not None}
     return EvaluationSettings(
-        samples=sampling.samples,
-        seed=sampling.seed,
-        reasoning=judging.reasoning,
-        time_limit=judging.time_limit,
-        workers=judging.workers or len(os.sched_getaffinity(0)),
+        samples=options.samples,
+        seed=options.seed,
+        reasoning=options.reasoning,
+        time_limit=options.time_limit,
+        workers=options.workers or len(os.sched_getaffinity(0)),
         preset=preset,
-        keep_tokens=sampling.keep_tokens,
-        shard=parse_shard(options.asked.shard),
+        keep_tokens=options.keep_tokens,
+        shard=parse_shard(options.shard),
         ask=ask,
         **chosen,
     )
@@ -360,22 +358,21 @@ def settings_of(options: EvalOptions, ask: Ask) -> EvaluationSettings:
 
 def ask_of(options: EvalOptions) -> Ask:
     """What is to be reported. Raises ``RecipeError``: lists of numbers that are none, or a price below 0."""
-    scores = options.scores
     price = None
-    if scores.price_in is not None and scores.price_out is not None:
-        price = Price(per_million_in=scores.price_in, per_million_out=scores.price_out)
-    elif scores.price_in is not None or scores.price_out is not None:
+    if options.price_in is not None and options.price_out is not None:
+        price = Price(per_million_in=options.price_in, per_million_out=options.price_out)
+    elif options.price_in is not None or options.price_out is not None:
         raise RecipeError("give both --price-in and --price-out, what a million tokens cost; 0 if they cost nothing")
-    limits = parse_counts("--fresh-limits", options.sampling.fresh_limits)
+    limits = parse_counts("--fresh-limits", options.fresh_limits)
     return Ask(
-        pass_at=parse_counts("--pass-at", scores.pass_at),
-        majority_at=parse_counts("--majority-at", scores.majority_at),
+        pass_at=parse_counts("--pass-at", options.pass_at),
+        majority_at=parse_counts("--majority-at", options.majority_at),
         fresh_limits=None if limits is None else tuple(sorted(set(limits))),
         price=price,
     )
 
 
-def reading_of(options: ProblemOptions) -> Reading:
+def reading_of(options: EvalOptions) -> Reading:
     """How the benchmarks are read.
 
     Raises:
@@ -476,7 +473,7 @@ def evaluate_checkpoints(
     before its turn is left out.
 
     Args:
-        evaluate: evaluates ``asked.model`` of the options into a folder and returns the exit status.
+        evaluate: evaluates ``model`` of the options into a folder and returns the exit status.
 
     Returns:
         The exit status: that of the first evaluation that was interrupted or failed, else 0.
@@ -488,7 +485,7 @@ def evaluate_checkpoints(
     from magicrl.training.checkpoint import checkpoint_folders, export_checkpoint, run_status
 
     while True:
-        going = options.asked.follow and run_status(run) == "running"  # asked first: the last checkpoint comes before
+        going = options.follow and run_status(run) == "running"  # asked first: the last checkpoint comes before
         waiting = [c for c in checkpoint_folders(run) if not (output / c.name / RESULTS).exists()]
         if not waiting and not going:
             break
@@ -503,7 +500,7 @@ def evaluate_checkpoints(
                 raise
             continue  # the run has removed it meanwhile
         _say(console, f"{checkpoint.name} of {run}")
-        status = evaluate(replace(options, asked=replace(options.asked, model=str(model))), output / checkpoint.name)
+        status = evaluate(replace(options, model=str(model)), output / checkpoint.name)
         if status:
             return status
         shutil.rmtree(model)
