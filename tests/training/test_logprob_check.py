@@ -7,19 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from builders import problem
 
 from magicrl.config.schema import ModelConfig, TinyModelConfig
 from magicrl.models.small_models import make_tiny
-from magicrl.records import Problem, RolloutGroup, frozen_tokens
+from magicrl.records import RolloutGroup, frozen_tokens
 from magicrl.rollout.in_process import InProcessEngine
 from magicrl.training.learner import LocalLearner
 from magicrl.training.logprob_check import LEAST_LIMIT, LogprobCheck, StaleEngineError
 from magicrl.training.objective import LearnerSettings
 
-PROMPTS = [
-    (Problem(id=f"p{n}", prompt="", golds=("1",), verifier="exact", source="test"), frozen_tokens(tokens))
-    for n, tokens in enumerate(([5, 6, 7], [9, 8, 3, 1], [2]))
-]
+PROMPTS = [(problem(f"p{n}"), frozen_tokens(tokens)) for n, tokens in enumerate(([5, 6, 7], [9, 8, 3, 1], [2]))]
 
 
 def tiny_model() -> Any:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 import transformers
+from builders import completion, problem
 from transformers import AutoModelForCausalLM
 
 from magicrl.cli.train import run_training
@@ -21,15 +22,11 @@ from magicrl.models.loading import save_policy
 from magicrl.models.prompts import PromptEncoder
 from magicrl.models.small_models import make_byte_tokenizer
 from magicrl.records import (
-    Completion,
-    FinishReason,
     Outcome,
     Problem,
     RolloutGroup,
     RolloutRequest,
     Verdict,
-    frozen_floats,
-    frozen_tokens,
 )
 from magicrl.training import preflight
 from magicrl.training.curriculum import filter_by_difficulty
@@ -237,28 +234,18 @@ class Sampled:
         return None
 
     def finished(self) -> Iterator[RolloutGroup]:
-        none = frozen_floats([0.0])
-        done = Completion(
-            tokens=frozen_tokens([1]),
-            text="",
-            sampler_logprobs=none,
-            sampler_entropies=none,
-            finish_reason=FinishReason.STOP,
-            policy_version=0,
-        )
+        done = completion([1])
         return (RolloutGroup(request=request, completions=(done,) * request.group_size) for request in self.asked)
 
     def result(self, ticket: Any) -> tuple[Verdict, ...]:
-        problem, count = ticket
-        right = [i % 2 == 0 or "easy" in problem.prompt for i in range(count)]
+        asked, count = ticket
+        right = [i % 2 == 0 or "easy" in asked.prompt for i in range(count)]
         return tuple(Verdict(outcome=Outcome.CORRECT if r else Outcome.WRONG, status="") for r in right)
 
 
 def test_the_difficulty_filter_samples_a_prompt_once(tmp_path: Path) -> None:
     asked = ["an easy one", "a hard one", "An  EASY one", "a hard  one", "another"]
-    problems = [
-        Problem(id=f"p{i}", prompt=p, golds=("1",), verifier="exact", source="doc") for i, p in enumerate(asked)
-    ]
+    problems = [problem(f"p{i}", p) for i, p in enumerate(asked)]
     path = tmp_path / "difficulty.json"
     config = TrainConfig.model_validate(
         {

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from builders import completion, request
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group
@@ -17,17 +18,12 @@ from magicrl.models.loading import load_policy, save_policy
 from magicrl.models.small_models import make_tokenizer
 from magicrl.records import (
     Completion,
-    FinishReason,
     Outcome,
-    Problem,
     RolloutGroup,
-    RolloutRequest,
-    SamplingParams,
     ScoredGroup,
     TrainSample,
     Verdict,
     frozen_floats,
-    frozen_tokens,
 )
 from magicrl.rollout.recording import read_rollouts, write_rollouts
 from magicrl.training.batches import train_samples
@@ -60,28 +56,13 @@ def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _group(draw: int, rng: np.random.Generator, rewards: Sequence[bool]) -> ScoredGroup:
-    request = RolloutRequest(
-        draw=draw,
-        problem=Problem(id=f"p{draw}", prompt="?", golds=("1",), verifier="exact", source="test"),
-        prompt_tokens=frozen_tokens(rng.integers(2, VALID, rng.integers(1, 12))),
-        group_size=len(rewards),
-        sampling=SamplingParams(temperature=0.8, max_tokens=40),
-    )
-    completions = []
+    asked = request(draw, rng.integers(2, VALID, rng.integers(1, 12)), size=len(rewards), temperature=0.8, limit=40)
+    completions: list[Completion] = []
     for _ in rewards:
         tokens = rng.integers(2, VALID, rng.integers(1, 40))
-        completions.append(
-            Completion(
-                tokens=frozen_tokens(tokens),
-                text="",
-                sampler_logprobs=frozen_floats(rng.normal(-3, 1, len(tokens))),
-                sampler_entropies=None,
-                finish_reason=FinishReason.STOP,
-                policy_version=0,
-            )
-        )
+        completions.append(completion(tokens, sampler_logprobs=frozen_floats(rng.normal(-3, 1, len(tokens)))))
     verdicts = [Verdict(outcome=Outcome.CORRECT if r else Outcome.WRONG, status="") for r in rewards]
-    return score_group(RolloutGroup(request=request, completions=tuple(completions)), verdicts)
+    return score_group(RolloutGroup(request=asked, completions=tuple(completions)), verdicts)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from builders import train_sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,19 +13,11 @@ from magicrl.distributed.learner.learner import split_by_tokens
 from magicrl.distributed.learner.ulysses import SequenceSlice
 from magicrl.distributed.tensors import pack, unpack
 from magicrl.models.packing import packed_with_shared_prompts
-from magicrl.records import TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import TrainSample
 
 
 def sample(prompt: int, response: int) -> TrainSample:
-    return TrainSample(
-        prompt_tokens=frozen_tokens([prompt]),
-        tokens=frozen_tokens(np.arange(response)),
-        advantage=1.0,
-        group_index=prompt,
-        sample_index=0,
-        sampler_logprobs=frozen_floats(np.zeros(response)),
-        policy_version=0,
-    )
+    return train_sample([prompt], np.arange(response), advantage=1.0, group_index=prompt)
 
 
 def test_the_docstrings_example() -> None:

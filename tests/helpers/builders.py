@@ -1,0 +1,75 @@
+"""Records of which a test says only what it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from magicrl.records import (
+    Completion,
+    FinishReason,
+    Problem,
+    RolloutRequest,
+    SamplingParams,
+    TrainSample,
+    frozen_floats,
+    frozen_tokens,
+)
+
+Tokens = Sequence[int] | NDArray[Any]
+
+
+def problem(id: str = "p", prompt: str = "", gold: str = "1", **further: Any) -> Problem:
+    """One that the exact verifier judges."""
+    return Problem(id=id, prompt=prompt, golds=(gold,), **{"verifier": "exact", "source": "test", **further})
+
+
+def request(
+    draw: int,
+    prompt: Tokens,
+    *,
+    size: int = 4,
+    temperature: float = 1.0,
+    limit: int = 8,
+    seed: int = 0,
+    asked: Problem | None = None,
+    **further: Any,
+) -> RolloutRequest:
+    """A group of ``size`` responses of at most ``limit`` tokens to ``prompt``'s tokens."""
+    return RolloutRequest(
+        draw=draw,
+        problem=asked or problem(f"p{draw}"),
+        prompt_tokens=frozen_tokens(prompt),
+        group_size=size,
+        sampling=SamplingParams(temperature=temperature, max_tokens=limit, seed=seed),
+        **further,
+    )
+
+
+def completion(tokens: Tokens, **further: Any) -> Completion:
+    """A response that ended, by the weights of version 0, with log-probs of -1."""
+    known = frozen_tokens(tokens)
+    given: dict[str, Any] = {
+        "text": "",
+        "sampler_logprobs": frozen_floats(np.full(len(known), -1.0)),
+        "sampler_entropies": None,
+        "finish_reason": FinishReason.STOP,
+        "policy_version": 0,
+    }
+    return Completion(tokens=known, **given | further)
+
+
+def train_sample(prompt: Tokens, tokens: Tokens, **further: Any) -> TrainSample:
+    """The first response of the first group, without an advantage; sampled with log-probs of 0."""
+    known = frozen_tokens(tokens)
+    given: dict[str, Any] = {
+        "advantage": 0.0,
+        "group_index": 0,
+        "sample_index": 0,
+        "sampler_logprobs": frozen_floats(np.zeros(len(known))),
+        "policy_version": 0,
+    }
+    return TrainSample(prompt_tokens=frozen_tokens(prompt), tokens=known, **given | further)
