@@ -253,8 +253,3 @@ def test_no_run_folder_is_an_error_that_says_what_to_give(tmp_path: Path) -> Non
     )
     assert done.returncode == 1
     assert "no such folder; give the run folder" in done.stderr
-
-
-def test_watching_needs_no_torch() -> None:
-    code = "import sys, magicrl.cli.watch; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 
 def toy_sft(
-    *, name: str = "toy-start", steps: int = 60, batch_size: int = 32, options: str = "", more: str = ""
+    *,
+    name: str = "toy-start",
+    steps: int = 60,
+    batch_size: int = 32,
+    hidden: int = 32,
+    options: str = "",
+    more: str = "",
 ) -> str:
     """The recipe; ``options`` are further ones of the family, ``more`` further sections."""
     return f"""[run]
@@ -12,10 +18,10 @@ name = "{name}"
 threads = 1
 
 [model.tiny]
-hidden_size = 32
+hidden_size = {hidden}
 heads = 2
 layers = 1
-intermediate_size = 64
+intermediate_size = {2 * hidden}
 max_context = 64
 
 [training]

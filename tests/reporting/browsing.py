@@ -67,6 +67,27 @@ class Watched:
         self.page.goto(file.as_uri())
 
 
+def fits_and_keeps_to_itself(browser: Browser, file: Path, width: int) -> Page:
+    """Everything open: no horizontal scroll, every text has contrast in both schemes, nothing asked for or said."""
+    watched = Watched(browser, file, viewport={"width": width, "height": 800})
+    page = watched.page
+    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width, "no horizontal scroll"
+    wide = page.evaluate(
+        f"[...document.querySelectorAll('section .card')].filter((e) => e.getBoundingClientRect().right > {width})"
+        ".map((e) => e.className)"
+    )
+    assert wide == []
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(CONTRASTS) == [], scheme
+    assert page.locator("script").count() == 2
+    assert page.locator("img, iframe, object, link").count() == 0
+    assert watched.asked == [file.as_uri()]
+    assert watched.said == []
+    return page
+
+
 def saved(page: Page, name: str) -> Path:
     """Press the button (or link) that saves this file, and give where it is."""
     stem, _, kind = name.rpartition(".")

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 
 from magicrl.reporting.run_page import write_report
 
-from .browsing import CONTRASTS, Watched, saved, scrolled_by
+from .browsing import CONTRASTS, Watched, fits_and_keeps_to_itself, saved, scrolled_by
 
 pytestmark = pytest.mark.slow
 
@@ -33,24 +33,9 @@ def page_file(rich_run: Path) -> Path:
     return write_report(rich_run)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [320, 375, 768, 1280])
-def test_it_fits_is_readable_and_keeps_to_itself(browser: Browser, page_file: Path, width: int, scheme: str) -> None:
-    watched = Watched(browser, page_file, viewport={"width": width, "height": 800}, color_scheme=scheme)
-    page = watched.page
-    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, "no horizontal scroll"
-    wide = page.evaluate(
-        f"[...document.querySelectorAll('section .card')].filter((e) => e.getBoundingClientRect().right > {width})"
-        ".map((e) => e.className)"
-    )
-    assert wide == []
-    assert page.evaluate(CONTRASTS) == []
-    assert page.title() == "small · magicrl report"
-    assert page.locator("script").count() == 2
-    assert page.locator("img, iframe, object, link").count() == 0
-    assert watched.asked == [page_file.as_uri()]
-    assert watched.said == []
+def test_it_fits_is_readable_and_keeps_to_itself(browser: Browser, page_file: Path, width: int) -> None:
+    assert fits_and_keeps_to_itself(browser, page_file, width).title() == "small · magicrl report"
 
 
 def test_the_content_policy_stops_what_an_escape_would_let_through(browser: Browser, page_file: Path) -> None:

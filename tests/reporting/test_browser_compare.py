@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, Page
 
 from magicrl.reporting.comparison_page import write_comparison
 
-from .browsing import CONTRASTS, Watched, saved
+from .browsing import CONTRASTS, Watched, fits_and_keeps_to_itself, saved
 from .conftest import HOSTILE, write_arm, write_evaluation, write_rollout_recording
 
 pytestmark = pytest.mark.slow
@@ -34,22 +34,7 @@ def page_file(arm_folders: list[Path], evaluation_folders: list[Path], tmp_path:
 
 @pytest.mark.parametrize("width", [320, 375, 768, 1280])
 def test_it_fits_is_readable_and_keeps_to_itself(browser: Browser, page_file: Path, width: int) -> None:
-    watched = Watched(browser, page_file, viewport={"width": width, "height": 800})
-    page = watched.page
-    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, "no horizontal scroll"
-    wide = page.evaluate(
-        f"[...document.querySelectorAll('section .card')].filter((e) => e.getBoundingClientRect().right > {width})"
-        ".map((e) => e.className)"
-    )
-    assert wide == []
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate(CONTRASTS) == [], scheme
-    assert page.locator("script").count() == 2
-    assert page.locator("img, iframe, object, link").count() == 0
-    assert watched.asked == [page_file.as_uri()]
-    assert watched.said == []
+    fits_and_keeps_to_itself(browser, page_file, width)
 
 
 def shown_axes(page: Page) -> set[str]:

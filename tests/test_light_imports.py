@@ -1,0 +1,20 @@
+"""What the command line, reports and live displays are made of loads without torch, which takes seconds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+LIGHT = """config.loader records cli.main cli.display cli.watch training.diagnosis training.health training.recorder
+    reporting.scores reporting.run_page reporting.comparison_page"""
+PROGRAM = """
+import importlib, sys
+for name in sys.argv[1:]:
+    importlib.import_module(f"magicrl.{name}")
+    assert "torch" not in sys.modules, f"magicrl.{name} imports torch"
+"""
+
+
+def test_no_torch_is_needed() -> None:
+    done = subprocess.run([sys.executable, "-c", PROGRAM, *LIGHT.split()], check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
