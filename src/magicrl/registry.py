@@ -67,9 +67,9 @@ BUILTINS: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "vllm": "magicrl.rollout.engines:make_vllm",
         },
         "tracker": {
-            "tensorboard": "magicrl.reporting.builtin_trackers:TensorBoardTracker",
-            "trackio": "magicrl.reporting.builtin_trackers:TrackioTracker",
-            "wandb": "magicrl.reporting.builtin_trackers:WandbTracker",
+            "tensorboard": "magicrl.reporting.trackers:TensorBoardTracker",
+            "trackio": "magicrl.reporting.trackers:TrackioTracker",
+            "wandb": "magicrl.reporting.trackers:WandbTracker",
         },
     }
 )

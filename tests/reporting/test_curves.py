@@ -14,8 +14,10 @@ import pytest
 from magicrl.reporting.arms import Arm, group_runs
 from magicrl.reporting.charts import Chart, Mark, Series, chart_view, draw, evenly, legend
 from magicrl.reporting.curves import (
+    METRICS,
     MOST_POINTS,
     ComparedChart,
+    Metric,
     arm_axes,
     arm_curve,
     axis_scale,
@@ -23,7 +25,6 @@ from magicrl.reporting.curves import (
     figure_groups,
     positions,
 )
-from magicrl.reporting.metric_table import METRICS, Metric
 from magicrl.reporting.read_folders import read_run
 
 from .conftest import write_arm

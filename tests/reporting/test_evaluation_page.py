@@ -13,8 +13,6 @@ from magicrl.reporting.evaluation_page import (
     EXACT,
     NamedScaling,
     evaluation_names,
-    length_chart,
-    limit_chart,
     scaling_charts,
 )
 from magicrl.reporting.read_folders import RunFolderError, Scaling, read_evaluation_folder
@@ -68,14 +66,12 @@ def test_an_inexact_curve_is_named_and_fresh_samples_are_signs() -> None:
             "fresh": [{"limit": 16, "accuracy": share, "samples": 2}],
         }
     )
-    chart = limit_chart([NamedScaling(name="m", slot=1, scaling=scaling)])
+    charts = scaling_charts([NamedScaling(name="m", slot=1, scaling=scaling)])
+    chart = charts[0]
     assert "Not exact for: m." in chart.note
     assert [(s.label, s.style) for s in chart.series] == [("m", "line"), ("m, sampled anew", "marks")]
     assert chart.x_log, "limits grow by factors"
-    assert [c.key for c in scaling_charts([NamedScaling(name="m", slot=1, scaling=scaling)])] == [
-        "over_limits",
-        "efficiency",
-    ]
+    assert [c.key for c in charts] == ["over_limits", "efficiency"]
 
 
 def test_efficiency_comes_from_its_own_curve_where_there_is_one() -> None:
@@ -83,7 +79,7 @@ def test_efficiency_comes_from_its_own_curve_where_there_is_one() -> None:
     limits = [{"limit": 16, "accuracy": share, "mean_tokens": {"mean": 9.0, "low": 8, "high": 10}}]
     old = Scaling.model_validate({"over_limits": limits})
     new = Scaling.model_validate({"over_limits": limits, "efficiency": [{"mean_tokens": 12.5, "accuracy": share}]})
-    found = [length_chart([NamedScaling(name="m", slot=0, scaling=s)]).series[0].points for s in (old, new)]
+    found = [scaling_charts([NamedScaling(name="m", slot=0, scaling=s)])[1].series[0].points for s in (old, new)]
     assert found == [((9.0, 0.5),), ((12.5, 0.5),)]
 
 

@@ -184,11 +184,6 @@ def written(value: object) -> str:
     return visible(str(value))
 
 
-def run_labels(runs: Sequence[RecordedRun]) -> list[str]:
-    """Each run by the shortest end of its path that no other run shares."""
-    return path_labels([run.path for run in runs])
-
-
 def path_labels(paths: Sequence[Path]) -> list[str]:
     """Each path by its shortest end, up to its whole, that tells it apart; a common last part alone is left out.
 

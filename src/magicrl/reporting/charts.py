@@ -296,7 +296,6 @@ def intervals_view(
     *,
     best: float | None = None,
     words: tuple[str, str] = ("before", "after"),
-    x_name: str = "share of answers",
 ) -> FigureView:
     """Before (grey, upper) and after (coloured, lower) in each row; dashed at ``best``, the start's best mean.
 
@@ -335,7 +334,7 @@ def intervals_view(
     if best is not None:  # of accuracies: it ends where the rows of pass@k begin
         end = top + pitch * next((i for i, row in enumerate(rows) if row.apart), len(rows))
         parts.append(line("target", (at(best), at(best)), (top, end)))
-    parts.append(text((left + WIDTH - right) / 2, bottom + 32, x_name))
+    parts.append(text((left + WIDTH - right) / 2, bottom + 32, "share of answers"))
     entries = [Entry(words[0], "dot", 4)] if any(row.before for row in rows) else []
     entries += [Entry(words[1], "dot")] if any(row.after for row in rows) else []
     entries += [Entry("start's best temperature", "target")] if best is not None else []

@@ -23,6 +23,7 @@ from magicrl.reporting.charts import (
 )
 from magicrl.reporting.curves import (
     AXES,
+    METRICS,
     ArmAxes,
     Axis,
     ComparedChart,
@@ -33,7 +34,6 @@ from magicrl.reporting.curves import (
     tail_label,
 )
 from magicrl.reporting.evaluation_page import evaluation_blocks
-from magicrl.reporting.metric_table import METRICS
 from magicrl.reporting.page import Block, block, render_page, write_page
 from magicrl.reporting.read_folders import RecordedEvaluation, RecordedRun, read_evaluation_folder, read_run
 from magicrl.reporting.samples import MOST_PROBLEMS, arm_browsers

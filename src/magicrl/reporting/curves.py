@@ -1,4 +1,7 @@
-"""Charts from the metrics of runs, as the metric table says: of one run, and of the arms of a comparison.
+"""Charts from the metrics of runs, as the table of metrics says: of one run, and of the arms of a comparison.
+
+The table is ``metrics.toml``: what each metric of a training step is, how it is written, which way is better, where it
+is drawn. A further figure is a row there.
 
 A comparison has a line an arm: the mean over its runs with a band from the smallest to the largest, over several x
 axes. Pure functions, no HTML.
@@ -10,14 +13,16 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Annotated, Literal, NamedTuple, TypeAlias
 
 import numpy as np
+from pydantic import BeforeValidator
 
+from magicrl.config.loader import shipped_table
+from magicrl.config.schema import Section
 from magicrl.evaluation.statistics import Z95
 from magicrl.reporting.arms import Arm
-from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series, evenly
-from magicrl.reporting.metric_table import METRICS, Figure, Metric
+from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series, Unit, evenly
 from magicrl.reporting.read_folders import RecordedRun
 from magicrl.reporting.scores import comparisons
 
@@ -28,6 +33,68 @@ MOST_POINTS = 160
 """Steps of one curve; of a longer run evenly spaced ones are taken, the first and the last among them."""
 
 ON_POLICY = "On-policy: each batch is used once, so the probability ratio ρ is exactly 1 and no token is clipped."
+
+
+Low = Annotated[float | None, BeforeValidator(lambda value: None if value == "data" else value)]
+"""The lower end of a y axis; ``"data"``: from the data."""
+
+
+class Metric(Section):
+    """A metric as pages show it. ``key`` is that of ``metrics.jsonl``."""
+
+    key: str
+    label: str = ""  # in the legend and the CSV of a figure
+    unit: Unit = "number"
+    title: str = ""  # title and note where it has a figure of its own
+    note: str = ""
+    better: Literal["higher", "lower", ""] = ""
+    figure: str = ""  # of a run's page, in which it is a line
+    color: int = 0  # slot of the palette
+    # smooth: a running mean before the raw values; dots: each measurement is marked
+    look: Literal["smooth", "line", "steps", "dots"] = "line"
+    error: str | None = None  # metric of its standard error, drawn as a 95 % band; of a share inside [0, 1]
+    ends: tuple[str, str] | None = None  # metrics of the ends of a band
+    share_of: str | None = None  # metric that the values are divided by
+    unlike: str | None = None  # left out where it equals this metric at every step
+    silent: float | None = None  # left out where all its values (and ends) are this one
+    compared: str = ""  # key of its figure in a comparison
+    instead: str = ""  # metric that a comparison takes at steps without this one
+    exact: bool = False  # a comparison shows its values as they are, without running mean
+    y_low: Low = 0.0  # ends of the y axis in a comparison
+    y_high: float | None = None
+
+
+class Figure(Section):
+    """A figure of a run's page; its lines are the metrics that name it, its other fields those of ``Chart``.
+
+    Without ``title`` and ``note`` it has those of its only metric.
+    """
+
+    key: str
+    title: str = ""
+    note: str = ""
+    y_low: Low = 0.0
+    y_high: float | None = None
+    target: str | None = None  # a metric
+    stacked: bool = False
+    compact: bool = False
+    tests: bool = False  # the test's scores are in it too
+
+
+class Group(Section):
+    """Metrics and figures under one heading. ``panels`` holds figures that share a card and its x axis."""
+
+    key: str
+    title: str
+    metrics: tuple[Metric, ...]
+    panels: tuple[tuple[Figure, ...], ...]
+
+
+class _Groups(Section):
+    groups: tuple[Group, Group, Group]
+
+
+METRICS = LEARNING, POLICY, TIME = shipped_table("reporting/metrics.toml", _Groups).groups
 
 
 class FigureGroup(NamedTuple):

@@ -219,48 +219,36 @@ class NamedScaling(NamedTuple):
 
 
 def scaling_charts(curves: Sequence[NamedScaling], key: str = "") -> tuple[Chart, ...]:
-    """Every scaling figure that there are data for; ``key`` goes before the names of the exports."""
-    charts = (limit_chart(curves, key), length_chart(curves, key), pass_chart(curves, key), vote_chart(curves, key))
+    """Every scaling figure that there are data for: accuracy against the response limit and against the mean length of
+    a response as the limit grows, pass@k and maj@k against k. ``key`` goes before the names of the exports."""
+    limits: list[Series] = []
+    for c in curves:
+        limits.append(_line(c, ((p.limit, p.accuracy) for p in c.scaling.over_limits)))
+        if c.scaling.fresh:
+            limits.append(_line(c, ((p.limit, p.accuracy) for p in c.scaling.fresh), anew=True))
+    knowing = [c.name for c in curves if not c.scaling.exact]
+    cut = f"Computed from one set of long samples: what is longer than a limit counts as wrong there. {EXACT}"
+    cut += f" Not exact for: {'; '.join(knowing)}." if knowing else ""
+    spent = f"Mean tokens of a response as the limit grows, and what it gets right at that limit. {EXACT}"
+    lengths = [_line(c, _efficiency(c.scaling)) for c in curves]
+    passed = [_line(c, ((p.k, p.passed) for p in c.scaling.over_samples)) for c in curves]
+    voted = [_line(c, ((p.k, p.majority) for p in c.scaling.over_samples if p.majority)) for c in curves]
+    one = "Chance that at least one of k samples is right (unbiased)."
+    most = "Chance that the most frequent answer of k samples is right."
+    by_limit, by_length = "Accuracy against the response limit", "Accuracy against mean length"
+    charts = (
+        _scaling_chart(f"{key}over_limits", by_limit, limits, "response limit, tokens", "limit", cut),
+        _scaling_chart(f"{key}efficiency", by_length, lengths, "mean tokens of a response", "tokens", spent),
+        _scaling_chart(f"{key}pass_at_k", "pass@k against samples", passed, "samples k", "samples", one),
+        _scaling_chart(f"{key}maj_at_k", "maj@k against samples", voted, "samples k", "samples", most),
+    )
     return tuple(chart for chart in charts if not chart.empty)
 
 
-def limit_chart(curves: Sequence[NamedScaling], key: str = "") -> Chart:
-    """Accuracy against the response limit; signs are samples that were drawn anew at their limit."""
-    lines = [_line(c, ((p.limit, p.accuracy) for p in c.scaling.over_limits)) for c in curves]
-    for c in curves:
-        if c.scaling.fresh:
-            lines.append(_line(c, ((p.limit, p.accuracy) for p in c.scaling.fresh), anew=True))
-    knowing = [c.name for c in curves if not c.scaling.exact]
-    note = f"Computed from one set of long samples: what is longer than a limit counts as wrong there. {EXACT}"
-    note += f" Not exact for: {'; '.join(knowing)}." if knowing else ""
-    title, x_name = "Accuracy against the response limit", "response limit, tokens"
-    return _scaling_chart(f"{key}over_limits", title, lines, x_name, "limit", note)
-
-
-def length_chart(curves: Sequence[NamedScaling], key: str = "") -> Chart:
-    """Token efficiency: accuracy against the mean length of a response, as the limit grows."""
-    lines: list[Series] = []
-    for c in curves:
-        told = [(p.mean_tokens, p.accuracy) for p in c.scaling.efficiency]
-        of_limits = [(p.mean_tokens.mean, p.accuracy) for p in c.scaling.over_limits if p.mean_tokens is not None]
-        lines.append(_line(c, told or of_limits))
-    note = f"Mean tokens of a response as the limit grows, and what it gets right at that limit. {EXACT}"
-    title = "Accuracy against mean length"
-    return _scaling_chart(f"{key}efficiency", title, lines, "mean tokens of a response", "tokens", note)
-
-
-def pass_chart(curves: Sequence[NamedScaling], key: str = "") -> Chart:
-    """pass@k against k."""
-    lines = [_line(c, ((p.k, p.passed) for p in c.scaling.over_samples)) for c in curves]
-    note = "Chance that at least one of k samples is right (unbiased)."
-    return _scaling_chart(f"{key}pass_at_k", "pass@k against samples", lines, "samples k", "samples", note)
-
-
-def vote_chart(curves: Sequence[NamedScaling], key: str = "") -> Chart:
-    """maj@k against k."""
-    lines = [_line(c, ((p.k, p.majority) for p in c.scaling.over_samples if p.majority is not None)) for c in curves]
-    note = "Chance that the most frequent answer of k samples is right."
-    return _scaling_chart(f"{key}maj_at_k", "maj@k against samples", lines, "samples k", "samples", note)
+def _efficiency(told: Scaling) -> list[tuple[float, Interval]]:
+    """Points of mean length and accuracy; results of before they were recorded have those of the limits."""
+    of_limits = [(p.mean_tokens.mean, p.accuracy) for p in told.over_limits if p.mean_tokens is not None]
+    return [(p.mean_tokens, p.accuracy) for p in told.efficiency] or of_limits
 
 
 def _line(curve: NamedScaling, points: Iterable[tuple[float, Interval]], *, anew: bool = False) -> Series:
