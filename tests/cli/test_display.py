@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -79,19 +80,15 @@ def test_of_many_workers_the_slowest_and_the_busiest_are_shown() -> None:
     assert note.plain == "4 slowest replicas of 32, 2 busiest verifiers of 5"
 
 
-def test_without_a_cluster_there_are_no_rows_but_the_memory() -> None:
+def test_the_memory_stands_in_a_clusters_rows_else_in_the_panel() -> None:
     metrics = StepMetrics(step=1, stage=0, values=WHOLE)
     assert worker_rows(metrics)[0] == []
-    text = drawn(metrics)
-    assert "tokens/s 800" in text
-    assert "memory 70.0 GiB" in text, "of the fuller one"
-    assert "MFU" not in text
-
-
-def test_a_cluster_s_memory_stands_in_its_rows_alone() -> None:
-    text = drawn(step(2))
-    assert "memory 70.0 GiB" not in text
-    assert text.count("70.0 GiB") == 1
+    alone, cluster = drawn(metrics), drawn(step(2))
+    assert "tokens/s 800" in alone
+    assert "memory 70.0 GiB" in alone, "of the fuller one"
+    assert "MFU" not in alone
+    assert "memory 70.0 GiB" not in cluster
+    assert cluster.count("70.0 GiB") == 1
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])
@@ -184,19 +181,16 @@ def test_time_left_is_the_most_steps_left_times_the_recent_step_time() -> None:
     assert shown.panel.most_steps_left == 49, "the first stage ended after 19 of its 40 steps"
 
 
-def test_time_left_without_stages_counts_from_the_whole() -> None:
+def test_most_steps_left_where_less_is_known() -> None:
     shown, _, _ = display(max_steps=90)
     shown.step(metrics(30, stage=1))
-    assert shown.panel.most_steps_left == 60
+    assert shown.panel.most_steps_left == 60, "no stages: of the whole"
+    resumed, _, _ = display(max_steps=90, stage_steps=(40, 50))
+    resumed.step(metrics(60, stage=1))
+    assert resumed.panel.most_steps_left == 49, "where the stage began is unknown: an upper bound"
     endless, _, _ = display()
     endless.step(metrics(30))
     assert (endless.panel.most_steps_left, endless.panel.time_left) == (None, "")
-
-
-def test_a_resumed_run_bounds_what_it_cannot_know() -> None:
-    shown, _, _ = display(max_steps=90, stage_steps=(40, 50))
-    shown.step(metrics(60, stage=1))
-    assert shown.panel.most_steps_left == 49, "where the stage began is unknown: an upper bound"
 
 
 def test_missing_metrics_are_left_out() -> None:
@@ -265,23 +259,19 @@ def test_the_panel_shows_the_run() -> None:
         assert part in text
 
 
-def test_a_terminal_gets_a_panel_that_ends_cleanly() -> None:
+@pytest.mark.parametrize("error", [None, RuntimeError("boom")])
+def test_a_terminal_gets_a_panel_that_ends_cleanly(error: Exception | None) -> None:
     shown, out, _ = display(terminal=True, max_steps=10)
-    with shown:
+    with nullcontext() if error is None else pytest.raises(RuntimeError, match="boom"), shown:
         shown.progress("rollout", 1, 4)
         shown.step(metrics(1))
         shown.event({"kind": "filter", "message": "kept 3"})
+        if error is not None:
+            raise error
     text = out.getvalue()
     assert "step 1 of at most 10" in text
     assert "kept 3" in text
     assert text.endswith("\x1b[?25h"), "the cursor is shown again"
-
-
-def test_an_error_inside_leaves_the_terminal_usable() -> None:
-    shown, out, _ = display(terminal=True)
-    with pytest.raises(RuntimeError, match="boom"), shown:
-        raise RuntimeError("boom")
-    assert out.getvalue().endswith("\x1b[?25h")
 
 
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 200])

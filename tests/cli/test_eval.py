@@ -14,9 +14,9 @@ import sys
 from collections.abc import Callable, Sequence
 from datetime import date
 from pathlib import Path
-from typing import Any
 
 import pytest
+from builders import completion
 from rich.console import Console
 
 from magicrl.cli.eval import (
@@ -36,12 +36,10 @@ from magicrl.config.schema import TinyModelConfig
 from magicrl.evaluation.benchmarks import catalogue, described, parse_asked
 from magicrl.evaluation.presets import PRESETS
 from magicrl.evaluation.runner import Cost
-from magicrl.evaluation.samples import SampleRow
+from magicrl.evaluation.samples import SampleRow, row_of
 from magicrl.models.loading import save_policy
 from magicrl.models.small_models import make_tiny
-
-PATIENCE = 600.0
-"""Seconds after which a process is taken to hang: a limit, not a measurement."""
+from magicrl.records import Outcome, Verdict
 
 
 @pytest.fixture(scope="module")
@@ -148,10 +146,8 @@ def test_words_of_options() -> None:
 
 
 def sample(right: bool) -> SampleRow:
-    known: dict[str, Any] = {"status": "", "decided_by": "", "reason": "", "extracted": "2", "text": ""}
-    outcome = "correct" if right else "wrong"
-    numbers: dict[str, Any] = {"tokens": 50, "entropy": None, "logprob": None, "seconds": 0.0}
-    return SampleRow(problem="p", sample=0, outcome=outcome, finish_reason="stop", **known, **numbers)
+    verdict = Verdict(outcome=Outcome.CORRECT if right else Outcome.WRONG, status="")
+    return row_of("p", 0, completion(range(50)), verdict)
 
 
 def test_without_a_terminal_lines_come_now_and_then_and_at_the_end() -> None:
@@ -214,7 +210,7 @@ def test_a_killed_evaluation_goes_on_to_the_same_samples(
     before = samples.read_bytes()
     assert not (killed / "results.json").exists()
     for output in (killed, tmp_path / "whole"):
-        subprocess.run(command(output), env=environment, check=True, stdout=subprocess.DEVNULL, timeout=PATIENCE * 3)
+        subprocess.run(command(output), env=environment, check=True, stdout=subprocess.DEVNULL, timeout=1800)
     assert samples.read_bytes().startswith(before[: before.rfind(b"\n") + 1]), "what was there was not touched"
     written = [json.loads((output / "results.json").read_text()) for output in (killed, tmp_path / "whole")]
     scored = [document["benchmarks"]["ones"] for document in written]

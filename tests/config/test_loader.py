@@ -52,39 +52,36 @@ def test_a_good_recipe_loads_and_round_trips(tmp_path: Path) -> None:
     assert config_hash(again) == config_hash(config)
 
 
-def test_a_refill_of_groups_that_nothing_rejects_is_refused(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD + '[algorithm]\nrefill = "until_full"\nreject_zero_advantage = false\n')
-    with pytest.raises(RecipeError, match="would be thrown away"):
-        load_train_recipe(path)
+SECOND = GOOD[::-1].replace("max_steps = 3"[::-1], "max_stepz = 3"[::-1], 1)[::-1]
 
 
-def test_the_loss_of_supervised_training_is_refused() -> None:
-    with pytest.raises(RecipeError, match="imitates every response"):
-        load_train_recipe(Path("tiny"), ["algorithm.loss=nll"])
+@pytest.mark.parametrize(
+    ("text", "overrides", "message"),
+    [
+        (GOOD.replace("learning_rate", "learning_rat"), [], r"recipe\.toml, line 10: unknown key .*'learning_rate'"),
+        (SECOND, [], r"line 22: unknown key stages\.1\.max_stepz; .*'max_steps'"),
+        (GOOD.replace("1e-4", "-1"), [], r"line 10: optimizer\.learning_rate: .*greater than 0 \(got -1\)"),
+        (GOOD, ["rollout.temprature=1"], r"--set rollout\.temprature=1: unknown key .*'temperature'"),
+        (GOOD, ["nonsense"], "expected KEY=VALUE"),
+        (GOOD, ["stages.7.max_tokens=1"], "index from 0 to 1"),
+        (GOOD, ["run.seed.deeper=1"], "seed"),
+        (GOOD, ["stages.0.mini_batch=3"], "must be a multiple of mini_batch 3"),
+        (GOOD, ["algorithm.loss=nll"], "imitates every response"),
+        (GOOD, ["algorithm.refill=until_full", "algorithm.reject_zero_advantage=false"], "would be thrown away"),
+        ("[start]\nmodel = \n", [], r"recipe\.toml, line 2: not valid TOML: .*'model ='; every key needs a value"),
+    ],
+)
+def test_a_mistake_names_its_place_and_what_is_wrong(
+    tmp_path: Path, text: str, overrides: list[str], message: str
+) -> None:
+    with pytest.raises(RecipeError, match=message):
+        load_train_recipe(write(tmp_path, text), overrides)
 
 
-def test_an_unknown_key_names_file_line_and_the_nearest_key(tmp_path: Path) -> None:
-    path = write(tmp_path, GOOD.replace("learning_rate", "learning_rat"))
-    with pytest.raises(
-        RecipeError, match=r"recipe\.toml, line 10: unknown key optimizer\.learning_rat; .*'learning_rate'"
-    ):
-        load_train_recipe(path)
-
-
-def test_a_mistake_in_the_second_stage_names_its_line(tmp_path: Path) -> None:
-    text = GOOD[::-1].replace("max_steps = 3"[::-1], "max_stepz = 3"[::-1], 1)[::-1]
-    with pytest.raises(RecipeError, match=r"line 22: unknown key stages\.1\.max_stepz; .*'max_steps'"):
-        load_train_recipe(write(tmp_path, text))
-
-
-def test_a_wrong_value_shows_what_was_given(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"line 10: optimizer\.learning_rate: .*greater than 0 \(got -1\)"):
-        load_train_recipe(write(tmp_path, GOOD.replace("1e-4", "-1")))
-
-
-def test_an_override_is_named_as_the_culprit(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"--set rollout\.temprature=1: unknown key .*'temperature'"):
-        load_train_recipe(write(tmp_path, GOOD), ["rollout.temprature=1"])
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path, GOOD)
+    with pytest.raises(RecipeError, match=r"did you mean .*recipe\.toml"):
+        load_train_recipe(tmp_path / "recipes.toml")
 
 
 def test_overrides_reach_tables_lists_and_bare_text(tmp_path: Path) -> None:
@@ -233,33 +230,6 @@ def test_a_run_of_ones_own_carries_the_names_of_its_model_and_data(
     assert load_train_recipe(recipe, overrides).run.name == name
 
 
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("nonsense", "expected KEY=VALUE"),
-        ("stages.7.max_tokens=1", "index from 0 to 1"),
-        ("run.seed.deeper=1", "seed"),
-    ],
-)
-def test_bad_overrides(tmp_path: Path, override: str, message: str) -> None:
-    with pytest.raises(RecipeError, match=message):
-        load_train_recipe(write(tmp_path, GOOD), [override])
-
-
-def test_bad_toml_and_missing_file(tmp_path: Path) -> None:
-    message = r"recipe\.toml, line 2: not valid TOML: .*'model ='; every key needs a value"
-    with pytest.raises(RecipeError, match=message):
-        load_train_recipe(write(tmp_path, "[start]\nmodel = \n"))
-    write(tmp_path, GOOD)
-    with pytest.raises(RecipeError, match=r"did you mean .*recipe\.toml"):
-        load_train_recipe(tmp_path / "recipes.toml")
-
-
-def test_stage_sizes_must_agree(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="must be a multiple of mini_batch 3"):
-        load_train_recipe(write(tmp_path, GOOD), ["stages.0.mini_batch=3"])
-
-
 def test_a_hash_is_of_what_differs_from_the_defaults(tmp_path: Path) -> None:
     config = load_train_recipe(write(tmp_path, GOOD))
     written = load_train_recipe(write(tmp_path, GOOD), [f"optimizer.weight_decay={config.optimizer.weight_decay}"])
@@ -288,24 +258,27 @@ colocated = true
 )
 
 
-def test_weights_go_straight_to_workers_of_their_own_gpus(tmp_path: Path) -> None:
-    direct = COLOCATED.replace("colocated = true", 'weight_copy = "direct"')
-    assert load_train_recipe(write(tmp_path, direct)).cluster is not None
-    for changed in (
-        ('"direct"', '"direct"\ncolocated = true'),
-        ('engine = "vllm"', 'engine = "in_process"'),
-        ('engine = "vllm"', 'engine = "vllm"\nweight_lag = 1'),
-    ):
-        with pytest.raises(RecipeError, match="how vLLM takes the newest weights"):
-            load_train_recipe(write(tmp_path, direct.replace(*changed)))
+DIRECT = COLOCATED.replace("colocated = true", 'weight_copy = "direct"')
+IN_PROCESS, LAGGED = (
+    ('engine = "vllm"', 'engine = "in_process"'),
+    ('engine = "vllm"', 'engine = "vllm"\nweight_lag = 1'),
+)
 
 
-def test_colocated_parts_match_and_take_turns(tmp_path: Path) -> None:
-    assert load_train_recipe(write(tmp_path, COLOCATED)).cluster is not None
-    for changed, words in (
-        (("ranks = 4", "ranks = 2"), r"set cluster\.learner\.ranks = 4 \(it is 2\)"),
-        (('engine = "vllm"', 'engine = "in_process"'), "vLLM alone gives its memory back"),
-        (('engine = "vllm"', 'engine = "vllm"\nweight_lag = 1'), "nothing can be in flight"),
-    ):
-        with pytest.raises(RecipeError, match=words):
-            load_train_recipe(write(tmp_path, COLOCATED.replace(*changed)))
+@pytest.mark.parametrize(
+    ("text", "changed", "words"),
+    [
+        (COLOCATED, ("ranks = 4", "ranks = 2"), r"set cluster\.learner\.ranks = 4 \(it is 2\)"),
+        (COLOCATED, IN_PROCESS, "vLLM alone gives its memory back"),
+        (COLOCATED, LAGGED, "nothing can be in flight"),
+        (DIRECT, ('"direct"', '"direct"\ncolocated = true'), "how vLLM takes the newest weights"),
+        (DIRECT, IN_PROCESS, "how vLLM takes the newest weights"),
+        (DIRECT, LAGGED, "how vLLM takes the newest weights"),
+    ],
+)
+def test_parts_that_share_gpus_or_hand_weights_over_directly_must_match(
+    tmp_path: Path, text: str, changed: tuple[str, str], words: str
+) -> None:
+    assert load_train_recipe(write(tmp_path, text)).cluster is not None
+    with pytest.raises(RecipeError, match=words):
+        load_train_recipe(write(tmp_path, text.replace(*changed)))
