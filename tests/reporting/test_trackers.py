@@ -11,7 +11,7 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ import pytest
 from magicrl.records import StepMetrics
 from magicrl.reporting.trackers import NOTHING, TrackedRun, TrackerMirror, make_trackers
 from magicrl.training.recorder import RunObserver
+
+from .conftest import write_run
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "tracker.py"
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -74,26 +76,55 @@ with TrackerMirror(folder, trackers, project="tests", report=print) as mirror:
 """
 
 
+def at_home(home: Path, patch: pytest.MonkeyPatch) -> None:
+    """W&B and trackio write below this folder, and nothing may be sent."""
+    patch.setenv("HOME", str(home / "home"))
+    patch.setenv("TRACKIO_DIR", str(home / "trackio"))
+    patch.setenv("WANDB_MODE", "offline")
+    patch.setenv("WANDB_API_KEY", KEY)
+    # whoever used W&B in this process may have left its service
+    for name in (
+        "WANDB_DIR",
+        "WANDB_PROJECT",
+        "WANDB_RUN_ID",
+        "WANDB_SERVICE",
+        "TRACKIO_SPACE_ID",
+        "TRACKIO_SERVER_URL",
+    ):
+        patch.delenv(name, raising=False)
+
+
 @pytest.fixture(autouse=True)
-def at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """W&B and trackio write below the test's folder, and nothing may be sent."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "trackio"))
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_API_KEY", KEY)
-    for name in ("WANDB_DIR", "WANDB_PROJECT", "WANDB_RUN_ID", "TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL"):
-        monkeypatch.delenv(name, raising=False)
+def _at_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    at_home(tmp_path, monkeypatch)
 
 
-@pytest.fixture
-def young_run(make_run: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> Path:
+def young(folder: Path) -> Path:
     """The recorded run before its first step, its tests still to come."""
-    monkeypatch.delenv("WANDB_SERVICE", raising=False)  # whoever used W&B in this process may have left its service
-    folder = make_run("run")
+    write_run(folder)
     (folder / "metrics.jsonl").unlink()
     (folder / "events.jsonl").unlink()
     for name in ("before", "after"):
         (folder / "evaluations" / f"{name}.json").rename(folder / f"{name}.json")
+    return folder
+
+
+@pytest.fixture
+def young_run(tmp_path: Path) -> Path:
+    return young(tmp_path / "run")
+
+
+@pytest.fixture(scope="module")
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with every tracker that was killed after step 7 and resumed from step 4: steps 5 to 7 come twice."""
+    home = tmp_path_factory.mktemp("resumed")
+    folder = young(home / "run")
+    with (folder / "config.toml").open("a") as file:
+        file.write("\n[evaluation]\npass_at = [1, 2]\n")
+    with pytest.MonkeyPatch.context() as patch:
+        at_home(home, patch)
+        drive(folder, NAMES, checkpoint=0, last=9, kill=7)
+        drive(folder, NAMES, checkpoint=4, last=9)
     return folder
 
 
@@ -156,7 +187,6 @@ def read_wandb(folder: Path) -> Curves:
 
 
 def read_trackio(folder: Path) -> Curves:
-    del folder  # its database is elsewhere
     document = subprocess.run(
         [
             sys.executable,
@@ -166,6 +196,7 @@ def read_trackio(folder: Path) -> Curves:
         capture_output=True,
         text=True,
         check=True,
+        env=os.environ | {"TRACKIO_DIR": str(folder.parent / "trackio")},
     ).stdout
     curves: Curves = {}
     for row in json.loads(document)["rows"]:
@@ -179,10 +210,8 @@ READERS = {"tensorboard": read_tensorboard, "wandb": read_wandb, "trackio": read
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_killed_and_resumed_run_has_every_point_once(name: str, young_run: Path) -> None:
-    drive(young_run, (name,), checkpoint=0, last=9, kill=7)
-    drive(young_run, (name,), checkpoint=4, last=9)  # steps 5 to 7 are recorded a second time
-    curves = READERS[name](young_run)
+def test_a_killed_and_resumed_run_has_every_point_once(name: str, resumed: Path) -> None:
+    curves = READERS[name](resumed)
     assert [step for step, _ in curves["train/accuracy/mean"]] == list(range(1, 10))
     assert [value for _, value in curves["train/accuracy/mean"]] == pytest.approx([s / 100 for s in range(1, 10)])
     assert curves["events/stage_start"] == [(0, "stage 1")]
@@ -227,21 +256,18 @@ def test_what_is_no_tracker_is_refused_before_anything_is_trained(reference: str
         make_trackers([reference])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_tracker_chosen_after_a_kill_gets_the_whole_history(name: str, young_run: Path) -> None:
+def test_a_tracker_chosen_after_a_kill_gets_the_whole_history(young_run: Path) -> None:
     drive(young_run, (), checkpoint=0, last=6, kill=5)
-    drive(young_run, (name,), checkpoint=4, last=6)
-    assert [step for step, _ in READERS[name](young_run)["train/accuracy/mean"]] == list(range(1, 7))
+    drive(young_run, NAMES, checkpoint=4, last=6)
+    for name in NAMES:
+        assert [step for step, _ in READERS[name](young_run)["train/accuracy/mean"]] == list(range(1, 7)), name
 
 
-def test_tensorboard_gets_the_configuration_and_every_steps_curves_in_one_run(young_run: Path) -> None:
+def test_tensorboard_gets_the_configuration_and_every_steps_curves_in_one_run(resumed: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams import metadata
 
-    with (young_run / "config.toml").open("a") as file:
-        file.write("\n[evaluation]\npass_at = [1, 2]\n")
-    drive(young_run, ("tensorboard",), checkpoint=0, last=2)
-    events = EventAccumulator(str(young_run / "tensorboard")).Reload()
+    events = EventAccumulator(str(resumed / "tensorboard")).Reload()
     content = events.SummaryMetadata(metadata.SESSION_START_INFO_TAG).plugin_data.content
     started = metadata.parse_session_start_info_plugin_data(content)
     assert started.hparams["stages.1.mini_batch"].number_value == 4
@@ -249,11 +275,9 @@ def test_tensorboard_gets_the_configuration_and_every_steps_curves_in_one_run(yo
     assert started.hparams["evaluation.pass_at"].string_value == "[1, 2]"
 
 
-def test_wandb_gets_the_configuration_and_keeps_its_name_over_processes(young_run: Path) -> None:
-    drive(young_run, ("wandb",), checkpoint=0, last=3, kill=3)
-    drive(young_run, ("wandb",), checkpoint=2, last=3)
-    files = sorted((young_run / "wandb").glob("offline-run-*/run-*.wandb"))
-    identity = json.loads((young_run / "trackers.json").read_text())["id"]
+def test_wandb_gets_the_configuration_and_keeps_its_name_over_processes(resumed: Path) -> None:
+    files = sorted((resumed / "wandb").glob("offline-run-*/run-*.wandb"))
+    identity = json.loads((resumed / "trackers.json").read_text())["id"]
     assert [file.stem for file in files] == [f"run-{identity}"] * 2
     runs = [record.run for record in wandb_records(files[-1]) if record.HasField("run")]
     config = {item.key: json.loads(item.value_json) for item in runs[0].config.update}
@@ -262,9 +286,8 @@ def test_wandb_gets_the_configuration_and_keeps_its_name_over_processes(young_ru
     assert config["run"] == {"name": "small"}
 
 
-def test_no_key_is_written_anywhere(young_run: Path, tmp_path: Path) -> None:
-    drive(young_run, NAMES, checkpoint=0, last=3)
-    written = [path for path in tmp_path.rglob("*") if path.is_file()]
+def test_no_key_is_written_anywhere(resumed: Path) -> None:
+    written = [path for path in resumed.parent.rglob("*") if path.is_file()]
     assert any(path.suffix == ".wandb" for path in written)
     assert [path for path in written if KEY.encode() in path.read_bytes()] == []
 
