@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ast
 import io
+import json
+import re
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -14,10 +18,37 @@ from magicrl.verifiers.code.judge import CodeJudge
 from magicrl.verifiers.code.remote import Files
 from magicrl.verifiers.code.suite import SuiteError, is_plain, parse_suite, wanted_names
 
-from .contract_probes import PROBES, Probe
-
 _WRITES = ("tempfile", "tmp_path")
-_SLOW = ("never end",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Probe:
+    """A program, its tests, and the outcome that they must have."""
+
+    name: str
+    program: str
+    tests: dict[str, Any]
+    outcome: str
+    why: list[str]
+
+
+def _probes() -> list[Probe]:
+    """The rows of ``contract_probes.txt``, whose head tells its form."""
+    text = Path(__file__).with_name("contract_probes.txt").read_text()
+    head, *blocks = re.split(r"^=== ", text, flags=re.MULTILINE)
+    shared = dict(re.findall(r"^@ (\w+)\n(.*?)\n(?=@ [A-Z]|\Z)", head, re.MULTILINE | re.DOTALL))
+    probes: list[Probe] = []
+    tests: dict[str, Any] = {}
+    for block in blocks:
+        block = re.sub(r"^<(\w+)>$", lambda found: shared[found[1]], block, flags=re.MULTILINE)
+        title, _, rest = block.partition("\n")
+        name, outcome, *why = title.split(" | ")
+        program, *own = re.split(r"^---(.*)\n", rest, flags=re.MULTILINE)
+        if own:
+            more, code = own
+            tests = json.loads(more or "{}") | ({"test_code": code} if code else {})
+        probes.append(Probe(name=name, program=program, tests=tests, outcome=outcome, why=why))
+    return probes
 
 
 def _outcome(judge: CodeJudge, probe: Probe) -> tuple[str, str]:
@@ -28,9 +59,7 @@ def _outcome(judge: CodeJudge, probe: Probe) -> tuple[str, str]:
     return verdict.outcome.value, f"{verdict.status}: {verdict.reason}"
 
 
-@pytest.mark.parametrize(
-    "probe", [pytest.param(p, id=p.name, marks=[pytest.mark.slow] * any(w in p.name for w in _SLOW)) for p in PROBES]
-)
+@pytest.mark.parametrize("probe", _probes(), ids=lambda probe: probe.name)
 def test_the_probes_have_their_outcome(tiered: CodeJudge, probe: Probe) -> None:
     outcome, reason = _outcome(tiered, probe)
     if tiered.sandbox.tier == "A" and any(word in str(probe.tests) for word in _WRITES):
