@@ -8,8 +8,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -100,91 +101,72 @@ def write_problems(records: Iterable[object], name: str = "problems.jsonl") -> N
     Path(name).write_text("".join(json.dumps(record) + "\n" for record in records))
 
 
-Make = Callable[[], list[str] | None]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A bad input.
+    """A bad input: what is changed before the command runs, in this order, and what the command must say.
 
     Attributes:
-        name: anchor on the page.
         title: what went wrong, in a user's words.
-        make: prepares the present folder and returns further arguments of ``magicrl train recipe.toml``.
-        status: the exit status.
         says: what the message must hold, whatever else it says: the place and the remedy.
-        arguments: the whole command line instead.
+        status: the exit status.
         resumes: starts from a finished run in ``run``.
+        arguments: the whole command line instead of ``magicrl train recipe.toml --output run`` and, where there is a
+            run, ``--resume``.
+        recipe: new texts in the recipe by the old ones.
+        write: files by name: their text, in Latin-1, or records, a line each.
+        problems: further records of the training set.
+        edit: keys of JSON files.
+        cut: a file of which only the first half arrived.
+        remove: a file that is missing.
+        call: a function of this module.
+        set: words behind ``--set``.
     """
 
-    name: str
-    title: str
-    make: Make
-    status: int
-    says: tuple[str, ...]
-    arguments: tuple[str, ...] = ("train", "recipe.toml", "--output", "run")
+    title: str = ""
+    says: Sequence[str] = ()
+    status: int = 1
     resumes: bool = False
+    arguments: Sequence[str] = ()
+    recipe: Mapping[str, str] = field(default_factory=dict)
+    write: Mapping[str, str | list[object]] = field(default_factory=dict)
+    problems: Sequence[object] = ()
+    edit: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    cut: str | None = None
+    remove: str | None = None
+    call: str | None = None
+    set: Sequence[str] = ()
+
+    def make(self) -> list[str]:
+        """Prepare the present folder; returns the command line."""
+        for old, new in self.recipe.items():
+            text = Path("recipe.toml").read_text()
+            assert old in text
+            Path("recipe.toml").write_text(text.replace(old, new, 1))
+        for name, content in self.write.items():
+            Path(name).parent.mkdir(exist_ok=True)
+            if isinstance(content, str):
+                Path(name).write_text(content, encoding="latin-1")
+            else:
+                write_problems(content, name)
+        if self.problems:
+            write_problems([*PROBLEMS, *self.problems])
+        for name, changes in self.edit.items():
+            Path(name).write_text(json.dumps(json.loads(Path(name).read_text()) | changes))
+        if self.cut:
+            whole = Path(self.cut).read_bytes()
+            Path(self.cut).write_bytes(whole[: len(whole) // 2])
+        if self.remove:
+            Path(self.remove).unlink()
+        if self.call:
+            globals()[self.call]()
+        words = self.arguments or ["train", "recipe.toml", "--output", "run", *["--resume"] * self.resumes]
+        return [*words, *(word for setting in self.set for word in ("--set", setting))]
 
 
-def settings(*overrides: str) -> Make:
-    return lambda: [word for override in overrides for word in ("--set", override)]
-
-
-def recipe(old: str, new: str) -> Make:
-    def make() -> None:
-        path = Path("recipe.toml")
-        text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new, 1))
-
-    return make
-
-
-def problems(*records: object) -> Make:
-    return lambda: write_problems([*PROBLEMS, *records])
-
-
-def content(name: str, text: str | bytes) -> Make:
-    def make() -> None:
-        Path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
-
-    return make
-
-
-def cut(name: str) -> Make:
-    """A file of which only the first half arrived."""
-
-    def make() -> None:
-        path = Path(name)
-        whole = path.read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-
-    return make
-
-
-def remove(*names: str) -> Make:
-    def make() -> None:
-        for name in names:
-            Path(name).unlink()
-
-    return make
-
-
-def edit(name: str, **changes: Any) -> Make:
-    def make() -> None:
-        path = Path(name)
-        document = json.loads(path.read_text())
-        document.update(changes)
-        path.write_text(json.dumps(document))
-
-    return make
-
-
-def several(*makes: Make) -> Make:
-    def make() -> list[str]:
-        return [word for one in makes for word in one() or ()]
-
-    return make
+def sections() -> dict[str, list[Case]]:
+    """The cases of ``error_cases.toml`` by the headings of the page."""
+    with Path(__file__).with_name("error_cases.toml").open("rb") as file:
+        return {heading: [Case(**row) for row in rows] for heading, rows in tomllib.load(file).items()}
 
 
 def not_finite() -> None:
@@ -196,7 +178,8 @@ def not_finite() -> None:
 
 def narrower_model() -> None:
     """Another start model: half the intermediate size."""
-    edit("start/config.json", intermediate_size=32)()
+    config = Path("start/config.json")
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"intermediate_size": 32}))
     path = Path("start/model.safetensors")
     weights = load_file(path)
     for name, weight in weights.items():
@@ -217,40 +200,32 @@ def forget_a_word() -> None:
     write_problems([*PROBLEMS, {"problem": "L 9 :", "answer": "9"}])
 
 
-def last_checkpoint(name: str) -> str:
-    return str(sorted(Path("run/checkpoints").glob("step-*"))[-1] / name)
+def forget_the_end_token() -> None:
+    for name in ("config", "generation_config", "tokenizer_config"):
+        path = Path(f"start/{name}.json")
+        key = "eos_token" if name == "tokenizer_config" else "eos_token_id"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: None}))
 
 
-def at_checkpoint(name: str, make: Callable[[str], Make]) -> Make:
-    return lambda: make(last_checkpoint(name))()
+def download_without_weights() -> None:
+    """A hub cache in which a download was interrupted: config and tokenizer are there, weights are not."""
+    root = Path(os.environ["HF_HUB_CACHE"]) / "models--owner--name"
+    snapshot = root / "snapshots" / ("0" * 40)
+    shutil.copytree("start", snapshot)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text("0" * 40)
+    (snapshot / "model.safetensors").unlink()
 
 
-def foreign_checkpoint() -> None:
-    folder = Path("run/checkpoints/step-000099")
-    folder.mkdir()
-    (folder / "notes.txt").write_text("mine")
+def cut_download() -> None:
+    """The same with the first of the weights."""
+    download_without_weights()
+    (weights,) = Path(os.environ["HF_HUB_CACHE"]).rglob("snapshots/*")
+    whole = Path("start/model.safetensors").read_bytes()
+    (weights / "model.safetensors").write_bytes(whole[:4000])
 
 
-def hub_cache(*, weights: bool) -> Make:
-    """A hub cache in which a download was interrupted: config and tokenizer are there, weights are not (whole)."""
-
-    def make() -> list[str]:
-        root = Path(os.environ["HF_HUB_CACHE"]) / "models--owner--name"
-        snapshot = root / "snapshots" / ("0" * 40)
-        shutil.copytree("start", snapshot)
-        (root / "refs").mkdir()
-        (root / "refs" / "main").write_text("0" * 40)
-        model = snapshot / "model.safetensors"
-        if weights:
-            model.write_bytes(model.read_bytes()[:4000])
-        else:
-            model.unlink()
-        return ["--set", "model=owner/name"]
-
-    return make
-
-
-def seen(case: Case, desk: Desk, folder: Path) -> tuple[int, str]:
+def seen(case: Case, desk: Desk, folder: Path, printed: io.StringIO | None = None) -> tuple[int, str]:
     """Exit status and standard error of the command on the case, run in the empty ``folder``."""
     before, errors = Path.cwd(), io.StringIO()
     hub = folder.parent / f"{folder.name}-hub"
@@ -262,11 +237,11 @@ def seen(case: Case, desk: Desk, folder: Path) -> tuple[int, str]:
             patch.object(torch.cuda, "is_available", lambda: False),
         ):
             desk.lay_out(resumes=case.resumes)
-            further = case.make() or []
+            words = case.make()
             with (
-                patch.object(sys, "argv", ["magicrl", *case.arguments, *further]),
+                patch.object(sys, "argv", ["magicrl", *words]),
                 contextlib.redirect_stderr(errors),
-                contextlib.redirect_stdout(io.StringIO()),
+                contextlib.redirect_stdout(io.StringIO() if printed is None else printed),
             ):
                 try:
                     main()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +13,7 @@ from safetensors.torch import load_file
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from error_cases import CASES
-from error_making import RECIPE, Case, Desk, content, problems, recipe, seen, settings, several
+from error_making import RECIPE, Case, Desk, sections, seen
 from write_page import PAGE, STATED, entry
 
 from magicrl.config.loader import load_train_recipe, to_toml
@@ -24,6 +22,7 @@ from magicrl.training.recorder import RunFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:Cyclopts application invoked")
 
+CASES = [case for cases in sections().values() for case in cases]
 FINISHED = (0, NOTHING_LEARNED)
 SECRETS = {
     "WANDB_API_KEY": "wandb-0123456789abcdef",
@@ -39,7 +38,7 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Desk:
     return Desk.prepare(tmp_path_factory.mktemp("desk"))
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.title)
 def test_the_message_names_place_and_remedy_and_is_on_the_page(case: Case, desk: Desk, tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
@@ -58,17 +57,6 @@ def test_the_page_lists_no_other_errors() -> None:
     assert STATED in PAGE.read_text()
 
 
-def command(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "magicrl", "train", "recipe.toml", "--output", "run", *arguments],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def quiet(case: Case, desk: Desk, folder: Path) -> dict[str, object]:
     """``run.json`` of a case that is no error."""
     folder.mkdir()
@@ -77,14 +65,10 @@ def quiet(case: Case, desk: Desk, folder: Path) -> dict[str, object]:
     return json.loads((folder / "run" / "run.json").read_text())
 
 
-def stated(make: object) -> Case:
-    return Case(name="stated", title="", make=make, status=0, says=())  # type: ignore[arg-type]
-
-
 def test_overlong_prompts_are_dropped_and_counted_where_asked(desk: Desk, tmp_path: Path) -> None:
-    long = problems({"problem": "L 5 2 3 0 1 0 0 0 0 0 0 :", "answer": "1"})
-    dropped = several(long, settings("data.max_prompt_tokens=11", "data.overlong_prompts=drop"))
-    facts = quiet(stated(dropped), desk, tmp_path / "drop")
+    long = {"problem": "L 5 2 3 0 1 0 0 0 0 0 0 :", "answer": "1"}
+    dropped = Case(problems=[long], set=["data.max_prompt_tokens=11", "data.overlong_prompts=drop"])
+    facts = quiet(dropped, desk, tmp_path / "drop")
     assert facts["dropped_overlong"] == 1
     assert facts["data"]["train"]["problems"] == 3  # type: ignore[index]
     assert facts["prompt_format"] == "plain text"
@@ -92,12 +76,14 @@ def test_overlong_prompts_are_dropped_and_counted_where_asked(desk: Desk, tmp_pa
 
 def test_test_problems_are_left_out_of_training_and_counted(desk: Desk, tmp_path: Path) -> None:
     # other spacing and another template make no other problem of one
-    held = several(
-        content("test.jsonl", '{"problem": "L 8  1 0 8 0 5 1 0 0 :", "answer": "3"}\n'),
-        recipe("[rollout]", '[data.test.exam]\npath = "test.jsonl"\nverifier = "exact"\n\n[rollout]'),
-        recipe('verifier = "exact"', 'verifier = "exact"\ntemplate = "L {prompt}"'),
+    held = Case(
+        write={"test.jsonl": [{"problem": "L 8  1 0 8 0 5 1 0 0 :", "answer": "3"}]},
+        recipe={
+            "[rollout]": '[data.test.exam]\npath = "test.jsonl"\nverifier = "exact"\n\n[rollout]',
+            'verifier = "exact"': 'verifier = "exact"\ntemplate = "L {prompt}"',
+        },
     )
-    facts = quiet(stated(held), desk, tmp_path / "held")
+    facts = quiet(held, desk, tmp_path / "held")
     assert facts["dropped_in_test"] == 1
     assert facts["data"]["train"]["problems"] == 2  # type: ignore[index]
 
@@ -106,8 +92,8 @@ def test_weights_that_are_not_finite_reach_no_checkpoint(desk: Desk, tmp_path: P
     # the first update leaves weights of 1e28 and a finite gradient, the second overflows
     folder = tmp_path / "here"
     folder.mkdir()
-    absurd = settings("optimizer.learning_rate=1e30", "algorithm.reject_zero_advantage=false", "stages.0.max_steps=9")
-    status, text = seen(Case(name="x", title="", make=absurd, status=1, says=()), desk, folder)
+    absurd = ("optimizer.learning_rate=1e30", "algorithm.reject_zero_advantage=false", "stages.0.max_steps=9")
+    status, text = seen(Case(set=absurd), desk, folder)
     assert status == 1
     assert "update 2 made weights that are not finite" in text
     assert "lower optimizer.learning_rate" in text
@@ -119,19 +105,20 @@ def test_weights_that_are_not_finite_reach_no_checkpoint(desk: Desk, tmp_path: P
         assert all(bool(tensor.isfinite().all()) for tensor in load_file(path).values())
 
 
-def test_keys_of_the_environment_are_written_nowhere(desk: Desk, tmp_path: Path) -> None:
-    folder = tmp_path / "here"
+def test_keys_of_the_environment_are_written_nowhere(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, printed = tmp_path / "here", io.StringIO()
     folder.mkdir()
-    here = Path.cwd()
-    os.chdir(folder)
-    desk.lay_out(resumes=False)
-    os.chdir(here)
-    result = command(folder, **SECRETS)
-    assert result.returncode in FINISHED, result.stderr
+    for name, value in SECRETS.items():
+        monkeypatch.setenv(name, value)
+    status, text = seen(Case(), desk, folder, printed)
+    assert status in FINISHED, text
+    assert printed.getvalue()
     written = [path for path in folder.rglob("*") if path.is_file() and "start" not in path.parts]
     assert {"run.json", "metrics.jsonl", "config.toml", "model.safetensors"} <= {path.name for path in written}
     for value in SECRETS.values():
-        assert value not in result.stdout + result.stderr
+        assert value not in printed.getvalue() + text
         for path in written:
             assert value.encode() not in path.read_bytes(), path
 
@@ -153,8 +140,7 @@ def test_credentials_in_settings_are_masked_in_messages_and_records(setting: str
     engine = ("rollout.engine=replay",) if "replay" in setting else ()
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MY_TOKEN", "hunter2-in-a-variable")
-        case = Case(name="x", title="", make=settings(*engine, setting), status=1, says=())
-        status, text = seen(case, desk, folder)
+        status, text = seen(Case(set=[*engine, setting]), desk, folder)
         assert status in (1, 2)
         assert "hunter2" not in text
         assert "***" in text
@@ -165,8 +151,7 @@ def test_credentials_in_settings_are_masked_in_messages_and_records(setting: str
 def test_a_traceback_comes_before_the_message_and_holds_no_credentials(desk: Desk, tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MAGICRL_TRACEBACK", "1")
-        case = Case(name="x", title="", make=settings("model=https://ann:hunter2@host/model"), status=1, says=())
-        status, text = seen(case, desk, tmp_path)
+        status, text = seen(Case(set=["model=https://ann:hunter2@host/model"]), desk, tmp_path)
     assert status in (1, 2)
     assert text.startswith("Traceback (most recent call last)")
     assert "\nmagicrl: " in text

@@ -13,8 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 
 import torch
-from error_cases import SECTIONS
-from error_making import Case, Desk, seen
+from error_making import Case, Desk, sections, seen
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "errors.md"
 INTRODUCTION = """# What goes wrong, and what is said
@@ -57,10 +56,10 @@ def entry(case: Case, status: int, text: str) -> str:
 
 def page(desk: Desk, root: Path) -> str:
     parts = [INTRODUCTION]
-    for heading, cases in SECTIONS:
+    for heading, cases in sections().items():
         parts.append(f"## {heading}\n")
         for case in cases:
-            folder = root / case.name
+            folder = root / case.title
             folder.mkdir()
             parts.append(entry(case, *seen(case, desk, folder)))
     return "\n".join([*parts, STATED])
