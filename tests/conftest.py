@@ -24,6 +24,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "benchmarks"))  # t
 sys.path.insert(0, str(Path(__file__).resolve().parent / "helpers"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What a worker of ``pytest -m slow --dist loadgroup`` takes as one: a file, or all that starts Ray."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            file = item.nodeid.split("::")[0]
+            of_ray = file.startswith("tests/distributed/") or file == "tests/cli/test_train.py"
+            item.add_marker(pytest.mark.xdist_group("ray" if of_ray else file))
+
+
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:
     torch = pytest.importorskip("torch")

@@ -1,8 +1,8 @@
 """The first hour of somebody who is not us: a wheel, an empty folder, one's own model and files of one's own.
 
 `init` writes a recipe, `train` runs a few steps of it, its verdict and interval are read, `eval` and plain transformers
-use the result: with a tiny model, and with SmolLM2-135M-Instruct as a plain folder on sums, a word puzzle with exact
-answers and GSM8K-style stories. The same with set-ups that cannot learn: not success, and the right advice.
+use the result: with a tiny model, and with SmolLM2-135M-Instruct as a plain folder on a word puzzle with exact answers
+and GSM8K-style stories. The same with set-ups that cannot learn: not success, and the right advice.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def test_from_a_wheel_to_a_model_of_ones_own(user: User) -> None:
     assert plain.generate(input_ids=prompt["input_ids"], max_new_tokens=8).shape[1] > prompt["input_ids"].shape[1]
 
 
-@pytest.mark.parametrize("write", [write_sums, write_words, write_stories], ids=["sums", "words", "stories"])
+@pytest.mark.parametrize("write", [write_words, write_stories], ids=["words", "stories"])
 def test_init_train_eval_and_plain_transformers(user: User, model: Path, write: Any) -> None:
     (user.folder / "smol").symlink_to(model)
     data = write(user.folder)

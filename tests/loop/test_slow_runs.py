@@ -48,7 +48,7 @@ def test_the_quickstart_does_what_it_promises(tmp_path: Path) -> None:
 def test_a_run_killed_again_and_again_is_the_same_run(tmp_path: Path) -> None:
     figures = tmp_path / "kills.json"
     script, recipe = ROOT / "benchmarks" / "kills.py", ROOT / "src" / "magicrl" / "recipes" / "tiny.toml"
-    options = ["--kills", "25", "--work", str(tmp_path / "work"), "--output", str(figures)]
+    options = ["--kills", "12", "--work", str(tmp_path / "work"), "--output", str(figures)]
     done = subprocess.run(
         [sys.executable, str(script), str(recipe), *options],
         check=False,
@@ -58,6 +58,6 @@ def test_a_run_killed_again_and_again_is_the_same_run(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr
     document = json.loads(figures.read_text())
-    assert document["kills"] == 25
+    assert document["kills"] == 12
     assert document["workers_killed"] > 0
     assert min(kills for what, kills in document["to_restore"].items() if what != "work in flight") > 0
