@@ -16,8 +16,10 @@ from the copy. The working tree is only read. Exit status 1: a fault survived fo
 from __future__ import annotations
 
 import argparse
+import ast
 import compileall
 import contextlib
+import functools
 import hashlib
 import importlib
 import json
@@ -209,7 +211,7 @@ class Study:
     def baseline(self, faults: Iterable[Fault]) -> float:
         """See that the tests are green without a fault; CPU seconds, 0 where that is known."""
         tests = sorted({test for fault in faults for test in fault.tests})
-        key = self._key("baseline", tests, "".join(_text(p) for p in sorted((ROOT / PACKAGE).rglob("*.py"))))
+        key = self._key("baseline", tests, _code_of(ROOT / PACKAGE))
         if key in self.known or not tests:
             return 0.0
         log = self.work / "baseline.log"
@@ -222,7 +224,7 @@ class Study:
     def result(self, fault: Fault, *, again: bool = False) -> dict[str, Any]:
         """Put the fault in, run its tests, take it out."""
         text = changed(fault)
-        key = self._key(fault.name, fault.tests, text)
+        key = self._key(fault.name, fault.tests, _code(text))
         if key in self.known and not again:
             return self.known[key]
         place, log = self.copy.folder / "magicrl" / fault.file, self.work / f"{fault.name}.log"
@@ -239,7 +241,7 @@ class Study:
         return self._keep({"key": key, "name": fault.name, "killed_by": by, "cpu_seconds": round(seconds, 1)})
 
     def is_known(self, fault: Fault) -> bool:
-        return self._key(fault.name, fault.tests, changed(fault)) in self.known
+        return self._key(fault.name, fault.tests, _code(changed(fault))) in self.known
 
     def _keep(self, row: dict[str, Any]) -> dict[str, Any]:
         self.known[row["key"]] = row
@@ -248,14 +250,20 @@ class Study:
         return row
 
     @staticmethod
-    def _key(name: str, tests: Sequence[str], source: str) -> str:
-        files = [_text(ROOT / test.split("::")[0]) for test in tests]
-        return hashlib.sha256("\0".join([name, *tests, *files, source]).encode()).hexdigest()[:16]
+    def _key(name: str, tests: Sequence[str], code: str) -> str:
+        files = [_code_of(ROOT / test.split("::")[0]) for test in tests]
+        return hashlib.sha256("\0".join([name, *tests, *files, code]).encode()).hexdigest()[:16]
 
 
-def _text(path: Path) -> str:
+@functools.cache
+def _code_of(path: Path) -> str:
     paths = sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    return "\0".join(p.read_text(encoding="utf-8") for p in paths)
+    return "\0".join(_code(p.read_text(encoding="utf-8")) for p in paths)
+
+
+def _code(text: str) -> str:
+    """What of a file can change a result: neither comments nor layout."""
+    return ast.dump(ast.parse(text))
 
 
 def chosen(faults: Sequence[Fault], arguments: argparse.Namespace) -> list[Fault]:
