@@ -101,6 +101,7 @@ def group_advantages(
     rewards = rewards_N.to(torch.float64)
     counted = torch.ones_like(rewards, dtype=torch.bool) if counted_N is None else counted_N.bool()
     truncated = torch.zeros_like(counted) if truncated_N is None else truncated_N.bool()
+    # `after` masks at the end: there the truncated ones still pull the mean down
     members = counted & ~truncated if mask == "before" else counted
 
     advantages = torch.zeros_like(rewards)
@@ -190,6 +191,7 @@ def scored_advantages(
         groups=groups,
     )
     found = advantage(inputs).to(torch.float64)
+    # no sample is made of what was not counted, so its number may be anything
     if found.shape != (sum(sizes),) or not bool(found[inputs.counted_N].isfinite().all()):
         raise ValueError(f"an advantage function must give {sum(sizes)} finite numbers, one a response; got {found}")
     return [part.numpy() for part in torch.split(found, sizes)]
@@ -215,11 +217,13 @@ def group_signal(group: ScoredGroup, mask: AdvantageMask = "none") -> Signal:
     """
     members = group.counted & ~group.truncated if mask == "before" else group.counted
     rewards = group.rewards[members]
+    # one member is its own mean: A = 0, and the unbiased deviation is 0/0
     if len(rewards) < 2:
         return Signal.TOO_FEW
     low, high = float(rewards.min()), float(rewards.max())
     if high > low:
         return Signal.MIXED
+    # by verdict: a graded reward may be the same for all and still not be right
     return Signal.ALL_CORRECT if group.correct[members].all() else Signal.ALL_WRONG
 
 
@@ -293,6 +297,7 @@ def split_minibatches(
         raise ValueError(f"mini-batches need num_parts and prompts_per_part >= 1, got {num_parts}, {prompts_per_part}")
     if num_groups == 0:
         return []
+    # groups stay whole, since D_T counts prompts; which of them meet in an update is drawn
     order = rng.permutation(num_groups)
     if mode == "keep_n_sgd":
         parts = np.array_split(order, min(num_parts, num_groups))

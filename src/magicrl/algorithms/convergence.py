@@ -14,7 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.special import stdtrit
 
+# a line takes two degrees of freedom; two at least are left to tell its noise
 MIN_POINTS = 4
+# below 1: at 1 all noise is one offset, the residuals' expected power is 0 and the variance 0/0
 MAX_AUTOCORRELATION = 0.95
 _RHO_GRID = 0.05
 
@@ -51,6 +53,7 @@ def expected_gain(
     """
     count = len(steps)
     assert count == len(values) >= MIN_POINTS, f"{count} steps and {len(values)} values"
+    # from the first on, so that stretches of the same spacing share one cached shape
     x = np.asarray(steps, dtype=np.float64) - steps[0]
     y = np.asarray(values, dtype=np.float64)
     centred = x - x.mean()
@@ -59,10 +62,12 @@ def expected_gain(
     power = float(residuals @ residuals)
     # A perfect fit shows no correlation: what noise there is (the floor) is then taken as independent.
     measured = float(residuals[1:] @ residuals[:-1]) / power if power > 0 else -1.0
+    # detrending takes (2 + 4 rho) / n of the correlation away, to first order
     unbiased = measured + (2 + 4 * measured) / count
     # up to a grid, so that few shapes are computed; rounding up widens the error, on the side of waiting
     rho = math.ceil(min(max(unbiased, 0.0), MAX_AUTOCORRELATION) / _RHO_GRID - 1e-9) * _RHO_GRID
     shape = _trend_shape(tuple(float(v) for v in x), round(rho, 10))
+    # few points may lie closer to a line by chance than their sampling error allows
     variance = max(power / shape.trace, noise_floor**2)
     return GainEstimate(
         gain=slope * horizon,
@@ -84,6 +89,7 @@ def _trend_shape(offsets: tuple[float, ...], rho: float) -> _TrendShape:
     count = len(offsets)
     centred = np.asarray(offsets) - np.mean(offsets)
     norm = float(centred @ centred)
+    # by observation, not by training step: what the lag-one correlation above was measured on
     correlation = np.power(rho, np.abs(np.subtract.outer(np.arange(count), np.arange(count))))
     residual_maker = np.eye(count) - 1.0 / count - np.outer(centred, centred) / norm
     spread = residual_maker @ correlation
@@ -160,6 +166,7 @@ class ConvergenceTest:
         """One look: the lowest bound of the gain among the stretches sharp enough to judge, infinite without any."""
         number = len(self._steps) // self.window
         lengths = [self.window * 2**i for i in range(number.bit_length())]
+        # the lowest bound decides, so each stretch gets an equal part of the look's error (Bonferroni)
         error = (1 - self.confidence) / (number * (number + 1)) / len(lengths)
         estimates = [
             expected_gain(self._steps[-n:], self._values[-n:], self.horizon, self._noise_floor(n)) for n in lengths

@@ -45,6 +45,7 @@ def clustered_mean(totals_N: NDArray[np.float64], lengths_N: NDArray[np.int64]) 
     mean = float(totals_N.sum()) / tokens
     count = len(totals_N)
     residuals = totals_N - mean * lengths_N
+    # n / (n - 1) as in a sample variance; one response alone shows no spread between responses
     spread = math.sqrt(float((residuals**2).sum()) * count / (count - 1)) if count > 1 else math.inf
     return EntropyEstimate(mean=mean, standard_error=spread / tokens, tokens=tokens)
 
@@ -61,6 +62,7 @@ def measure_entropy(completions: Sequence[Completion], estimator: EntropyEstimat
     if estimator != "exact":
         raise ValueError(f"entropy estimator must be exact or sampled, got {estimator!r}")
     known = [c.sampler_entropies for c in completions if c.sampler_entropies is not None]
+    # all or nothing: a mean over the responses that happen to have entropies is not the buffer's
     return mean_entropy(known) if len(known) == len(completions) else None
 
 
@@ -155,6 +157,7 @@ class AdaptiveEntropyController:
     def coefficient(self, entropy: float) -> float:
         assert math.isfinite(entropy), f"measured entropy is {entropy}"
         decisive = self._previous if self.lagged else entropy
+        # the indicator of alpha_k: c moves in every step, but is paid out at or below the target only
         if decisive is None or decisive > self.target:
             return 0.0
         return self.c
@@ -184,6 +187,7 @@ class AdaptiveEntropyController:
 PRESETS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
         "report": {"target": 0.2, "step": 0.005},
+        # a step late and down at equality, as the released code is; but measured before rejection on all workers (D2)
         "code": {"target": 0.2, "step": 1e-4, "c_max": 0.005, "lagged": True, "decrease_at_equality": True},
         # Measured here on models of 0.1M parameters: a smaller D cannot keep up within 100 steps.
         "small": {"target": 0.2, "step": 0.01, "c_max": 0.1},

@@ -24,6 +24,7 @@ class PassCount:
 
     @property
     def all_correct(self) -> bool:
+        # 0 of 0 is not solved: nobody could judge it
         return 0 < self.counted == self.correct
 
     @property
@@ -68,6 +69,7 @@ def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str])
     Raises:
         ValueError: nothing is left.
     """
+    # 0 of 0 is not all correct, so a prompt without a visit stays
     nothing = PassCount(correct=0, counted=0)
     counts = {problem: last_visits.get(problem, nothing) for problem in problems}
     return _without(counts, lambda c: c.all_correct, "online filter")

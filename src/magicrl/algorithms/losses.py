@@ -241,6 +241,7 @@ PPO = LossRow(surrogate=clipped_ratio, reducer=sequence_sum, clip=(0.2, 0.2))
 # The vanilla policy gradient.
 PG = LossRow(surrogate=policy_gradient, reducer=sequence_sum)
 # CISPO (MiniMax 2025): the clip bounds a token's weight and never its gradient.
+# 1 - eps_low = 0 is no lower bound, as rho is positive
 CISPO = LossRow(surrogate=clipped_weight, reducer=global_tokens, clip=(1.0, 4.0))
 # Supervised training: the mean negative log-likelihood.
 NLL = LossRow(surrogate=log_likelihood, reducer=global_tokens, needs=())
@@ -531,6 +532,7 @@ def loss_terms(
     corrected = correction_weights(correction, CorrectionInputs(cap=correction_cap, **shared))
     kl = None if own.ref_logprobs is None else k3(own.logprobs, own.ref_logprobs)
 
+    # the correction weighs the policy term alone: what it leaves out stays in T_k and in the entropy and KL terms
     policy_loss = -(weights * corrected * surrogate.values).sum()
     loss = policy_loss
     if alpha and own.entropy is not None:
@@ -552,6 +554,7 @@ def _loss_tokens_only(inputs: LossInputs) -> LossInputs:
         return otherwise if values is None else torch.where(inputs.loss_mask, values, 0.0)
 
     logprobs = torch.where(inputs.loss_mask, inputs.logprobs, 0.0)
+    # one SGD step: the policy is its own denominator, so rho is exactly 1 and its gradient is that of log pi
     old = select(inputs.old_logprobs, logprobs.detach())
     return replace(
         inputs,
@@ -622,6 +625,7 @@ def _measure(
         **per_token,
         "kl_tokens": None if per_token["kl"] is None else mask,
         "sampler_gap": log_gap.abs(),
+        # k3 with r = pi_old / pi_sampler: the sampler drew the tokens, so its mean is KL(sampler || learner)
         "sampler_kl": log_gap.clamp(max=MAX_LOG_RATIO).expm1() - log_gap,
         "corrected": None if corrected_by is NONE else corrected != log_gap.exp(),
     }

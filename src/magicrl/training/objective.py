@@ -142,6 +142,7 @@ class Objective:
         Returns:
             Sums over these samples; those of other shares add to them.
         """
+        # with alpha 0 the entropy is a metric alone, and the head's backward pass is spared its part
         with_gradient = controls.alpha or "entropy" in self.needs
         parts: list[LossMetrics] = []
         for job in micro_batches:
@@ -222,6 +223,7 @@ def loss_inputs(
     def floats(kind: str) -> Tensor | None:
         arrays = [cast("FloatArray | None", getattr(sample, kind)) for sample in samples]
         present = [array for array in arrays if array is not None and len(array)]
+        # None, not zeros: the loss then knows that rho is 1, or that there is no reference
         if not present:
             return None
         if len(present) < len(samples):
@@ -232,6 +234,7 @@ def loss_inputs(
         return torch.from_numpy(np.repeat(np.array(values), lengths)).to(logprobs.device, dtype)
 
     def mask(arrays: Iterable[NDArray[np.bool_] | None]) -> Tensor:
+        # no mask: every response token counts, the end token included (T_k)
         whole = [
             np.ones(len(s.tokens), dtype=np.bool_) if a is None else a for s, a in zip(samples, arrays, strict=True)
         ]

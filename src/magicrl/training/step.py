@@ -96,6 +96,7 @@ class Trainer:
         self._advantage = brought("algorithm.advantage", advantage_of, config.algorithm.advantage)
         self._staleness = StalenessMeter(config.rollout.max_staleness)
         self.steps_done = 0
+        # of steps in a row; in the checkpoint, so that a restart does not begin the count anew
         self._empty_steps = 0
 
     def step(self, stage: StageConfig, stage_index: int) -> StepResult:
@@ -160,6 +161,8 @@ class Trainer:
         """The step's buffer, and how many of its groups were sampled to refill rejected ones."""
         algorithm = self._config.algorithm
         groups = self._queue.take(stage, stage.rollout_batch, clock)
+        # whole rounds: each waits for all that it asked for, so that short responses have no advantage (D4); some of
+        # these are rejected too, hence several rounds, and a bound where nearly nothing survives
         for _ in range(algorithm.refill_rounds if algorithm.refill == "until_full" else 0):
             missing = stage.rollout_batch - len(reject_zero_advantage(groups, algorithm.advantage_mask).kept)
             if missing <= 0:
@@ -171,6 +174,7 @@ class Trainer:
         """Groups to learn from: at most D_R, in issue order (finish order would favour short responses)."""
         algorithm = self._config.algorithm
         if not algorithm.reject_zero_advantage:
+            # a group that nobody could judge has no sample to give
             return [g for g in groups if g.counted.any()][: stage.rollout_batch]
         if algorithm.refill == "until_full":
             return [groups[i] for i in select_refill(groups, stage.rollout_batch, algorithm.advantage_mask)]
@@ -205,6 +209,7 @@ class Trainer:
         # Old log-probs are taken once, before the first update. With one SGD step they would equal the loss's own
         # log-probs, rho would be exactly 1, and the forward pass is saved.
         several = stage.num_minibatches * algorithm.reuse > 1 and "old_logprobs" in objective.needs
+        # asynchronous: the whole buffer was scored for the entropy; the key finds a survivor's part of it
         if scores is not None:
             samples = with_old_logprobs(samples, [scores.logprobs[key] for key in sample_keys(kept, samples)])
         elif several or objective.needs_old_logprobs_first:
@@ -245,6 +250,7 @@ class Trainer:
         low, high = self._objective.clip
         updates: list[UpdateMetrics] = []
         for batch in batches:
+            # one alpha for all updates of the step: c moves once a training step, whatever N_SGD is (section 3.2.5)
             controls = Controls(
                 alpha=alpha,
                 clip_low=low,
@@ -276,6 +282,7 @@ class Trainer:
         optimizer = self._config.optimizer
         if optimizer.warmup_steps == 0:
             return optimizer.learning_rate
+        # + 1: a first update at rate 0 would teach nothing
         return optimizer.learning_rate * min(1.0, (self._parts.learner.version + 1) / optimizer.warmup_steps)
 
     def _measured_entropies(
@@ -286,6 +293,7 @@ class Trainer:
             return {"exact": mean_entropy(scores.entropies)}
         completions = [c for g in groups for c in g.group.completions]
         found: dict[EntropyEstimator, EntropyEstimate] = {}
+        # the recipe's estimator steers; where there is the other too, the two must agree within their standard error
         for estimator in ESTIMATORS:
             estimate = measure_entropy(completions, estimator)
             if estimate is not None:
@@ -319,8 +327,10 @@ class Trainer:
                 f"{UNJUDGED if seen is None else diagnose(seen).text}"
             )
         rollout = self._config.rollout
+        # asynchronous: responses of the newest weights alone, since staleness itself widens the gap of all others
         key = "staleness/fresh_gap/mean" if rollout.max_staleness else "learner/sampler_gap_mean"
         gap = metrics.values.get(key)
+        # a lagging engine and recorded rollouts are of other weights on purpose
         exempt = rollout.weight_lag > 0 or rollout.engine == "replay"
         if isinstance(gap, float) and gap > rollout.max_sampler_gap and not exempt:
             raise TrainingStopped(
