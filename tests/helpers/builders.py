@@ -1,4 +1,4 @@
-"""Records of which a test says only what it is about."""
+"""Records and tiny models of which a test says only what it is about."""
 
 from __future__ import annotations
 
@@ -18,6 +18,20 @@ from magicrl.records import (
     frozen_floats,
     frozen_tokens,
 )
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 40,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+"""Of a tiny transformer, in the words of transformers' configurations."""
 
 Tokens = Sequence[int] | NDArray[Any]
 

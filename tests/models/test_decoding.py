@@ -5,6 +5,7 @@ from __future__ import annotations
 from copy import deepcopy
 from typing import Any
 
+import builders
 import pytest
 import torch
 from torch import Tensor
@@ -22,15 +23,7 @@ from transformers import (
 from magicrl.models.decoding import fused_decoder
 from magicrl.models.packing import ATTENTION_NAME, PackedContext, register_attention
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 50,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-}
+SIZES = builders.SIZES | {"max_position_embeddings": 4096}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 1024}
 CONFIGS: dict[str, Any] = {
     "llama": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
@@ -56,7 +49,7 @@ def made(config: Any, dtype: torch.dtype) -> Any:
 
 
 def inputs() -> tuple[Tensor, Tensor]:
-    ids = torch.randint(0, 50, (sum(LENGTHS),), generator=torch.Generator().manual_seed(2))
+    ids = torch.randint(0, 40, (sum(LENGTHS),), generator=torch.Generator().manual_seed(2))
     return ids, torch.cat([torch.arange(n) + 1000 for n in LENGTHS])
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import SIZES
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen3Config
 
@@ -17,16 +18,7 @@ from magicrl.models.kv_cache import DecodeAttention, PrefillAttention, PromptRun
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 
 CPU = torch.device("cpu")
-CONFIG = Qwen3Config(
-    vocab_size=30,
-    hidden_size=32,
-    intermediate_size=40,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=12,
-    max_position_embeddings=64,
-)
+CONFIG = Qwen3Config(**SIZES | {"num_hidden_layers": 3}, head_dim=12)
 
 
 @pytest.fixture
@@ -63,7 +55,7 @@ class Sequences:
         self.responses: list[Tensor] = []
 
     def tokens(self, count: int) -> Tensor:
-        return torch.randint(0, 30, (count,), generator=self.generator)
+        return torch.randint(0, 40, (count,), generator=self.generator)
 
     def prefill(self) -> Tensor:
         """Logits of all prompts, which are packed by length."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from builders import SIZES
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Gemma2Config, LlamaConfig, Olmo2Config, Qwen3Config
 from transformers.activations import ACT2FN
@@ -20,17 +21,6 @@ from magicrl.models.memory_efficient import (
     widened_attention,
 )
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "eos_token_id": 1,
-    "bos_token_id": 1,
-    "pad_token_id": 0,
-}
 LAYERS = {  # the norms and gated layers of two decoder layers and the last norm
     "llama": (LlamaConfig(**SIZES), 5),
     "qwen3": (Qwen3Config(**SIZES, head_dim=8), 9),

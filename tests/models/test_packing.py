@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import builders
 import numpy as np
 import pytest
 import torch
@@ -139,18 +140,10 @@ def test_empty_sequences_are_refused(lengths: list[int]) -> None:
         PackedContext(lengths)
 
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 40,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 128,
-    "eos_token_id": 1,
-}
+SIZES = builders.SIZES | {"num_hidden_layers": 3}
 CONFIGS: dict[str, Any] = {
-    "llama": LlamaConfig(**SIZES, num_key_value_heads=2),
-    "qwen3": Qwen3Config(**SIZES, num_key_value_heads=1, head_dim=16),
+    "llama": LlamaConfig(**SIZES),
+    "qwen3": Qwen3Config(**SIZES | {"num_key_value_heads": 1}, head_dim=16),
 }
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from builders import SIZES
 from transformers import PreTrainedModel
 
 from magicrl.models.packing import ATTENTION_NAME, register_attention
@@ -45,22 +46,13 @@ MIXING: dict[str, dict[str, Any]] = {
     "Bamba": {**MAMBA, "attn_layer_indices": [1, 3], "mamba_d_head": 16},
     "Lfm2": {"layer_types": ["conv", "full_attention"] * 2},
 }
-WORDS = 64
+WORDS = SIZES["vocab_size"]
 
 
 def random_model(name: str, dtype: torch.dtype = torch.float32) -> PreTrainedModel:
     register_attention()
     config = getattr(transformers, f"{name}Config")(
-        vocab_size=WORDS,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
+        **SIZES | {"num_hidden_layers": 4, "eos_token_id": 2},
         **(SOUND | MIXING)[name],
     )
     with torch.random.fork_rng(devices=[]):

@@ -9,20 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from builders import completion, problem, request
 from tokenizers import Tokenizer, decoders, models
 
 from magicrl.records import (
-    Completion,
     FinishReason,
     Outcome,
-    Problem,
     RolloutGroup,
-    RolloutRequest,
-    SamplingParams,
     ScoredGroup,
     Verdict,
     frozen_floats,
-    frozen_tokens,
 )
 from magicrl.rollout.recording import write_rollouts
 
@@ -177,24 +173,14 @@ def write_rollout_recording(folder: Path) -> None:
 
 def scored_group(draw: int) -> ScoredGroup:
     """A right response, a hostile wrong one and one that was cut."""
-    problem = Problem(id="sum/<1>", prompt="3 + 4", golds=("7",), verifier="exact", source="sums")
-    request = RolloutRequest(
-        draw=draw,
-        problem=problem,
-        prompt_tokens=frozen_tokens([0, 1, 2]),
-        group_size=3,
-        sampling=SamplingParams(temperature=1.0, max_tokens=6),
-    )
+    asked = problem("sum/<1>", "3 + 4", "7", source="sums")
     written = (([7, 8], "stop", "correct"), ([3, 4, 5, 6, 8], "stop", "wrong"), ([0, 1, 2, 0, 1, 2], "length", "wrong"))
     completions = tuple(
-        Completion(
-            tokens=frozen_tokens(ids),
-            sampler_logprobs=frozen_floats([-0.5] * len(ids)),
+        completion(
+            ids,
             sampler_entropies=frozen_floats(np.linspace(0.0, 2.5, len(ids))),
             finish_reason=FinishReason(end),
             text="".join(TOKENS[i] for i in ids),
-            policy_version=0,
-            seconds=0.1,
         )
         for ids, end, _ in written
     )
@@ -202,7 +188,7 @@ def scored_group(draw: int) -> ScoredGroup:
         Verdict(outcome=Outcome(outcome), status="matched", decided_by="string") for _, _, outcome in written
     )
     return ScoredGroup(
-        group=RolloutGroup(request=request, completions=completions),
+        group=RolloutGroup(request=request(draw, [0, 1, 2], size=3, limit=6, asked=asked), completions=completions),
         verdicts=verdicts,
         rewards=frozen_floats([1.0, 0.0, 0.0]),
         counted=np.array([True, True, True]),
@@ -305,31 +291,21 @@ def write_evaluation(
             "preset": None,
         },
     )
-    problems = [
-        Problem(id=key, prompt=f"Add <b>{key}</b>", golds=("7",), verifier="exact", source=name) for key in right
-    ]
+    problems = [problem(key, f"Add <b>{key}</b>", "7", source=name) for key in right]
     place = EvaluationFolder(folder / name)
     place.begin(job, problems)
     file = SampleFile(place.samples_path((0, 1)))
     for i, (key, outcomes) in enumerate(right.items()):
         for sample, correct in enumerate(outcomes):
             length = tokens + 8 * i + sample
-            completion = Completion(
-                tokens=frozen_tokens([sample % 3] * length),
-                sampler_logprobs=frozen_floats([-0.1] * length),
-                sampler_entropies=frozen_floats([0.2] * length),
-                finish_reason=FinishReason.STOP,
-                text=text,
-                policy_version=0,
-                seconds=0.1,
-            )
+            sampled = completion([sample % 3] * length, sampler_entropies=frozen_floats([0.2] * length), text=text)
             verdict = Verdict(
                 outcome=Outcome.CORRECT if correct else Outcome.WRONG,
                 status="matched" if correct else "mismatch",
                 decided_by="string",
                 extracted="7" if correct else "8",
             )
-            file.append(row_of(key, sample, completion, verdict, keep_tokens=True))
+            file.append(row_of(key, sample, sampled, verdict, keep_tokens=True))
     file.close()
     write_results(folder, [name], Ask())
     return folder

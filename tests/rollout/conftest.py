@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from builders import request
+from builders import SIZES, request
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -29,31 +29,18 @@ from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.records import RolloutRequest
 from magicrl.rollout.in_process import InProcessEngine
 
-VOCAB = 40
-SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "max_position_embeddings": 128,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+VOCAB = SIZES["vocab_size"]
+ONE = SIZES | {"num_key_value_heads": 1}
 CONFIGS: dict[str, Any] = {
-    "llama": LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, tie_word_embeddings=False),
-    "llama-tied": LlamaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=4, tie_word_embeddings=True),
-    "qwen2-bias": Qwen2Config(**SIZES, num_attention_heads=4, num_key_value_heads=1, tie_word_embeddings=True),
-    "qwen3-qknorm": Qwen3Config(
-        **SIZES, num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=False
-    ),
-    "gemma": GemmaConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1, head_dim=16),
+    "llama": LlamaConfig(**SIZES, tie_word_embeddings=False),
+    "llama-tied": LlamaConfig(**SIZES | {"num_key_value_heads": 4}, tie_word_embeddings=True),
+    "qwen2-bias": Qwen2Config(**ONE, tie_word_embeddings=True),
+    "qwen3-qknorm": Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=False),
+    "gemma": GemmaConfig(**ONE, head_dim=16),
     # these two run as transformers has them: norms after attention, windows (not reached), soft-capped logits
-    "gemma2": Gemma2Config(
-        **SIZES, num_attention_heads=4, num_key_value_heads=2, head_dim=16, attn_logit_softcapping=None
-    ),
-    "gemma3": Gemma3TextConfig(**SIZES, num_attention_heads=4, num_key_value_heads=1, head_dim=16, sliding_window=64),
-    "mistral-window": MistralConfig(**SIZES, num_attention_heads=4, num_key_value_heads=2, sliding_window=8),
+    "gemma2": Gemma2Config(**SIZES, head_dim=16, attn_logit_softcapping=None),
+    "gemma3": Gemma3TextConfig(**ONE, head_dim=16, sliding_window=64),
+    "mistral-window": MistralConfig(**SIZES, sliding_window=8),
 }
 
 
@@ -144,13 +131,9 @@ def save_tiny_model() -> Callable[..., None]:
         backend.pre_tokenizer = WhitespaceSplit()
         tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", unk_token="<unk>")
         tokenizer.chat_template = "w1 {{ messages[0]['content'] }} w2"
-        sizes = SIZES | {"hidden_size": 64, "vocab_size": VOCAB + padding, "eos_token_id": 0}
+        sizes = ONE | {"hidden_size": 64, "num_attention_heads": 2, "vocab_size": VOCAB + padding, "eos_token_id": 0}
         torch.manual_seed(1)
-        model = AutoModelForCausalLM.from_config(
-            LlamaConfig(
-                **sizes, num_attention_heads=2, num_key_value_heads=1, head_dim=head_dim, tie_word_embeddings=tied
-            )
-        )
+        model = AutoModelForCausalLM.from_config(LlamaConfig(**sizes, head_dim=head_dim, tie_word_embeddings=tied))
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:

@@ -11,15 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from builders import completion, problem, request
 
 from magicrl.records import (
-    Completion,
     FinishReason,
     Outcome,
-    Problem,
     RolloutGroup,
-    RolloutRequest,
-    SamplingParams,
     ScoredGroup,
     Verdict,
     frozen_floats,
@@ -32,16 +29,18 @@ Make = Callable[..., Any]
 
 
 def scored_group(draw: int, lengths: tuple[int, ...] = (3, 1, 5), *, entropies: bool = True) -> ScoredGroup:
-    request = RolloutRequest(
-        draw=draw,
-        problem=Problem(id=f"p{draw}", prompt="what?", golds=("4",), verifier="exact", source="sums", level=2),
-        prompt_tokens=frozen_tokens([7, draw]),
-        group_size=len(lengths),
-        sampling=SamplingParams(temperature=0.6, max_tokens=5, seed=9),
+    asked = request(
+        draw,
+        [7, draw],
+        size=len(lengths),
+        temperature=0.6,
+        limit=5,
+        seed=9,
+        asked=problem(f"p{draw}", "what?", "4", source="sums", level=2),
     )
     completions = tuple(
-        Completion(
-            tokens=frozen_tokens(np.arange(n) + draw),
+        completion(
+            np.arange(n) + draw,
             text=f"réponse {n}",
             sampler_logprobs=frozen_floats(-np.arange(n) / 7),
             sampler_entropies=frozen_floats(np.arange(n) / 3) if entropies else None,
@@ -59,7 +58,7 @@ def scored_group(draw: int, lengths: tuple[int, ...] = (3, 1, 5), *, entropies: 
     )
     counted = np.array([v.outcome is not Outcome.NOT_JUDGED for v in verdicts])
     rewards = frozen_floats([float(v.correct and not c.truncated) for v, c in zip(verdicts, completions, strict=True)])
-    group = RolloutGroup(request=request, completions=completions)
+    group = RolloutGroup(request=asked, completions=completions)
     return ScoredGroup(group=group, verdicts=verdicts, rewards=rewards, counted=counted)
 
 
@@ -172,19 +171,19 @@ def test_replay_gives_the_recorded_groups(tmp_path: Path) -> None:
 
 def test_replay_refuses_another_run() -> None:
     group = scored_group(3).group
-    request = group.request
+    asked = group.request
     engine = ReplayEngine([group])
-    sampling = request.sampling
+    sampling = asked.sampling
     for changed, message in (
-        (replace(request, draw=4), "draw 4 .* was not recorded"),
-        (replace(request, problem=replace(request.problem, id="other")), "problem p3, asked for is other"),
-        (replace(request, prompt_tokens=frozen_tokens([1])), "prompt"),
-        (replace(request, group_size=2), "group size 3, asked for is 2"),
-        (replace(request, sampling=replace(sampling, temperature=1.0)), "temperature 0.6"),
-        (replace(request, sampling=replace(sampling, max_tokens=4)), "5 tokens, max_tokens is now 4"),
+        (replace(asked, draw=4), "draw 4 .* was not recorded"),
+        (replace(asked, problem=replace(asked.problem, id="other")), "problem p3, asked for is other"),
+        (replace(asked, prompt_tokens=frozen_tokens([1])), "prompt"),
+        (replace(asked, group_size=2), "group size 3, asked for is 2"),
+        (replace(asked, sampling=replace(sampling, temperature=1.0)), "temperature 0.6"),
+        (replace(asked, sampling=replace(sampling, max_tokens=4)), "5 tokens, max_tokens is now 4"),
     ):
         with pytest.raises(ValueError, match=message):
-            engine.submit([request, changed])
+            engine.submit([asked, changed])
     assert list(engine.finished()) == []
     with pytest.raises(ValueError, match="recorded twice"):
         ReplayEngine([group, scored_group(3).group])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from builders import train_sample
+from builders import SIZES, train_sample
 
 from magicrl.config.schema import ModelConfig
 from magicrl.records import TrainBatch, TrainSample, frozen_floats
@@ -16,19 +16,7 @@ from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.protocols import Controls
 
-COMMON: dict[str, Any] = {
-    "vocab_size": 48,
-    "hidden_size": 32,
-    "intermediate_size": 40,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "initializer_range": 0.3,
-    "pad_token_id": None,
-    "bos_token_id": None,
-    "eos_token_id": 1,
-}
+COMMON = SIZES | {"vocab_size": 48, "initializer_range": 0.3, "eos_token_id": 1}
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama": ("Llama", {"tie_word_embeddings": True}),
     "llama_untied": ("Llama", {"tie_word_embeddings": False, "attention_bias": True}),

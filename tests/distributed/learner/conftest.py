@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
-from builders import completion, request
+from builders import SIZES, completion, request
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group
@@ -35,18 +35,9 @@ VALID = 37
 def start_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Three layers, four query and two key/value heads, tied embeddings, a vocabulary padded by three rows."""
     config = LlamaConfig(
-        vocab_size=VALID + 3,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
+        **SIZES | {"num_hidden_layers": 3, "max_position_embeddings": 512, "eos_token_id": 1, "pad_token_id": 0},
         initializer_range=0.3,
         tie_word_embeddings=True,
-        bos_token_id=None,
-        eos_token_id=1,
-        pad_token_id=0,
     )
     with torch.random.fork_rng():
         torch.manual_seed(0)
