@@ -46,6 +46,7 @@ def _packs(groups: Sequence[GroupProgress]) -> Iterator[list[GroupProgress]]:
     """Groups sorted by prompt length (ties in issue order), cut into packs of at most 8,192 prompt tokens."""
     pack: list[GroupProgress] = []
     tokens = 0
+    # prompts of one length lie side by side, so that attention takes them as one batch without padding (`PromptRun`)
     for group in sorted(groups, key=lambda g: len(g.request.prompt_tokens)):
         length = len(group.request.prompt_tokens)
         if pack and tokens + length > _PREFILL_TOKENS:
@@ -64,10 +65,12 @@ def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     A tied parameter (an ``lm_head`` that is the embedding) needs one of its names; further names must hold the
     same values. ``ValueError``, and nothing is written, unless every name and shape fits.
     """
+    # with duplicates: a tied parameter may be given under any of its names
     targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
     unknown = sorted(set(weights) - set(targets))
     if unknown:
         raise ValueError(f"weights for parameters that the engine's model does not have: {', '.join(unknown[:5])}")
+    # by identity of the parameter: the name whose values are copied
     chosen: dict[int, str] = {}
     for name, value in weights.items():
         target = targets[name]
@@ -83,6 +86,7 @@ def copy_weights(model: torch.nn.Module, weights: Mapping[str, Any]) -> None:
     missing = sorted(name for name, parameter in model.named_parameters() if id(parameter) not in chosen)
     if missing:
         raise ValueError(f"no weights were given for: {', '.join(missing[:5])}")
+    # all checks have passed: an engine never keeps half of the new weights
     for name in chosen.values():
         targets[name].copy_(weights[name])
 
@@ -138,8 +142,10 @@ class InProcessEngine(SchedulingEngine):
         self._max_context = max_context
         self._decode = decode
         self._device = torch.device(device)
+        # a table, so that one look tells which rows of a step have ended
         self._ends = np.zeros(valid_vocab, dtype=np.bool_)
         self._ends[sorted(end_tokens)] = True
+        # prompts are packed into one forward: a layer that carries state over tokens would leak one into the next
         check_isolation(model, valid_vocab=valid_vocab, shared=False)
         self._shape = probe_cache_shape(model, self._device)
         self._valid_vocab, self._max_rows, self._memory_limit_mb = valid_vocab, max_rows, memory_limit_mb
@@ -185,6 +191,7 @@ class InProcessEngine(SchedulingEngine):
         """Copy ``weights`` in. Sequences in flight keep their cache and go on under the new ones."""
         copy_weights(self._model, weights)
         if self._fused is not None:
+            # the fused decoder multiplies with merged copies of the weights
             self._fused.reload()
         if self._static is not None:
             self._static.reload()
@@ -226,6 +233,7 @@ class InProcessEngine(SchedulingEngine):
         Of a pool's snapshot (a run may go on without ``[cluster]``) it takes the responses that are there.
         """
         held: set[int] = set()
+        # only this engine's own snapshot has it (`pack_work`); those of others hold responses alone
         if "orders" in snapshot:
             self._work = unpack_work(
                 snapshot, {r.draw: r for r in requests}, self._shape, self._device, whole=self._static is not None
@@ -250,6 +258,7 @@ class InProcessEngine(SchedulingEngine):
 
     def _rows_that_fit(self, capacity: int) -> int:
         """How many sequences of ``capacity`` tokens fit into memory."""
+        # a row is counted with a prompt of its own, since a group may have a single sample
         return min(self._max_rows, (self._memory_limit_mb << 20) // (capacity * self._shape.bytes_per_token))
 
     def _check(self, request: RolloutRequest) -> None:
@@ -257,6 +266,7 @@ class InProcessEngine(SchedulingEngine):
         (prompt, limit), name = _lengths(request), f"problem {request.problem.id!r}"
         check_request(request, self._max_context, valid_vocab=self._valid_vocab)
         for index, begun in request.begun:
+            # an aborted beginning of T tokens has no room for the next one: it should have been recorded as ended
             unfinished = begun.finish_reason is FinishReason.ABORTED
             if index not in request.indices or len(begun) > limit or (unfinished and len(begun) == limit):
                 raise ValueError(
@@ -287,11 +297,13 @@ class InProcessEngine(SchedulingEngine):
             while self._work.queue and free:
                 group = self._work.queue[0]
                 prompt, response = _lengths(group.request)
+                # a longer request waits for its cache, and nothing overtakes it: rows are filled in issue order
                 if prompt > cache.prompts.capacity or response > cache.responses.capacity:
                     break
                 samples = min(group.waiting, free)
                 starting.append((group, samples))
                 free -= samples
+                # the rows are full; the other samples start as rows come free, from the logits that are kept
                 if samples < group.waiting:
                     break
                 self._work.queue.popleft()
@@ -331,6 +343,7 @@ class InProcessEngine(SchedulingEngine):
         if not group.waiting:
             self._work.queue.popleft()
             self._work.kept = None
+        # all samples of a group draw their first token from the same logits
         return kept.expand(samples, -1)
 
     def _prefill(self, cache: SlotCache, starting: Sequence[tuple[GroupProgress, int]]) -> list[Tensor]:
@@ -346,6 +359,7 @@ class InProcessEngine(SchedulingEngine):
         for group, samples in starting:
             self._work.rows.start(group, samples, self._version)
             if group.waiting:
+                # a copy: the view would keep the logits of the whole pack in memory
                 self._work.kept = logits[group.order].clone()
         return [logits[group.order].expand(samples, -1) for group, samples in starting]
 
@@ -360,12 +374,14 @@ class InProcessEngine(SchedulingEngine):
             start += length * len(members)
         tokens = np.concatenate([group.request.prompt_tokens for group in pack]).astype(np.int64)
         positions = np.concatenate([np.arange(length) for length in lengths])
+        # the head sees the last token of each prompt alone: logits of all tokens would be far the largest tensor
         return self._forward(tokens, positions, PrefillAttention(cache, runs), keep=np.cumsum(lengths) - 1)
 
     # decoding
 
     def _decode_step(self) -> list[_Ended]:
         assert self._work.cache is not None
+        # the last token of a row is not in the cache yet: this step feeds it and files its key and value
         prompts, held = self._work.rows.column("prompt"), self._work.rows.column("count") - 1
         owners, last = self._work.rows.column("owner"), self._work.rows.column("last")
         if self._static is not None:
@@ -394,11 +410,13 @@ class InProcessEngine(SchedulingEngine):
         table = self._work.rows
         sampled = sample_tokens(logits, table.column("temperature", rows), table.next_uniforms(rows), self._valid_vocab)
         tokens, logprobs, entropies = sampled.on_host()
+        # one NaN or infinity among a row's logits makes its log-prob NaN, so this looks at all of them
         if not np.isfinite(logprobs).all():
             raise FloatingPointError(
                 f"the model's logits are not finite (policy version {self._version}); its weights are "
                 "broken: resume from an earlier checkpoint with a lower optimizer.learning_rate"
             )
+        # of a response that goes on, what is known replaces what was sampled: these steps only fill its cache
         table.given(rows, (tokens, logprobs, entropies))
         full = table.record(rows, tokens, logprobs, entropies)
         self._work.sampled += len(tokens)
@@ -412,6 +430,7 @@ class InProcessEngine(SchedulingEngine):
             reason = FinishReason.STOP if ended[index] else FinishReason.LENGTH
             done.append((output.group, output.sample, self._completion(output, reason)))
         assert self._work.cache is not None
+        # the cache follows move by move: the source of one may be the target of an earlier one
         for move in table.remove([rows.start + int(index) for index in over]):
             self._work.cache.responses.move(*move)
         # a group is complete once nothing of it waits and no row reads its prompt
@@ -422,6 +441,7 @@ class InProcessEngine(SchedulingEngine):
 
     def _drop_prompts(self, cache: SlotCache, places: set[int]) -> None:
         """Free these slots, whose groups are complete; the last prompts fill the gaps."""
+        # from the back, so that the prompt that fills a gap is never one to be dropped
         for place in sorted(places, reverse=True):
             moved = self._work.prompts.pop()
             if place != len(self._work.prompts):
@@ -430,6 +450,7 @@ class InProcessEngine(SchedulingEngine):
                 self._work.prompts[place], moved.place = moved, place
 
     def _completion(self, output: RowOutput, reason: FinishReason) -> Completion:
+        # a response counts as old as its oldest part, the prompt's keys and values included
         oldest = min([output.group.version, *(version for version, _ in output.spans)])
         several = any(version != oldest for version, _ in output.spans)
         return Completion(

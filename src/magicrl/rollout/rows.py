@@ -26,6 +26,7 @@ from magicrl.rollout.sampling import uniforms
 
 _UNIFORMS_AHEAD = 64  # random numbers of a row that are computed at once
 
+# one record a row: a row that moves is one assignment, and each field is a column for the step's arrays
 _ROW = np.dtype(
     [
         ("slot", np.int64),
@@ -43,6 +44,7 @@ _ROW = np.dtype(
 )
 
 
+# a restored row gets a slot of the new table
 _KEPT_FIELDS = tuple(name for name in _ROW.names or () if name != "slot")
 
 
@@ -118,6 +120,7 @@ class RowTable:
     def updated(self, version: int) -> None:
         """The tokens that follow are sampled by ``version``."""
         for slot, count, known in zip(*(self.column(n).tolist() for n in ("slot", "count", "known")), strict=True):
+            # tokens that are given keep the version that sampled them
             self._versions[slot].append((max(count, known), version))
 
     def given(self, rows: slice, values: tuple[NDArray[Any], NDArray[Any], NDArray[Any]]) -> None:
@@ -181,6 +184,7 @@ class RowTable:
         table = self._rows[: self.active]
         width = int(np.maximum(table["count"], table["known"]).max(initial=0))
         slots = table["slot"]
+        # bit patterns in one dtype: 64-bit seeds and temperatures come back exactly
         fields = {name: table[name].view(np.int64) for name in _KEPT_FIELDS}
         groups = [self._groups[slot] for slot in slots.tolist()]
         return {
@@ -205,6 +209,7 @@ class RowTable:
         slots, width = table["slot"], state["tokens"].shape[1]
         for name, buffer in self._buffers.items():
             buffer[slots, :width] = state[name]
+        # these rows stand inside a stretch, where `next_uniforms` draws nothing
         self._draw_uniforms(table)
 
     def remove(self, rows: Sequence[int]) -> list[tuple[int, int, int]]:
@@ -218,6 +223,7 @@ class RowTable:
             slot = int(self._rows["slot"][row])
             self._groups[slot] = None
             self._free.append(slot)
+            # searchsorted wants ascending values
             falling = -self.column("count")
             gap = row
             while gap < self.active - 1:
@@ -257,6 +263,7 @@ class Work:
 
 def pack_work(work: Work) -> dict[str, Any]:
     """Tensors and JSON values by name."""
+    # another process has another clock, so ages are stored instead of times
     now, unyielded = time.perf_counter(), work.groups.unyielded()
     groups = [
         {
@@ -317,6 +324,7 @@ def unpack_work(
     work.groups.open |= groups
     work.groups.issued = int(state["orders"])
     for order in state["ended"]:
+        # complete, but not yielded before the checkpoint: it is told again
         work.groups.tell(groups[order], list(groups[order].done)[-1])
     work.queue.extend(groups[order] for order in state["queue"])
     work.prompts.extend(groups[order] for order in state["prompts"])
@@ -337,6 +345,7 @@ def unpack_work(
 def _filled(work: Work, cache: SlotCache) -> Iterator[tuple[str, list[Tensor]]]:
     """The parts of the cache that are in use: by name their views in each layer."""
     prompts = max((len(group.request.prompt_tokens) for group in work.prompts), default=0)
+    # the last token of a row is not in the cache
     responses = int(work.rows.column("count").max(initial=1)) - 1
     for name, store, places, tokens in (
         ("prompts", cache.prompts, len(work.prompts), prompts),

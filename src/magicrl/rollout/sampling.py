@@ -19,6 +19,8 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
+# the paper's constants; the key's steps are the golden ratio and sqrt(3) - 1 as 32-bit fractions
+# words of 32 bits lie in uint64, so that the high half of a product is not lost
 _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _KEY_STEPS = (np.uint64(0x9E3779B9), np.uint64(0xBB67AE85))
 _LOW = np.uint64(0xFFFFFFFF)
@@ -50,6 +52,7 @@ def uniforms(seed: ArrayLike, draw: ArrayLike, sample: ArrayLike, position: Arra
     seeds, draws = _words(seed), _words(draw)
     counter = (_words(position), _words(sample), draws & _LOW, draws >> _32)
     first, second, *_ = philox4x32(counter, (seeds & _LOW, seeds >> _32))
+    # 27 and 26 bits of two words: the 53 that a float64 holds exactly
     bits: Any = ((first >> np.uint64(5)) << np.uint64(26)) | (second >> np.uint64(6))
     return np.asarray(bits, dtype=np.float64) * 2.0**-53
 
@@ -72,6 +75,7 @@ class SampledTokens:
         if self.tokens.device.type == "cpu":
             tokens, logprobs, entropies = (part.numpy() for part in parts)
         else:
+            # float64 holds token ids and float32 values exactly, so one copy carries all three
             tokens, logprobs, entropies = torch.stack([part.double() for part in parts]).cpu().numpy()
         return tokens.astype(np.int64, copy=False), logprobs, entropies
 
@@ -114,9 +118,11 @@ def _sample_chunk(
     if scale is not None:
         logits = logits * scale
     shifted = logits - logits.amax(-1, keepdim=True)
+    # H = log Z - (1/Z) sum_i w_i log w_i, where Z = sum_i w_i and log w_i = shifted
     weights = shifted.exp()  # unnormalised probabilities, the largest is 1
     blocks = _block_sums(weights)
     total = blocks.sum(-1)
+    # in place: one table of [r, V] less; `shifted` is gone from here on
     products = shifted.mul_(weights)
     moment = products.sum(-1)
     # logits of -inf: weight 0, nothing towards the entropy; a device is not waited for to see whether there are any
@@ -126,6 +132,7 @@ def _sample_chunk(
     if greedy is not None:
         tokens = torch.where(greedy, logits.argmax(-1), tokens)
     log_total = total.log()
+    # not taken from `shifted`, which was overwritten
     chosen = weights.gather(-1, tokens[:, None])[:, 0].log()
     return tokens, chosen - log_total.to(chosen.dtype), (log_total - moment / total).to(chosen.dtype)
 
@@ -147,6 +154,7 @@ def _search(weights: Tensor, blocks: Tensor, target: Tensor) -> Tensor:
         return _first_above(weights.double().cumsum(-1), target)
     cumulative = blocks.cumsum(-1)
     block = _first_above(cumulative, target)[:, None]
+    # what is left of the target inside the block
     rest = target - (cumulative.gather(-1, block) - blocks.gather(-1, block))[:, 0]
     columns = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)
     inside = weights.gather(-1, columns.clamp(max=vocab - 1)).double()

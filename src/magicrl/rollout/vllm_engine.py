@@ -119,12 +119,17 @@ def start_vllm(folder: str, settings: VllmSettings, *, sleeps: bool = False, dir
         "gpu_memory_utilization": settings.gpu_share if on_gpu else 0.01,
         "enforce_eager": settings.eager if settings.eager is not None else not on_gpu,
         "enable_prefix_caching": True,
+        # vLLM's default are those before the temperature: not of the distribution that was sampled from
         "logprobs_mode": "processed_logprobs",
+        # else the folder's recommended top-p, top-k and penalties would change the distribution
         "generation_config": "vllm",
+        # for evaluations and weight checks, which go before what is in flight
         "scheduling_policy": "priority",
+        # tokens in, tokens out
         "skip_tokenizer_init": True,
         "trust_remote_code": False,
         "use_tqdm_on_load": False,
+        # requests bring their own seeds
         "seed": 0,
     }
     if on_gpu:
@@ -170,6 +175,7 @@ def _undisturbed() -> Generator[None]:
     before, threads, set_threads = os.environ.get(name), torch.get_num_threads(), torch.set_num_threads
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
     devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    # the engine in this process: its own process outlives a killed parent and takes longer to start
     os.environ[name] = "0"
     try:
         with warnings.catch_warnings():
@@ -180,6 +186,7 @@ def _undisturbed() -> Generator[None]:
             del os.environ[name]
         else:
             os.environ[name] = before
+        # vLLM's CPU worker replaces the function itself
         torch.set_num_threads = set_threads
         torch.set_num_threads(threads)
         random.setstate(states[0])
@@ -209,11 +216,13 @@ class Asked:
 
         sampling, known = self.group.request.sampling, len(self.given)
         return SamplingParams(
+            # switched off one by one: log-probs must be those of the plain softmax at tau
             temperature=sampling.temperature,
             top_p=1.0,
             top_k=0,
             min_p=0.0,
             repetition_penalty=1.0,
+            # vLLM counts tokens that are given as prompt; T counts them as response
             max_tokens=sampling.max_tokens - known,
             seed=sample_seed(sampling.seed, self.group.request.draw, self.index, known=known),
             ignore_eos=True,  # our end tokens alone end a response
@@ -326,6 +335,7 @@ class VllmEngine(SchedulingEngine):
         self._set_version(policy_version)
         self._max_context = int(self._engine.model_config.max_model_len)
         rows = int(self._engine.model_config.get_vocab_size())
+        # vLLM would sample the head's padding rows too
         self._padding = dict.fromkeys(range(valid_vocab, rows), _NEVER) or None
         self._try_out()
 
@@ -470,6 +480,7 @@ class VllmEngine(SchedulingEngine):
             tokens_input(asked.group.request.prompt_tokens.tolist() + asked.given),
             asked.settings(self._end_tokens, self._padding),
             arrival_time=float(self._arrivals),  # by which vLLM orders its queue: never the clock
+            # the smaller number comes first
             priority=-1 if self._groups.first else 0,
         )
 
@@ -498,6 +509,7 @@ class VllmEngine(SchedulingEngine):
             )
         sampled, times = Sampled.of_output(answer), output.metrics
         self._tokens_ended += len(sampled.tokens)
+        # from its first turn on: the wait in vLLM's queue is not counted
         seconds = max(0.0, times.last_token_ts - times.scheduled_ts) if times is not None else 0.0
         return self._completion(asked, sampled, _REASONS[answer.finish_reason], seconds)
 
@@ -521,6 +533,7 @@ class VllmEngine(SchedulingEngine):
             sampler_logprobs=frozen_floats(logprobs),
             sampler_entropies=None,
             finish_reason=reason,
+            # a response counts as old as its oldest token
             policy_version=min(version for version, _ in spans),
             version_spans=spans if len(spans) > 1 else (),
             seconds=seconds,

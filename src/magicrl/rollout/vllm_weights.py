@@ -141,6 +141,7 @@ def gloo_group(rendezvous: Rendezvous, rank: int) -> Any:
 
 def gloo_broadcast(group: Any, tensor: Tensor) -> None:
     """From rank 0, in place elsewhere; a contiguous CPU tensor of any dtype."""
+    # as bytes: gloo does not know every dtype
     group.broadcast([tensor.view(-1).view(torch.uint8)], dist.BroadcastOptions()).wait()
 
 
@@ -233,6 +234,7 @@ class VllmWeights:
         Raises:
             ValueError: a weight is missing, unknown or of another shape; nothing is changed then.
         """
+        # before the first worker is asked: a reload that breaks off would leave old and new weights mixed
         check_shapes({name: tuple(tensor.shape) for name, tensor in weights.items()}, self._shapes, tied=self._tied)
         with torch.no_grad():
             if self._engine.vllm_config.parallel_config.world_size == 1:
@@ -248,6 +250,7 @@ class VllmWeights:
             "master_port": rendezvous.port,
             "rank_offset": place,
             "world_size": rendezvous.size,
+            # vLLM's packing joins small weights into one buffer; the gloo receiver takes them one by one
             "packed": backend_here() == "nccl",
         }
         self._rpc("init_weight_transfer_engine", init_info=info)
@@ -266,6 +269,7 @@ class VllmWeights:
 
     def _forget(self) -> None:
         """What was made of the old weights."""
+        # vLLM's CPU layers multiply with packed copies, of which its reload misses the tied head
         if not torch.cuda.is_available():
             self._engine.apply_model(pack_again)
         # keys and values of the old weights: of finished prompts, and of what runs, which is computed again
