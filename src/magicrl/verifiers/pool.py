@@ -168,6 +168,7 @@ class WorkerThread:
                 return verdict
             self._drop_worker()  # the second try gets a fresh one
         if self._closing.is_set():
+            # a pool that closes hands over no verdict: the item would count as not judged though nobody tried
             raise RuntimeError(_CLOSED)
         self._protocol.give_up(item, verdict)
         return verdict
@@ -175,10 +176,12 @@ class WorkerThread:
     def _attempt(self, item: Item) -> Verdict:
         try:
             worker = self._ready_worker()
+        # no item's doing, and the next worker would say the same: the caller has to hear it
         except WorkerRefusal:
             raise
         except WorkerStartError as error:
             return self._protocol.lost(str(error))
+        # by identity: no comparison of long texts for every item
         request = self._protocol.request(item, repeat=worker.last_problem is item.problem)
         start = time.perf_counter()
         outcome = worker.ask({"item": item.number, **request})
@@ -254,6 +257,7 @@ class WorkerPool(JudgingPool):
         """
         with self._lock:
             self._start()
+            # under the lock, so that none lies behind the sentinels that `close` puts: its ticket would wait for ever
             items = [Item(next(self._numbers), problem, response, bare) for response in responses]
             for item in items:
                 self._items.put(item)
@@ -283,6 +287,7 @@ class WorkerPool(JudgingPool):
         if not started:
             return
         for thread in self._threads:
+            # its thread may wait in `ask`; it finds a lost worker and sees that the pool closes
             if (worker := thread.worker) is not None:
                 worker.interrupt()
             self._items.put(None)
@@ -366,6 +371,7 @@ class VerifierPool(JudgingPool):
             self._check_open()
             judge = self._local.setdefault(spec.name, spec.in_process(self._options))
         found = judge(problem, responses)
+        # a reward that answers later: `close` has to know what is still awaited
         if isinstance(found, Future):
             self._awaited.add(found)
             found.add_done_callback(self._awaited.discard)
@@ -398,6 +404,7 @@ class VerifierPool(JudgingPool):
         with self._lock:
             self._closed = True
             pools, awaited = list(self._pools.values()), list(self._awaited)
+        # outside the lock: whoever waits for these is woken now and may call the pool
         for future in awaited:
             future.cancel()
         for pool in pools:

@@ -96,6 +96,7 @@ class WorkerProcess:
         self.last_problem: Problem | None = None
         """The problem that the worker was asked about last, so that a worker thread need not send it again."""
         try:
+            # a file: nobody reads while the worker warms up, and a full pipe would block it
             with tempfile.TemporaryFile() as errors:
                 self._child = _spawn(plan.handler, errors.fileno())
                 self._usage = psutil.Process(self._child.pid)
@@ -131,6 +132,7 @@ class WorkerProcess:
         end = time.monotonic() + self._stall_limit
         try:
             self._send(request, self._stall_limit)
+            # the worker is warm and has used CPU time before: what counts begins here
             start = self._cpu_seconds()
             while True:
                 left = self._cpu_limit - (self._cpu_seconds() - start)
@@ -144,10 +146,12 @@ class WorkerProcess:
                 message = self._receive(max(_MIN_WAIT_SECONDS, min(left, end - time.monotonic())))
                 if message is None:
                     continue
+                # a reply to another item would be a verdict on the wrong answer
                 if message.get("item") != request["item"]:
                     self.kill()
                     return Lost("worker answered another item")
                 if "phase" not in message:
+                    # a worker must say that it may go on; anything else replaces it
                     self._retired = message.get("retire") is not False
                     return message
                 # each phase has the whole limit, so that a slow gold is not the answer's fault
@@ -174,12 +178,15 @@ class WorkerProcess:
                 pipe.close()
 
     def _post_mortem(self, phase: str) -> Exhausted | Lost:
+        # the end of the pipe is seen a moment before the end of the process
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._child.wait(timeout=5)
         code = self._child.poll()
         self.kill()
+        # only a signal can be the item's doing (`_CRASHES`); an exit of its own is the worker's
         if code is None or code >= 0:
             return Lost("worker closed its pipe" if code is None else f"worker exited ({code})")
+        # the kernel's limit, where a handler sets one for what the pool cannot interrupt
         if -code == signal.SIGXCPU:
             return Exhausted("timeout", phase)
         return Exhausted("crash", phase) if -code in _CRASHES else Lost(f"worker ended by signal {-code}")
@@ -244,11 +251,13 @@ def _spawn(handler: str, errors: int) -> subprocess.Popen[bytes]:
         "OPENBLAS_NUM_THREADS": "1",
     }
     child = subprocess.Popen(
+        # -P: a user's file in the current folder, say json.py, must not be imported in place of the module
         [sys.executable, "-P", "-c", "from magicrl.verifiers.worker import main; main()", handler],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=errors,
         env=environment,
+        # a group of its own: `killpg` reaches all that it starts, and Ctrl-C at the terminal does not
         start_new_session=True,
         bufsize=0,
     )

@@ -73,6 +73,7 @@ class Guards:
         # what is left of the fork server's: its socket, and the descriptors of the other runs of the request
         os.closerange(3, _FIRST_SLOT)
         os.closerange(_END_SLOT, _MOST_DESCRIPTORS)
+        # last: the guards above need calls that the filter refuses
         filter = self.exec_filter if request["role"] == "execute" else self.filter
         if filter is not None:
             filter.install()
@@ -168,6 +169,7 @@ def _module(name: str, *, helpful: bool) -> dict[str, Any]:
     sys.modules[name] = module
     namespace = vars(module)
     if helpful:
+        # behind the program's own names and the built-ins, so that it may define a `gcd` of its own
         namespace["__builtins__"] = {**_convenience, **vars(builtins)}
     else:
         namespace["__builtins__"] = builtins
@@ -241,6 +243,7 @@ def _call(request: dict[str, Any]) -> None:
     try:
         after: Any = [values.encode(item) for item in positional]
     except (values.NotPlainError, RecursionError):
+        # arguments that are no plain data any more are left as the caller has them
         after = None
     reply = {"result": remote.encode_result(function, result), "after": after}
     _write(SLOTS["result"], json.dumps(reply).encode("ascii"))
@@ -253,6 +256,7 @@ def _serve(request: dict[str, Any]) -> None:
     sys.stdout = io.StringIO()  # goes to the tests with each answer
     for code in codes:
         exec(code, namespace)
+    # what it printed while it was defined belongs to no answer
     sys.stdout.seek(0)
     sys.stdout.truncate()
     remote.Server(SLOTS["calls"], SLOTS["replies"], namespace, os.getcwd()).serve()

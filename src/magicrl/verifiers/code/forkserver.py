@@ -99,6 +99,7 @@ class _ForkServer:
     def __init__(self, link: socket.socket, setup: dict[str, Any], tier: str, has_proc: bool) -> None:
         self._link = link
         self._has_proc = has_proc
+        # address space of this process, which a program's limit is counted from
         self._memory = resource.getpagesize() * int(_first_field("/proc/self/statm")) if has_proc else 256 << 20
         self._paths = [(path, kernel.READ_RIGHTS) for path in setup["readable"]]
         self._paths += [(f"/dev/{name}", kernel.DEVICE_RIGHTS) for name in kernel.DEVICES]
@@ -156,6 +157,7 @@ class _ForkServer:
         _limit(resource.RLIMIT_AS, self._memory + (request["memory_mb"] << 20))
         room = request["output_mb"] << 20
         _limit(resource.RLIMIT_FSIZE, room)
+        # as the outside packed them: the common channels, then those of each run
         names, rest = request["common"], iter(fds)
         common = [(next(rest), SLOTS[name]) for name in names]
         errors, left = common[names.index("stderr")][0], request["left"]
@@ -184,6 +186,7 @@ class _ForkServer:
         turn, before, still = 0, 0.0, 0
         killed: str | None = None
         while True:
+            # ends with the child; the looks in between grow rare, since most programs end before the first
             signal.sigtimedwait({signal.SIGCHLD}, _SLICES[turn])
             ended, status, usage = os.wait4(pid, os.WNOHANG)
             if ended:
@@ -191,6 +194,7 @@ class _ForkServer:
                 return {"status": status, "cpu": used, "peak": usage.ru_maxrss, "killed": killed}
             turn = min(turn + 1, len(_SLICES) - 1)
             used = kernel.cpu_seconds(pid)
+            # wall-clock time alone says little on a busy machine: only a program that makes no progress is idle
             still = still + 1 if used - before < _PROGRESS_SECONDS else 0
             before = used
             wall, patience = time.monotonic() - start, cpu + request["idle_seconds"]
@@ -207,6 +211,7 @@ class _ForkServer:
         """In tier B every child is the first of its own process numbers."""
         if self._numbers < 0:
             return kernel.fork()
+        # this process stays where it is; its next child is the first of the new numbers
         kernel.unshare(kernel.CLONE_NEWPID)
         pid = -1  # if the fork fails, this process has to go back too
         try:
@@ -229,6 +234,7 @@ class _ForkServer:
 
 
 def _limit(kind: int, value: int) -> None:
+    # above the hard limit, which a container may have set, only root could go
     _, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
 
@@ -265,6 +271,7 @@ def _first_field(path: str) -> str:
 def _threads(pid: int) -> int:
     try:
         with open(f"/proc/{pid}/stat") as file:
+            # num_threads, behind the last parenthesis: a program may put spaces and parentheses into its name
             return int(file.read().rpartition(")")[2].split()[17])
     except (OSError, IndexError, ValueError):
         return 0

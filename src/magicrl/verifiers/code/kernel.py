@@ -130,6 +130,7 @@ def landlock_rules(paths: Iterable[tuple[str, int]]) -> int:
     if version >= 5:
         handled |= _IOCTL
     attributes = struct.pack("<QQQ", handled, _NETWORK, _SCOPES)
+    # each version of the kernel knows so many of the three fields, and refuses more
     size = 24 if version >= 6 else 16 if version >= 4 else 8
     fd = _syscall(_CREATE, attributes, ctypes.c_size_t(size), ctypes.c_uint32(0))
     for path, rights in paths:
@@ -144,6 +145,7 @@ def _allow(rules: int, path: str, rights: int) -> None:
         return
     try:
         if not stat.S_ISDIR(os.fstat(beneath).st_mode):
+            # the kernel refuses rights of folders in a file's rule
             rights &= _FILE_RIGHTS
         rule = struct.pack("<Qi", rights, beneath)
         _syscall(_ADD_RULE, ctypes.c_int(rules), ctypes.c_int(_PATH_BENEATH), rule, ctypes.c_uint32(0))
@@ -172,6 +174,7 @@ def enter_namespaces() -> None:
     """
     uid, gid = os.getuid(), os.getgid()
     unshare(_CLONE_NEWUSER | _CLONE_NEWNS | _CLONE_NEWNET | _CLONE_NEWIPC | _CLONE_NEWUTS | CLONE_NEWPID)
+    # setgroups first: without it the kernel refuses the map of groups to an unprivileged process
     maps = {"setgroups": "deny", "uid_map": f"{_INNER_ID} {uid} 1", "gid_map": f"{_INNER_ID} {gid} 1"}
     for name, text in maps.items():
         with open(f"/proc/self/{name}", "w") as file:
@@ -186,10 +189,12 @@ def private_tree(readable: list[str]) -> bool:
     Raises:
         OSError: the system does not allow it.
     """
+    # else what is mounted from here on would appear in the machine's own tree
     _mount("none", "/", None, _MS_REC | _MS_PRIVATE)
     _mount("tmpfs", _STAGE, "tmpfs", _LOCKED, "size=1m,mode=0755")
     root = os.path.join(_STAGE, "root")
     os.mkdir(root)
+    # pivot_root wants a mount point
     _mount("tmpfs", root, "tmpfs", _LOCKED, "size=1m,mode=0755")
     for path in readable:
         _bind(path, root + path)
@@ -208,8 +213,10 @@ def private_tree(readable: list[str]) -> bool:
         _mount("proc", "/proc", "proc", _LOCKED | _MS_NOEXEC)
     except OSError:
         has_proc = False
+    # from here on the machine's files cannot be reached
     _umount("/old")
     os.rmdir("/old")
+    # when everything stands: the root itself is read-only, the scratch folder is a mount of its own
     _mount("none", "/", None, _MS_REMOUNT | _MS_RDONLY | _MS_BIND | _LOCKED)
     fresh_scratch()
     return has_proc

@@ -218,6 +218,7 @@ class ForkServer:
         """
         if sys.platform != "linux" or os.uname().machine != "x86_64":
             raise SandboxRefusal(f"the code sandbox needs Linux on x86-64, this is {sys.platform} {os.uname().machine}")
+        # keeps the borders of messages, and passes descriptors with them
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         setup = {
             "socket": theirs.fileno(),
@@ -229,6 +230,7 @@ class ForkServer:
         }
         self._link = ours
         self._child = subprocess.Popen(
+            # no site: no .pth file and no user's package runs in what programs are forked from
             [sys.executable, "-s", "-S", "-P", "-X", "utf8", "-W", "ignore", "-c", _bootstrap(), json.dumps(setup)],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -258,6 +260,7 @@ class ForkServer:
             "each": running.each,
             "count": len(job.each),
             "compiled": job.program is not None and job.program.compiled,
+            # JSON has no infinity
             "left": min(job.left, 1e9),
             # a result in its tagged form may be several times as long as it would be printed
             "output_mb": job.limits.output_mb * (4 if job.role == "call" else 1),
@@ -275,6 +278,7 @@ class ForkServer:
         What was lost of them is told by the observation's ``lost``. Raises Lost if the fork server is gone.
         """
         limits, runs = running.job.limits, len(running.job.each)
+        # the fork server ends each run by then at the latest
         report = self._receive(runs * (limits.cpu_seconds + limits.idle_seconds) * _HARD_FACTOR + _GRACE_SECONDS)
         with contextlib.closing(running):
             if report is None:
@@ -357,8 +361,10 @@ class _Running:
             return Observation(lost=report["lost"])
         code = os.waitstatus_to_exitcode(report["status"])
         told: str = report["told"]
+        # C is written after the compiled form lies in its file
         if told == "RC" and self.job.program is not None:
             self.job.program.compiled = True
+        # descriptors: the common ones, then for each run its inputs and its outputs
         first = len(self.common) + number * len(self.each) + len(self.each) - len(self.job.outputs)
         written = {name: _content(self.fds[first + place]) for place, name in enumerate(self.job.outputs)}
         return Observation(
@@ -371,6 +377,7 @@ class _Running:
             output=written.get("stdout", b""),
             errors=report["errors"].strip(),
             result=written.get("result", b""),
+            # a child tells R before it reads the program: one that told nothing ran nothing of it
             lost=None if told else f"the guards could not be set: {report['errors']}",
         )
 
@@ -499,6 +506,7 @@ def check_lost(seen: Observation, limits: Limits) -> None:
     """Raise `Lost` for a run that came to nothing through no fault of the program's."""
     if seen.lost is not None:
         raise Lost(seen.lost)
+    # a kill that nobody here asked for: the kernel's memory killer takes large processes, somebody else small ones
     outside = seen.signal == signal.SIGKILL and seen.killed is None and seen.cpu_seconds < limits.cpu_seconds
     if outside and seen.peak_mb < min(_MUCH_MEMORY_MB, limits.memory_mb / 2):
         raise Lost("the program was killed from outside", killed=True)
@@ -506,6 +514,7 @@ def check_lost(seen: Observation, limits: Limits) -> None:
 
 def failure(seen: Observation, limits: Limits) -> tuple[str, str] | None:
     """What the outside saw go wrong, as (status, reason); None when the program ran to its end."""
+    # what the sandbox did or the kernel says comes first; exit status and text are the program's own words
     if seen.killed == "cpu" or seen.cpu_seconds > limits.cpu_seconds or seen.signal == signal.SIGXCPU:
         return "time_limit", f"more than {limits.cpu_seconds:g} s of CPU time"
     if seen.killed == "idle":
@@ -519,6 +528,7 @@ def failure(seen: Observation, limits: Limits) -> tuple[str, str] | None:
     if seen.signal == signal.SIGSYS:
         return "security", "a system call that no program needs"
     if seen.signal is not None:
+        # C code that gets no memory mostly crashes instead of raising MemoryError
         if seen.signal == signal.SIGKILL or seen.peak_mb > 0.9 * limits.memory_mb:
             return "memory_limit", "killed for its memory"
         with contextlib.suppress(ValueError):

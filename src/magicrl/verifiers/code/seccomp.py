@@ -85,6 +85,7 @@ def _ret(action: int) -> _Op:
     return (_RET, 0, 0, action)
 
 
+# struct seccomp_data: the number at 0, the architecture at 4, six 64-bit arguments from 16, the low half first
 def _argument(index: int, *, high: bool = False) -> _Op:
     return (_LOAD, 0, 0, 16 + 8 * index + (4 if high else 0))
 
@@ -92,6 +93,7 @@ def _argument(index: int, *, high: bool = False) -> _Op:
 def _one_of(index: int, values: Sequence[int], otherwise: int, *, found: int = _ALLOW) -> list[_Op]:
     """What to answer when the low half of an argument is one of ``values``. (The kernel reads these as 32 bits.)"""
     count = len(values)
+    # a jump skips so many operations: over the tests that are left and the refusal
     tests = [(_JEQ, count - place, 0, value) for place, value in enumerate(values)]
     return [_argument(index), *tests, _ret(otherwise), _ret(found)]
 
@@ -119,10 +121,12 @@ def _rules(allow_exec: bool) -> dict[int, list[_Op]]:
     rules.update({number: [_ret(_KILL_PROCESS)] for number in _FATAL.values()})
     if allow_exec:
         rules.update({number: [_ret(_ALLOW)] for number in _EXEC.values()})
+    # ENOTTY is what a file answers that is no terminal: `isatty` expects it
     rules[_IOCTL] = _one_of(1, _IOCTLS, _ENOTTY)
     rules[_FCNTL] = _one_of(1, _FCNTLS, _EPERM)
     rules[_PRCTL] = _one_of(0, _PRCTLS, _EPERM)
     rules[_SETRLIMIT] = _limits(0)
+    # process 0 is the caller; nobody else's limits
     rules[_PRLIMIT] = [_argument(0), (_JEQ, 1, 0, 0), _ret(_EPERM), *_limits(1)]
     rules[_SET_AFFINITY] = _one_of(0, (0,), _EPERM)
     rules[_CLONE3] = [_ret(_ENOSYS)]  # its flags lie in memory, where a filter cannot look; libc then uses clone
@@ -164,6 +168,7 @@ def _segments(rules: dict[int, list[_Op]], otherwise: list[_Op]) -> list[tuple[i
         code = rules.get(number, otherwise)
         if not found or found[-1][1] != code:
             found.append((number, code))
+    # calls of the x32 interface have numbers of their own, which the list says nothing about
     found.append((_X32_BIT, [_ret(_KILL_PROCESS)]))
     return found
 
@@ -173,6 +178,7 @@ def _tree(segments: Sequence[tuple[int, list[_Op]]]) -> list[_Op]:
         return segments[0][1]
     middle = len(segments) // 2
     below, above = _tree(segments[:middle]), _tree(segments[middle:])
+    # a jump of BPF has one byte
     assert len(below) < 256, len(below)
     return [(_JGE, len(below), 0, segments[middle][0]), *below, *above]
 
@@ -189,9 +195,11 @@ class Filter:
     """
 
     def __init__(self, *, allow_exec: bool = False) -> None:
+        # under another architecture (32-bit calls) the same numbers mean other calls
         head: list[_Op] = [(_LOAD, 0, 0, 4), (_JEQ, 1, 0, AUDIT_ARCH_X86_64), _ret(_KILL_PROCESS), (_LOAD, 0, 0, 0)]
         self.ops = (*head, *_tree(_segments(_rules(allow_exec), [_ret(_EPERM)])))
         self._code = bytearray(b"".join(struct.pack("<HBBI", *op) for op in self.ops))
+        # an operation takes 8 bytes, its constant the last four
         self._own = [8 * place + 4 for place, op in enumerate(self.ops) if op[3] == _PID]
         self._buffer = (ctypes.c_char * len(self._code)).from_buffer(self._code)
         self._program = _Program(len(self.ops), ctypes.addressof(self._buffer))
