@@ -92,8 +92,10 @@ def with_policy_mask(batch: TrainBatch, mask_of: Callable[[Tensor, float], Tenso
     for sample in batch.samples:
         assert sample.old_logprobs is not None, "the mask needs the learner's log-probs"
         gap = sample.old_logprobs.astype(np.float64) - sample.sampler_logprobs
+        # tokens without loss have no part in the second moment
         gaps.append(gap if sample.loss_mask is None else gap[sample.loss_mask])
     kept = mask_of(torch.from_numpy(np.concatenate(gaps)), threshold).numpy()
+    # back to samples, and within each to its loss tokens
     parts = np.split(kept, np.cumsum([len(gap) for gap in gaps])[:-1])
     samples: list[TrainSample] = []
     for sample, part in zip(batch.samples, parts, strict=True):
@@ -126,6 +128,7 @@ def minibatches(
         seed: (run seed, step); the split of pass p is a function of it and p alone.
         max_response_tokens: T of the stage.
     """
+    # groups stay whole: D_T counts prompts
     by_group: dict[int, list[TrainSample]] = {}
     for sample in samples:
         by_group.setdefault(sample.group_index, []).append(sample)

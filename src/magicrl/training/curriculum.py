@@ -54,6 +54,7 @@ class StageSchedule:
     def observe_accuracy(self, accuracy: float, standard_error: float | None) -> None:
         """Take in one measured accuracy (of validation, or of training where none is measured)."""
         if isinstance(self._test, ConvergenceTest):
+            # steps of the stage: a curve never reaches back over a change of T
             self._converged |= self._test.observe(self._steps, accuracy, standard_error)
 
     def observe_truncation(self, ratio: float) -> None:
@@ -175,6 +176,7 @@ def filter_by_difficulty(
             raise ValueError(f"data.difficulty_filter: {error}") from None
         write_atomically(path, json.dumps(document, indent=1))
     try:
+        # read also when it was just written: a new run and a resumed one go on from the same bytes
         document = json.loads(path.read_text())
         counts = {name: PassCount(correct=c, counted=n) for name, (c, n) in document["counts"].items()}
         found = diagnose(SampledAnswers(**document["answers"], judging=judging))
@@ -196,9 +198,11 @@ def _measured(
     settings = config.data.difficulty_filter
     assert settings is not None, "called without a filter"
     engine, judge, encode = sampler
+    # a problem is its prompt: two of one key would be measured twice
     first: dict[str, Problem] = {}
     for problem in problems:
         first.setdefault(problem.key, problem)
+    # by default the T under which the first stage will train on them: one that is always cut there teaches nothing
     max_tokens = settings.max_tokens or config.stages[0].max_tokens
     groups = sample_problems(
         engine,

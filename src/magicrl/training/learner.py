@@ -96,10 +96,12 @@ class LocalLearner:
                 weights are not: the learner is then of no more use.
             ValueError: the batch has no loss tokens, or samples disagree in what log-probs they carry.
         """
+        # of the whole mini-batch, before it is cut: T_k and the groups' sizes do not depend on micro-batches (D3)
         weights, statistics = self.sample_weights(batch), self.statistics(batch)
         metrics = self.accumulate(batch.samples, weights, controls, statistics)
         norm = self._optimizer.gradient_norm()
         values = metrics.values()
+        # before AdamW sees it: a NaN in its moments would stay there
         for name, value in (("loss", values["loss"]), ("gradient norm", norm)):
             if not math.isfinite(value):
                 culprit = self._culprit(batch, controls, statistics)
@@ -115,6 +117,7 @@ class LocalLearner:
         weights = self.sample_weights(batch)
         for index, sample in enumerate(batch.samples):
             self._optimizer.forget()
+            # alone, since a sum does not tell whose NaN it is, but with the weight that it had in the mini-batch
             loss = self.accumulate([sample], weights[index : index + 1], controls, statistics).values()["loss"]
             if not (math.isfinite(loss) and math.isfinite(self._optimizer.gradient_norm())):
                 return sample.group_index, sample.sample_index
@@ -232,8 +235,11 @@ class ReferenceModel:
         return self._scorer.score(samples, temperature)
 
 
+# torch's names of AdamW's two moments
 _MOMENTS = ("exp_avg", "exp_avg_sq")
+# values: a buffer of 4 MiB in float32
 _WIDEN_CHUNK = 1 << 20
+# values of one partial sum in float32; the partial sums are added in float64
 _NORM_CHUNK = 1 << 12
 
 
@@ -310,6 +316,7 @@ class MasterOptimizer:
         if gradient_norm > self._config.max_grad_norm:
             for gradient in gradients:
                 gradient.mul_(self._config.max_grad_norm / gradient_norm)
+        # AdamW's decay is multiplied by the rate, so warm-up scales it as well
         for group in self._adam.param_groups:
             group["lr"] = learning_rate
         self._adam.step()
@@ -327,6 +334,7 @@ class MasterOptimizer:
         for name, master in self._masters.items():
             if master is self._compute[name]:
                 master.grad = None
+            # a master of its own keeps its buffer: the hooks add to it
             elif master.grad is not None:
                 master.grad.zero_()
                 self._compute[name].grad = None
@@ -352,6 +360,7 @@ class MasterOptimizer:
         """
         steps = int(state["meta"]["optimizer_steps"])
         expected = {f"weights/{name}": master.shape for name, master in self._masters.items()}
+        # before its first step AdamW has no moments
         if steps:
             expected |= {f"{m}/{name}": master.shape for name, master in self._masters.items() for m in _MOMENTS}
         given = {name: value.shape for name, value in state.items() if isinstance(value, Tensor)}
@@ -427,6 +436,7 @@ class LoraAdapters:
             r=config.rank,
             lora_alpha=cast(int, config.alpha),
             target_modules=list(config.target_modules),
+            # as in the whole model: rho compares two log-probs of one distribution
             lora_dropout=0.0,
             bias="none",
             task_type="CAUSAL_LM",
@@ -479,6 +489,7 @@ class LoraAdapters:
             if not name.startswith(prefix):
                 continue
             base = weights[f"{name}.weight"]
+            # added before it is rounded: in bfloat16 most of a small delta would be lost, as small steps would
             wide = torch.promote_types(base.dtype, torch.float32)
             delta = layer.get_delta_weight(_ADAPTER).to(wide)
             weights[f"{name}.weight"] = (base.to(wide) + delta).to(base.dtype)
@@ -486,6 +497,7 @@ class LoraAdapters:
 
     def merged_model(self) -> PreTrainedModel:
         """A copy of the model without adapters, their effect merged into its weights."""
+        # of a copy: the learner's own keeps its adapters
         plain = cast(PreTrainedModel, copy.deepcopy(self._peft).unload())
         plain.load_state_dict(self.merged_weights(), strict=False)
         return plain

@@ -117,6 +117,7 @@ class RolloutQueue:
         """Drop what is in flight; its problems are asked again, first of all, unless a filter has removed them."""
         if not self._pending:
             return
+        # T is another from here on, so nothing that is under way could be used
         self._engine.interrupt()
         for item in self._pending.values():
             if item.ticket is not None:
@@ -128,7 +129,9 @@ class RolloutQueue:
 
     def take(self, stage: StageConfig, prompts: int, clock: StepClock) -> list[ScoredGroup]:
         """The next ``prompts`` groups in issue order; verification hides behind generation."""
+        # what is missing to this request and to the groups that are to be out beyond it
         self._issue(stage, prompts + self._ahead(stage) - len(self._pending))
+        # a dict keeps the order in which draws were put in: that of issue
         wanted = list(self._pending.values())[:prompts]
         with clock.measure("rollout"):
             self._generate(wanted)
@@ -155,12 +158,14 @@ class RolloutQueue:
     def _issue(self, stage: StageConfig, prompts: int) -> None:
         if prompts <= 0:
             return
+        # what a drained stage left comes first, so that no prompt is skipped
         problems = [self._again.popleft() for _ in range(min(prompts, len(self._again)))]
         problems += self._sampler.next(prompts - len(problems)) if prompts > len(problems) else []
         requests = [
             self._asked(self._draws + i, problem, stage.group_size, stage.max_tokens)
             for i, problem in enumerate(problems)
         ]
+        # never reused, not for a prompt that is asked again either: the draw seeds its samples
         self._draws += prompts
         self._engine.submit(self._start_order(requests))
 
@@ -180,6 +185,7 @@ class RolloutQueue:
     def _start_order(self, requests: Sequence[RolloutRequest]) -> Sequence[RolloutRequest]:
         """``requests`` in the order in which they are to be started; that of issue where all start at once."""
         rollout = self._config.rollout
+        # with a row for every response nothing waits for a row, and the order of starting is of no account
         if rollout.start_order == "issued" or sum(r.group_size for r in requests) <= rollout.max_rows:
             return requests
         return [requests[place] for place in longest_first([r.problem.key for r in requests], self._lengths)]
@@ -259,6 +265,7 @@ class RolloutQueue:
             request = self._asked(int(row["draw"]), problem, int(row["group_size"]), int(row["max_tokens"]))
             if row["finished"]:
                 parts = tuple(next(completions) for _ in range(request.group_size))
+                # tokens are kept, verdicts are not: it is judged again
                 self._file([RolloutGroup(request=request, completions=parts)])
         snapshot = {k.removeprefix("engine/"): v for k, v in state.items() if k.startswith("engine/")}
         self._engine.resume(snapshot, [item.request for item in self._pending.values() if item.group is None])

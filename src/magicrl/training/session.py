@@ -85,6 +85,7 @@ class StopRequest:
     @contextmanager
     def watching(self) -> Generator[StopRequest]:
         """Handle the two signals for the length of a run. In other threads than the main one nothing changes."""
+        # Python lets the main thread alone set handlers
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -112,6 +113,7 @@ class StopRequest:
             # os.write: the display may be in the middle of its own, and a buffered stream cannot be entered twice
             os.write(2, _NOTICE)
             return
+        # the second one, or nothing is half done that would have to be finished
         raise Interrupted(number)
 
 
@@ -203,6 +205,7 @@ def _train(
             if lost:
                 session.warn(f"metrics.jsonl lacks {len(lost)} steps, e.g. {lost[0]}; training is not affected")
             session.run(checkpoint)
+        # Ctrl-C too: run.json is to say how the run ended
         except BaseException as error:
             stopped = isinstance(error, KeyboardInterrupt)
             with contextlib.suppress(OSError):  # on a full disk the cause matters, not that this could not be noted
@@ -264,6 +267,7 @@ class Session:
             seed=config.run.seed,
             progress=lambda i, n: observer.progress("validation", i, n),
         )
+        # an engine begins without weights, and the difficulty filter below samples from the start model
         self._engine.sync_weights(self._learner)
         self._sampler = PromptSampler(self._filtered_training_set(), seed=config.run.seed)
         self._trainer = Trainer(
@@ -334,6 +338,7 @@ class Session:
         observed, spans = self._workers.observations(), self._workers.spans()
         release_free_memory()
         self._steps_done = self._trainer.steps_done
+        # rejected ones too: the prompts that the online filter takes as solved are among them
         for group in result.groups:
             self._visits.observe(group)
         validated = self._validation.measure(self._steps_done, self._engine, self._judge, self._encode)
@@ -354,10 +359,12 @@ class Session:
                 f"stage {ended.stage + 1} ended after {ended.steps} steps: {ended.reason}",
                 stage=ended.stage,
             )
+            # after the last stage there is nothing to filter for
             if self._schedule.stage is not None:
                 self._filter_solved()
                 self._announce_stage()
         due = self._steps_done % self._config.checkpoint.every == 0
+        # the best step is written at once: later its weights are gone
         if due or self._steps_done in self._best_kept() or ended is not None or self._stop.asked:
             self._save()
 
@@ -521,6 +528,7 @@ class Session:
         else:
             self._learner.restore(checkpoint.learner_state())
         self._engine.sync_weights(self._learner)
+        # after the weights: what was in flight goes on from them
         self._engine.restore(join_state("engine", checkpoint.tensors, state["engine"]))
         self._trainer.restore(join_state("trainer", checkpoint.tensors, state["trainer"]))
         self._steps_done = self._trainer.steps_done
