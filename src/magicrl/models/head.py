@@ -114,9 +114,11 @@ class TorchHead:
         entropies, log_sums = torch.empty_like(logprobs), torch.empty_like(logprobs)
         step = inputs.options.chunk_tokens
         for start in range(0, tokens, step):
+            # all words of some rows: a softmax needs its whole row once
             product = inputs.hidden[start : start + step] @ inputs.weight.T
             for span, _, logits, spare in self._blocks(start, product, slice(0, vocab)):
                 largest = logits.amax(dim=1, keepdim=True)
+                # relative to the largest, so that no exponential overflows
                 logits.sub_(largest)
                 chosen = logits.gather(1, inputs.targets[span, None])[:, 0]
                 torch.exp(logits, out=spare)
@@ -133,6 +135,7 @@ class TorchHead:
         inputs = self._inputs
         product = inputs.hidden[rows] @ inputs.weight[words].T
         for span, part, logits, spare in self._blocks(rows.start, product, words):
+            # p from the saved logsumexp: no sum over words is needed again, so a piece may have a part of them
             torch.sub(logits, pull.log_sums[span, None], out=spare)
             spare.exp_()
             constant = pull.constant(span)[:, None]
@@ -141,9 +144,11 @@ class TorchHead:
             else:
                 spare.mul_(torch.addcmul(constant, logits, pull.entropies[span, None], value=-1))
             place = inputs.targets[span] - words.start
+            # a target among other words is another piece's
             (here,) = torch.where((place >= 0) & (place < product.shape[1]))
             spare[here, place[here]] += pull.logprobs[span][here]
             self._through_transform(spare, logits)
+            # over the product that it came from, rounded to the weights' dtype: no second tensor of a piece's size
             part.copy_(spare)
         return product
 
@@ -153,6 +158,7 @@ class TorchHead:
         Logits are in the statistics' dtype, transformed and divided by tau; they and the spare are reused by the next.
         """
         inputs, options = self._inputs, self._inputs.options
+        # two buffers for all blocks, in the statistics' dtype: the whole product is never widened
         rows = max(1, min(self._elements // product.shape[1], len(product)))
         if not self._buffers or self._buffers[0].numel() < rows * product.shape[1]:
             self._buffers = [product.new_empty(rows * product.shape[1], dtype=inputs.dtype) for _ in range(2)]
@@ -160,6 +166,7 @@ class TorchHead:
             part = product[start : start + rows]
             logits, spare = (buffer[: part.numel()].view(part.shape) for buffer in self._buffers)
             logits.copy_(part)
+            # in the model's own order, and tau last: it divides the logits as the model defines them
             if inputs.bias is not None:
                 logits.add_(inputs.bias[words])
             if options.scale != 1.0:
@@ -272,6 +279,7 @@ class _Head(torch.autograd.Function):
         inputs = _inputs(hidden, weight, bias, targets, ctx.options)
         pull = Pull(
             logprobs=grads[0],
+            # with alpha 0 nothing pulls at the entropies, and their part of every logit is left out
             entropies=grads[1] if bool(grads[1].any()) else None,
             log_sums=log_sums,
             entropy_values=entropies,
@@ -298,8 +306,10 @@ def pieces(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, 
     All rows at once as far as it goes: a weight's gradient is then one product, and nothing is summed over pieces.
     """
     budget = max(chunk_tokens * vocab, 1)
+    # as few words as let all rows in, but never so few that the products become slow
     words = min(vocab, max(budget // max(tokens, 1), min(_LEAST_WORDS, vocab)))
     count = -(-vocab // words)
+    # of equal width, so that the last one is no sliver
     words = -(-vocab // count)
     rows = max(1, min(tokens, budget // words))
     for start in range(0, vocab, words):
@@ -339,6 +349,7 @@ def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if total.dtype == left.dtype:
         total.addmm_(left, right)
     elif total.is_cuda and total.dtype == torch.float32:
+        # the product is summed up in float32 by the hardware anyway: it is added without being rounded
         torch.addmm(total, left, right, out_dtype=torch.float32, out=total)
     else:
         for start in range(0, len(total), _WIDEN_ROWS):  # a buffer that stays in cache: torch's mixed sum is slow

@@ -68,6 +68,7 @@ def _attention(
             "a model with magicrl's attention needs attention_context=...; load the model with "
             "attn_implementation='sdpa' to use it outside magicrl"
         )
+    # rho compares two log-probs of one distribution, which dropout would make two
     if dropout:
         raise ValueError(f"attention dropout must be 0 in magicrl, the model's config says {dropout}")
     for quirk in ("softcap", "s_aux"):
@@ -117,10 +118,12 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
     if token_budget < 1:
         raise ValueError(f"token_budget must be >= 1, got {token_budget}")
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    # longest first, so these stand at the head of the order
     alone = [[i] for i in order if lengths[i] > token_budget]
     rest = order[len(alone) :]
     if not rest:
         return alone
+    # fewest micro-batches: filled to the budget; then the smallest largest one: bisect the capacity that needs no more
     best = _fill(rest, lengths, token_budget)
     low, high = lengths[rest[0]], token_budget  # smallest capacity that needs no further micro-batch
     while low < high:
@@ -136,6 +139,7 @@ def plan_micro_batches(lengths: Sequence[int], token_budget: int) -> list[list[i
 def _fill(order: Sequence[int], lengths: Sequence[int], capacity: int) -> list[list[int]]:
     """Consecutive samples of ``order``, each part filled as far as it goes."""
     parts: list[list[int]] = []
+    # as if full, so that the first sample opens a part
     used = capacity
     for index in order:
         if used + lengths[index] > capacity:
@@ -174,6 +178,7 @@ class PackedBatch:
         lengths = np.array([len(s) for s in samples]) - 1
         starts = np.cumsum(lengths) - lengths
         pieces = [piece for s in samples for piece in (s.prompt_tokens, s.tokens[:-1])]
+        # the prompt's last token, which predicts the response's first: starts + (P + R - 1) - R
         first_predicted = starts + lengths - responses
         return _packed(
             np.concatenate(pieces),
@@ -233,10 +238,12 @@ class _Padding:
         members = np.array([index for part in parts for index in part], dtype=np.int64)
         widths = np.array([width for rows, width in self._shapes for _ in range(rows)], dtype=np.int64)
         starts, slots = np.cumsum(sizes) - sizes, np.cumsum(widths) - widths
+        # nothing is padded and the order is the row's: the copies are left out
         self.in_place = bool((widths == sizes[members]).all() and (slots == starts[members]).all())
         # padded slots read their sequence's last token: finite numbers that nothing real ever sees
         spread = ranges(np.zeros_like(widths), widths)
         source = np.repeat(starts[members], widths) + np.minimum(spread, np.repeat(sizes[members] - 1, widths))
+        # where each real token stands among the padded ones: the way back
         place = np.empty(int(sizes.sum()), dtype=np.int64)
         place[ranges(starts[members], sizes[members])] = ranges(slots, sizes[members])
         self._source, self._place = (torch.from_numpy(x).to(device) for x in (source, place))
@@ -275,6 +282,7 @@ def similar_lengths(lengths: Sequence[int]) -> list[list[int]]:
     padding = 0
     for index in order:
         width = lengths[parts[-1][0]] if parts else 0
+        # a bucket is as wide as its first, which is its longest
         waste = width - lengths[index]
         if not parts or padding + waste > MAX_ATTENTION_PADDING * width * (len(parts[-1]) + 1):
             parts.append([])
@@ -380,6 +388,7 @@ def families(samples: Sequence[TrainSample], token_budget: int) -> list[list[int
         by_prompt.setdefault(sample.prompt_tokens.tobytes(), []).append(index)
     found: list[list[int]] = []
     for members in by_prompt.values():
+        # as if full, so that the first response opens a part, which holds the prompt once
         used = token_budget + 1
         for index in members:
             response = len(samples[index].tokens)
@@ -438,6 +447,7 @@ class SharedPromptContext:
         self._prompt_tokens = int(prompts.sum())
         prompt_starts = np.cumsum(prompts) - prompts
         parts: list[list[int]] = []
+        # a bucket's prompts are equally long: one mask and one column for the first response token serve all its rows
         for length in sorted(set(layout.prompts)):
             members = np.flatnonzero((prompts[owners] == length) & (sizes > 0))  # an empty one has nothing to attend
             parts += [members[part].tolist() for part in similar_lengths(sizes[members].tolist())]
@@ -449,12 +459,14 @@ class SharedPromptContext:
             arrays = (
                 ranges(prompt_starts[distinct], prompts[distinct]),
                 among.astype(np.int64),
+                # the whole prompt and one's own past; padding stands to the right of all that is real
                 np.arange(prompt + width)[None] <= prompt + np.arange(width)[:, None],
             )
             self._buckets.append(_SharedBucket(prompt, *(torch.from_numpy(a).to(device) for a in arrays)))
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         cut = self._prompt_tokens
+        # a prompt sees itself alone, so its hidden states are the same for all of its responses
         own = self._own.attend(layer, query[:, :, :cut], key[:, :, :cut], value[:, :, :cut], scaling)
         if not self._buckets:
             return own
@@ -481,5 +493,6 @@ class _Spread(torch.autograd.Function):
         (owners,) = ctx.saved_tensors
         (grad,) = grads
         wide = torch.float64 if grad.dtype == torch.float64 else torch.float32
+        # the sum over a prompt's responses as one product with a table of 0 and 1
         belongs = (owners[None] == torch.arange(ctx.count, device=owners.device)[:, None]).to(wide)
         return (belongs @ grad.flatten(1).to(wide)).unflatten(1, grad.shape[1:]).to(grad.dtype), None

@@ -56,6 +56,7 @@ def check_isolation(
     """
     compute = hidden or partial(_decoder_hidden, model)
     words = min(_WORDS, valid_vocab or int(cast(Any, model.get_input_embeddings()).weight.shape[0]))
+    # indexes the pairs of bounds above: rounding in bfloat16 alone moves hidden states by more
     low = model.dtype not in (torch.float32, torch.float64)
     for pack in (PackedBatch.of, packed_with_shared_prompts) if shared else (PackedBatch.of,):
         rng = np.random.default_rng(0)
@@ -66,6 +67,7 @@ def check_isolation(
             compute(pack(given, model.device))[-_RESPONSE + 1 :].double()
             for given in ((first, second), (other, second), (second,))
         )
+        # another text before it may change nothing but rounding; none before it is another layout of the products, too
         leak, moved = (_distance(x, y) for x, y in ((behind_other, behind), (behind, alone)))
         if leak > _TEXT[low] or moved > _LAYOUT[low]:
             raise ValueError(
@@ -166,8 +168,10 @@ class PolicyScorer:
 
     def plan(self, samples: Sequence[TrainSample]) -> tuple[list[list[int]], bool]:
         """Which samples make up each micro-batch, as indices, and whether they share prompts; nothing is packed yet."""
+        # decided once for all of them: micro-batches of a batch have one layout
         if not self._share_prompts or not samples or shared_layout(samples)[0].saved < PAYS_FROM:
             return plan_micro_batches([len(sample) for sample in samples], self._budget), False
+        # families take the place of samples: the prompt counts once in each
         parts = families(samples, self._budget)
         tokens = [len(samples[part[0]].prompt_tokens) + sum(len(samples[i].tokens) for i in part) for part in parts]
         return [[i for part in plan for i in parts[part]] for plan in plan_micro_batches(tokens, self._budget)], True
@@ -251,6 +255,7 @@ class PolicyScorer:
         theirs = output.logits[0, -1, :vocab].to(ours.dtype).log_softmax(0)[: len(words)]
         if not bool(theirs.isfinite().all()):
             raise ValueError(f"the weights of this {type(self.model).__name__} give logits that are not finite")
+        # of the differences between words: a wrong head shows there, whatever the level of the log-probs
         spread = float((theirs - theirs.mean()).norm())
         if float((ours - theirs).norm()) > 0.05 * spread + 1e-6 * float(theirs.norm()):
             raise ValueError(
