@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -336,6 +337,15 @@ def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     with shown:
         shown.step(metrics(1))
     assert out.getvalue().startswith("step 1, stage 1")
+
+
+def test_graded_rewards_are_shown_as_mean_rewards() -> None:
+    seen = step(0, train__accuracy__mean=0.0, train__reward__mean=-1.5, validation__reward__mean=-0.75)
+    text = drawn(replace(seen, values={**seen.values, "validation/accuracy/mean": 0.0}))
+    assert "mean reward" in text
+    assert "−1.5" in text
+    assert "validation −0.75 (step 1)" in text
+    assert "accuracy" not in text
 
 
 def test_sparkline_bins_the_whole_run_on_a_fixed_scale() -> None:

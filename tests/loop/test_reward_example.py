@@ -31,6 +31,9 @@ def test_the_example_trains_and_is_evaluated(tmp_path: Path, monkeypatch: pytest
         assert row["reward/digits"] > 0
         assert row["groups/rejected/ratio"] < 0.5, "groups in which nobody is right have something to learn from"
     assert rows[-1]["train/reward/mean"] > rows[0]["train/reward/mean"]
+    learning = json.loads(Path("run/run.json").read_text())["learning"]
+    assert "the mean reward is 0." in learning["reason"]
+    assert " right" not in learning["reason"]
     asked = ["--model", "run/model", "--benchmark", "prompts.jsonl", "--verifier", "reward.py:score"]
     words = ["eval", *asked, "--samples", "4", "--limit", "8", "--max-tokens", "12", "--output", "eval"]
     assert app(words, result_action="return_value") == 0

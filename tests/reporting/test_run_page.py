@@ -227,4 +227,5 @@ def test_graded_rewards_stand_beside_the_accuracies(run_folder: Path) -> None:
     document["temperatures"]["1.0"]["reward"] = {"mean": 1.25, "low": 1.0, "high": 1.5}
     path.write_text(json.dumps(document))
     page = write_report(run_folder).read_text()
-    assert '<td data-label="mean reward">– → 1.25</td>' in page
+    assert "1.25<small>1 to 1.5</small>" in page
+    assert '<td data-label="reached right_from">' in page

@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from magicrl.reporting.page import render_page
 from magicrl.reporting.read_folders import Interval, TemperatureScore, read_run
-from magicrl.reporting.scores import comparisons, rise, summary
+from magicrl.reporting.run_page import run_blocks
+from magicrl.reporting.scores import comparisons, headline, rise, summary
 from magicrl.reporting.wording import duration, moment, number, percent, points, temperature, visible
 
 
@@ -51,6 +53,17 @@ def test_a_run_without_its_after_has_no_rise(run_folder: Path) -> None:
     assert comparison.rise_over_best(1.0) is None
     assert all(p.rise is None for p in comparison.pairs)
     assert [(p.k, p.before is None, p.after is None) for p in comparison.passes] == [(16, False, True)]
+
+
+def grade(folder: Path) -> None:
+    """Make the run's tests graded: every problem's mean reward rises by 2."""
+    for name, mean in (("before", -0.75), ("after", 1.25)):
+        path = folder / "evaluations" / f"{name}.json"
+        document = json.loads(path.read_text())
+        for score in document["temperatures"].values():
+            score["reward"] = {"mean": mean, "low": mean - 0.25, "high": mean + 0.25}
+            score["reward_per_problem"] = [mean + (-1) ** i for i in range(len(score["per_problem"]))]
+        path.write_text(json.dumps(document))
 
 
 def printed(folder: Path, width: int = 80) -> str:
@@ -108,8 +121,27 @@ def test_visible_shows_what_would_act() -> None:
 
 def test_the_terminal_tells_the_mean_reward_where_rewards_are_graded(run_folder: Path) -> None:
     assert "mean reward" not in printed(run_folder)
-    path = run_folder / "evaluations" / "after.json"
-    document = json.loads(path.read_text())
-    document["temperatures"]["1.0"]["reward"] = {"mean": 1.25, "low": 1.0, "high": 1.5}
-    path.write_text(json.dumps(document))
-    assert "– → 1.25" in printed(run_folder)
+    grade(run_folder)
+    text = printed(run_folder)
+    assert "test (mean reward, with 95 % intervals)" in text
+    assert "1.25 (1–1.5)" in text
+    assert "At temperature 1: 1.25, +2 (+1." in text
+    assert "accuracy" not in text
+    assert "90.0 (87.0–93.0) %" in text, "pass@k counts right answers"
+
+
+def test_the_page_tells_the_mean_reward_where_rewards_are_graded(run_folder: Path) -> None:
+    grade(run_folder)
+    run = read_run(run_folder)
+    made = headline(run)
+    assert made is not None
+    (told,) = made["sets"]
+    assert [(tile["value"], tile["label"]) for tile in told["tiles"][:2]] == [
+        ("−0.75 → 1.25", "mean reward at temperature 1"),
+        ("+2", "over the start's best temperature, 0 (greedy): −0.75"),
+    ]
+    assert told["view"].title == "Mean reward by temperature"
+    page = " ".join(render_page("graded", [], run_blocks(run)).split())
+    assert "−0.75<small>−1 to −0.5</small>" in page
+    assert "Accuracy by temperature" not in page
+    assert "train accuracy, first" in page, "its training was not graded"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -198,6 +199,63 @@ def test_facts_of_a_recorded_run() -> None:
     assert found.rise.temperature == 0.6, "the highest that was measured"
     assert found.rise.change.mean == pytest.approx(1 / 3)  # of the three problems that both judged
     assert (found.rise.change.problems, found.rise.change.clusters) == (3, 2)
+
+
+def graded(name: str, rewards: list[float]) -> dict[str, object]:
+    score = {
+        "accuracy": {"mean": 0.0},
+        "per_problem": [0.0] * len(rewards),
+        "reward": {"mean": sum(rewards) / len(rewards)},
+        "reward_per_problem": rewards,
+    }
+    return {"name": name, "set": "held_out", "temperatures": {"1.0": score}}
+
+
+@pytest.mark.parametrize(
+    ("gain", "outcome", "words"),
+    [
+        (3.0, "learned", "held_out at temperature 1: mean reward 7 before, 10 after, +3 (95 %: +"),
+        (0.0, "no_rise", "mean reward 7 before, 7 after, 0 (95 %: −"),
+        (-3.0, "worse", "mean reward 7 before, 4 after, −3 (95 %: −"),
+    ],
+)
+def test_graded_rewards_are_judged_by_their_mean_on_their_own_scale(gain: float, outcome: str, words: str) -> None:
+    values = {
+        "groups/rejected/ratio": 0.1,
+        "groups/sampled": 8,
+        "train/accuracy/mean": 0.0,
+        "train/reward/mean": 7.0,
+        "train/truncation/ratio": 0.0,
+        "stage/max_tokens": 64,
+        "learner/sgd_steps": 1,
+        "tokens/sampled": 8,
+        "tokens/trained": 8,
+    }
+    before = [4.0 + 6.0 * (i % 2) for i in range(200)]  # no answer is ever right
+    after = [reward + gain + 0.1 * (-1) ** (i // 2) for i, reward in enumerate(before)]
+    found = conclude(
+        learning_facts(
+            [StepMetrics(step=1, stage=0, values=values)],
+            graded("before", before),
+            graded("after", after),
+            reuse=1,
+            temperature=1.0,
+            weights_changed=True,
+            judging=ANY_JUDGING,
+        )
+    )
+    assert found.outcome == outcome
+    assert words in found.reason
+    assert " right" not in found.reason
+    assert "points" not in found.reason
+    json.dumps(found.as_dict())
+
+
+def test_equal_rewards_have_advice_of_their_own() -> None:
+    found = diagnose(replace(answers(0.1, 0.97, 0.0, 1.0), reward=0.5))
+    assert found.cause == "same_reward"
+    assert "the mean reward is 0.5" in found.message
+    assert "tells more of them apart" in found.remedy
 
 
 def test_scores_of_other_problems_are_not_paired() -> None:

@@ -20,7 +20,7 @@ from magicrl.config.loader import config_hash, load_sft_recipe, load_train_recip
 from magicrl.config.schema import TrainConfig
 from magicrl.models.prompts import PromptEncoder
 from magicrl.records import Problem
-from magicrl.training.diagnosis import Conclusion, LearningFacts, conclude
+from magicrl.training.diagnosis import Conclusion, LearningFacts, SampledAnswers, conclude
 from magicrl.training.model_card import called_as, card_text, front_matter, model_texts, steps_done
 from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
@@ -38,11 +38,15 @@ def concluded(*, updates: int, weights_changed: bool | None = True) -> Conclusio
 
 
 def card(
-    conclusion: Conclusion | None = None, environments: list[dict[str, Any]] | None = None, measured: bool = True
+    conclusion: Conclusion | None = None,
+    environments: list[dict[str, Any]] | None = None,
+    measured: bool = True,
+    reward: dict[str, float] | None = None,
 ) -> str:
     def test(name: str, mean: float, low: float, high: float) -> dict[str, Any]:
         estimate = {"mean": mean, "low": low, "high": high}
         score = {"accuracy": estimate, "problems": 100, "samples": 16, "pass_at": {"16": estimate}}
+        score |= {} if reward is None else {"reward": reward}
         return {"name": name, "set": "held_out", "temperatures": {"0.0": score, "1.0": score}}
 
     stage = {"rollout_batch": 2, "group_size": 2, "max_steps": 60}
@@ -87,6 +91,17 @@ def test_weights_that_no_update_changed_are_not_called_trained(left: Conclusion)
     assert "Trained with" not in text
     assert "**No weight changed**" in text
     assert "trained with reinforcement learning" in card()
+
+
+def test_the_card_of_graded_rewards_tells_mean_rewards() -> None:
+    answers = SampledAnswers(groups=8, max_tokens=48, mixed=0.9, correct=0.0, truncated=0.0, reward=-0.2)
+    facts = LearningFacts(steps=9, updates=9, weights_changed=True, tokens_share=0.5, answers=answers, rise=None)
+    text = card(conclude(facts), reward={"mean": -0.5, "low": -0.75, "high": -0.25})
+    assert "| held_out (100 problems) | mean reward, greedy | −0.5 (−0.75 to −0.25) | −0.5 (−0.75 to −0.25) |" in text
+    assert "accuracy" not in text
+    assert "are right" not in text
+    assert "the mean reward is −0.2" in text
+    assert "Rewards were scores" in text
 
 
 def test_a_run_that_measured_nothing_says_so() -> None:

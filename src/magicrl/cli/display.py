@@ -22,6 +22,7 @@ from rich.text import Text
 
 from magicrl.records import StepMetrics
 from magicrl.reporting.wording import duration, number, percent, visible
+from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
 
 MOST_REPLICAS, MOST_VERIFIERS = 4, 2  # rows; of more there are the slowest replicas and the busiest verifiers
 COLUMN_GAP = 2
@@ -148,8 +149,9 @@ class RunPanel:
         self._stage_steps = tuple(stage_steps)
         self._elapsed = elapsed
         self._step_seconds: deque[float] = deque(maxlen=RECENT_STEPS)
-        self._accuracy: list[float] = []
-        self._validation: tuple[int, float] | None = None
+        self._measure = ACCURACY
+        self._scores: dict[str, list[float]] = {ACCURACY.key: [], REWARD.key: []}
+        self._validation: tuple[int, str] | None = None
         self._stage_began: dict[int, int] = {0: 1}
 
     def step(self, metrics: StepMetrics, seconds: float | None) -> bool:
@@ -160,11 +162,14 @@ class RunPanel:
         self.phase = None
         if seconds is not None:
             self._step_seconds.append(seconds)
-        accuracy, validation = figure(metrics, "train/accuracy/mean"), figure(metrics, "validation/accuracy/mean")
-        if accuracy is not None:
-            self._accuracy.append(accuracy)
+        if self._measure is ACCURACY:  # a step without a right answer or a reward does not tell
+            self._measure = measure_of([metrics])
+        for key, scores in self._scores.items():
+            scores += [value] if (value := figure(metrics, f"train/{key}/mean")) is not None else []
+        validated = measure_of(rewards=[metrics.values.get("validation/reward/mean")])
+        validation = figure(metrics, f"validation/{validated.key}/mean")
         if validation is not None:
-            self._validation = (metrics.step, validation)
+            self._validation = (metrics.step, validated.value(validation))
         return first
 
     @property
@@ -192,9 +197,9 @@ class RunPanel:
         if metrics is None:
             return ""
         parts = [f"step {metrics.step}", f"stage {metrics.stage + 1}"]
-        parts += [f"{label} {value}" for label, value in facts(metrics)]
+        parts += [f"{label} {value}" for label, value in facts(metrics, self._measure)]
         if self._validation is not None and self._validation[0] == metrics.step:
-            parts.append(f"validation {percent(self._validation[1])}")
+            parts.append(f"validation {self._validation[1]}")
         left = self.time_left
         return ", ".join([*parts, *([f"left {left}"] if left else [])])
 
@@ -204,8 +209,8 @@ class RunPanel:
         if self.metrics is not None:
             parts.append(self._curve(width, plain=options.ascii_only))
             rows, note = worker_rows(self.metrics)
-            elsewhere = {"accuracy", "memory"} if rows else {"accuracy"}  # in a line or a column of its own
-            measured = [fact for fact in facts(self.metrics) if fact[0] not in elsewhere]
+            elsewhere = {self._measure.name, *(["memory"] if rows else [])}  # in a line or a column of its own
+            measured = [fact for fact in facts(self.metrics, self._measure) if fact[0] not in elsewhere]
             parts.append(_grid([Text.assemble((f"{label} ", "dim"), value) for label, value in measured], width))
             parts += [worker_table(rows, width)] if rows else []
             parts += [note] if note else []
@@ -229,14 +234,17 @@ class RunPanel:
         return next((heading for heading in headings if len(heading) <= room), short)
 
     def _curve(self, width: int, *, plain: bool) -> Text:
-        text = Text.assemble(("accuracy ", "dim"))
-        last = f" {percent(self._accuracy[-1])}" if self._accuracy else ""
+        measure, scores = self._measure, self._scores[self._measure.key]
+        text = Text.assemble((f"{measure.name} ", "dim"))
+        last = f" {measure.value(scores[-1])}" if scores else ""
         room = min(SPARK_WIDTH, width - len(text) - len(last))
         if not plain and room >= len(BLOCKS):
-            text.append(sparkline(self._accuracy, room), style="green")
+            low = min(0.0, *scores) if measure is REWARD else 0.0
+            shares = [(score - low) / measure.span([low], scores) for score in scores]
+            text.append(sparkline(shares, room), style="green")
         text.append(last, style="bold")
         if self._validation is not None:
-            words = f"validation {percent(self._validation[1])} (step {self._validation[0]})"
+            words = f"validation {self._validation[1]} (step {self._validation[0]})"
             text.append(f"   {words}" if len(text) + GAP + len(words) <= width else f"\n{words}")
         return text
 
@@ -249,7 +257,7 @@ class RunPanel:
         return Text(" · ".join([*words, *([f"left {left}"] if left else [])]), style="dim")
 
 
-def facts(metrics: StepMetrics) -> list[tuple[str, str]]:
+def facts(metrics: StepMetrics, measure: Measure) -> list[tuple[str, str]]:
     """Label and value of what a step measured; what it did not measure is left out."""
 
     def share(value: float) -> str:
@@ -265,7 +273,7 @@ def facts(metrics: StepMetrics) -> list[tuple[str, str]]:
     peaks = [found.get(f"memory/{who}/peak_mb") or 0.0 for who in ("learner", "engine")]
     found["memory"] = max(peaks) or None
     shown: tuple[tuple[str, str, Callable[[float], str]], ...] = (
-        ("accuracy", "train/accuracy/mean", percent),
+        (measure.name, f"train/{measure.key}/mean", measure.value),
         ("entropy", "entropy", lambda e: f"{e:.3f}" + (f" (target {target:g})" if target is not None else "")),
         ("alpha", "entropy/alpha", number),
         ("length", "length/mean", number),

@@ -173,13 +173,13 @@ class Difference:
     clusters: int
 
 
-def paired_difference(after: Values, before: Values, clusters: Clusters = None) -> Difference:
+def paired_difference(after: Values, before: Values, clusters: Clusters = None, *, span: float = 1.0) -> Difference:
     """Mean of ``after - before`` over the same problems; interval by a bootstrap over problems (fixed seed).
 
     Where clusters are fewer than problems it is Student's on the cluster-robust standard error: a bootstrap over few
     clusters comes out too narrow. Where every problem differs by the same amount (mostly by nothing) both are a point,
     which would claim certainty. Then the interval is Bonett and Price's adjusted one for paired shares: a cluster more
-    that is won and one more that is lost.
+    that is won and one more that is lost. ``span`` is the largest difference that a problem can have.
     """
     delta = np.asarray(after, dtype=np.float64) - np.asarray(before, dtype=np.float64)
     n = len(delta)
@@ -189,10 +189,10 @@ def paired_difference(after: Values, before: Values, clusters: Clusters = None) 
     sums = _sums(delta - mean, clusters)
     groups = len(sums)
     if groups == 1 or np.ptp(delta) == 0:
-        low, high = _adjusted(np.full(groups, mean))
+        low, high = _adjusted(np.full(groups, mean), span)
     elif groups < n:
         half = student(groups - 1) * _error(sums, n)
-        low, high = max(-1.0, mean - half), min(1.0, mean + half)
+        low, high = max(-span, mean - half), min(span, mean + half)
     else:
         rng = np.random.Generator(np.random.PCG64(0))
         means = delta[rng.integers(0, n, size=(RESAMPLES, n))].mean(axis=1)
@@ -201,22 +201,22 @@ def paired_difference(after: Values, before: Values, clusters: Clusters = None) 
 
 
 def paired_scores(
-    after: Sequence[float | None], before: Sequence[float | None], clusters: Clusters = None
+    after: Sequence[float | None], before: Sequence[float | None], clusters: Clusters = None, *, span: float = 1.0
 ) -> Difference | None:
     """The paired difference over the problems that both tests judged, in the same order; None for fewer than two."""
     if len(after) != len(before):
         return None
     named = range(len(after)) if clusters is None else clusters
     told = [(a, b, c) for a, b, c in zip(after, before, named, strict=True) if a is not None and b is not None]
-    return paired_difference(*zip(*told, strict=True)) if len(told) > 1 else None
+    return paired_difference(*zip(*told, strict=True), span=span) if len(told) > 1 else None
 
 
-def _adjusted(delta: NDArray[np.float64]) -> tuple[float, float]:
-    """Bonett and Price's interval (2012): with +1 and -1 added; the observed mean lies in it."""
-    padded = np.append(delta, (1.0, -1.0))
+def _adjusted(delta: NDArray[np.float64], span: float) -> tuple[float, float]:
+    """Bonett and Price's interval (2012): with +span and -span added; the observed mean lies in it."""
+    padded = np.append(delta, (span, -span))
     half = Z95 * float(padded.std() / math.sqrt(len(padded)))
     mean, observed = float(padded.mean()), float(delta.mean())
-    return max(-1.0, min(mean - half, observed)), min(1.0, max(mean + half, observed))
+    return max(-span, min(mean - half, observed)), min(span, max(mean + half, observed))
 
 
 def permutation_test(delta: Values, clusters: Clusters = None) -> float:
@@ -266,6 +266,7 @@ class Score:
     not_judged: int  # samples that could not be judged, and count nowhere
     clusters: tuple[int, ...]  # equal for problems of one prompt or template: the unit of the intervals
     reward: Estimate | None = None  # mean reward, None where no reward is graded (it is then the accuracy)
+    reward_per_problem: tuple[float, ...] = ()  # as ``per_problem``, where rewards are graded
 
 
 def score_rows(
@@ -312,6 +313,7 @@ def score_rows(
     told = [(row.entropy, row.tokens) for row in every if row.entropy is not None]
     right = [sum(row.correct for row in rows) for rows in judged]
     graded = any(row.score is not None for row in every)
+    earned = [float(np.mean([row.reward for row in rows])) if rows else math.nan for rows in judged] if graded else []
     return Score(
         accuracy=mean_over(share, lambda rows: sum(row.correct for row in rows) / len(rows)),
         per_problem=tuple(c / n if n else math.nan for c, n in zip(right, counted, strict=True)),
@@ -325,6 +327,7 @@ def score_rows(
         not_judged=len(every) - sum(counted),
         clusters=numbers,
         reward=mean_over(mean_of, lambda rows: float(np.mean([row.reward for row in rows]))) if graded else None,
+        reward_per_problem=tuple(earned),
     )
 
 

@@ -17,7 +17,8 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 from markupsafe import Markup, escape
 
 from magicrl.reporting.read_folders import Interval
-from magicrl.reporting.wording import measured, number, percent
+from magicrl.reporting.wording import measured, number
+from magicrl.training.diagnosis import ACCURACY, Measure
 
 Point: TypeAlias = tuple[float, float]
 Points: TypeAlias = tuple[Point, ...]
@@ -296,10 +297,12 @@ def intervals_view(
     *,
     best: float | None = None,
     words: tuple[str, str] = ("before", "after"),
+    measure: Measure = ACCURACY,
 ) -> FigureView:
     """Before (grey, upper) and after (coloured, lower) in each row; dashed at ``best``, the start's best mean.
 
-    The axis begins at 0 and ends at 100 %, or earlier where all intervals lie low. ``words`` name the two.
+    The axis begins at 0 and ends at 100 %, or earlier where all intervals lie low; of mean rewards it holds 0 and all
+    intervals. ``words`` name the two.
     """
     right, top = 22, 10
     above = 18 if any(len(row.label) > 11 for row in rows) else 0  # a long label stands above its row
@@ -307,13 +310,20 @@ def intervals_view(
     pair = any(row.before and row.after for row in rows)
     pitch = ((34 if pair else 20) + above) if above else 52 if pair else 34
     bottom = top + pitch * len(rows)
-    highest = max((i.high for row in rows for i in (row.before, row.after) if i is not None), default=1.0)
-    ticks = nice_ticks(0.0, min(1.0, max(0.05, highest)), 5)
+    shown = [interval for row in rows for interval in (row.before, row.after) if interval is not None]
+    shares = measure is ACCURACY
+    highest = max((interval.high for interval in shown), default=1.0)
+    if shares:
+        ticks = nice_ticks(0.0, min(1.0, max(0.05, highest)), 5)
+    else:
+        lowest = min((interval.low for interval in shown), default=0.0)
+        ticks = nice_ticks(min(0.0, lowest), max(0.0, highest), 5)
 
-    def at(share: float) -> float:
-        return left + min(1.0, max(0.0, share / ticks[-1])) * (WIDTH - left - right)
+    def at(value: float) -> float:
+        place = (value - ticks[0]) / (ticks[-1] - ticks[0])
+        return left + min(1.0, max(0.0, place)) * (WIDTH - left - right)
 
-    parts = x_grid([(at(tick), f"{100 * tick:g}%") for tick in ticks], top, bottom)
+    parts = x_grid([(at(tick), f"{100 * tick:g}%" if shares else f"{tick:g}") for tick in ticks], top, bottom)
     for i, row in enumerate(rows):
         y = top + pitch * i
         if row.apart:
@@ -325,16 +335,16 @@ def intervals_view(
         pairs = ((row.before, words[0], 4, middle - gap), (row.after, words[1], 0, middle + gap))
         for interval, word, color, where in pairs:
             if interval is not None:
-                span = f"{percent(interval.low)} to {percent(interval.high)}"
+                span = f"{measure.value(interval.low)} to {measure.value(interval.high)}"
                 parts.append(
-                    f"<g><title>{escape(f'{word}: {percent(interval.mean)} (95 %: {span})')}</title>"
+                    f"<g><title>{escape(f'{word}: {measure.value(interval.mean)} (95 %: {span})')}</title>"
                     + line(f"whisker s{color}", (at(interval.low), at(interval.high)), (where, where))
                     + f'<circle class="f{color}" cx="{at(interval.mean):.1f}" cy="{where:.1f}" r="5.5"/></g>'
                 )
-    if best is not None:  # of accuracies: it ends where the rows of pass@k begin
+    if best is not None:  # it ends where the rows of pass@k begin
         end = top + pitch * next((i for i, row in enumerate(rows) if row.apart), len(rows))
         parts.append(line("target", (at(best), at(best)), (top, end)))
-    parts.append(text((left + WIDTH - right) / 2, bottom + 32, "share of answers"))
+    parts.append(text((left + WIDTH - right) / 2, bottom + 32, "share of answers" if shares else measure.name))
     entries = [Entry(words[0], "dot", 4)] if any(row.before for row in rows) else []
     entries += [Entry(words[1], "dot")] if any(row.after for row in rows) else []
     entries += [Entry("start's best temperature", "target")] if best is not None else []
@@ -342,13 +352,13 @@ def intervals_view(
     for row in rows:
         sides = [(i.mean, i.low, i.high) if i else ("",) * 3 for i in (row.before, row.after)]
         table.append([row.label, *sides[0], *sides[1]])
-    told = [_interval_words(row, words) for row in rows]
+    told = [_interval_words(row, words, measure) for row in rows]
     return figure_view(key, title, (bottom + 38, parts), told=told, legend=entries, rows=table, note=note)
 
 
-def _interval_words(row: IntervalRow, words: tuple[str, str]) -> str:
+def _interval_words(row: IntervalRow, words: tuple[str, str], measure: Measure) -> str:
     """``1: 24.0 % before, 54.3 % after``."""
-    told = [f"{percent(i.mean)} {word}" for word, i in zip(words, (row.before, row.after), strict=True) if i]
+    told = [f"{measure.value(i.mean)} {word}" for word, i in zip(words, (row.before, row.after), strict=True) if i]
     return f"{row.label}: {', '.join(told) or 'not measured'}"
 
 

@@ -25,6 +25,7 @@ from magicrl.reporting.arms import Arm
 from magicrl.reporting.charts import PALETTE, Band, Chart, Mark, Points, Series, Unit, evenly
 from magicrl.reporting.read_folders import RecordedRun
 from magicrl.reporting.scores import comparisons
+from magicrl.training.diagnosis import ACCURACY, REWARD, Measure
 
 Axis: TypeAlias = Literal["steps", "tokens", "wall", "gpu-hours"]
 AXES: tuple[Axis, ...] = ("steps", "tokens", "wall", "gpu-hours")
@@ -148,7 +149,8 @@ def _chart(run: RecordedRun, figure: Figure, metrics: Sequence[Metric]) -> Chart
         stacked=figure.stacked,
         compact=figure.compact,
         target=(target[-1][1], f"target {target[-1][1]:g}") if target else None,
-        series=lines + (_tests(run) if figure.tests and lines else ()),
+        series=lines
+        + (_tests(run, ACCURACY if figure.key == ACCURACY.key else REWARD) if figure.tests and lines else ()),
         marks=stage_marks(run),
         x_range=steps_range(run),
     )
@@ -188,7 +190,7 @@ def _band(run: RecordedRun, metric: Metric, points: Points) -> Band:
     return ()
 
 
-def _tests(run: RecordedRun) -> tuple[Series, ...]:
+def _tests(run: RecordedRun, measure: Measure) -> tuple[Series, ...]:
     """The first test set before (step 0) and after training, at the temperature of training."""
     found = comparisons(run)
     at = found[0].training_temperature if found else None
@@ -196,7 +198,12 @@ def _tests(run: RecordedRun) -> tuple[Series, ...]:
         return ()
     last = float(run.metrics[-1].step)
     pairs = [p for p in found[0].pairs if p.temperature == at]
-    scores = [(x, s.accuracy) for p in pairs for x, s in ((0.0, p.before), (last, p.after)) if s is not None]
+    tests = [
+        (x, test.score(measure)) for p in pairs for x, test in ((0.0, p.before), (last, p.after)) if test is not None
+    ]
+    scores = [(x, score) for x, score in tests if score is not None]
+    if not scores:
+        return ()
     points = tuple((x, score.mean) for x, score in scores)
     band = tuple((x, score.low, score.high) for x, score in scores)
     return (Series(label=f"test at temperature {at:g}", points=points, band=band, color=3, style="marks"),)

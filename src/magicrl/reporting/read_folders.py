@@ -15,7 +15,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from magicrl.evaluation.samples import RESULTS, SCHEMA_VERSION, AskedProblem, EvaluationFolder, SampleRow
 from magicrl.records import StepMetrics
-from magicrl.training.diagnosis import SUCCESS
+from magicrl.training.diagnosis import SUCCESS, Measure, measure_of
 
 RUN_SCHEMA_VERSION = 1
 
@@ -34,7 +34,7 @@ Document = TypeVar("Document", bound=_Document)
 
 
 class Interval(_Document):
-    """A share (or a difference of shares) with its 95 % interval."""
+    """A share or a mean reward (or a difference of them) with its 95 % interval."""
 
     mean: float
     low: float
@@ -54,8 +54,17 @@ class TemperatureScore(_Document):
     # the share that ended by itself and holds a box
     boxed: float | None = Field(default=None, validation_alias=AliasChoices("boxed", "boxed_and_stopped"))
     per_problem: tuple[float | None, ...]  # share of right responses, None where none was judged
+    reward_per_problem: tuple[float | None, ...] = ()  # mean reward of its responses, where rewards are graded
     clusters: tuple[int, ...] = ()  # equal for problems of one prompt or template
     pass_at: dict[int, Interval] = Field(default_factory=dict[int, Interval])
+
+    def score(self, measure: Measure) -> Interval | None:
+        """Its score in this measure, None where it was not told."""
+        return getattr(self, measure.key)
+
+    def by_problem(self, measure: Measure) -> tuple[float | None, ...]:
+        """The same by problem."""
+        return getattr(self, measure.per_problem)
 
 
 class SampledResponse(_Document):
@@ -196,6 +205,11 @@ class RecordedRun:
             if value is not None and math.isfinite(value):
                 found.append((float(row.step), float(value)))
         return tuple(found)
+
+    @property
+    def measure(self) -> Measure:
+        """What its training steps' success is told in."""
+        return measure_of(self.metrics)
 
     @property
     def stages(self) -> tuple[StageSpan, ...]:

@@ -88,22 +88,23 @@ def _figures(run: RecordedRun, group: FigureGroup) -> Block:
 def _stages(run: RecordedRun) -> Block | None:
     configured = cast("list[dict[str, Any]]", run.config.get("stages") or [])
     rows: list[dict[str, Any]] = []
+    key = f"train/{run.measure.key}/mean"
     for span in run.stages:
         steps = [row for row in run.metrics if span.first_step <= row.step <= span.last_step]
         ended = next((e for e in run.events if e.get("kind") == "stage_end" and e.get("step") == span.last_step), {})
-        accuracy = _numbers(steps[:5], "train/accuracy/mean"), _numbers(steps[-5:], "train/accuracy/mean")
+        first, last = _numbers(steps[:5], key), _numbers(steps[-5:], key)
         rows.append(
             {
                 "span": span,
                 "recipe": configured[span.stage] if 0 <= span.stage < len(configured) else {},
-                "first": mean(accuracy[0]) if accuracy[0] else None,
-                "last": mean(accuracy[1]) if accuracy[1] else None,
+                "first": mean(first) if first else None,
+                "last": mean(last) if last else None,
                 "seconds": sum(_numbers(steps, "time/step")),
                 "tokens": sum(_numbers(steps, "tokens/sampled")),
                 "ended": str(ended.get("message", "")).removeprefix(f"stage {span.stage + 1} ended "),
             }
         )
-    return block("stages", "Stages", {"rows": rows} if rows else None)
+    return block("stages", "Stages", {"rows": rows, "measure": run.measure} if rows else None)
 
 
 def _numbers(steps: Sequence[StepMetrics], key: str) -> list[float]:

@@ -12,7 +12,8 @@ from rich.text import Text
 from magicrl.evaluation.statistics import paired_scores
 from magicrl.reporting.charts import IntervalRow, intervals_view
 from magicrl.reporting.read_folders import Evaluation, Interval, RecordedRun, TemperatureScore
-from magicrl.reporting.wording import duration, number, percent, points, temperature, visible
+from magicrl.reporting.wording import duration, number, percent, temperature, visible
+from magicrl.training.diagnosis import ACCURACY, REWARD, Measure, measure_of
 
 
 class ScorePair(NamedTuple):
@@ -21,11 +22,18 @@ class ScorePair(NamedTuple):
     temperature: float
     before: TemperatureScore | None
     after: TemperatureScore | None
+    measure: Measure
+
+    @property
+    def scores(self) -> tuple[Interval | None, Interval | None]:
+        """The score before and after."""
+        old, new = (None if side is None else side.score(self.measure) for side in (self.before, self.after))
+        return old, new
 
     @property
     def rise(self) -> Interval | None:
         """After minus before at this temperature."""
-        return None if self.before is None or self.after is None else rise(self.before, self.after)
+        return None if self.before is None or self.after is None else rise(self.before, self.after, self.measure)
 
 
 class PassPair(NamedTuple):
@@ -60,18 +68,23 @@ class Comparison(NamedTuple):
     after: Evaluation | None
 
     @property
+    def measure(self) -> Measure:
+        """What its scores are told in."""
+        tests = [side for side in (self.before, self.after) if side is not None]
+        return measure_of(rewards=[score.reward for test in tests for score in test.temperatures.values()])
+
+    @property
     def pairs(self) -> tuple[ScorePair, ...]:
         """One a temperature, ascending."""
         old, new = ({} if side is None else side.temperatures for side in (self.before, self.after))
-        return tuple(ScorePair(t, old.get(t), new.get(t)) for t in sorted({*old, *new}))
+        return tuple(ScorePair(t, old.get(t), new.get(t), self.measure) for t in sorted({*old, *new}))
 
     @property
-    def start_best(self) -> tuple[float, TemperatureScore] | None:
-        """The temperature at which the start is best. Its score is chosen as the highest, so the rise over it
-        is if anything too small."""
-        if self.before is None or not self.before.temperatures:
-            return None
-        return max(self.before.temperatures.items(), key=lambda item: item[1].accuracy.mean)
+    def start_best(self) -> tuple[float, Interval] | None:
+        """The temperature at which the start is best, and its score there. It is chosen as the highest, so the rise
+        over it is if anything too small."""
+        told = [(p.temperature, p.scores[0]) for p in self.pairs]
+        return max(((t, score) for t, score in told if score is not None), key=lambda item: item[1].mean, default=None)
 
     @property
     def training_temperature(self) -> float | None:
@@ -81,11 +94,12 @@ class Comparison(NamedTuple):
 
     def rise_over_best(self, after_temperature: float | None) -> Rise | None:
         """The rise at ``after_temperature`` over the start's best temperature."""
-        best = self.start_best
-        after = None if self.after is None else self.after.temperatures.get(after_temperature or 0.0)
-        if best is None or after is None or after_temperature is None or (change := rise(best[1], after)) is None:
+        best, sides = self.start_best, {pair.temperature: pair for pair in self.pairs}
+        at = None if after_temperature is None else sides.get(after_temperature)
+        if best is None or at is None or at.scores[1] is None:
             return None
-        return Rise(best[0], after_temperature, best[1].accuracy, after.accuracy, change)
+        change = at._replace(before=sides[best[0]].before).rise
+        return None if change is None else Rise(best[0], at.temperature, best[1], at.scores[1], change)
 
     @property
     def passes(self) -> tuple[PassPair, ...]:
@@ -102,9 +116,10 @@ class Comparison(NamedTuple):
         return tuple(found)
 
 
-def rise(before: TemperatureScore, after: TemperatureScore) -> Interval | None:
+def rise(before: TemperatureScore, after: TemperatureScore, measure: Measure = ACCURACY) -> Interval | None:
     """``after - before`` with a 95 % interval, paired by problem; None for fewer than two problems judged in both."""
-    change = paired_scores(after.per_problem, before.per_problem, after.clusters or None)
+    old, new = before.by_problem(measure), after.by_problem(measure)
+    change = paired_scores(new, old, after.clusters or None, span=measure.span(old, new))
     return None if change is None else Interval(mean=change.mean, low=change.low, high=change.high)
 
 
@@ -147,13 +162,18 @@ def headline(run: RecordedRun) -> dict[str, Any] | None:
         sides = [side for pair in comparison.pairs for side in (pair.before, pair.after) if side is not None]
         view = intervals_view(
             "test" if len(found) == 1 else f"test_{i + 1}",
-            "Accuracy by temperature",
+            f"{comparison.measure.name.capitalize()} by temperature",
             interval_rows(comparison),
             "Bars are 95 % intervals; the unit of each is the problem, not the sample.",
-            best=None if comparison.start_best is None else comparison.start_best[1].accuracy.mean,
+            best=None if comparison.start_best is None else comparison.start_best[1].mean,
+            measure=comparison.measure,
         )
         tiles = _score_tiles(comparison) + (_run_tiles(run) if i == 0 else [])
-        told = {"boxed": any(s.boxed is not None for s in sides), "graded": any(s.reward is not None for s in sides)}
+        told: dict[str, Any] = {
+            "shares": ACCURACY,
+            "boxed": any(s.boxed is not None for s in sides),
+            "graded": comparison.measure is REWARD,
+        }
         sets.append({"comparison": comparison, "view": view, "passes": comparison.passes, "tiles": tiles, **told})
     return {"sets": sets} if sets else None
 
@@ -163,19 +183,19 @@ def _tile(value: str, label: str, detail: str) -> dict[str, str]:
 
 
 def _score_tiles(comparison: Comparison) -> list[dict[str, str]]:
-    """Accuracy at the temperature of training, and the rise over the start at its best."""
-    rise = comparison.rise_over_best(comparison.training_temperature)
+    """The score at the temperature of training, and the rise over the start at its best."""
+    rise, measure = comparison.rise_over_best(comparison.training_temperature), comparison.measure
     if rise is None:
         return []
     at = rise.after_temperature
-    pair = next(p for p in comparison.pairs if p.temperature == at)
-    old = "–" if pair.before is None else percent(pair.before.accuracy.mean)
-    best = f"{temperature(rise.before_temperature)}: {percent(rise.before.mean)}"
-    label, over = f"accuracy at temperature {temperature(at)}", f"over the start's best temperature, {best}"
-    interval = f"95 %: {points(rise.change.low)} to {points(rise.change.high)}"
+    old = next(p for p in comparison.pairs if p.temperature == at).scores[0]
+    best = f"{temperature(rise.before_temperature)}: {measure.value(rise.before.mean)}"
+    label, over = f"{measure.name} at temperature {temperature(at)}", f"over the start's best temperature, {best}"
+    interval = f"95 %: {measure.change(rise.change.low)} to {measure.change(rise.change.high)}"
+    before = measure.value(None if old is None else old.mean)
     return [
-        _tile(f"{old} → {percent(rise.after.mean)}", label, "before and after training"),
-        _tile(f"{points(rise.change.mean)} points", over, interval),
+        _tile(f"{before} → {measure.value(rise.after.mean)}", label, "before and after training"),
+        _tile(f"{measure.change(rise.change.mean)}{measure.unit}", over, interval),
     ]
 
 
@@ -194,12 +214,9 @@ def _run_tiles(run: RecordedRun) -> list[dict[str, str]]:
 
 
 def interval_rows(comparison: Comparison) -> list[IntervalRow]:
-    """A row a temperature, then a row a pass@k."""
-    rows: list[IntervalRow] = []
-    for pair in comparison.pairs:
-        old, new = (None if side is None else side.accuracy for side in (pair.before, pair.after))
-        rows.append(IntervalRow(temperature(pair.temperature), old, new))
-    passes = enumerate(comparison.passes)
+    """A row a temperature, then a row a pass@k, which is on the scale of shares alone."""
+    rows = [IntervalRow(temperature(pair.temperature), *pair.scores) for pair in comparison.pairs]
+    passes = enumerate(comparison.passes if comparison.measure is ACCURACY else ())
     return rows + [IntervalRow(f"pass@{p.k}", p.before, p.after, apart=i == 0) for i, p in passes]
 
 
@@ -231,71 +248,72 @@ def training_seconds(run: RecordedRun) -> float | None:
 
 
 def _score_table(comparison: Comparison) -> Table:
-    """Accuracy by temperature with 95 % intervals, the rise in points, and pass@k."""
+    """The score by temperature with 95 % intervals, the rise, and pass@k."""
+    measure = comparison.measure
+    shares = measure is ACCURACY
+    name = f"{measure.name} in %" if shares else measure.name
     table = Table(
-        title=f"Test set: {visible(comparison.set_name)} (accuracy in %, with 95 % intervals)",
+        title=f"Test set: {visible(comparison.set_name)} ({name}, with 95 % intervals)",
         title_justify="left",
         title_style="bold",
         box=SIMPLE_HEAD,
         padding=(0, 1),
     )
     table.add_column("temperature", no_wrap=True)
-    for name in ("before", "after", "rise in points"):
+    for name in ("before", "after", "rise in points" if shares else "rise"):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in comparison.pairs:
-        sides = (_interval_words(None if side is None else side.accuracy) for side in (pair.before, pair.after))
-        change = Text(_change_words(pair.rise), style="green" if pair.rise is not None and pair.rise.low > 0 else "")
+        sides = (_interval_words(score, measure) for score in pair.scores)
+        style = "green" if pair.rise is not None and pair.rise.low > 0 else ""
+        change = Text(_change_words(pair.rise, measure), style=style)
         table.add_row(temperature(pair.temperature), *sides, change)
     for passed in comparison.passes:
-        words = (_interval_words(side) for side in (passed.before, passed.after))
+        words = (_interval_words(side, ACCURACY) + ("" if shares else " %") for side in (passed.before, passed.after))
         table.add_row(f"pass@{passed.k}, {passed.temperature:g}", *words, "")
     return table
 
 
 def _cost_table(comparison: Comparison) -> Table:
-    """Entropy, length and truncation by temperature, before and after; the mean reward where rewards are graded."""
-    sides = [side for pair in comparison.pairs for side in (pair.before, pair.after) if side is not None]
-    graded = any(side.reward is not None for side in sides)
+    """Entropy, length and truncation by temperature, before and after."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("temperature", no_wrap=True)
-    for name in ("entropy", "mean length", "truncated", *(["mean reward"] if graded else [])):
+    for name in ("entropy", "mean length", "truncated"):
         table.add_column(name, justify="right", no_wrap=True)
     for pair in comparison.pairs:
-        old, new = (_cost_words(side, graded) for side in (pair.before, pair.after))
+        old, new = (_cost_words(side) for side in (pair.before, pair.after))
         both = [f"{a} → {b}" for a, b in zip(old, new, strict=True)]
         table.add_row(temperature(pair.temperature), *both)
     return table
 
 
-def _cost_words(score: TemperatureScore | None, graded: bool) -> list[str]:
+def _cost_words(score: TemperatureScore | None) -> list[str]:
     if score is None:
-        return ["–"] * (4 if graded else 3)
-    reward = [number(score.reward.mean if score.reward else None)] if graded else []
-    return [number(score.entropy), number(score.length_mean), percent(score.truncation), *reward]
+        return ["–"] * 3
+    return [number(score.entropy), number(score.length_mean), percent(score.truncation)]
 
 
 def _rise_lines(comparison: Comparison) -> list[Text]:
     """The rise over the start's best temperature, in words."""
-    rise = comparison.rise_over_best(comparison.training_temperature)
+    rise, measure = comparison.rise_over_best(comparison.training_temperature), comparison.measure
     if rise is None:
         return []
     text = (
-        f"At temperature {temperature(rise.after_temperature)}: {percent(rise.after.mean)}, "
-        f"{_change_words(rise.change)} points against the start's best temperature "
-        f"({temperature(rise.before_temperature)}: {percent(rise.before.mean)})"
+        f"At temperature {temperature(rise.after_temperature)}: {measure.value(rise.after.mean)}, "
+        f"{_change_words(rise.change, measure)}{measure.unit} against the start's best temperature "
+        f"({temperature(rise.before_temperature)}: {measure.value(rise.before.mean)})"
     )
     return [Text(text, style="bold green" if rise.clear else "bold")]
 
 
-def _interval_words(interval: Interval | None) -> str:
+def _interval_words(interval: Interval | None, measure: Measure) -> str:
     """``45.7 (43.1–48.3)``, in per cent."""
     if interval is None:
         return "–"
-    return f"{100 * interval.mean:.1f} ({100 * interval.low:.1f}–{100 * interval.high:.1f})"
+    return f"{measure.bare(interval.mean)} ({measure.bare(interval.low)}–{measure.bare(interval.high)})"
 
 
-def _change_words(change: Interval | None) -> str:
+def _change_words(change: Interval | None, measure: Measure) -> str:
     """``+45.1 (+41.9 to +48.0)``, in percentage points."""
     if change is None:
         return "–"
-    return f"{points(change.mean)} ({points(change.low)} to {points(change.high)})"
+    return f"{measure.change(change.mean)} ({measure.change(change.low)} to {measure.change(change.high)})"

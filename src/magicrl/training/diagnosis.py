@@ -22,7 +22,7 @@ from magicrl.evaluation.statistics import Difference, paired_scores
 from magicrl.records import Completion, Problem, StepMetrics, Verdict
 from magicrl.verifiers.base import NO_ANSWER, Extract, Reasoning
 
-Cause: TypeAlias = Literal["enough", "truncated", "no_answer", "all_wrong", "all_right"]
+Cause: TypeAlias = Literal["enough", "truncated", "no_answer", "all_wrong", "all_right", "same_reward"]
 
 ENOUGH = 0.25
 """Share of groups with a signal from which a run learns at a fair price; and the share of the answers from which a
@@ -40,6 +40,59 @@ def column(steps: Sequence[StepMetrics], *keys: str) -> list[float]:
         values = (row.values.get(key) for key in keys)
         found += [float(v) for v in values if isinstance(v, (int, float)) and math.isfinite(v)][:1]
     return found
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measure:
+    """What success is told in: the share of right answers, or the mean reward where rewards are graded.
+
+    Attributes:
+        key: of a score in ``evaluations/``; of a step, ``train/KEY/mean``.
+        name: in words.
+        per_problem: key of a score's values by problem.
+    """
+
+    key: Literal["accuracy", "reward"]
+    name: str
+    per_problem: Literal["per_problem", "reward_per_problem"]
+
+    def bare(self, value: float) -> str:
+        """``45.7``, in per cent, or a reward as ``0.457``."""
+        return f"{100 * value:.1f}" if self.key == "accuracy" else f"{value:.3g}".replace("-", "−")
+
+    def value(self, value: float | None) -> str:
+        """The same with its unit; a dash for what was not measured."""
+        return "–" if value is None else self.bare(value) + (" %" if self.key == "accuracy" else "")
+
+    def change(self, difference: float) -> str:
+        """``+12.3``, in percentage points, or a difference of rewards as ``+0.123``."""
+        size = abs(difference)
+        text = self.bare(size if size > 1e-9 else 0.0)  # a sum that cancels leaves its last bits
+        return text if not text.strip("0.") else ("+" if difference > 0 else "−") + text
+
+    @property
+    def unit(self) -> str:
+        """What stands behind a change."""
+        return " points" if self.key == "accuracy" else ""
+
+    def span(self, *per_problem: Sequence[float | None]) -> float:
+        """The range of the scores of problems: 1 for shares; of rewards what was seen (1 where all are equal)."""
+        told = [value for values in per_problem for value in values if value is not None]
+        return (max(told, default=0.0) - min(told, default=0.0) or 1.0) if self.key == "reward" else 1.0
+
+
+ACCURACY = Measure(key="accuracy", name="accuracy", per_problem="per_problem")
+REWARD = Measure(key="reward", name="mean reward", per_problem="reward_per_problem")
+
+
+def measure_of(steps: Iterable[StepMetrics] = (), rewards: Iterable[object] = ()) -> Measure:
+    """``REWARD`` where rewards are graded: a test told a mean reward (``rewards``: what each told, None for none), or
+    a step's mean reward is not its accuracy."""
+    pairs = ([row.values.get(f"train/{measure.key}/mean") for measure in (ACCURACY, REWARD)] for row in steps)
+    graded = any(reward is not None for reward in rewards) or any(
+        None not in pair and pair[0] != pair[1] for pair in pairs
+    )
+    return REWARD if graded else ACCURACY
 
 
 class Judging(NamedTuple):
@@ -71,6 +124,7 @@ class SampledAnswers:
         truncated: share cut at T.
         answered: share that ended by itself and held an answer that the verifier read; None where unknown.
         judging: the verifier's settings.
+        reward: the mean, where rewards are graded.
 
     Example:
         100 problems of which 2.2 % of the answers are boxed: ``SampledAnswers(groups=100, max_tokens=256,
@@ -84,14 +138,16 @@ class SampledAnswers:
     truncated: float
     answered: float | None = None
     judging: Judging = ANY_JUDGING
+    reward: float | None = None
 
     def failures(self) -> dict[Cause, float]:
         """Share of the answers that each cause made fail; with ``correct`` they add up to one."""
         answered = 1.0 - self.truncated if self.answered is None else self.answered
+        rest: dict[Cause, float] = {"all_wrong": max(0.0, answered - self.correct)}
         return {
             "truncated": self.truncated,
             "no_answer": max(0.0, 1.0 - self.truncated - answered),
-            "all_wrong": max(0.0, answered - self.correct),
+            **(rest if self.reward is None else {"same_reward": answered}),
         }
 
 
@@ -129,13 +185,14 @@ STEP_KEYS = (
     "train/accuracy/mean",
     "train/truncation/ratio",
     "train/answered/ratio",
+    "train/reward/mean",
 )
 """The metrics that ``answers_in`` reads."""
 
 
 def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> SampledAnswers | None:
     """The numbers of recorded training steps, their means; None where they do not say."""
-    groups, limits, rejected, correct, truncated, answered = (column(steps, key) for key in STEP_KEYS)
+    groups, limits, rejected, correct, truncated, answered, rewards = (column(steps, key) for key in STEP_KEYS)
     if not (rejected and correct and truncated and limits):
         return None
     return SampledAnswers(
@@ -146,6 +203,7 @@ def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> 
         truncated=mean(truncated),
         answered=mean(answered) if answered else None,
         judging=judging,
+        reward=mean(rewards) if measure_of(steps) is REWARD else None,
     )
 
 
@@ -179,7 +237,7 @@ def diagnose(answers: SampledAnswers) -> Diagnosis:
     if answers.mixed >= ENOUGH:
         return Diagnosis(cause="enough", message=_seen(answers), advice=())
     causes: list[Cause] = ["all_right"]
-    if answers.correct <= 0.5:
+    if answers.correct <= 0.5 or answers.reward is not None:
         shares = answers.failures()
         first, *others = sorted(shares, key=lambda cause: -shares[cause])
         causes = [first, *(cause for cause in others if shares[cause] >= ENOUGH)]
@@ -192,9 +250,10 @@ def _seen(answers: SampledAnswers) -> str:
 
     form = "boxed" if answers.judging.extract == "box" else "readable"
     ended = "" if answers.answered is None else f"{percent(answers.answered)} end with a {form} answer, "
+    right = f"{percent(answers.correct)} of the answers are right"
     return (
         f"{percent(answers.mixed)} of {answers.groups} groups have answers of differing reward, "
-        f"{percent(answers.correct)} of the answers are right, {ended}"
+        f"{right if answers.reward is None else f'the mean reward is {REWARD.value(answers.reward)}'}, {ended}"
         f"{percent(answers.truncated)} are cut at T = {answers.max_tokens}"
     )
 
@@ -208,6 +267,8 @@ def _advice(cause: Cause, answers: SampledAnswers) -> str:
         + (ending if answers.truncated >= NEVER_ENDS else ""),
         "all_wrong": "Answers are readable and wrong: easier problems, a filter that finds those solved sometimes "
         "([data.difficulty_filter]), or more samples a problem (group_size of the stage).",
+        "same_reward": "Answers to a problem earn the same: a reward that tells more of them apart, other problems, or "
+        "more samples a problem (group_size of the stage).",
         "all_right": "The problems are solved already: harder ones, or those not always solved "
         "([data.difficulty_filter], data.online_filter); more samples a problem (group_size of the stage) find the "
         "rare mistake.",
@@ -242,20 +303,26 @@ NOTHING_LEARNED = 3
 """Exit status of ``magicrl train`` after a run that went to its end and learned nothing."""
 
 NOTEWORTHY = 0.05
-"""A rise that a test excludes when its interval ends below: then there is none; else the test cannot tell."""
+"""A rise, as a share of the scores' range, that a test excludes when its interval ends below: then there is none; else
+the test cannot tell."""
 SCARCE = 0.05
 """Share of groups with a signal below which a run without a rise had nothing to learn from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoreRise:
-    """The first test set before and after training, paired by problem and clustered, at one temperature for both."""
+    """The first test set before and after training, paired by problem and clustered, at one temperature for both.
+
+    ``span`` is the range of the problems' scores, ``graded`` whether these are mean rewards.
+    """
 
     set_name: str
     temperature: float
     before: float
     after: float
     change: Difference
+    span: float = 1.0
+    graded: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -327,7 +394,7 @@ def conclude(facts: LearningFacts) -> Conclusion:
         return verdict("worse", tested, "Lower optimizer.learning_rate, and see the health findings.", *advice)
     if facts.answers is not None and facts.answers.mixed < SCARCE:
         return verdict("nothing_to_learn", f"{tested}{seen}", *advice)
-    if change.high < NOTEWORTHY:
+    if change.high < NOTEWORTHY * facts.rise.span:
         return verdict("no_rise", tested, *advice, "Train longer, or with a larger optimizer.learning_rate.")
     more = "More test problems or samples (evaluation.samples) make the interval narrower; more steps the rise larger."
     return verdict("undecided", f"{tested}: too wide to tell", *advice, more)
@@ -366,18 +433,31 @@ def _rise(before: Mapping[str, Any], after: Mapping[str, Any], temperature: floa
         return None
     # one temperature for both, so that a mere change of temperature is no rise
     at = temperature if temperature in both else max(both)
-    change = paired_scores(new[at]["per_problem"], old[at]["per_problem"], new[at].get("clusters"))
+    measure = measure_of(rewards=[score.get("reward") for score in (old[at], new[at])])
+    scores = [score.get(measure.per_problem, ()) for score in (old[at], new[at])]
+    span = measure.span(*scores)
+    change = paired_scores(scores[1], scores[0], new[at].get("clusters"), span=span)
     if change is None:
         return None
-    means = [float(score["accuracy"]["mean"]) for score in (old[at], new[at])]
-    return ScoreRise(set_name=str(after["set"]), temperature=at, before=means[0], after=means[1], change=change)
+    means = [float(score[measure.key]["mean"]) for score in (old[at], new[at])]
+    return ScoreRise(
+        set_name=str(after["set"]),
+        temperature=at,
+        before=means[0],
+        after=means[1],
+        change=change,
+        span=span,
+        graded=measure is REWARD,
+    )
 
 
 def _in_words(rise: ScoreRise) -> str:
-    change = rise.change
-    mean, low, high = (f"{100 * share:+.1f}".replace("-", "−") for share in (change.mean, change.low, change.high))
+    change, measure = rise.change, REWARD if rise.graded else ACCURACY
+    what = f"{measure.name} " if rise.graded else ""
+    mean, low, high = (measure.change(value) for value in (change.mean, change.low, change.high))
     clusters = f" of {change.clusters} prompts or templates" if change.clusters < change.problems else ""
     return (
-        f"{rise.set_name} at temperature {rise.temperature:g}: {100 * rise.before:.1f} % before, "
-        f"{100 * rise.after:.1f} % after, {mean} points (95 %: {low} to {high}, {change.problems} problems{clusters})"
+        f"{rise.set_name} at temperature {rise.temperature:g}: {what}{measure.value(rise.before)} before, "
+        f"{measure.value(rise.after)} after, {mean}{measure.unit} (95 %: {low} to {high}, {change.problems} "
+        f"problems{clusters})"
     )

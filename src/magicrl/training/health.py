@@ -17,6 +17,7 @@ import numpy as np
 from magicrl.records import StepMetrics
 from magicrl.training.diagnosis import (
     ANY_JUDGING,
+    REWARD,
     STEP_KEYS,
     Judging,
     SampledAnswers,
@@ -24,6 +25,7 @@ from magicrl.training.diagnosis import (
     column,
     diagnose,
     mean,
+    measure_of,
 )
 
 Series: TypeAlias = Sequence[StepMetrics]
@@ -42,6 +44,7 @@ SOLVED = 0.95
 
 EXACT, SAMPLED, TARGET = "entropy/exact/mean", "entropy/sampled/mean", "entropy/target"
 ACCURACY, FINISHED_ACCURACY = "train/accuracy/mean", "train/accuracy_nontruncated/mean"
+MEAN_REWARD = "train/reward/mean"
 LENGTH, TRUNCATION, REJECTED = "length/mean", "train/truncation/ratio", "groups/rejected/ratio"
 CLIPPED, SGD_STEPS, SAMPLER_GAP = "learner/clip_ratio", "learner/sgd_steps", "learner/sampler_gap_mean"
 
@@ -87,6 +90,11 @@ def last(series: Series, count: int, *keys: str) -> list[float]:
 def this_stage(series: Series) -> Series:
     """The steps of the stage that the last step belongs to; stages follow one another."""
     return [row for row in series if row.stage == series[-1].stage]
+
+
+def right(series: Series, key: str) -> list[float]:
+    """A share of right answers by step; [] where rewards are graded, which may rise while nothing is right."""
+    return [] if measure_of(series) is REWARD else column(series, key)
 
 
 def change(before: Sequence[float], after: Sequence[float]) -> tuple[float, float]:
@@ -146,13 +154,14 @@ def entropy_growth(series: Series) -> str | None:
     "info",
     ACCURACY,
     FINISHED_ACCURACY,
+    MEAN_REWARD,
     remedy="Expected early in a stage with a short T: the policy learns to finish in time. Nothing to change; "
     "accuracy of finished responses recovers later.",
 )
 def response_shortening(series: Series) -> str | None:
     """Early in a stage: accuracy up, accuracy among the finished down, both beyond twice their error."""
     stage, window = this_stage(series), 2 * RECENT
-    total, finished = column(stage, ACCURACY), column(stage, FINISHED_ACCURACY)
+    total, finished = right(stage, ACCURACY), right(stage, FINISHED_ACCURACY)
     if len(stage) > EARLY_STEPS or min(len(total), len(finished)) < 2 * window:
         return None
     up, up_error = change(total[:window], total[-window:])
@@ -165,6 +174,7 @@ def response_shortening(series: Series) -> str | None:
 @rule(
     "warning",
     ACCURACY,
+    MEAN_REWARD,
     remedy="Enlarge the batch (rollout_batch, group_size) or look at the data: wrong golds, problems that are all "
     "too hard or too easy (data.difficulty_filter).",
 )
@@ -173,7 +183,7 @@ def early_plateau(series: Series) -> str | None:
 
     With 95 % confidence it rises by less than half a point in ten steps, so that noise alone stays quiet.
     """
-    accuracy = column(series[-12 * RECENT :], ACCURACY)
+    accuracy = right(series[-12 * RECENT :], ACCURACY)
     if series[0].stage != series[-1].stage or len(series) > 2 * EARLY_STEPS or len(accuracy) < 8 * RECENT:
         return None
     (rise, error), now = trend(accuracy), mean(accuracy[-RECENT:])
@@ -260,13 +270,14 @@ def entropy_estimators_disagree(series: Series) -> str | None:
     "warning",
     LENGTH,
     ACCURACY,
+    MEAN_REWARD,
     remedy="Look at the longest rollouts for loops; lower the entropy coefficient or the learning rate, or "
     "shorten T for a while.",
 )
 def length_explosion(series: Series) -> str | None:
     """Responses twice as long as at the stage's start, without any accuracy to show for it."""
     stage = this_stage(series)
-    length, accuracy = column(stage, LENGTH), column(stage, ACCURACY)
+    length, accuracy = column(stage, LENGTH), right(stage, ACCURACY)
     if min(len(length), len(accuracy)) < 3 * RECENT:
         return None
     start, now = mean(length[:RECENT]), mean(length[-RECENT:])

@@ -79,10 +79,17 @@ def held_out_test(
 
 
 def score_document(result: Score) -> dict[str, Any]:
-    """A score as JSON, with the per-problem shares so that two models can be compared pairwise."""
+    """A score as JSON, with the per-problem shares (and mean rewards) so that two models can be compared pairwise."""
+
+    def rounded(values: Sequence[float]) -> list[float | None]:
+        return [None if math.isnan(value) else round(value, 6) for value in values]
+
+    graded: dict[str, Any] = {}
+    if result.reward is not None:
+        graded = {"reward": result.reward.as_dict(), "reward_per_problem": rounded(result.reward_per_problem)}
     return {
         "accuracy": result.accuracy.as_dict(),
-        **({} if result.reward is None else {"reward": result.reward.as_dict()}),
+        **graded,
         "problems": result.accuracy.problems,
         "samples": result.samples,
         "pass_at": {str(k): estimate.as_dict() for k, estimate in result.pass_at.items()},
@@ -91,7 +98,7 @@ def score_document(result: Score) -> dict[str, Any]:
         "entropy": result.entropy,
         "boxed_and_stopped": result.boxed_and_stopped,
         "clusters": list(result.clusters),
-        "per_problem": [None if math.isnan(s) else round(s, 6) for s in result.per_problem],
+        "per_problem": rounded(result.per_problem),
     }
 
 

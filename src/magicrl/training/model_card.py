@@ -21,7 +21,7 @@ from huggingface_hub import ModelCardData
 from magicrl.config.errors import without_secrets
 from magicrl.config.loader import config_hash
 from magicrl.config.schema import TrainConfig
-from magicrl.training.diagnosis import Conclusion
+from magicrl.training.diagnosis import ACCURACY, Conclusion, Measure, SampledAnswers, measure_of
 
 CARD = "README.md"
 RECIPE = "config.toml"
@@ -87,8 +87,8 @@ def card_text(
     trained = conclusion.facts.updates > 0 and conclusion.facts.weights_changed is not False
     if trained:
         made = (
-            "A causal language model trained with reinforcement learning on problems with verifiable answers, by "
-            f"magicrl with the recipe {_MAGIC}, from **{name}**: {steps}, sampled at temperature {tau:g}, loss "
+            "A causal language model trained with reinforcement learning on problems whose answers a program judges, "
+            f"by magicrl with the recipe {_MAGIC}, from **{name}**: {steps}, sampled at temperature {tau:g}, loss "
             f"`{config.algorithm.loss}`."
         )
     else:
@@ -121,7 +121,7 @@ written out)
 {_provenance(run)}
 ## Limits
 
-{_limits(config, evaluations) if trained else "- The start model's limits and licence hold."}
+{_limits(config, evaluations, conclusion.facts.answers) if trained else "- The start model's limits and licence hold."}
 """
 
 
@@ -175,9 +175,10 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
         for key in after:
             what = "greedy" if float(key) == 0 else f"temperature {float(key):g}, mean of {after[key]['samples']}"
             old = before.get(key, {})
+            measure = measure_of(rewards=[after[key].get("reward")])
             rows.append(
-                f"| {label} ({after[key]['problems']} problems) | accuracy, {what} "
-                f"| {_interval(old.get('accuracy'))} | {_interval(after[key]['accuracy'])} |"
+                f"| {label} ({after[key]['problems']} problems) | {measure.name}, {what} "
+                f"| {_interval(old.get(measure.key), measure)} | {_interval(after[key][measure.key], measure)} |"
             )
             for k, estimate in after[key].get("pass_at", {}).items():
                 was = old.get("pass_at", {}).get(k)
@@ -188,11 +189,10 @@ def _results(evaluations: Sequence[Mapping[str, Any]]) -> str:
     return head + "\n".join(rows) + "\n\nIn brackets: 95 % intervals over problems.\n"
 
 
-def _interval(estimate: Mapping[str, float] | None) -> str:
+def _interval(estimate: Mapping[str, float] | None, measure: Measure = ACCURACY) -> str:
     if estimate is None:
         return "–"
-    mean, low, high = (100 * estimate[key] for key in ("mean", "low", "high"))
-    return f"{mean:.1f} % ({low:.1f} to {high:.1f})"
+    return f"{measure.value(estimate['mean'])} ({measure.bare(estimate['low'])} to {measure.bare(estimate['high'])})"
 
 
 def _use(config: TrainConfig) -> str:
@@ -240,12 +240,17 @@ def _provenance(run: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _limits(config: TrainConfig, evaluations: Sequence[Mapping[str, Any]]) -> str:
+def _limits(config: TrainConfig, evaluations: Sequence[Mapping[str, Any]], answers: SampledAnswers | None) -> str:
     sets = ", ".join(sorted({str(document["set"]) for document in evaluations})) or "nothing"
+    judged = (
+        "verified final answers: the reasoning before an answer was never judged, and may be wrong where the answer is "
+        "right"
+        if answers is None or answers.reward is None
+        else "scores: what the reward function does not look at was never judged"
+    )
     return (
         f"- Measured on {sets} only, with one seed; other tasks may have become better or worse.\n"
-        "- Rewards were verified final answers: the reasoning before an answer was never judged, and may be wrong "
-        "where the answer is right.\n"
+        f"- Rewards were {judged}.\n"
         f"- Trained with responses of at most {max(stage.max_tokens for stage in config.stages)} tokens.\n"
         "- No safety training was added; the start model's limits and licence hold here, too."
     )
