@@ -54,8 +54,10 @@ def same_text(output: bytes, expected: bytes, tolerance: float | None = None) ->
 
 def close_tokens(found: bytes, wanted: bytes, tolerance: float | None) -> bool:
     """Whether two tokens are numbers that differ by no more than the tolerance."""
+    # no number of a test has so many digits, and a flood of them is not worth converting
     if len(found) > MAX_NUMBER_CHARS or len(wanted) > MAX_NUMBER_CHARS:
         return False
+    # a whole number is meant exactly unless the problem states a tolerance
     if tolerance == 0 or not (_FRACTION if tolerance is None else _NUMBER).fullmatch(wanted):
         return False
     if not _NUMBER.fullmatch(found):
@@ -89,6 +91,7 @@ def same_value(found: Any, wanted: Any, tolerance: float | None, *, strict: bool
     """
     if strict and tolerance is None:
         return bool(found == wanted)
+    # a list of what is left to compare, not recursion: hostile results may be nested deeply
     waiting = collections.deque([(found, wanted)])
     while waiting:
         a, b = waiting.pop()
@@ -118,6 +121,7 @@ def _same_leaf(a: Any, b: Any, tolerance: float | None) -> bool:
     if a == b:
         return True
     numbers = isinstance(a, int | float) and isinstance(b, int | float)
+    # True is 1 in Python, but no number within a tolerance
     if not numbers or isinstance(a, bool) or isinstance(b, bool):
         return False
     if tolerance is None and not isinstance(b, float):
@@ -134,6 +138,7 @@ Edge = tuple[int, int]
 def integers(text: str) -> list[int] | None:
     """The whole text as integers in ASCII digits, or None."""
     tokens = text.split()
+    # str.isdigit also takes digits of other scripts, and superscripts
     if any(not token.lstrip("+-").isascii() or not token.lstrip("+-").isdigit() for token in tokens):
         return None
     return [int(token) for token in tokens]
@@ -146,6 +151,7 @@ def is_permutation(items: Sequence[int], count: int, first: int = 1) -> bool:
 
 def same_items(items: Iterable[Any], others: Iterable[Any]) -> bool:
     """The same items in any order, each as often."""
+    # by their text: items of different types have no order
     return sorted(items, key=repr) == sorted(others, key=repr)
 
 
@@ -177,6 +183,7 @@ def is_tree(nodes: Sequence[int], edges: Sequence[Edge]) -> bool:
     """The edges join exactly these nodes, without a cycle."""
     known = set(nodes)
     ends_known = all(one in known and other in known for one, other in edges)
+    # n - 1 edges that join n nodes leave no room for a cycle
     return ends_known and len(edges) == len(known) - 1 and is_connected(nodes, edges)
 
 
@@ -259,6 +266,7 @@ def load_checker(text: str) -> Checker:
     functions = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
     if functions & {"check", "sat"}:
         return Checker("function", text)
+    # a misspelt name of a built-in checker is valid Python too, but does nothing
     if not any(isinstance(node, ast.Import | ast.ImportFrom | ast.Call) for node in ast.walk(tree)):
         raise SuiteError(f"field 'checker': {text[:60]!r} is no built-in checker ({known}) and no program")
     return Checker("program", text)
@@ -319,6 +327,7 @@ def _unordered(found: Any, wanted: Any, tolerance: float | None) -> bool:
         return same_value(found, wanted, tolerance, strict=False)
     if len(found) != len(wanted):
         return False
+    # sorted alike, so that values within the tolerance meet without trying all pairs
     ours = sorted(found, key=_sort_key)
     theirs = sorted(wanted, key=_sort_key)
     return all(same_value(a, b, tolerance, strict=False) for a, b in zip(ours, theirs, strict=True))

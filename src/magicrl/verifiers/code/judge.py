@@ -61,6 +61,7 @@ def program_in(response: str, reasoning: Reasoning) -> str | None:
     for fence in _FENCE.finditer(text):
         if opened is None:
             opened = fence
+        # as in CommonMark: the closing fence is of the same sign, no shorter, and says nothing
         elif fence[1][0] == opened[1][0] and len(fence[1]) >= len(opened[1]) and not fence[2]:
             last = text[opened.end() + 1 : fence.start()]
             if opened[2].lower() in _PYTHON:
@@ -92,10 +93,12 @@ class Referee:
         if said is not None:
             return said
         given, output, answer = arguments
+        # asked again with the expected answer as the output: if it takes that, it works and this output was at fault
         if answer is not None:
             if output != answer and self._ask_function([given, answer, answer])[0] is True:
                 return False  # it can judge: this output is what it could not read
             raise CheckerFailed(f"the checker failed on the expected output too: {reason}")
+        # no expected answer to try it on: only what no output can bring about is the checker's own mistake
         if reason.startswith(("NameError", "ImportError", "ModuleNotFoundError", "SyntaxError")):
             raise CheckerFailed(f"the checker failed: {reason}")
         return False
@@ -269,6 +272,7 @@ class _Trial:
             if self._left <= 0:
                 first = first or ("time_limit", f"test {at + 1}: the time for all tests together was used up")
                 break
+            # one request is for one role: calls, whole programs and test code go to different children
             alike = itertools.takewhile(functools.partial(_alike, cases[at]), cases[at : at + self._ahead])
             for found in self._with_retries(list(alike)):
                 at += 1
@@ -276,6 +280,7 @@ class _Trial:
                     self.passed += 1
                     continue
                 first = first or (found[0], f"test {at}: {found[1]}")
+                # every further test would end the same way
                 if self._stop or found[0] in ("syntax_error", "infrastructure_error"):
                     return first
         return first or ("passed", "")
@@ -288,6 +293,7 @@ class _Trial:
             try:
                 for one in self._judge(cases):
                     found.append(one)
+                # a batch makes compiled form and descriptors once, but is wasted on a program that fails at its start
                 self._ahead = min(4 * self._ahead, _MOST_AHEAD)
                 return found
             except Lost as error:
@@ -308,6 +314,7 @@ class _Trial:
         if isinstance(cases[0], AssertCase):
             yield self._assertions(cases[0])
             return  # the others come later
+        # fewer observations than tests: the runs stop at the first failure or when the time is up
         for case, (seen, failed) in zip(cases, self._observe(cases), strict=False):
             if failed is not None:
                 yield failed
@@ -348,6 +355,7 @@ class _Trial:
         return seen.output if isinstance(case, StdinCase) else seen.result
 
     def _stdin(self, case: StdinCase, seen: Observation) -> tuple[str, str] | None:
+        # a checker is Python and reads it all: a flood of output would use up its time, and look like its fault
         if self._referee is not None and len(seen.output) > max(_MAX_CHECKED, 4 * len(case.output or "")):
             return "output_limit", f"{len(seen.output)} bytes of output are more than a checker is asked to read"
         if self._accepts_text(case, seen.output):
@@ -381,6 +389,7 @@ class _Trial:
             if not isinstance(after, list):
                 raise TypeError("the arguments are no plain data")
             result = after[self._suite.in_place]
+        # a function that returns nothing was asked to change an argument in place
         elif result is None and not case.strict and case.expected is not None and isinstance(after, list):
             result = _changed(after, case)
         found = values.decode(result, remote.as_list)
@@ -392,6 +401,7 @@ class _Trial:
             return checkers.accepts_value(self._checker.text, found, case.expected, tolerance)
         if checkers.same_value(found, case.expected, tolerance, strict=case.strict):
             return True
+        # the APPS convention: every expected result stands in a list of its own
         if case.strict or not self._suite.wrapped or not isinstance(case.expected, list):
             return False
         return checkers.same_value(values.decode(result, remote.as_list), case.expected[0], tolerance, strict=False)
@@ -410,6 +420,7 @@ class _Trial:
             raise CheckerFailed(f"the test code is at fault: {reason}")
         if outcome == "wrong":
             return "wrong_answer", reason
+        # what ended the program says more than the tests' word that it is gone
         failed = failure(theirs, limits)
         if failed is not None and (outcome != "held" or failed[0] == "syntax_error"):
             return failed
@@ -417,9 +428,11 @@ class _Trial:
             return "runtime_error", reason
         if outcome is None:
             failed = failure(ours, limits) or ("runtime_error", "the test code did not end as it should")
+            # the program was not used yet, so it cannot have ended the tests
             if not called:
                 raise CheckerFailed(f"the test code failed before it called the program: {failed[1]}")
             return failed
+        # tests that check nothing would reward every program
         if not found["called"] or not found["asserted"]:
             what = "asserted nothing" if found["called"] else "never called the program"
             raise CheckerFailed(f"the test code {what}")

@@ -29,6 +29,7 @@ from magicrl.verifiers.code import values
 
 _MAX_FILE_BYTES = 16 << 20
 _MAX_LINE = 64 << 20
+# never through a link: a program could aim it at a file of the other side
 _SAFE = os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -54,6 +55,7 @@ class Files:
         room = _MAX_FILE_BYTES
         for path, state in self._known.items():
             if before.get(path) != state:
+                # a folder's state is (0,)
                 content = None if len(state) == 1 else self._read(path, min(state[1], room))
                 room -= len(content or "")
                 new[path] = content
@@ -88,6 +90,7 @@ class Files:
     def _read(self, path: str, size: int) -> str:
         fd = open_file(f"{self._folder}/{path}", os.O_RDONLY | _SAFE)
         try:
+            # latin-1 takes every byte, and JSON carries its characters
             return pread(fd, size, 0).decode("latin-1")
         finally:
             close(fd)
@@ -130,6 +133,7 @@ def as_list(tagged: Mapping[str, Any]) -> Any:
 def resolve(namespace: Mapping[str, Any], entry: str) -> Callable[..., Any]:
     """The function that tests call: a method of ``Solution`` if it has one of this name, else the module's own."""
     if not entry.isidentifier():
+        # a path such as `Solution().f`; evaluated where the program runs, so it can do no more than that
         return eval(entry, dict(namespace))
     solution = namespace.get("Solution")
     if isinstance(solution, type) and hasattr(solution, entry):
@@ -217,6 +221,7 @@ class Peer:
         return message if isinstance(message, dict) else None
 
     def _number(self, value: Any) -> int:
+        # `_lent` keeps the object alive, so that its id stays its own
         number = self._numbers.setdefault(id(value), len(self._lent))
         if number == len(self._lent):
             self._lent.append(value)
@@ -308,6 +313,7 @@ class Server(Peer):
         for part in message["path"]:
             where = getattr(where, part)
         before = getattr(where, attribute, _ABSENT) if module else where.get(attribute, _ABSENT)
+        # nested patches of one attribute: what was there before the first comes back
         self._replaced.setdefault(key, (where, attribute, before))
         self._put(where, attribute, self._decode(message["a"][0]))
         return {"value": None}
@@ -365,6 +371,7 @@ class Server(Peer):
         fields["k"] = {name: self._encode(item) for name, item in fields.get("k", {}).items()}
         with self._turn:
             self.send({"op": op, "lent": number, **fields})
+            # the tests may call the program while it waits for them (a callback of a callback)
             while (message := self.receive()) is not None:
                 if "op" in message:
                     self.send(self._answer(message))
@@ -417,6 +424,7 @@ def made_error(error: Any, decode: Callable[[Any], Any], kind_of: Any = None) ->
     kinds = [(str(module), str(name)) for module, name in error["kinds"]]
     if kind_of is None:
         found = (getattr(builtins, name, None) for module, name in kinds if module == "builtins")
+        # nearest built-in class: the program's process knows none of the tests' own
         kind = next((kind for kind in found if isinstance(kind, type) and issubclass(kind, Exception)), Exception)
     else:
         kind = kind_of(kinds)
@@ -424,6 +432,7 @@ def made_error(error: Any, decode: Callable[[Any], Any], kind_of: Any = None) ->
     try:
         made = kind(*arguments)
     except TypeError:
+        # its __init__ wants other arguments than those that it keeps in `args`
         made = kind.__new__(kind, *arguments)
     made.args = tuple(arguments)
     for name, value in error["vars"].items():

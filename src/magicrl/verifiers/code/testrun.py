@@ -85,6 +85,7 @@ class Client(Peer):
         encoded = {name: self._encode(item) for name, item in named.items()}
         reply = self._exchange("call", of=target, a=[self._encode(item) for item in positional], k=encoded)
         given, after = [*positional, *named.values()], reply.get("after")
+        # Python passes arguments by reference, so what the program changed in place has to come back
         if isinstance(after, list) and len(after) == len(given):
             for mine, changed in zip(given, after, strict=True):
                 _update(mine, self._decode(changed))
@@ -116,6 +117,7 @@ class Client(Peer):
             if (changed := self._files.changes()) is not None:
                 message["files"] = changed
             self._send(message)
+            # the program uses something lent before it answers
             while "op" in (reply := self._receive()):
                 self._send(self._answer(reply))
             self._files.apply(reply.get("files"))
@@ -134,6 +136,7 @@ class Client(Peer):
                 result = lent(*given, **{name: self._decode(item) for name, item in request["k"].items()})
                 return {"value": self._encode(result)}
             name = str(request["attribute"])
+            # else it could set a mock's `return_value` or read what the tests compare with
             if not _may_use(lent, name):
                 raise AttributeError(f"a program may not use {name!r} of what tests lend it")
             if request["op"] == "set":
@@ -205,6 +208,7 @@ class Client(Peer):
             return common
         if len(kinds) == 1:
             return Exception
+        # one class a name, so that `except` and `assertRaises` meet the same one again
         if name not in self._errors:
             self._errors[name] = type(name, (self._error_class(kinds[1:]),), {})
         return self._errors[name]
@@ -290,6 +294,7 @@ class Remote:
     def __contains__(self, item: Any) -> bool:
         if self._own or isinstance(item, Remote):
             return self._client.operate("contains", self, item) is True
+        # compared here, element by element: `in` would show the item to the program
         return any(item == one for one in self)
 
     def __iter__(self) -> Any:
