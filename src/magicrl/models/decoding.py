@@ -104,6 +104,7 @@ def _joined(parameters: Sequence[Tensor]) -> Tensor:
     if len(parameters) == 1:
         return first
     ends = [first.data_ptr() + sum(p.nbytes for p in parameters[:count]) for count in range(len(parameters))]
+    # joined already, by another decoder of this model: joined anew, that one's weight would be left behind
     one_store = {p.untyped_storage().data_ptr() for p in parameters} == {first.untyped_storage().data_ptr()}
     if one_store and [p.data_ptr() for p in parameters] == ends:
         height = sum(len(parameter) for parameter in parameters)
@@ -144,6 +145,7 @@ class _Layer:
         if self.query_norm is not None and self.key_norm is not None:
             query, key = rotated.split([self.queries, self.keys], dim=1)
             rotated = torch.cat((self.query_norm(query), self.key_norm(key)), dim=1)
+        # queries and keys at once; a roll is `rotate_half` without its minus, which is in `sin`
         rotated = rotated * cos + rotated.roll(self.head_dim // 2, -1) * sin
         query, key = rotated.split([self.queries, self.keys], dim=1)
         query, key, value = (t.transpose(0, 1)[None] for t in (query, key, value))
@@ -179,6 +181,7 @@ class FusedDecoder:
             product.refresh()
         x = self._base.embed_tokens(tokens)
         cos, sin = self._base.rotary_emb(x, positions[None])
+        # the minus of `rotate_half` goes into the sine, once for all layers
         half = sin.shape[-1] // 2
         sin = torch.cat((-sin[..., :half], sin[..., half:]), dim=-1)
         cos, sin = cos[0, :, None], sin[0, :, None]
@@ -220,6 +223,7 @@ def fused_decoder(model: Any) -> FusedDecoder | None:
     if type(model.get_output_embeddings()) is not nn.Linear:
         return None
     probe = torch.zeros(1, 1, dtype=model.dtype, device=model.device)
+    # an embedding that rotates a part of each head only is narrower than the head
     cos, _ = base.rotary_emb(probe, torch.zeros(1, 1, dtype=torch.long, device=model.device))
     return FusedDecoder(model, plain_norms) if cos.shape[-1] == base.layers[0].self_attn.head_dim else None
 
@@ -253,6 +257,7 @@ class StepShape:
         reached, widest = rows, cache.responses.whole[0].shape[3]
         for tier in range(_TIERS):
             first = 0 if tier == _TIERS - 1 else reached // 2  # the longest row that is read no further
+            # + 1: the new token; spare rows have no other
             longest = int(response_lengths[first]) + 1 if first < len(owners) else 1
             tokens = min(_rounded_up(longest), widest)
             if not tiers or tokens > tiers[-1][1]:
@@ -439,6 +444,7 @@ class StaticDecoder:
         """
         try:
             self._pool = self._pool or torch.cuda.graph_pool_handle()
+            # torch asks for a rehearsal on a stream of its own before a capture
             aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(aside):

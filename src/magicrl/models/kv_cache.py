@@ -64,6 +64,7 @@ def probe_cache_shape(model: Any, device: torch.device) -> CacheShape:
     probe = _ShapeProbe()
     zero = torch.zeros(1, 1, dtype=torch.long, device=device)
     model(input_ids=zero, position_ids=zero, use_cache=False, attention_context=probe)
+    # one tensor holds all layers: they must be alike, and numbered as its first dimension is
     shapes = set(probe.seen.values())
     if len(shapes) != 1 or sorted(probe.seen) != list(range(len(probe.seen))):
         raise ValueError(f"the cache needs layers of one key/value shape, this model has {probe.seen}")
@@ -81,6 +82,7 @@ class BlockStore:
     def __init__(
         self, shape: CacheShape, places: int, capacity: int, least: int, device: torch.device, *, whole: bool
     ) -> None:
+        # at most _BLOCKS blocks, and so as many products a layer; as wide as that takes, in multiples of the least
         few = -(-capacity // (_BLOCKS * least)) * least
         self.width = min(max(few, least), _WIDEST, capacity)
         self.capacity = capacity
@@ -122,6 +124,7 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
         return torch.zeros(shape, dtype=dtype, device=device)
     size = int(np.prod(shape)) * dtype.itemsize
     raw = np.zeros(size + _ALIGNED, dtype=np.uint8)
+    # numpy promises no alignment to a cache line: skip to the next one
     start = -raw.ctypes.data % _ALIGNED
     return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
 
@@ -215,10 +218,12 @@ def shared_places(owners: Integers, prompts: int, members: int) -> tuple[Integer
     """A table of ``prompts`` prompts by ``members`` rows: ``[rows]`` each row's place in it, and
     ``[prompts * members]`` the row of each place (0 where there is none)."""
     rows, counts = len(owners), np.bincount(owners, minlength=prompts)
+    # a prompt's rows side by side, in the order of the rows
     order = np.argsort(owners, kind="stable")
     starts = np.cumsum(counts) - counts
     place = np.empty(rows, dtype=np.int64)
     place[order] = owners[order] * members + np.arange(rows) - np.repeat(starts, counts)
+    # absent places repeat row 0: computed with the others, never read
     filled = np.zeros(prompts * members, dtype=np.int64)
     filled[place] = np.arange(rows)
     return place, filled
@@ -242,6 +247,7 @@ class Sharing:
         counts = np.bincount(owners)
         prompts, members = len(counts), int(counts.max())
         place, filled = shared_places(owners, prompts, members)
+        # every group has all its rows, in order: nothing has to be copied
         if len(filled) == len(owners) and (place == np.arange(len(owners))).all():
             return Sharing(prompts=prompts, members=members, place=None, filled=None)
         to, back = (torch.from_numpy(x).to(device) for x in (place, filled))
@@ -291,6 +297,7 @@ class RowAttention:
         for block in self._prompts:
             part = shared.gather(weights[..., block.columns].to(q.dtype))
             out = torch.bmm(part, prompts.values[layer][block.index][: block.places].flatten(0, 1))
+            # over blocks the sum is kept in float32 at least, whatever the products are rounded to
             total = out.to(self._wide) if total is None else total.add_(out)
         assert total is not None
         total = shared.spread(total, kv_heads)
@@ -316,6 +323,7 @@ class RowAttention:
             keys = self._response_store.keys[layer][block.index][: block.places].flatten(0, 1)
             found = torch.bmm(rows[: block.places * kv_heads], keys.transpose(1, 2)).unflatten(0, (-1, kv_heads))
             _fill(scores[: block.places, ..., block.columns], found, block.mask)
+            # the table begins with arbitrary numbers: what shorter rows do not see gets no weight
             scores[block.places :, ..., block.columns] = float("-inf")
         if scaling != 1.0:
             scores *= scaling
@@ -350,7 +358,9 @@ class DecodeAttention(RowAttention):
         dtype = cache.shape.dtype
         self._wide = torch.promote_types(dtype, torch.float32)
         self._prompts = self._blocks(prompt_lengths, cache.prompts.width, 0, self._sharing.prompts)
+        # responses stand behind the prompts in the table, so that one softmax goes over both
         begin = self._prompts[-1].columns.stop
+        # + 1: the new token sees itself
         self._responses = self._blocks(response_lengths + 1, cache.responses.width, begin, None)
         self._columns = self._responses[-1].columns.stop
         self._ends = self._append_places(response_lengths)
@@ -359,6 +369,7 @@ class DecodeAttention(RowAttention):
         """Blocks of the longest of ``lengths``, read for ``places`` places or (None) for the rows that reach them."""
         found: list[Block] = []
         for index, start in enumerate(range(0, int(lengths.max()), width)):
+            # rows stand by descending length, so those that reach a block are the first ones
             reached = self._rows if places is not None else int((lengths > start).sum())
             seen = np.minimum(lengths[:reached] - start, width)
             mask = None

@@ -181,6 +181,7 @@ def describe_policy(
         tokenizer=tokenizer,
         end_tokens=ends,
         max_context=_max_context(model, folder),
+        # rows beyond the tokenizer's last token are padding, which could be sampled but not decoded
         valid_vocab=min(rows, max(tokenizer.get_vocab().values()) + 1),
         folder=folder,
         licence=licence or read_licence(Path(folder)),
@@ -306,6 +307,7 @@ def _end_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, fold
         stated = getattr(model.config.get_text_config(), "eos_token_id", None)
     named: list[Any] = stated if isinstance(stated, list) else [stated]
     try:
+        # all of them: a base model that ships a chat template states another end than the template's turns have
         named = [*named, tokenizer.eos_token_id, end_of_turn_token(tokenizer)]
     except ValueError as error:
         raise ValueError(f"model {folder}: {error}") from error

@@ -77,6 +77,7 @@ class _Gated(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         gate, up, weight = ctx.saved_tensors
         (grad,) = grads
+        # the activation is made again for its derivative, whichever it is: autograd knows it
         with torch.enable_grad():
             leaf = gate.detach().requires_grad_()
             active = ctx.activation(leaf)
@@ -172,6 +173,7 @@ def _as_norm(module: nn.Module) -> _EfficientNorm | None:
     return next(
         (
             efficient
+            # whether the weight is stored less 1 (Gemma) no attribute says: the probe tells
             for efficient in (_EfficientNorm(module, eps, p) for p in (False, True))
             if _equal(module, module, efficient)
         ),

@@ -94,9 +94,11 @@ class PromptEncoder:
         if self._around is None:
             return [*self._begin, *self._plain(problem.prompt)] if problem.prompt.strip() else []
         texts = [message.content for message in problem.messages]
+        # no message names a control token: the rendered text is tokenized whole, as the template means it
         if not any(token in text for text in texts for token in self._special):
             turns = [(message.role, message.content) for message in problem.messages]
             return self._with_controls(_render(self._tokenizer, turns, generation_prompt=True))
+        # a message names one: what the template puts around the messages and their texts apart, so that it ends no turn
         roles = tuple(message.role for message in problem.messages)
         first, *after = self._around if roles == ("user",) else _frame(self._tokenizer, roles)
         tokens = self._with_controls(first)

@@ -119,6 +119,7 @@ def _of_family(config: SftConfig, number: int, policy: LoadedModel, first: int) 
     seed = int(np.random.SeedSequence([config.run.seed, number]).generate_state(1)[0])
     problems = islice(family.stream(seed=seed, split="train", levels=phase.levels), first * phase.batch_size, None)
     for step in range(first, phase.steps):
+        # of the step alone, so that a phase that is resumed shows what it would have shown
         rng = np.random.default_rng([config.run.seed, number, step])
         batch: list[TrainSample] = []
         for index, problem in enumerate(islice(problems, phase.batch_size)):

@@ -236,6 +236,7 @@ def diagnose(answers: SampledAnswers) -> Diagnosis:
     """The cause of the largest share of the answers, with the advice against it and every other large one."""
     if answers.mixed >= ENOUGH:
         return Diagnosis(cause="enough", message=_seen(answers), advice=())
+    # more right than wrong and still few mixed groups: what is left to learn from is solved
     causes: list[Cause] = ["all_right"]
     if answers.correct <= 0.5 or answers.reward is not None:
         shares = answers.failures()
@@ -415,6 +416,7 @@ def learning_facts(
     ``reuse`` is the number of passes over each step's buffer, ``temperature`` that of training: where the test has none
     at it, its highest counts.
     """
+    # every pass over the buffer counts the same tokens again
     sampled, trained = sum(column(steps, "tokens/sampled")), sum(column(steps, "tokens/trained")) / reuse
     return LearningFacts(
         steps=len(steps),

@@ -145,6 +145,7 @@ def entropy_growth(series: Series) -> str | None:
     if not recent or not first:
         return None
     start, earlier, now = mean(first), mean(recent[:RECENT]), mean(recent[-RECENT:])
+    # 0.1: a start of nearly no entropy doubles without any harm; 1.03: a plateau is no growth
     if now < 2 * max(start, 0.1, *target) or now < 1.03 * earlier:
         return None
     return f"entropy has risen from {start:.2f} to {now:.2f} nats per token"
@@ -354,6 +355,7 @@ class HealthMonitor:
         """Take one training step in; return what has newly gone wrong (or been noticed) at it."""
         kept = {k: metrics.values[k] for k in sorted(self._keys) if metrics.values.get(k) is not None}
         self._series.append(StepMetrics(step=metrics.step, stage=metrics.stage, values=kept))
+        # an episode that was quiet for long enough is over, and its rule may speak again
         self._quiet = {name: steps + 1 for name, steps in self._quiet.items() if steps < REARM_STEPS}
         findings: list[HealthFinding] = []
         for rule in RULES:

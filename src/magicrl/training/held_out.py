@@ -169,12 +169,14 @@ class Validation:
                 samples=1 if temperature == 0 else self._config.validation_samples,
                 temperature=temperature,
                 max_tokens=self._max_tokens,
+                # with one seed for all steps every point of the curve would share its luck
                 seed=evaluation_seed(self._seed, f"validation/{step}"),
                 progress=self._progress,
             )
         result = score(groups)
         measured = {"accuracy": result.accuracy, **({} if result.reward is None else {"reward": result.reward})}
         found = result.reward or result.accuracy
+        # of equal ones the earlier stays
         if self.best is None or found.mean > self.best.score:
             self.best = Best(step=step, score=found.mean)
         return {

@@ -20,6 +20,7 @@ PROBES = 2
 SAMPLES = 4
 TOKENS = 16
 FLOAT32_LIMIT = 1e-3
+# nats a token; a stale tied head is off by 0.086 (measured on vLLM, FINDINGS)
 LEAST_LIMIT = 0.02
 TIMES_ROUNDING = 4.0
 _ANOTHER_MODEL = (

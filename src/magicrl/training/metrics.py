@@ -171,6 +171,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
     truncated = np.concatenate([g.truncated[g.counted] for g in groups])
     lengths = np.array([len(c) for g in groups for c in g.group.completions])
     judged = [g for g in groups if g.counted.any()]
+    # r_nontrunc of J = E[p_nontrunc * r_nontrunc] (Fig. 6)
     finished = correct[~truncated]
     verified = [v.seconds for g in groups for v in g.verdicts]
     return {
@@ -266,6 +267,7 @@ class StalenessMeter:
 
     def begin_step(self, engine: RolloutEngine) -> None:
         """The version that the engine serves is the learner's now."""
+        # a step without an update makes nothing older
         if not self._versions or self._versions[-1] != engine.policy_version:
             self._versions = [*self._versions[-self._most :], engine.policy_version] if self._most else []
         self._busy = engine.busy_seconds() if engine.capabilities.in_flight else 0.0

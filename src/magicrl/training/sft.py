@@ -106,6 +106,7 @@ def phase_schedule(
             return rate * (step + 1) / warmup_steps
         if decay == "constant":
             return rate
+        # - 1: the last step is to have the tenth
         gone = min(1.0, (step - warmup_steps) / max(1, steps - warmup_steps - 1))
         left = 1 - gone if decay == "linear" else (1 + math.cos(math.pi * gone)) / 2
         return rate * (0.1 + 0.9 * left)
@@ -244,6 +245,7 @@ def _make(
     (model / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
     (model / "recipe.toml").write_text(to_toml(config, output.absolute()), encoding="utf-8")
     (model / "README.md").write_text(_card(config, policy), encoding="utf-8")
+    # last of all and in one move: a model folder is whole, or is not there
     model.replace(output)
     return _result(output, record, reused=False)
 
@@ -313,6 +315,7 @@ def _train(
     total = sum(phase.steps for phase in config.phases)
     began = saved = time.monotonic()
     before = journal.seconds
+    # from the last phase that was begun, which goes on where its losses end
     for number in range(max(0, len(journal.losses) - 1), len(config.phases)):
         if number == len(journal.losses):
             _forget_moments(learner)
