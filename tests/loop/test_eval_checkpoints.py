@@ -68,6 +68,13 @@ def test_a_run_with_evaluation_is_the_run_without(
     assert all(torch.equal(with_it[name], without[name]) for name in without)
 
 
+def test_every_validation_draws_anew(toy_recipe: Path, tmp_path: Path) -> None:
+    """With weights that stay as they are, two validations differ by chance alone."""
+    run(toy_recipe, tmp_path / "run", *OFTEN, "optimizer.learning_rate=1e-12")
+    rows = [json.loads(line)["values"] for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len({row["validation/length/mean"] for row in rows}) > 1
+
+
 OVERRIDES = ("stages.0.max_steps=2", "stages.1.max_steps=2", "checkpoint.keep_last=9", "evaluation.every=0")
 
 

@@ -175,9 +175,9 @@ def fields(request: Any, *, limit: int) -> dict[str, Any]:
 
 @pytest.mark.parametrize("rows", [3, 8])
 def test_a_resumed_engine_goes_on_bit_for_bit(
-    make_reference: Make, make_engine: Make, make_requests: Make, tmp_path: Path, rows: int
+    make_reference: Make, make_engine: Make, make_requests: Make, make_request: Make, tmp_path: Path, rows: int
 ) -> None:
-    """New weights before and after the checkpoint; with three rows a group is cut in the middle of its samples."""
+    """New weights and requests before and after the checkpoint; with three rows a group is cut in two."""
     models = [make_reference("qwen2-bias", seed=n, dtype=torch.float32) for n in range(3)]
 
     def engine_at(version: int) -> Any:
@@ -193,6 +193,7 @@ def test_a_resumed_engine_goes_on_bit_for_bit(
 
     def after_it(engine: Any) -> Outputs:
         engine.load_weights(models[2].state_dict(), 2)
+        engine.submit([make_request(draw, [1, 2, 3], limit=5) for draw in range(100, 106)])
         return outputs(list(engine.finished()))
 
     left_alone = engine_at(0)

@@ -40,6 +40,9 @@ def test_the_last_ones_and_the_best_are_kept(tmp_path: Path) -> None:
     for step in range(1, 6):
         save_checkpoint(tmp_path, make(step), keep_last=2, keep=frozenset({2}))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step-000002", "step-000004", "step-000005"]
+    latest = load_latest(tmp_path)
+    assert latest is not None
+    assert latest.step == 5
 
 
 @pytest.mark.parametrize("size", [0, 40, 130])
@@ -60,9 +63,14 @@ def test_a_full_disk_leaves_the_last_good_one_and_gives_its_space_back(
 
 
 def test_what_a_kill_left_is_removed_by_the_next_write(tmp_path: Path) -> None:
-    half = tmp_path / ".writing-step-000002"
-    half.mkdir()
-    (half / "tensors.safetensors").write_bytes(b"half")
+    def killed(self: Path, target: Path) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "rename", killed)
+        with pytest.raises(KeyboardInterrupt):
+            save_checkpoint(tmp_path, make(1), keep_last=2)
+    assert list(tmp_path.iterdir()), "what was written is still there"
     assert load_latest(tmp_path) is None
     save_checkpoint(tmp_path, make(2), keep_last=2)
     assert [p.name for p in tmp_path.iterdir()] == ["step-000002"]

@@ -95,6 +95,28 @@ def test_a_restored_schedule_switches_at_the_same_step(cut: int) -> None:
     assert drive(second, curve[cut:]) == whole - cut
 
 
+def test_a_stage_that_waits_for_its_min_steps_waits_on_after_a_restart() -> None:
+    rule = TransitionConfig(rule="truncation", window=4, truncation_below=0.1)
+    stages = [stage(8, min_steps=7, transition=rule), stage(16)]
+    schedule = StageSchedule(stages)
+    ended = []
+    for step, ratio in enumerate([0.0, 0.0, 0.0, 0.0, 0.5, 0.5, 0.5]):
+        if step == 5:
+            schedule, before = StageSchedule(stages), schedule
+            schedule.restore(json.loads(json.dumps(before.state())))
+        schedule.observe_truncation(ratio)
+        ended.append(schedule.finish_step() is not None)
+    assert ended == [False] * 6 + [True]
+
+
+def test_more_confidence_takes_more_steps() -> None:
+    def steps(confidence: float) -> int:
+        rule = CONVERGED.model_copy(update={"confidence": confidence})
+        return flat_until_switch(StageSchedule([stage(8, transition=rule), stage(16)]), seed=0)
+
+    assert steps(0.95) < steps(0.9999)
+
+
 def problem(name: str, source: str, **more: Any) -> Problem:
     return Problem(id=f"#{name}", key=name, prompt="?", golds=("1",), verifier="exact", source=source, **more)
 

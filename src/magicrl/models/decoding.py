@@ -168,11 +168,6 @@ class FusedDecoder:
         self.products = [p for layer in self._layers for p in layer.products] + [self._head]
         """In the order of the forward pass; the last is the head."""
 
-    def reload(self) -> None:
-        """Take every weight anew at the next forward pass, however it was written."""
-        for product in self.products:
-            product.version = -1
-
     def __call__(
         self, tokens: Tensor, positions: Tensor, context: AttentionContext, keep: Tensor | None = None
     ) -> Tensor:

@@ -190,9 +190,6 @@ class InProcessEngine(SchedulingEngine):
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Copy ``weights`` in. Sequences in flight keep their cache and go on under the new ones."""
         copy_weights(self._model, weights)
-        if self._fused is not None:
-            # the fused decoder multiplies with merged copies of the weights
-            self._fused.reload()
         if self._static is not None:
             self._static.reload()
         self._version = version
