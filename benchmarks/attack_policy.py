@@ -13,7 +13,6 @@ group advantages and the MAGIC loss. The policy is a softmax over templates, a r
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import parser_of, write_figure
 
 from magicrl.algorithms.advantages import reject_zero_advantage, score_group, scored_advantages
 from magicrl.algorithms.losses import LOSSES, LossInputs, loss_terms, response_weights
@@ -206,7 +206,7 @@ def train(setting: Setting) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
@@ -214,7 +214,7 @@ def main() -> None:
     found = [train(Setting(steps=given.steps, seed=given.seed, opened=o, honest=h)) for o, h in runs]
     FIGURES.parent.mkdir(parents=True, exist_ok=True)
     figures = {"command": " ".join(["python", "benchmarks/attack_policy.py", *sys.argv[1:]]), "runs": found}
-    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    write_figure(FIGURES, figures)
     print(json.dumps(found, indent=1))
 
 

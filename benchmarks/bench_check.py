@@ -10,7 +10,6 @@ that other work loads. A machine on which the spread alone is above ``WIDEST_BAN
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +21,8 @@ from typing import Any
 import head_speed
 import learner_speed
 import rollout_speed
-from measure import FIGURES, Turn
+from common import FIGURES, parser_of, write_figure
+from measure import Turn
 
 LEAST_BAND = 0.15
 WIDEST_BAND = 0.5
@@ -118,7 +118,7 @@ def checks(repetitions: int) -> list[tuple[str, float, Callable[[], tuple[float,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--repetitions", type=int, default=3)
     parser.add_argument("--output", type=Path, help="write the outcomes as JSON too")
     arguments = parser.parse_args()
@@ -128,7 +128,7 @@ def main() -> None:
         print(outcomes[-1], flush=True)
     if arguments.output:
         found = {o.name: {"committed": o.committed, "measured": o.measured, "verdict": o.verdict} for o in outcomes}
-        arguments.output.write_text(json.dumps(found, indent=1) + "\n")
+        write_figure(arguments.output, found)
     if any(outcome.verdict == "slower" for outcome in outcomes):
         raise SystemExit("slower than the committed benchmarks, beyond noise")
 

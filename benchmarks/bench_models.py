@@ -1,7 +1,8 @@
-"""The models that the speed benchmarks run: SmolLM2 from PyPI, and the quickstart's tiny reasoner."""
+"""What the speed benchmarks run: SmolLM2 from PyPI, the quickstart's tiny reasoner, an engine, what a learner takes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,17 @@ from magicrl.config.schema import DType, TinyModelConfig
 from magicrl.data.families import make_family
 from magicrl.models.loading import quiet_bars, resolve_dtype, save_policy
 from magicrl.models.small_models import make_tiny, prepare_gguf_package
+from magicrl.records import (
+    Problem,
+    RolloutRequest,
+    SamplingParams,
+    TrainSample,
+    frozen_floats,
+    frozen_tokens,
+)
+from magicrl.rollout.in_process import InProcessEngine
 
+PROBLEM = Problem(id="speed", prompt="", golds=("",), verifier="exact", source="benchmark")
 MODELS = Path(__file__).resolve().parents[1] / "runs" / "models"
 SMOLLM2 = "SmolLM2-135M-Instruct"
 TINY = "tiny"
@@ -84,3 +95,47 @@ def vocabulary(model: Any) -> int:
 def parameters(model: Any) -> int:
     """Trained numbers, a tied embedding counted once."""
     return sum(p.numel() for p in model.parameters())
+
+
+def speed_engine(model: Any, rows: int, max_context: int, **options: Any) -> InProcessEngine:
+    """The in-process engine without end tokens, so that every response is as long as asked."""
+    options = {"memory_limit_mb": 8192, **options}
+    return InProcessEngine(
+        model, end_tokens=frozenset(), decode=lambda tokens: "", valid_vocab=vocabulary(model), max_context=max_context,
+        max_rows=rows, **options,
+    )  # fmt: skip
+
+
+def submit(engine: InProcessEngine, prompts: Iterable[NDArray[np.int64]], samples: int, lengths: Sequence[int]) -> None:
+    """Ask for ``samples`` responses to each prompt, of the length that stands in its place in ``lengths``."""
+    engine.submit(
+        [
+            RolloutRequest(
+                draw=number,
+                problem=PROBLEM,
+                prompt_tokens=frozen_tokens(prompt),
+                group_size=samples,
+                sampling=SamplingParams(temperature=1.0, max_tokens=length, seed=0),
+            )
+            for number, (prompt, length) in enumerate(zip(prompts, lengths, strict=True))
+        ]
+    )
+
+
+def generate(engine: InProcessEngine, prompts: NDArray[np.int64], samples: int, length: int) -> None:
+    """Sample responses of one length to the end."""
+    submit(engine, prompts, samples, [length] * len(prompts))
+    list(engine.finished())
+
+
+def sample_of(prompt: Any, tokens: Any, advantage: float, group: int = 0, number: int = 0) -> TrainSample:
+    """A response as the loop hands it to the learner."""
+    return TrainSample(
+        prompt_tokens=frozen_tokens(prompt),
+        tokens=frozen_tokens(tokens),
+        advantage=advantage,
+        group_index=group,
+        sample_index=number,
+        sampler_logprobs=frozen_floats(np.zeros(len(tokens))),
+        policy_version=0,
+    )

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from measure import FIGURES, ROOT
+from common import FIGURES, ROOT
 
 from magicrl.training.recorder import write_atomically
 

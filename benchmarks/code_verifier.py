@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from code_load import PROGRAM, measure_scaling, measure_soak, tests_of
+from common import parser_of, write_figure
 
 from magicrl.verifiers.code.forkserver import PRELOADED
 
@@ -326,12 +327,12 @@ def main() -> None:
             **found,
         }
     FIGURES.parent.mkdir(parents=True, exist_ok=True)
-    FIGURES.write_text(json.dumps(figures, indent=1) + "\n")
+    write_figure(FIGURES, figures)
     print(json.dumps(found, indent=1))
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("what", choices=["speed", "attacks", "references", "soak", "scaling", "child"])
     parser.add_argument("rest", nargs="*", help="names of sets: only these references")
     parser.add_argument("--data", type=Path)

@@ -6,7 +6,6 @@ Shards a model's shapes with FSDP2 as the learner does, counts the bytes that on
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 import tomllib
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from measure import FIGURES, document, rounded, write_case
+from common import FIGURES, document, parser_of, rounded, write_case
 
 from magicrl.distributed.learner.sharding import Meshes, RankSettings, ShardedModel
 from magicrl.planning.memory import LearnerSetup, learner_memory
@@ -69,8 +68,7 @@ def counted(sharded: ShardedModel) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=Path, default=FIGURES / "distributed-learner-memory.json")
+    parser = parser_of(__doc__, FIGURES / "distributed-learner-memory.json")
     given = parser.parse_args()
     results = {f"{name} on {n}, {s} a sequence": dry_run(name, n, s) for name, n, s in DRY}
     print(json.dumps(results, indent=1))

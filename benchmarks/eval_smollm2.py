@@ -11,7 +11,6 @@ written to the figure, no problem and no response.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import shlex
@@ -20,6 +19,8 @@ import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
+
+from common import parser_of, write_figure
 
 from magicrl.evaluation.comparison import compare
 from magicrl.evaluation.results import Ask, Incomplete, result_of, write_results
@@ -91,7 +92,7 @@ def figure(output: Path, models: dict[str, str]) -> dict[str, Any]:
 
 def main() -> None:
     """Evaluate what is missing, then write the figure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--model", action="append", required=True, help="NAME=FOLDER, in order")
     parser.add_argument("--data", type=Path, required=True, help="folder with math/sets and code/sets")
     parser.add_argument("--output", type=Path, required=True, help="samples and results")
@@ -103,7 +104,7 @@ def main() -> None:
         for name, folder in models.items():
             words = command(part, folder, given.data, given.output / part / name)
             subprocess.run([sys.executable, "-m", "magicrl", *words], check=True)
-    given.figure.write_text(json.dumps(figure(given.output, models), indent=1) + "\n")
+    write_figure(given.figure, figure(given.output, models))
     sys.stdout.write(f"{given.figure}\n")
 
 

@@ -19,7 +19,6 @@ docs/performance.md.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import traceback
 from collections.abc import Callable
@@ -31,11 +30,11 @@ from typing import Any
 import gpu_page
 import head_speed
 import torch
+from common import FIGURES, PERFORMANCE, ROOT, document, parser_of, rounded, write_case
 from gpu_device import forget_peak, name_of, now
 from gpu_engine import EngineCase, engine_case
 from gpu_learner import LearnerCase, learner_case
 from gpu_profile import decode_profile, update_profile
-from measure import FIGURES, ROOT, document, rounded, write_case
 
 from magicrl.planning.shapes import ModelShape, load_shape
 
@@ -139,7 +138,7 @@ def attempted(job: Job) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; written into runs/ unless told otherwise")
     parser.add_argument("--parts", default=",".join(PARTS), help="some of %(default)s")
@@ -152,7 +151,7 @@ def main() -> None:
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise SystemExit("no CUDA device; --device cpu --quick shows that the script runs")
     output = arguments.output or (ROOT / "runs" if arguments.quick else FIGURES) / "bench-gpu.json"
-    page = arguments.page or (ROOT / "runs" / "gpu.md" if arguments.quick else gpu_page.PAGE)
+    page = arguments.page or (ROOT / "runs" / "gpu.md" if arguments.quick else PERFORMANCE)
     every = jobs(quick() if arguments.quick else full(), arguments.device)
     packages = ["triton"] if arguments.device == "cuda" else []
     head = document({"device": name_of(arguments.device), "cuda": torch.version.cuda}, packages)

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import torch
-from measure import rounded
+from common import rounded
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from magicrl.planning.hardware import GIB, Hardware, load_hardware

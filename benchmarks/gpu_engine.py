@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import rounded
 from gpu_device import copy_rate, forget_peak, name_of, now, peak_gib, product_rate, random_model
-from measure import rounded
 
 from magicrl.models.packing import ATTENTION_NAME, register_attention
 from magicrl.planning.costs import DecodeCost, Efficiency, System, decode_cost

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from common import rounded
 from gpu_device import forget_peak, name_of, now, peak_gib, planned_with, product_rate, random_model
-from measure import rounded
 
 from magicrl.config.schema import AlgorithmConfig, LoraConfig, ModelConfig
 from magicrl.planning.costs import sequence_work, update_flops

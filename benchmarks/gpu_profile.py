@@ -17,10 +17,10 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from common import rounded
 from gpu_device import forget_peak, name_of, now
 from gpu_engine import EngineCase, make_engine, seconds_of_turns, submit
 from gpu_learner import CONTROLS, LearnerCase, batch_of, make_learner, needs_lora, planned_with
-from measure import rounded
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 

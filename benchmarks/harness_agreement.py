@@ -13,7 +13,6 @@ The figure holds ids and classes only, no text of a problem or a response.
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import subprocess
@@ -25,6 +24,8 @@ from fractions import Fraction
 from itertools import islice
 from pathlib import Path
 from typing import Any
+
+from common import parser_of, write_figure
 
 from magicrl.evaluation.provenance import environment_facts, git_commit, now
 from magicrl.evaluation.samples import EvaluationFolder, SampleRow
@@ -200,7 +201,7 @@ def _cell(cell: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Score both ways, write the figure, and say the counts."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--peer", type=Path, required=True, help="python of the environment that has lm_eval")
     parser.add_argument("--data", type=Path, required=True, help="folder with math/sets")
     parser.add_argument("--evaluation", type=Path, action="append", default=[], help="output of magicrl eval")
@@ -218,7 +219,7 @@ def main() -> None:
         "peer": versions,
         "tables": tables(items, peers),
     }
-    given.figure.write_text(json.dumps(document, indent=1) + "\n")
+    write_figure(given.figure, document)
     by_key = {item.key: item for item in items}
     for texts, scorers in document["tables"].items():
         for scorer, cell in scorers.items():

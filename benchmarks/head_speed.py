@@ -12,7 +12,6 @@ tensor by tensor on a CPU, asked of the allocator on CUDA.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,8 +20,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from common import FIGURES, document, parser_of, rounded, write_case
 from head_peers import PEERS
-from measure import FIGURES, Clock, document, rounded, write_case
+from measure import Clock
 from tensor_memory import peak_of
 from torch import Tensor
 
@@ -163,7 +163,7 @@ def _naive_bytes(case: Case, gradients: int) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--quick", action="store_true", help="small sizes, seconds")
     parser.add_argument("--repetitions", type=int, default=3)

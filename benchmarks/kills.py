@@ -35,13 +35,15 @@ import psutil
 import pyarrow.parquet as pq
 
 # imported before the first fork, so that a life does not begin with seconds of imports
+from common import parser_of, write_figure
+
 from magicrl.config.loader import load_train_recipe
 from magicrl.config.paths import find_recipe
 from magicrl.config.schema import TrainConfig
 from magicrl.models import loading
 from magicrl.rollout import recording
 from magicrl.training import checkpoint, learner, recorder, rollout_queue, session
-from magicrl.training.recorder import NullObserver, RunFolder, environment_facts, write_atomically
+from magicrl.training.recorder import NullObserver, RunFolder, environment_facts
 
 MARK = "MAGICRL_KILLS"
 CLOCKED = ("time/", "idle/", "speed/", "memory/", "tokens/per_second", "verify/seconds")
@@ -428,7 +430,7 @@ def recorded_steps(output: Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("recipe", type=Path)
     parser.add_argument("--kills", type=int, default=50)
     parser.add_argument("--set", action="append", help="as for magicrl train")
@@ -441,7 +443,7 @@ def main() -> None:
     study.run()
     document = study.document(arguments)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.output, json.dumps(document, indent=1) + "\n")
+    write_figure(arguments.output, document)
     print(json.dumps({k: v for k, v in document.items() if k != "environment"}, indent=1))
     if not document["identical"] or document["survivors"]:
         raise SystemExit(REMEDY)

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from bench_models import SMOLLM2, TINY, long_tailed, story_tokens
+from bench_models import SMOLLM2, TINY, long_tailed, sample_of, story_tokens
 
 from magicrl.config.schema import DType
-from magicrl.records import TrainSample, frozen_floats, frozen_tokens
+from magicrl.records import TrainSample
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,14 +87,6 @@ def samples_of(responses: Sequence[Response]) -> list[TrainSample]:
     for response in responses:
         groups.setdefault(response.group, []).append(response.reward)
     return [
-        TrainSample(
-            prompt_tokens=frozen_tokens(r.prompt_tokens),
-            tokens=frozen_tokens(r.tokens),
-            advantage=r.reward - float(np.mean(groups[r.group])),
-            group_index=r.group,
-            sample_index=number,
-            sampler_logprobs=frozen_floats(np.zeros(len(r.tokens))),
-            policy_version=0,
-        )
+        sample_of(r.prompt_tokens, r.tokens, r.reward - float(np.mean(groups[r.group])), r.group, number)
         for number, r in enumerate(responses)
     ]

@@ -25,24 +25,12 @@ from typing import Any
 import psutil
 import torch
 from bench_models import TINY, model_folder, parameters, plain_model
+from common import FIGURES, document, rounded, write_case
 from gemm_bound import GemmBound
 from learner_cases import CASES, QUICK, Case, Response, samples_of
-from measure import (
-    FIGURES,
-    PeakMemory,
-    Times,
-    Turn,
-    document,
-    plausible,
-    ratio,
-    rounded,
-    summary,
-    timed,
-    turns,
-    write_case,
-)
+from measure import PeakMemory, Times, Turn, chosen, plausible, ratio, speed_parser, summary, timed, turns
 from torch import Tensor
-from trl_peer import PeerHooks, PeerSettings, train
+from trl_peer import PeerHooks, PeerSettings, learn
 
 from magicrl.config.schema import AlgorithmConfig, ModelConfig, OptimizerConfig
 from magicrl.models.loading import load_policy
@@ -180,7 +168,7 @@ def peer_updates(case: Case, responses: Sequence[Response], hooks: PeerHooks, up
     )
     folder = model_folder(case.model)
     with tempfile.TemporaryDirectory() as scratch:
-        return train(
+        return learn(
             plain_model(folder, "float32"), folder, responses, settings, hooks, updates=updates, scratch=Path(scratch)
         )
 
@@ -251,7 +239,7 @@ def memory_of(case: Case, side: str) -> dict[str, float]:
 
 def memory_in_child(case: Case, side: str) -> dict[str, float]:
     """``memory_of`` in a fresh process."""
-    command = [sys.executable, __file__, "--memory-of", side, "--memory-case", json.dumps(asdict(case))]
+    command = [sys.executable, __file__, "--memory-of", side, "--case", case.name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"measuring the memory of {side} failed:\n{done.stderr[-2000:]}")
@@ -285,25 +273,21 @@ class _Last(PeerHooks):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, seconds")
+    parser = speed_parser(__doc__)
     parser.add_argument("--tune", action="store_true", help="compare settings instead of sides")
-    parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
-    parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
-    parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
     parser.add_argument("--no-memory", action="store_true", help="leave out the two processes that measure memory")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--memory-of", choices=("magicrl", "trl"), help=argparse.SUPPRESS)
-    parser.add_argument("--memory-case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory_of:
-        print(json.dumps(memory_of(Case(**json.loads(arguments.memory_case)), arguments.memory_of)))
+        (case,) = chosen((*CASES, *QUICK), arguments.case)
+        print(json.dumps(memory_of(case, arguments.memory_of)))
         return
     known = QUICK if arguments.quick else CASES
     output = arguments.output or FIGURES / ("bench-learner-tuning.json" if arguments.tune else "bench-learner.json")
     head = document(SETTINGS | {"repetitions": arguments.repetitions}, packages=("trl", "accelerate", "datasets"))
     impossible: list[str] = []
-    for case in (c for c in known if not arguments.case or c.name in arguments.case):
+    for case in chosen(known, arguments.case):
         if arguments.tune:
             result = tune(case)
             print(case.name, result["cpu_s"])

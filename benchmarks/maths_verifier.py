@@ -9,9 +9,7 @@ same process, right after ours, on the same items. The numbers in docs/verifiers
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
 import os
 import platform
 import re
@@ -25,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import math_verify
+from common import parser_of, write_figure
 from maths_sets import Pair, golds, hostile, labelled
 from near_misses import near_misses
 from rewrites import rewrites
@@ -43,7 +42,7 @@ MARKED = re.compile(r"(?P<shown>[\d.]+)<!--=(?P<path>[\w.]+)-->")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--show", action="store_true", help="print the wrong verdicts (they quote the data)")
     arguments = parser.parse_args()
@@ -75,7 +74,7 @@ def main() -> None:
             if said != pair.label:
                 print(pair.number, pair.label, pair.golds, repr(pair.response[-100:]))
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.output, json.dumps(document, indent=1) + "\n")
+    write_figure(arguments.output, document)
     if arguments.output.resolve() == FIGURES.resolve():
         write_atomically(PAGE, filled(PAGE.read_text(), document))
 

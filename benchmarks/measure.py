@@ -1,4 +1,4 @@
-"""What the speed benchmarks share: clocks, interleaved repetitions, memory, the JSON they write.
+"""What the speed benchmarks share: clocks, interleaved repetitions, memory.
 
 Machines are shared and wall clock lies under load, so every figure is CPU time of this process at one thread, with
 the wall clock at all threads beside it, both sides in one process, in turns. The load average stands in the JSON.
@@ -6,9 +6,8 @@ the wall clock at all threads beside it, both sides in one process, in turns. Th
 
 from __future__ import annotations
 
+import argparse
 import gc
-import importlib.metadata
-import json
 import os
 import statistics
 import sys
@@ -18,14 +17,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
+from common import parser_of, rounded
 
 from magicrl.training.learner import release_free_memory
-from magicrl.training.recorder import environment_facts, write_atomically
-
-ROOT = Path(__file__).resolve().parents[1]
-FIGURES = ROOT / "docs" / "figures"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,11 +88,6 @@ def summary(measured: Sequence[tuple[Turn, Times]], work: Mapping[str, float]) -
     return found
 
 
-def rounded(value: float) -> float:
-    """Four significant digits: more is noise."""
-    return float(f"{value:.4g}")
-
-
 def ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float]:
     """How many times ours is faster, from two summaries: CPU time at one thread, wall clock at all threads."""
     most = max(ours, key=lambda key: int(key.removeprefix("threads_")))
@@ -110,6 +100,21 @@ def ratio(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, float
 def plausible(result: Mapping[str, Any], sides: Sequence[str]) -> bool:
     """Whether no side beat the bound, which nothing can: else the clock or the machine was disturbed."""
     return all(result[side]["share_of_gemm_bound"] <= 1 for side in sides)
+
+
+def speed_parser(description: str | None, output: Path | None = None) -> argparse.ArgumentParser:
+    """The options of a script that runs cases of two sides."""
+    parser = parser_of(description, output)
+    parser.add_argument("--quick", action="store_true", help="a tiny model, seconds")
+    parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
+    parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
+    parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
+    return parser
+
+
+def chosen(known: Sequence[Any], names: Sequence[str] | None) -> list[Any]:
+    """The cases of these names, or all."""
+    return [case for case in known if not names or case.name in names]
 
 
 # memory
@@ -127,38 +132,3 @@ class PeakMemory:
         """Bytes."""
         status = Path("/proc/self/status").read_text()
         return next(int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("VmHWM"))
-
-
-# the document
-
-
-def document(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
-    """The head of a benchmark's JSON: command, machine, date, versions, commit, load, settings."""
-    facts = environment_facts()
-    facts["versions"] |= {name: importlib.metadata.version(name) for name in packages}
-    load = [rounded(value) for value in os.getloadavg()]
-    return {
-        "command": " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]]),
-        "machine": {**facts, "memory_gib": rounded(psutil.virtual_memory().total / 2**30), "cpu": _cpu_name()},
-        "load_average_at_start": load,
-        "settings": dict(settings),
-    }
-
-
-def _cpu_name() -> str:
-    """Model and the vector units that decide how fast products are."""
-    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    lines = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
-    found = {key.strip(): value.strip() for key, value in lines.items()}
-    units = [u for u in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if u in found.get("flags", "").split()]
-    return f"{found.get('model name', 'unknown')} ({', '.join(units) or 'no vector units known'})"
-
-
-def write_case(path: Path, head: Mapping[str, Any], name: str, result: Mapping[str, Any], known: Sequence[str]) -> None:
-    """Put a case with the ``document`` of its run into the JSON; other ``known`` cases there stay as they are."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    cases = json.loads(path.read_text())["cases"] if path.exists() else {}
-    run = {**head, "load_average_at_end": [rounded(value) for value in os.getloadavg()]}
-    cases[name] = {"run": run, **result}
-    whole = {"cases": {name: cases[name] for name in known if name in cases}}
-    write_atomically(path, json.dumps(whole, indent=1, allow_nan=False) + "\n")

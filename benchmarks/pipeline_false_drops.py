@@ -10,15 +10,15 @@ what each later change of a rule saves, and what it lets through. Only the text 
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+from common import parser_of, write_figure
+
 from magicrl.evaluation.provenance import environment_facts
-from magicrl.files import write_atomically
 from magicrl.pipeline.entry import Entry
 from magicrl.pipeline.maths_rules import maths_fault
 from magicrl.pipeline.pipeline_schema import MathsCleaning
@@ -57,9 +57,8 @@ def entries(path: Path, name: str) -> list[Entry]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, FIGURES)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--output", type=Path, default=FIGURES)
     options = parser.parse_args()
     rules = MathsCleaning()
     counts: defaultdict[str, dict[str, int]] = defaultdict(dict)
@@ -85,7 +84,7 @@ def main() -> None:
         "read": read_ones(dropped),
         "environment": environment_facts(),
     }
-    write_atomically(options.output, json.dumps(document, indent=1) + "\n")
+    write_figure(options.output, document)
     print(json.dumps({name: document[name] for name in ("dropped", "read")}, indent=1))
 
 

@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from page_sections import put_section
+from common import FIGURES, ROOT, parser_of, put_section, table, write_figure
 
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.files import write_atomically
@@ -35,8 +35,7 @@ from magicrl.pipeline.judge_votes import stored_judgements
 from magicrl.pipeline.pipeline_schema import PipelineConfig
 from magicrl.pipeline.stats import step_folders
 
-FIGURES = Path(__file__).resolve().parents[1] / "docs" / "figures" / "pipeline-flawed.json"
-PAGE = FIGURES.parents[1] / "judging.md"
+PAGE = ROOT / "docs" / "judging.md"
 SETS = {"svamp": "svamp/simple_svamp.jsonl", "gsm8k": "gsm8k/simple_gsm8k_train.jsonl"}
 SETS["math"] = "math_train/simple_math_train.jsonl"
 GOLDS = {
@@ -206,27 +205,22 @@ def judged(options: argparse.Namespace, kinds: Mapping[str, str]) -> dict[str, A
     return {"report": report, "calibration": asdict(result)}
 
 
-def section(found: Mapping[str, Any]) -> str:
+def section(found: Mapping[str, Any]) -> list[str]:
     """The figures as docs/judging.md tells them."""
     settings, six = found["settings"], found["report_six"]
     judge, report = found["judging"]["calibration"], found["judging"]["report"]
     flawed, good = found["flawed_that_survive_difficulty"], found["good_that_survive_difficulty"]
-    lines = [
+    kappa, accuracy = (judge[key][settings["judge_model"]] for key in ("judge_kappa", "judge_accuracy"))
+    at = next(row for row in judge["rows"] if row["threshold"] == judge["threshold"])
+    of_six = {use: sum(one[use] != "kept" for one in six.values()) for use in STEPS}
+    rows = [[row["kind"], row["problems"], *(row[f"dropped_by_{use}"] for use in STEPS)] for row in found["table"]]
+    return [
         f"`{found['command']}`: {found['good']} good problems of SVAMP, GSM8K and MATH and {found['flawed']} flawed",
         f"ones, {settings['each']} of each kind below and the report's six, each set alone before every step",
         f"({settings['samples']} rollouts of the supervised start, {settings['votes']} votes of",
         f"{settings['judge_model']}).",
         "",
-        "| kind | problems | dropped by cleaning | by difficulty | by the judge |",
-        "|---|---|---|---|---|",
-    ]
-    for row in found["table"]:
-        dropped = " | ".join(str(row[f"dropped_by_{use}"]) for use in STEPS)
-        lines.append(f"| {row['kind']} | {row['problems']} | {dropped} |")
-    kappa, accuracy = (judge[key][settings["judge_model"]] for key in ("judge_kappa", "judge_accuracy"))
-    at = next(row for row in judge["rows"] if row["threshold"] == judge["threshold"])
-    of_six = {use: sum(one[use] != "kept" for one in six.values()) for use in STEPS}
-    lines += [
+        *table("kind | problems | dropped by cleaning | by difficulty | by the judge", rows),
         "",
         f"Of the flawed problems {flawed:.0%} survive the difficulty filter, of the good ones {good:.0%}: a filter by",
         f"difficulty is none of flaws. Of the report's six, cleaning drops {of_six['clean']}, the difficulty filter",
@@ -238,11 +232,10 @@ def section(found: Mapping[str, Any]) -> str:
         f"{at['precision']:.2f}, recall {at['recall']:.2f}, and {at['flawed_kept']:.0%} of the flawed stay: the judge",
         "is too weak to be of use.",
     ]
-    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, FIGURES / "pipeline-flawed.json")
     draw = "--draw" in sys.argv
     parser.add_argument("--draw", action="store_true", help="write the section from the JSON that is there")
     parser.add_argument("--data", type=Path, required=not draw)
@@ -257,7 +250,6 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--votes", type=int, default=4)
     parser.add_argument("--until", choices=STEPS, default="judge", help="stop after this step")
-    parser.add_argument("--output", type=Path, default=FIGURES)
     options = parser.parse_args()
     if options.draw:
         put_section(PAGE, "flawed", section(json.loads(options.output.read_text())))
@@ -283,7 +275,7 @@ def main() -> None:
         "cpu_seconds_of_the_last_call": round(used.ru_utime + used.ru_stime, 1),
         "environment": environment_facts(),
     }
-    write_atomically(options.output, json.dumps(document, indent=1) + "\n")
+    write_figure(options.output, document)
     put_section(PAGE, "flawed", section(document))
 
 

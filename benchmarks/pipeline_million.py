@@ -9,7 +9,6 @@ steps, so that its CPU seconds and peak memory are those of the whole; `--worker
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -17,6 +16,8 @@ import resource
 import time
 from pathlib import Path
 from typing import Any
+
+from common import parser_of
 
 from magicrl.evaluation.provenance import environment_facts
 from magicrl.pipeline.build import build
@@ -99,7 +100,7 @@ def config_for(path: Path, workers: int) -> PipelineConfig:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--folder", type=Path, required=True, help="empty or not there yet")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--workers", type=int, default=1)

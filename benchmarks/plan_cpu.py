@@ -11,7 +11,6 @@ also the tables of ``cpu-2core`` in ``calibration.toml``.
 
 from __future__ import annotations
 
-import argparse
 import json
 import tomllib
 from collections.abc import Sequence
@@ -22,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import tomli_w
-from measure import ROOT, document, rounded
+from common import ROOT, document, parser_of, rounded, write_figure
 from plan_published import CALIBRATION, error
 from scipy.optimize import brentq
 
@@ -185,9 +184,8 @@ def write_calibration(found: dict[str, tuple[Run, Efficiency, float]]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = parser_of(__doc__, ROOT / "docs" / "figures" / "plan-cpu.json")
     parser.add_argument("runs", nargs=2, type=Path)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "plan-cpu.json")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     runs = [load_run(folder) for folder in options.runs]
@@ -211,7 +209,7 @@ def main() -> None:
         found[run.name] = (run, efficiency, max(0.1, abs(ahead["rollout"]["error"]), abs(ahead["train"]["error"])))
     if options.write:
         write_calibration(found)
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_figure(options.output, result)
     print(json.dumps(result, indent=1))
 
 

@@ -6,17 +6,15 @@ Writes ``docs/figures/plan-published.json``; with ``--write`` also the table ``[
 
 from __future__ import annotations
 
-import argparse
 import json
 import time
 import tomllib
 from dataclasses import asdict, replace
 from math import log, sqrt
-from pathlib import Path
 from typing import Any
 
 import tomli_w
-from measure import ROOT, document, rounded
+from common import ROOT, document, parser_of, rounded, write_figure
 from published import (
     PROMPT,
     TABLE7_HOURS,
@@ -200,8 +198,7 @@ def write_calibration(fitted: Fitted, uncertainty: float) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "plan-published.json")
+    parser = parser_of(__doc__, ROOT / "docs" / "figures" / "plan-published.json")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     began = time.process_time()
@@ -226,7 +223,7 @@ def main() -> None:
         "verl": verl(fitted.efficiency),
         "cpu_seconds": rounded(time.process_time() - began),
     }
-    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    write_figure(options.output, result)
     print(json.dumps(result, indent=1))
 
 

@@ -22,6 +22,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from common import parser_of, write_figure
+
 from magicrl.config.loader import config_hash, load_sft_recipe, load_train_recipe
 from magicrl.config.schema import RunConfig, StartConfig, TrainConfig
 from magicrl.evaluation.job import evaluation_seed, sample_problems
@@ -33,7 +35,7 @@ from magicrl.training.held_out import held_out_test
 from magicrl.training.learner import LocalLearner
 from magicrl.training.objective import LearnerSettings
 from magicrl.training.preflight import check_run
-from magicrl.training.recorder import NullObserver, environment_facts, write_atomically
+from magicrl.training.recorder import NullObserver, environment_facts
 from magicrl.training.session import train
 from magicrl.training.sft import SUPERVISED, run_sft, supervised_steps
 from magicrl.verifiers.pool import VerifierPool
@@ -45,10 +47,9 @@ CONTROL_BATCH = 64
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, ROOT / "docs" / "figures" / "quickstart.json")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--runs", type=Path, default=Path("runs/quickstart-study"))
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "figures" / "quickstart.json")
     parser.add_argument("--threads", type=int, default=1)
     arguments = parser.parse_args()
     for seed in arguments.seeds:
@@ -193,7 +194,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     ordered = sorted(rows, key=lambda row: row["seed"])
     document = {"command": "python benchmarks/quickstart_study.py", "machine": environment_facts(), "seeds": ordered}
-    write_atomically(path, json.dumps(document, indent=1) + "\n")
+    write_figure(path, document)
 
 
 if __name__ == "__main__":

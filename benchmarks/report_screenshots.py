@@ -1,26 +1,22 @@
 """Pictures of pages for the documentation: a run (phone, desktop, dark, paper), a comparison, evaluations, a plan.
 
 python benchmarks/report_screenshots.py docs/quickstart.html --output docs/figures
-python benchmarks/report_screenshots.py --make runs/pictures --kind comparison --output docs/figures
-python benchmarks/report_screenshots.py --make runs/pictures --kind evaluation --output docs/figures
-python benchmarks/report_screenshots.py --make runs/pictures --kind plan --output docs/figures
+python benchmarks/report_screenshots.py comparison.html --kind comparison --output docs/figures
 
-``--make`` trains, evaluates or plans what the page shows (``report_examples.py``) into a folder, where it stays.
-
+Of runs and evaluations `magicrl report` makes the page, of a plan `magicrl plan --page`.
 Needs Chromium (`make browser`), which is driven by playwright. No picture may be larger than 250 kB.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeAlias
 
+from common import parser_of
 from playwright.sync_api import Page, sync_playwright
-from report_examples import MAKERS
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 LARGEST = 250_000  # bytes of one picture
@@ -31,19 +27,11 @@ Opened: TypeAlias = Callable[..., Page]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", type=Path, nargs="?", help="a page that exists; or --make")
-    parser.add_argument("--make", type=Path, metavar="FOLDER", help="make the page and all that it shows, there")
+    parser = parser_of(__doc__)
+    parser.add_argument("page", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--kind", choices=tuple(SHOTS), default="report")
     arguments = parser.parse_args()
-    if (arguments.page is None) == (arguments.make is None):
-        parser.error("give either a page or --make FOLDER")
-    if arguments.make is not None:
-        if arguments.kind not in MAKERS:
-            parser.error(f"--make makes {', '.join(MAKERS)}; a run's page is made by `make page`")
-        arguments.make.mkdir(parents=True, exist_ok=True)
-        arguments.page = MAKERS[arguments.kind](arguments.make.resolve())
     page_file: Path = arguments.page.resolve()
     folder: Path = arguments.output
     folder.mkdir(parents=True, exist_ok=True)

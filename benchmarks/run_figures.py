@@ -5,13 +5,13 @@ python benchmarks/run_figures.py runs/smollm2 --output docs/figures/smollm2.json
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
+from common import parser_of, write_figure
+
 from magicrl.evaluation.statistics import paired_scores
-from magicrl.training.recorder import write_atomically
 
 CURVES = (
     "train/accuracy/mean",
@@ -31,7 +31,7 @@ SCORE_KEYS = ("problems", "samples", "pass_at", "length_mean", "truncation", "en
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("run", type=Path)
     parser.add_argument("--output", type=Path, required=True)
     arguments = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> None:
         },
     }
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(arguments.output, json.dumps(document, indent=1) + "\n")
+    write_figure(arguments.output, document)
 
 
 def test(run: Path, before_path: Path) -> dict[str, Any]:

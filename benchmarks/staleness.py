@@ -26,7 +26,6 @@ the synchronous one; without a correction 4 falls apart as in one process.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import time
@@ -35,18 +34,16 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from measure import FIGURES, document, rounded
-from page_sections import put_section
+from common import FIGURES, RECIPES, ROOT, document, parser_of, put_section, rounded, table, write_figure
 
 from magicrl.cli.train import parts_of
 from magicrl.config.loader import load_train_recipe
 from magicrl.records import StepMetrics
-from magicrl.training.recorder import NullObserver, write_atomically
+from magicrl.training.recorder import NullObserver
 from magicrl.training.session import train
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "asynchronous.md"
-RECIPE = ROOT / "src" / "magicrl" / "recipes" / "quickstart.toml"
+RECIPE = RECIPES / "quickstart.toml"
 STEPS, EVERY = 80, 20
 
 COMMON = (
@@ -124,32 +121,30 @@ def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return arms
 
 
-def section(result: Mapping[str, Any]) -> str:
+def section(result: Mapping[str, Any]) -> list[str]:
     """The page's table of a pool."""
-    settings = result["settings"]
-    machine, replicas = result["machine"], settings["replicas"]
-    lines = [
+    machine, replicas = result["machine"], result["settings"]["replicas"]
+    rows: list[list[object]] = []
+    for arm, found in result["arms"].items():
+        rows.append(
+            [
+                *ARMS[arm], found["seeds"], *(f"{x:.2f}" for x in found["accuracy"]),
+                f"{found['lowest'][-1]:.2f} to {found['highest'][-1]:.2f}", f"{found.get('staleness/mean', 0.0):.2f}",
+                f"{found.get('staleness/spanning/ratio', 0.0):.1%}", f"{found['learner/sampler_gap_mean']:.3f}",
+                f"{found['learner/corrected_ratio']:.2%}",
+            ]
+        )  # fmt: skip
+    head = "staleness | correction | seeds | step 20 | 40 | 60 | 80 | seeds at 80 | mean staleness | spanning | gap "
+    return [
         f"`python benchmarks/staleness.py --replicas {replicas}` with these arms ({machine['started'][:10]}, "
         f"{machine['machine']}): the same task on a pool of {replicas} replicas.",
         "",
-        "| staleness | correction | seeds | step 20 | 40 | 60 | 80 | seeds at 80 | mean staleness | spanning | gap "
-        "| corrected |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        *table(f"{head}| corrected", rows),
     ]
-    for arm, found in result["arms"].items():
-        staleness, correction = ARMS[arm]
-        cells = [
-            str(staleness), correction, str(found["seeds"]), *(f"{x:.2f}" for x in found["accuracy"]),
-            f"{found['lowest'][-1]:.2f} to {found['highest'][-1]:.2f}", f"{found.get('staleness/mean', 0.0):.2f}",
-            f"{found.get('staleness/spanning/ratio', 0.0):.1%}", f"{found['learner/sampler_gap_mean']:.3f}",
-            f"{found['learner/corrected_ratio']:.2%}",
-        ]  # fmt: skip
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--start", type=Path, help="a start model's folder; default: the recipe's, made when absent")
@@ -174,7 +169,7 @@ def main() -> None:
                 continue
             runs[key] = one(arm, seed, options.start, options.runs / name / key.replace(" ", "-"), further)
             result = {**document(settings), "arms": summary(runs), "runs": runs}
-            write_atomically(output, json.dumps(result, indent=1) + "\n")
+            write_figure(output, result)
     if options.replicas and output == FIGURES / name:
         put_section(PAGE, "staleness-pool", section(json.loads(output.read_text())))
 

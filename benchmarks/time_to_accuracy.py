@@ -12,7 +12,6 @@ docs/claims.md before the arms were run. Each arm is written as it ends; arms th
 
 from __future__ import annotations
 
-import argparse
 import json
 import tempfile
 from collections.abc import Mapping
@@ -23,8 +22,9 @@ from typing import Any
 
 import torch
 from bench_models import plain_model
-from measure import FIGURES, ROOT, Clock, Times, document, rounded
-from trl_whole import WholeSettings, train
+from common import FIGURES, ROOT, document, parser_of, rounded, write_figure
+from measure import Clock, Times
+from trl_peer import train
 
 from magicrl.config.loader import config_hash, load_train_recipe
 from magicrl.config.schema import StartConfig, TrainConfig
@@ -33,7 +33,6 @@ from magicrl.evaluation.job import evaluation_seed, sample_problems, score
 from magicrl.training.assemble import Built, build, start_model_folder
 from magicrl.training.objective import entropy_controller
 from magicrl.training.preflight import check_run
-from magicrl.training.recorder import write_atomically
 from magicrl.training.step import Parts, Trainer
 from magicrl.verifiers.pool import VerifierPool
 
@@ -49,8 +48,8 @@ class Case:
 
     recipe: str  # magicrl's side whole, and what both sides share: start, problems, stage, optimizer
     overrides: tuple[str, ...]  # of the recipe, for both sides
-    # what TRL was tuned to (docs/claims.md says how): of ``WholeSettings``, and ``weights``, the dtype of its model's
-    # own weights, float32 unless it says otherwise
+    # what TRL was tuned to (docs/claims.md says how): ``per_device_batch``, ``bf16``, and ``weights``, the dtype of its
+    # model's own weights, float32 unless it says otherwise
     trl: Mapping[str, Any]
     target: float  # accuracy at temperature 1 on the held-out problems at which an arm ends
     every: int  # updates between measurements
@@ -84,7 +83,7 @@ CASES = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = parser_of(__doc__, OUTPUT)
     parser.add_argument("--case", choices=sorted(CASES), default="small")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
@@ -92,7 +91,6 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="override the recipe, for both sides (for a trial)")
     parser.add_argument("--trl", action="append", default=[], metavar="KEY=JSON", help="override TRL's settings")
     parser.add_argument("--models", type=Path, default=ROOT / "runs" / "models")
-    parser.add_argument("--output", type=Path, default=OUTPUT)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     case = CASES[arguments.case]
@@ -126,7 +124,7 @@ def run_arm(name: str, case: Case, side: str, seed: int, models: Path, output: P
         curve = Curve(case, built, judge, seed, config.stages[-1].max_tokens)
         (theirs if side == "trl" else ours)(config, built, judge, seed, curve, case)
     arm = {"key": key, "run": head, "curve": curve.points, "to_target": curve.to_target()}
-    write_atomically(output, json.dumps({"arms": [*arms, arm], "ratios": ratios([*arms, arm])}, indent=1) + "\n")
+    write_figure(output, {"arms": [*arms, arm], "ratios": ratios([*arms, arm])})
 
 
 def settings_key(config: TrainConfig, case: Case, side: str) -> str:
@@ -212,22 +210,8 @@ def ours(config: TrainConfig, built: Built, judge: VerifierPool, seed: int, curv
 
 def theirs(config: TrainConfig, built: Built, judge: VerifierPool, seed: int, curve: Curve, case: Case) -> None:
     """The same with TRL's trainer."""
-    stage, optimizer = config.stages[-1], config.optimizer
-    prompts = peer_prompts(built)
     chosen = dict(case.trl)
     weights = chosen.pop("weights", "float32")
-    settings = WholeSettings(
-        prompts=stage.rollout_batch,
-        samples=stage.group_size,
-        max_tokens=stage.max_tokens,
-        learning_rate=optimizer.learning_rate,
-        beta2=optimizer.beta2,
-        weight_decay=optimizer.weight_decay,
-        max_grad_norm=optimizer.max_grad_norm,
-        steps=case.steps,
-        seed=seed,
-        **chosen,
-    )
 
     def measure(updates: int, spent: Times, model: Any) -> bool:
         return curve.measure(updates, spent, {n: p.detach() for n, p in model.named_parameters()})
@@ -237,11 +221,15 @@ def theirs(config: TrainConfig, built: Built, judge: VerifierPool, seed: int, cu
             plain_model(Path(built.start.folder), weights),
             built.start.tokenizer,
             built.data.train,
-            prompts,
+            peer_prompts(built),
             judge,
-            settings,
             measure,
+            stage=config.stages[-1],
+            optimizer=config.optimizer,
+            steps=case.steps,
+            seed=seed,
             scratch=Path(scratch),
+            **chosen,
         )
 
 

@@ -5,43 +5,52 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import bench_models
-import learner_growth
+import growth
 import pytest
-import rollout_growth
 import tensor_memory
 import torch
-from measure import ROOT
-from page_sections import put_section
+from common import ROOT, put_section
+
+
+def drawn(monkeypatch: pytest.MonkeyPatch, folder: Path, what: str) -> tuple[dict[str, Any], str]:
+    """The JSON and the page."""
+    output, page = folder / "growth.json", folder / "performance.md"
+    given = [what, "--quick", "--output", str(output), "--page", str(page)]
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "benchmarks" / "growth.py"), *given])
+    monkeypatch.setattr(bench_models, "MODELS", folder)
+    growth.main()
+    return json.loads(output.read_text()), page.read_text() if page.exists() else ""
 
 
 def test_growth_of_a_learner_writes_its_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    output, page = tmp_path / "growth.json", tmp_path / "performance.md"
-    script = str(ROOT / "benchmarks" / "learner_growth.py")
-    monkeypatch.setattr(sys, "argv", [script, "--quick", "--output", str(output), "--page", str(page)])
-    learner_growth.main()
-    rows = json.loads(output.read_text())["sweeps"]["batch"]
+    found, page = drawn(monkeypatch, tmp_path, "learner")
+    rows = found["sweeps"]["batch"]
     assert rows[1]["mib_above_state"] >= rows[0]["mib_above_state"] > 0
-    assert f"| 8 |  | {rows[1]['response_tokens_per_cpu_s']:.0f} |" in page.read_text()
+    assert f"| 8 |  | {rows[1]['response_tokens_per_cpu_s']:.0f} |" in page
 
 
 def test_growth_of_a_rollout_writes_points_and_section(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench_models, "MODELS", tmp_path)
-    output, page = tmp_path / "growth.json", tmp_path / "performance.md"
-    script = str(ROOT / "benchmarks" / "rollout_growth.py")
-    monkeypatch.setattr(sys, "argv", [script, "--quick", "--output", str(output), "--page", str(page)])
-    rollout_growth.main()
-    points = json.loads(output.read_text())["points"]
+    found, page = drawn(monkeypatch, tmp_path, "rollout")
+    points = found["points"]
     assert {point["question"] for point in points} == {"rows", "context", "group"}
     assert all(point["decode_tokens_per_cpu_s"] > 0 for point in points)
-    assert page.read_text().count("\n| ") == 3 + len(points)
+    assert page.count("\n| ") == 3 + len(points)
+
+
+def test_a_long_response_tells_what_it_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, _ = drawn(monkeypatch, tmp_path, "long-response")
+    case = found["cases"]["tiny-64"]
+    assert case["peak_gib"] > case["before_model_gib"] > 0
+    assert case["gradient_norm"] > 0
 
 
 def test_sections_leave_each_other_alone(tmp_path: Path) -> None:
     page = tmp_path / "performance.md"
     for name, text in (("learner", "one"), ("rollout", "two"), ("learner", "three")):
-        put_section(page, name, text)
+        put_section(page, name, [text])
     text = page.read_text()
     assert "one" not in text
     assert text.index("three") < text.index("two")

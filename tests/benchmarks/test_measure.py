@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import common
 import gemm_bound
 import measure
 import pytest
@@ -72,12 +73,12 @@ def test_peak_memory_sees_what_was_freed_again() -> None:
 
 
 def test_every_case_says_where_and_how_it_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure.sys, "argv", [str(measure.ROOT / "benchmarks" / "rollout_speed.py"), "--quick"])
+    monkeypatch.setattr(common.sys, "argv", [str(common.ROOT / "benchmarks" / "rollout_speed.py"), "--quick"])
     path = tmp_path / "new" / "bench.json"
-    head = measure.document({"repetitions": 1}, packages=("trl",))
+    head = common.document({"repetitions": 1}, packages=("trl",))
     for name in ("old", "a", "b"):
-        measure.write_case(path, head, name, {"figure": 1}, ["old", "a", "b"])
-    measure.write_case(path, {**head, "settings": {"repetitions": 2}}, "b", {"figure": 2}, ["a", "b"])
+        common.write_case(path, head, name, {"figure": 1}, ["old", "a", "b"])
+    common.write_case(path, {**head, "settings": {"repetitions": 2}}, "b", {"figure": 2}, ["a", "b"])
     cases = json.loads(path.read_text())["cases"]
     assert list(cases) == ["a", "b"], "a case that is no more must go"
     assert (cases["a"]["figure"], cases["b"]["figure"]) == (1, 2)

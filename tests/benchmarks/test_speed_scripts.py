@@ -13,6 +13,7 @@ import measure
 import numpy as np
 import pytest
 import rollout_speed
+from common import ROOT
 from rollout_parts import batches_parts
 from transformers import logging as hf_logging
 
@@ -27,7 +28,7 @@ def _own_models(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rollouts_beside_generate(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     output = tmp_path / "bench.json"
-    script = str(measure.ROOT / "benchmarks" / "rollout_speed.py")
+    script = str(ROOT / "benchmarks" / "rollout_speed.py")
     monkeypatch.setattr(sys, "argv", [script, "--quick", "--repetitions", "1", "--output", str(output)])
     rollout_speed.main()
     cases = json.loads(output.read_text())["cases"]
@@ -79,7 +80,7 @@ def test_both_learners_take_the_same_gradient() -> None:
 @pytest.mark.slow
 def test_the_learner_benchmark_from_the_command_line(tmp_path: Path) -> None:
     output = tmp_path / "bench.json"
-    script = measure.ROOT / "benchmarks" / "learner_speed.py"
+    script = ROOT / "benchmarks" / "learner_speed.py"
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), "--quick", "--repetitions", "1", "--output", str(output)]
     subprocess.run(command, check=True, env=environment)

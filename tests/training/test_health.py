@@ -1,7 +1,7 @@
 """Each health rule on runs that have the sign and on runs that have not, recorded and made up; the episodes.
 
-The recorded ones are real runs of the quickstart's task that went wrong on purpose (`benchmarks/health_runs.py`);
-the made-up ones show what looks alike and is none.
+The recorded ones are real runs of the quickstart's task that went wrong on purpose; each
+names the settings that made it so. The made-up ones show what looks alike and is none.
 """
 
 from __future__ import annotations

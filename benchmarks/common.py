@@ -1,0 +1,95 @@
+"""What all scripts share: command line, the head and the file of a figure, the sections of pages that they write."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from magicrl.evaluation.provenance import environment_facts
+from magicrl.files import write_atomically
+
+ROOT = Path(__file__).resolve().parents[1]
+FIGURES = ROOT / "docs" / "figures"
+RECIPES = ROOT / "src" / "magicrl" / "recipes"
+PERFORMANCE = ROOT / "docs" / "performance.md"
+
+
+def parser_of(description: str | None, output: Path | None = None) -> argparse.ArgumentParser:
+    """A parser that shows a script's docstring as it stands; with ``--output`` where a default is given."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    if output is not None:
+        parser.add_argument("--output", type=Path, default=output, help="the JSON")
+    return parser
+
+
+def command() -> str:
+    """The command of this process, from the repository's root."""
+    return " ".join(["python", str(Path(sys.argv[0]).resolve().relative_to(ROOT)), *sys.argv[1:]])
+
+
+def rounded(value: float) -> float:
+    """Four significant digits: more is noise."""
+    return float(f"{value:.4g}")
+
+
+def load_average() -> list[float]:
+    return [rounded(value) for value in os.getloadavg()]
+
+
+def document(settings: Mapping[str, Any], packages: Sequence[str] = ()) -> dict[str, Any]:
+    """The head of a benchmark's JSON: command, machine, date, versions, commit, load, settings."""
+    facts = environment_facts()
+    facts["versions"] |= {name: importlib.metadata.version(name) for name in packages}
+    return {
+        "command": command(),
+        "machine": {**facts, "memory_gib": rounded(psutil.virtual_memory().total / 2**30), "cpu": _cpu_name()},
+        "load_average_at_start": load_average(),
+        "settings": dict(settings),
+    }
+
+
+def _cpu_name() -> str:
+    """Model and the vector units that decide how fast products are."""
+    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    lines = dict(line.split(":", 1) for line in text.split("\n\n")[0].splitlines() if ":" in line)
+    found = {key.strip(): value.strip() for key, value in lines.items()}
+    units = [u for u in ("avx2", "avx512f", "avx512_bf16", "amx_bf16") if u in found.get("flags", "").split()]
+    return f"{found.get('model name', 'unknown')} ({', '.join(units) or 'no vector units known'})"
+
+
+def write_figure(path: Path, found: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def write_case(path: Path, head: Mapping[str, Any], name: str, result: Mapping[str, Any], known: Sequence[str]) -> None:
+    """Put a case with the ``document`` of its run into the JSON; other ``known`` cases there stay as they are."""
+    cases = json.loads(path.read_text())["cases"] if path.exists() else {}
+    cases[name] = {"run": {**head, "load_average_at_end": load_average()}, **result}
+    write_figure(path, {"cases": {name: cases[name] for name in known if name in cases}})
+
+
+def put_section(page: Path, name: str, lines: Sequence[str]) -> None:
+    """Write ``lines`` between the markers of ``name``; a page or a section that is not there yet is begun."""
+    first, last = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+    whole = page.read_text() if page.exists() else ""
+    if first not in whole:
+        whole = f"{whole}\n{first}\n{last}\n"
+    before, rest = whole.split(first, 1)
+    assert last in rest, f"{page} has {first} and no {last}"
+    text = "\n".join([first, "", *lines, "", last])
+    write_atomically(page, f"{before}{text}{rest.split(last, 1)[1]}")
+
+
+def table(columns: str, rows: Iterable[Sequence[object]]) -> list[str]:
+    """Lines of a table; ``columns`` are its head, ``"rows | tokens"``."""
+    lines = [f"| {columns} |", "|---" * (columns.count("|") + 1) + "|"]
+    return [*lines, *("| " + " | ".join(map(str, row)) + " |" for row in rows)]
