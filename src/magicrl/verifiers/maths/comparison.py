@@ -75,8 +75,10 @@ def same_quantity(gold: Quantity, answer: Quantity) -> bool | None:
         share = None if left else number_value(bare)
         if share is not None and abs(share) < 1:
             return same_number(bare, hundredth)  # 0.25 is no 0.25%
+        # 28 for 28%, and 0.28 for it: the question says "what percentage"
         return any_of([same_number(one, bare) for one in (given, hundredth)])
     if unit.kind == "degree":
+        # without a degree sign a number is degrees like the other; with a pi it is radians
         verdict = False if given.holds("const", "pi") else same_number(given, without_degrees(bare))
         radians = given.holds("const", "pi") or (verdict is not True and bare.holds("const", "pi"))
         return same_number(given * _HALF_TURN, bare) if radians else verdict
@@ -96,14 +98,17 @@ def _both_units(gold: Expr, left: Unit, answer: Expr, right: Unit) -> bool | Non
             return same_number(gold, answer)  # "square units" says no more than no unit
         if left.dimension != right.dimension:
             return False
+        # no product with a factor: the decimals of a literal, which rounding is judged by, would be lost
         if left.factor == right.factor:
             return same_number(gold, answer)
         return same_value(number(left.factor) * gold, number(right.factor) * answer)
     if left.kind != right.kind:
         if {left.kind, right.kind} != {"degree", "unit"} or () not in (left.dimension, right.dimension):
             return False
+        # the radian is a unit without a dimension
         degrees, radians = (gold, answer) if left.kind == "degree" else (answer, gold)
         return same_value(degrees * _HALF_TURN, radians)
+    # the thing that is counted has to agree; a percentage may leave out of what
     if left.noun != right.noun and (left.kind == "noun" or (left.kind == "percent" and left.noun and right.noun)):
         return False
     return same_number(gold, answer)
@@ -133,6 +138,7 @@ def same_ratio(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(left, Ratio) and isinstance(right, Ratio):
         if len(left.parts) != len(right.parts):
             return False
+        # by cross products, without dividing by a part that may be zero
         pairs = combinations(zip(left.parts, right.parts, strict=True), 2)
         return all_of([same_value(a * d, c * b) for (a, b), (c, d) in pairs])
     ratio, other = (left, right) if isinstance(left, Ratio) else (right, left)
@@ -197,6 +203,7 @@ def same_order(gold: Order, answer: Order) -> bool | None:
     if verdicts.count(True) == len(verdicts) or len(gold.parts) != 2:
         return all_of(verdicts)
     ratio = constant_ratio(gold.parts[0] - gold.parts[1], answer.parts[0] - answer.parts[1])
+    # a negative factor turns an inequality round, but not an "is not equal"
     return None if ratio is None else ratio != 0 if gold.relations == ("!=",) else ratio > 0
 
 
@@ -250,6 +257,7 @@ def same(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(gold, Family) or isinstance(answer, Family):
         return same_family(gold, answer, same)
     closed = isinstance(gold, _CLOSED) or isinstance(answer, _CLOSED)
+    # by name before by position: x = 1, y = 2 may come as (y, x) = (2, 1)
     given, said = assigned(gold), assigned(answer)
     if not closed and given is not None and said is not None and given.keys() == said.keys():
         return all_of([same(value, said[name]) for name, value in given.items()])
@@ -269,9 +277,11 @@ def same(gold: Answer, answer: Answer) -> bool | None:
 
 def _closed(gold: Answer, answer: Answer) -> bool | None:
     """Sets that are no intervals, definitions by cases, permutations, lists that go on."""
+    # the blackboard letter may be written as a plain one
     if isinstance(gold, Domain) and isinstance(answer, Quantity):
         return answer == Quantity(symbol(gold.name)) if len(gold.name) == 1 else False
     if isinstance(gold, Domain) and isinstance(answer, Domain):
+        # N is the positive integers here (docs/verifiers.md, policies)
         return {gold.name, answer.name} <= {"N", "Z+"} or {gold.name, answer.name} <= {"N0", "Z+0"}
     for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Domain) and (listed := counting(other)):
@@ -341,6 +351,7 @@ def _both_named(gold: Named, answer: Named) -> bool | None:
     alike = alike or (one is not None and one == other) or _squeezed(gold.name) == _squeezed(answer.name)
     if alike or (functions[0] != functions[1] and {"y", "y'"} & {gold.name, answer.name}):
         return same(gold.value, answer.value)  # y = 2x and f(x) = 2x
+    # two names that are formulas may still be one relation: x = y/2 is y = 2x
     return False if gold.symbol is None and answer.symbol is None else _relations(gold, answer)
 
 
@@ -370,6 +381,7 @@ _LOOSE = re.compile(r"^(?:angle:)?(?:vec:)?(?:bar:)?(?:hat:)?|[\s_{}\\]")
 def _squeezed(name: str) -> str:
     """A name without what spelling leaves free: accents, the sign of an angle, braces."""
     bare = _LOOSE.sub("", name)
+    # two points name a segment, three an angle, in either direction; a vector has one direction
     points = len(bare) in (2, 3) and bare.isalpha() and bare.isupper() and not name.startswith("vec:")
     return min(bare, bare[::-1]) if points else bare  # AB is BA, angle ABC is CBA
 
@@ -411,6 +423,7 @@ def _equation(answer: Answer) -> Equation | None:
 
 def _sets(gold: Answer, answer: Answer) -> bool | None:
     left, right = as_spans(gold), as_spans(answer)
+    # a gold may list intervals without "or"; of an answer that would be hedging
     if left is None and isinstance(gold, Several) and (gold.either or any(map(unbounded, gold.items))):
         left = alternatives(gold.items)
     if right is None and isinstance(answer, Several) and answer.either:
@@ -426,6 +439,7 @@ def _sets(gold: Answer, answer: Answer) -> bool | None:
         if isinstance(gold, Several) or isinstance(answer, Several):
             return _several(gold, answer)
         return False if isinstance(gold, Quantity | Text) or isinstance(answer, Quantity | Text) else None
+    # a bare interval has no subject and meets a condition on any name
     if left.subject and right.subject and _squeezed(left.subject) != _squeezed(right.subject):
         return False
     return same_set(left, right)
@@ -437,6 +451,7 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
         return _both_several(gold, answer)
     several, group = (gold, answer) if isinstance(gold, Several) else (answer, gold)
     assert isinstance(several, Several)
+    # joined by "or" in an answer: only ways to write one value
     if several is answer and several.either and one_value(several.items):
         return all_of([same(gold, item) for item in several.items])
     if isinstance(group, Quantity) and all(isinstance(item, Named) for item in several.items):
@@ -448,6 +463,7 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(group, Group) and group.opening == group.closing:
         if group.opening == "{":
             return matched(values_of(several.items), group.items)
+        # a pair in [ ] is an interval, so only longer ones are lists
         if group.opening in "(<" or len(group.items) != 2:
             return in_order(several.items, group.items) if not (several.signs or several.either) else False
     return False if isinstance(group, Quantity | Text | Ratio | Clock | Based | Group | Matrix) else None
@@ -455,6 +471,7 @@ def _several(gold: Answer, answer: Answer) -> bool | None:
 
 def _both_several(gold: Several, answer: Several) -> bool | None:
     left, right = gold.items, answer.items
+    # names give the values an order: a = 1, b = 2 asks for 1, 2
     if ordered_names(left) and not any(isinstance(item, Named) for item in right):
         return in_order(left, right)
     named = all(isinstance(item, Named) for item in (*left, *right))
@@ -464,6 +481,7 @@ def _both_several(gold: Several, answer: Several) -> bool | None:
         left, right = values_of(left), values_of(right)
     asked, said = described(gold.items), described(answer.items)
     nouns = [words[-1] for words in asked if words]
+    # without repeated nouns the order of a list says nothing
     if len(set(nouns)) == len(nouns):
         return matched(left, right)
     if sorted(asked) == sorted(said):  # 3 red and 2 green apples: what describes them tells them apart
@@ -493,6 +511,7 @@ def matched(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
                 left.pop(at)
                 verdict = True
                 break
+            # an item that cannot be told from the gold's keeps the whole list open
             verdict = None if one is None else verdict
         if verdict is False:
             return False
@@ -508,6 +527,7 @@ def _groups(gold: Answer, answer: Answer) -> bool | None:
     both = (gold, answer) if isinstance(gold, Group) and isinstance(answer, Group) else None
     if both and (both[0].opening, both[0].closing) == (both[1].opening, both[1].closing):
         return (matched if both[0].opening == "{" else in_order)(both[0].items, both[1].items)
+    # {5} is 5
     if (inner := _only_member(gold)) is not None:
         return same(inner, answer)
     if (inner := _only_member(answer)) is not None:

@@ -43,6 +43,7 @@ _REACH = 10**12
 def domains(gold: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]], bool]]:
     """Points to try, and whether values must be real there; complex values come last, for who has no real ones."""
     names = sorted(gold.symbols | answer.symbols)
+    # depend on both texts: the same verdict every time, and no answer can be fitted to the points beforehand
     numbers = random.Random(zlib.crc32(repr(gold).encode()) ^ zlib.crc32(repr(answer).encode()))
     whole_names = _whole_names(gold) | _whole_names(answer)
     steps = any(tree.holds("fn", name) for tree in (gold, answer) for name in ("floor", "ceil", "mod"))
@@ -64,6 +65,7 @@ def domains(gold: Expr, answer: Expr) -> Iterator[tuple[Iterator[dict[str, fmpq]
             yield from points(*draw)
         yield from _beside_breaks(gold, answer, names, whole_names | (set(names) if counted else set()), numbers)
         if not whole_names and not counted:
+            # far out and close to zero, where functions that agree at middling sizes part
             for size in (10**3, 10**5, 10**9):
                 yield {name: fmpq(numbers.choice((-1, 1)) * numbers.randint(size, 9 * size), 7) for name in names}
                 yield {name: fmpq(numbers.choice((-1, 1)) * numbers.randint(1, 9), size) for name in names}
@@ -91,15 +93,19 @@ def _beside_breaks(
     gold: Expr, answer: Expr, names: Sequence[str], whole: frozenset[str] | set[str], numbers: random.Random
 ) -> Iterator[dict[str, fmpq]]:
     """Points at the breaks in each letter, between them and beyond them, the other letters drawn."""
+    # a rational function has one formula everywhere: no branch to miss
     analytic = not any(_bends(tree) for tree in (gold, answer))
     breaks = [] if analytic else list(dict.fromkeys((*_switches(gold), *_switches(answer))))[:_MOST_SWITCHES]
     for name in names if breaks else ():
+        # with other letters the breaks lie elsewhere: two draws of them
         for _ in range(1 if len(names) == 1 else 2):
             others = {other: fmpq(numbers.randint(-40, 40), 1 if other in whole else 7) for other in names}
             places = {place for tree in breaks if name in tree.symbols for place in _zeros(tree, name, others)}
+            # the nearest to zero, if there are too many
             ordered = sorted(sorted(places, key=abs)[:_MOST_PLACES])
             if not ordered:
                 continue
+            # one place beyond the outermost breaks on each side
             gap = 1 + max(abs(ordered[0]), abs(ordered[-1]))
             ordered = [ordered[0] - gap, *ordered, ordered[-1] + gap]
             shares = _SHARES if len(ordered) <= 8 else _SHARES[:1]
@@ -149,6 +155,7 @@ def _zeros(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
     elif form.degree() > 1:
         ctx.prec = _BITS  # global in FLINT: the last evaluation may have left it high
         roots: list[tuple[acb, int]] = form.complex_roots()  # pyright: ignore[reportAssignmentType]
+        # a ball that touches the real axis counts: a point too many costs little
         found = [_simple(root.real.mid().fmpq()) for root, _ in roots if root.imag.contains(0)]
     else:
         found = [-form[0] / form[1]] if form.degree() == 1 else []
@@ -186,6 +193,7 @@ def _polynomial(tree: Expr, name: str, others: dict[str, fmpq]) -> fmpq_poly | N
 
 
 def _simple(place: fmpq) -> fmpq:
+    # 5040 has every divisor up to 10: a break at a simple fraction is met exactly, not nearly
     rounded = fmpq(round(place * 5040), 5040)
     return rounded if abs(rounded - place) < fmpq(1, 10**9) else place
 
@@ -200,6 +208,7 @@ def _changes(tree: Expr, name: str, others: dict[str, fmpq]) -> list[fmpq]:
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             value = _at(tree, {**others, name: middle})
+            # a pole or the zero itself: nothing is left to halve
             if value is None or value == 0:
                 low = high = middle
                 break
@@ -284,6 +293,7 @@ def _same_function(gold: Expr, answer: Expr, base: int) -> bool | None:
         if not real and agreed >= _NEEDED:
             break  # complex values are only asked where there are no real ones
         for point in points:
+            # a function has many points, so each gets fewer bits than a single number
             verdict = _agree_at(gold, answer, point, real, base, MOST_BITS // 8)
             if verdict is False:
                 return False
@@ -293,6 +303,7 @@ def _same_function(gold: Expr, answer: Expr, base: int) -> bool | None:
 
 def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, most: int) -> bool | None:
     """Whether both have the same value at a point; None when one of them has none, or it stays unclear."""
+    # few bits first: most different values part at once; only equal ones go all the way
     bits = _FIRST_BITS
     while True:
         machine = Enclosure(bits, real=real, log_base=base)
@@ -320,11 +331,13 @@ def _agree_at(gold: Expr, answer: Expr, point: Point, real: bool, base: int, mos
         if isinstance(left, fmpq) and isinstance(right, fmpq):
             return left == right
         gap = left - right
+        # the ball surely holds the difference, so this is a proof
         if not _holds_zero(gap):
             return False
         verdict = _same_residues(gold, answer, point) if machine.rounded and bits == _FIRST_BITS else None
         if verdict is not None:
             return verdict
+        # no proof of equality: more bits than anything in either formula could hide a difference behind
         enough = _SURE_BITS + 2 * machine.spread
         if bits >= enough and _narrow(gap, left, bits):
             return True
@@ -352,8 +365,10 @@ def _same_residues(gold: Expr, answer: Expr, point: Point) -> bool | None:
     numbers = random.Random(zlib.crc32(repr(gold).encode()) ^ zlib.crc32(repr(answer).encode()))
     primes: list[int] = []
     while len(primes) < _PRIMES:
+        # its highest bit for the size, its lowest because primes are odd
         prime = numbers.getrandbits(127) | 1 << 126 | 1
         primes += [prime] if fmpz(prime).is_probable_prime() else []
+    # Fermat: exponents may be reduced by p - 1, for all four primes by the least common multiple
     field = Residues(math.prod(primes), math.lcm(*(prime - 1 for prime in primes)))
     try:
         return field.value(gold, point) == field.value(answer, point)
@@ -410,6 +425,7 @@ def approximates(decimal: Expr, exact: Expr) -> bool:
     """Whether a decimal literal is an irrational number, rounded or cut after six or more significant digits."""
     negative = decimal.op == "neg"
     literal = decimal.args[0] if negative else decimal
+    # roundings of fractions are the business of `literals.approximates`
     if literal.op != "num" or not literal.decimals or rational_value(exact) is not None:
         return False
     value = number_value(exact)
@@ -438,6 +454,7 @@ def constant_ratio(one: Expr, other: Expr) -> Fraction | None:
             except (UndefinedError, UnclearError):
                 continue
             zeros = _holds_zero(left), _holds_zero(right)
+            # where both are zero the ratio says nothing; where one is, it is no constant
             if any(zeros):
                 if not all(zeros):
                     return Fraction(0)

@@ -45,6 +45,7 @@ def parse(tokens: Sequence[Token]) -> Expr | None:
         tree = reader.sum(0)
     except NoFormulaError:
         return None
+    # a formula with something behind it is no formula: nothing is skipped
     if reader.at != len(reader.tokens):
         return None
     return indexed(tree) if tree.holds("series") else tree
@@ -148,6 +149,7 @@ class _Reader:
             elif self.take("cmd", "bmod"):
                 total = function("mod", total, self.factor(depth))
             elif self.starts_factor():
+                # two numbers side by side are a mixed number or nothing: never a product
                 two_numbers = self.peek("num") and self.tokens[self.at - 1].kind == "num"
                 mixed = self._mixed(total) if two_numbers or self.peek("cmd", "frac") else None
                 total = mixed or _times(total, self.factor(depth))
@@ -178,9 +180,11 @@ class _Reader:
         if self.at >= len(self.tokens):
             return False
         token = self.tokens[self.at]
+        # inside |...| a bar closes: it cannot begin a factor
         if token.kind == "bar":
             return self._bars == 0
         if token.kind == "word":
+            # up to three italic letters are a product of names; upright or longer ones are words
             return not token.roman and len(token.text) <= 3
         if token.kind == "cmd":
             return token.text in _FACTORS
@@ -209,6 +213,7 @@ class _Reader:
             return self._decorate(base, "'")
         if mark == "_":
             return self._decorate(base, "_" + self.script_text())
+        # f^\prime and f^{\prime} are f'
         ahead = [token.text for token in self.tokens[self.at : self.at + 3]]
         if ahead[:1] == ["prime"] or ahead == ["{", "prime", "}"]:
             self.at += 1 if ahead[0] == "prime" else 3
@@ -264,6 +269,7 @@ class _Reader:
             return self._applied(token.text, depth) or symbol(token.text)
         if token.kind == "word" and not token.roman and len(token.text) <= 3:
             letters = [Token("sym", letter) for letter in token.text]
+            # the letters take the word's place, so that scripts and brackets go to the last one
             self.tokens = [*self.tokens[: self.at - 1], *letters, *self.tokens[self.at :]]
             return symbol(letters[0].text)
         if token.kind == "lbrace" and self.peek("rbrace") and self.at + 1 < len(self.tokens):
@@ -324,6 +330,7 @@ class _Reader:
             return Expr("apply", tuple(args), name + "'" * primes)
         if len(args) > 1:
             raise NoFormulaError
+        # Gamma(x) is (x - 1)!
         shifted = args[0] + number(-1)
         return function("zeta", args[0]) if name == "zeta" else function("factorial", shifted)
 
@@ -342,6 +349,7 @@ class _Reader:
         """An argument of a command: a group, or one character."""
         if self.peek("num") and "." not in self.tokens[self.at].text:
             digits = self.next().text
+            # TeX takes one character: \frac12 is 1/2, \frac123 is 1/2 times 3
             if len(digits) > 1:
                 self.tokens = [*self.tokens[: self.at], Token("num", digits[1:]), *self.tokens[self.at :]]
             return self.number(digits[0])
@@ -379,7 +387,9 @@ class _Reader:
         if high is None:
             self.need("op", "^")
             high = self.script(depth + 1)
+        # a term, since a sum ends at the next plus sign
         body = self.term(depth + 1)
+        # bounds without an end have no value to compute; an operator behind leaves open where the body ends
         if letter.kind != "sym" or low.holds("const", "inf") or high.holds("const", "inf") or self.peek("op"):
             raise NoFormulaError
         if any(letter.text in other.partition("_")[2] for other in body.symbols):
@@ -401,6 +411,7 @@ class _Reader:
         if base is not None and name not in ("log", "lg"):
             raise NoFormulaError
         applied = function(name, arg) if base is None else function("logb", arg, base)
+        # \sin^{-1} is the inverse function; other powers are those of the value
         if power == -number(1):
             return function(_INVERSES[name], arg) if name in _INVERSES else self.fail()
         return applied if power is None else Expr("pow", (applied, power))
@@ -439,5 +450,6 @@ def _chosen(letter: str, subscript: str, script: Expr) -> Expr | None:
     """``C_n^k`` things chosen and ``A_5^2`` arranged, as some write them; None where it is a power."""
     top = number(int(subscript)) if subscript.isdigit() else symbol(subscript)
     numbers = top.op == script.op == "num"
+    # more than there is cannot be chosen, so C_5^{12} is a power, and so is A_n^2, where A is a name
     power = script.value > top.value if numbers else letter == "A"
     return None if power else _choices(letter, top, script)

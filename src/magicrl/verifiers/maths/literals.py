@@ -241,6 +241,7 @@ def plain_number(text: str) -> PlainNumber | None:
 
 
 def _decimal(sign: str, digits: str, exponent: str | None) -> PlainNumber | None:
+    # its length first: int() of a million digits would take its time
     if exponent and (len(exponent) >= 8 or abs(int(exponent)) > MAX_EXPONENT):
         return None
     bare = digits.replace(",", "").replace(" ", "")
@@ -267,6 +268,7 @@ def approximates(literal: PlainNumber, exact: Fraction) -> bool:
     Example: 0.0833333 is 1/12; 0.5000001 is not 1/2, which a decimal can say exactly.
     """
     rest = exact.denominator
+    # a decimal ends where the denominator has no other prime than 2 and 5
     for prime in (2, 5):
         while rest % prime == 0:
             rest //= prime
@@ -276,7 +278,9 @@ def approximates(literal: PlainNumber, exact: Fraction) -> bool:
 def rounds(decimal: Fraction, decimals: int, exact: Fraction) -> bool:
     """Whether a decimal is a value, rounded or cut after six or more significant digits."""
     unit = Fraction(1, 10**decimals)
+    # fewer than six digits from the first that is not zero
     if not decimals or abs(decimal) < 100_000 * unit:
         return False
     distance = abs(decimal - exact)
+    # rounded: half a unit of the last digit at most; cut: less than a unit, towards zero
     return 2 * distance <= unit or (distance < unit and abs(decimal) < abs(exact))

@@ -53,6 +53,7 @@ class CpuAlarm(BaseException):
 @contextmanager
 def cpu_limit(seconds: float) -> Generator[None]:
     """Raise `CpuAlarm` in the block once it used so many seconds of CPU time."""
+    # only the main thread may set signal handlers; elsewhere the pool's limit on the worker has to do
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
         return
@@ -328,6 +329,7 @@ def same_rational(gold: str, answer: str) -> bool | None:
         return None
     if left.value == right.value or approximates(right, left.value) or approximates(left, right.value):
         return True
+    # 1,234 may also be a list of two: the structure decides
     return None if left.grouped or right.grouped else False
 
 
@@ -379,6 +381,7 @@ def _same_marked(letter: str, stands_for: str, answer: str) -> bool | None:
     if given is None:
         return True if same_rational(stands_for, answer) or same_structure(stands_for, answer) else None
     said = choice_text(answer)
+    # an answer that gives both is held to both, or guessing the letter with any text would pay
     if given == letter and said and stands_for != said:
         wrong = False in (same_rational(stands_for, said), same_structure(stands_for, said))
         return not wrong
@@ -439,6 +442,7 @@ class MathsVerifier:
         try:
             with cpu_limit(STEPS_SECONDS):
                 verdict = self._by_steps(pairs, text)
+                # several boxes are a list only after the last one alone has failed
                 if box is not None and (verdict is None or verdict.status == "mismatch"):
                     verdict = self._by_joint_boxes(pairs, part) or verdict
         except CpuAlarm:
@@ -457,10 +461,12 @@ class MathsVerifier:
         """Steps 1 to 3: everything that needs no symbolic algebra. None when a gold stays open."""
         spelled = canonical(text)
         golds = [gold for _, gold in pairs]
+        # cheap and sure steps first; of a very long answer the string alone
         for name, step in CHEAP_STEPS if len(spelled) <= MAX_PARSED_CHARS else CHEAP_STEPS[:1]:
             opinions = [step(gold, spelled) for gold in golds]
             if True in opinions:
                 return make_verdict("matched", decided_by=name, extracted=text)
+            # a step that is sure of "different" takes the gold out; the next one sees what stays open
             golds = [gold for gold, opinion in zip(golds, opinions, strict=True) if opinion is None]
             if not golds:
                 return make_verdict("mismatch", decided_by=name, extracted=text)
@@ -485,6 +491,7 @@ class MathsVerifier:
         """Step 4: Math-Verify on what the steps before left open."""
         spelled = canonical(text)
         seed_sympy(0)  # sympy probes some identities at random points: the same ones for every item
+        # named phases: a worker that dies while it parses the gold is the gold's fault (`worker.WorkerProcess.ask`)
         self._progress("gold")
         parsed = {gold: self._parse_gold(gold) for gold, _ in pairs}
         if not any(parsed[gold] or (gold not in self._exhausting and has_shape(spelling)) for gold, spelling in pairs):
@@ -492,6 +499,7 @@ class MathsVerifier:
             return make_verdict("gold_unparsable", reason=reason, decided_by="math_verify", extracted=text)
         self._progress("answer")
         usable = [parsed[gold] for gold, spelling in pairs if parsed[gold] and engine_may_judge(spelling, spelled)]
+        # prose without a formula is no answer that algebra could save
         if not formula or not (usable or has_shape(spelled)):
             return make_verdict("mismatch", decided_by="structure", extracted=text)
         if not usable:
@@ -522,5 +530,6 @@ class MathsVerifier:
 
     def _remember(self, gold: str, parsed: list[Any]) -> None:
         if len(self._golds) >= _CACHED_GOLDS:
+            # the oldest: dictionaries keep their order
             self._golds.pop(next(iter(self._golds)))
         self._golds[gold] = parsed

@@ -41,6 +41,7 @@ def plain_characters(text: str) -> str:
         >>> plain_characters("2√3 + x¹⁰")
         '2\\\\sqrt{3} + x^{10}'
     """
+    # nearly every answer: no pattern has to look at it
     if text.isascii() and text.isprintable():
         return text
     return _UNUSUAL.sub(_plain_character, _on_the_line(text))
@@ -258,6 +259,7 @@ def canonical(text: str) -> str:
         '(-\\infty,5]'
     """
     text = _ENTITY.sub(lambda match: unescape(match[0]), text)  # x &le; 5
+    # circled numbers side by side name several statements, as a list does
     text = plain_characters(_CIRCLED_PAIR.sub(",", text))
     if "begin" not in text:
         text = _DOUBLED.sub("", text)  # escaped twice on its way here; a line break stands in tables only
@@ -304,6 +306,7 @@ def close_braces(text: str) -> str:
     depth = 0
     for token in re.finditer(r"\\.|[{}]", text, re.DOTALL):
         depth += {"{": 1, "}": -1}.get(token[0], 0)
+        # more closing than opening: not cut off, but something else
         if depth < 0:
             return text
     return text + "}" * depth
@@ -348,6 +351,7 @@ def strip_outer_braces(text: str) -> str:
                 return text
             partner[stack.pop()] = token.start()
     depth = 0
+    # the brace at `depth` closes just as far from the end: a layer around everything that is inside
     while partner.get(depth) == len(text) - 1 - depth and len(text) > 2 * depth + 1:
         depth += 1
     return text[depth : len(text) - depth].strip()

@@ -113,8 +113,10 @@ def _components(tree: Expr, marks: Sequence[str]) -> Group | None:
         return reduce(lambda part, one: substitute(part, names[one], number(int(one == axis))), names, tree)
 
     total = Expr("add", tuple(along(axis) * Expr("sym", name=name) for axis, name in names.items()))
+    # nothing of the formula may be left that is no component
     if same_value(tree, total) is not True:
         return None
+    # without k it is a vector of the plane
     return Group("<", "<", tuple(Quantity(along(axis)) for axis in (_AXES if "k" in names else "ij")))
 
 
@@ -130,6 +132,7 @@ def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth
     first, inside = tokens[0], tokens[1:-1]
     if len(tokens) < 2 or first.kind not in ("open", "env") or any(level == 0 for level in levels[1:-1]):
         return None
+    # before matrices: rows of relations are a system whatever the table is called
     if first.kind == "env" and (first.text.split()[-1] in _SYSTEMS or _lined_up(inside)):
         return _piecewise(inside, reader, depth) or _system(inside, reader, depth)
     if first.kind == "env":
@@ -143,6 +146,7 @@ def bracketed(tokens: Sequence[Token], levels: list[int], reader: _Reader, depth
     if inner_levels is None or opening in ("floor", "ceil", "|"):
         return None
     pieces, separators = split(inside, inner_levels, "sep")
+    # one item in parentheses is the item
     if not separators and opening == closing == "(":
         return reader.item(inside, depth + 1)
     if any(separator not in (",", ";") for separator in separators) or len(pieces) > MAX_ITEMS:
@@ -171,6 +175,7 @@ def set_builder(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer 
         return None
     head, condition = inside[:bar], inside[bar + 1 :]
     declared = declaration(condition)
+    # {2k : k in Z}: the letter behind the bar only says what the members run through
     if declared:
         member = reader.item(head, depth + 1)
         if isinstance(member, Quantity) and member.expr.op == "sym" and member.expr.name in declared.names:
@@ -199,6 +204,7 @@ def _within(domain: Answer, name: str, found: Answer) -> Answer | None:
     if plain is None or (isinstance(domain, RealSet) and len(domain.spans) == 1 and domain.spans[0].low.op == "neg"):
         return plain
     if isinstance(domain, Domain) and isinstance(plain, RealSet):
+        # few enough whole numbers are a list of them
         members = whole_numbers(plain, domain.name)
         if members is not None:
             return Group("{", "{", tuple(Quantity(number(member)) for member in members))
@@ -229,6 +235,7 @@ def _piecewise(inside: Sequence[Token], reader: _Reader, depth: int) -> Answer |
             return None
         pieces.append((read, asked))
     conditions = [condition for _, condition in pieces]
+    # only the last case may say "otherwise"
     return Piecewise(tuple(pieces)) if len(pieces) > 1 and None not in conditions[:-1] else None
 
 
@@ -272,6 +279,7 @@ def _grouped(opening: str, closing: str, items: Sequence[Answer | None]) -> Answ
         flat = [part for item in known for part in (item.items if isinstance(item, Several) else (item,))]
         return Group("{", "{", tuple(flat))
     choices = [item.items if isinstance(item, Several) and item.signs else (item,) for item in known]
+    # every sign doubles the tuples
     if prod(map(len, choices)) > MAX_ITEMS:
         return None
     groups = tuple(Group(opening, closing, chosen) for chosen in product(*choices))
@@ -294,6 +302,7 @@ def cycles(tokens: Sequence[Token]) -> Cycles | None:
     members = [member for cycle in found for member in cycle]
     if not found or len(set(members)) != len(members):
         return None
+    # a cycle may begin anywhere, and cycles commute: the smallest member first, cycles in order
     turned = [cycle[at:] + cycle[:at] for cycle in found for at in [cycle.index(min(cycle, key=int))]]
     return Cycles(tuple(sorted(turned)))
 
@@ -438,6 +447,7 @@ class _Reader:
     def _list(self, pieces: list[Sequence[Token]], separators: list[str], depth: int) -> tuple[Answer | None, Declared]:
         names: frozenset[str] = frozenset()
         domain = ""
+        # a separator at the end separates nothing
         if not pieces[-1] and separators[-1] in ",;":
             pieces, separators = pieces[:-1], separators[:-1]
         items: list[Answer] = []
@@ -451,6 +461,7 @@ class _Reader:
             if goes_on(piece):
                 return (dotted_list(pieces, position) if not names else None), Declared()
             declared = declaration(piece)
+            # "..., k in Z" behind an item declares a letter; in front it would be an answer
             if declared and items:
                 names, domain = names | declared.names, domain or declared.domain
                 continue
@@ -467,6 +478,7 @@ class _Reader:
         levels = depths(tokens)
         if levels is None or depth > _MAX_DEPTH or not tokens:
             return None
+        # from what is sure to what is loose: fixed phrases, then relations, sets, brackets, and words or a formula last
         phrase = closed_phrase(tokens) or number_domain(tokens) or self._phrase(tokens, levels, depth)
         if phrase is not None:
             return phrase
@@ -534,6 +546,7 @@ class _Reader:
     def _words_or_formula(self, tokens: Sequence[Token], levels: list[int]) -> Answer | None:
         if (clock := clock_time(tokens)) is not None:
             return clock
+        # letters without a backslash may be a word or a product: known words come first
         if all(token.kind == "word" or (token.kind == "op" and token.text == "-") for token in tokens):
             tree = parse(tokens) if not plain_word(words_of(tokens)) else None
             named = None if tree is None else free_signs(tree, None)

@@ -68,6 +68,7 @@ def united(items: Sequence[Answer | None], operations: Sequence[str]) -> Answer 
     spans = [found.spans for found in sets]
     if set(operations) == {"cup"}:
         return RealSet(tuple(span for group in spans for span in group))
+    # bounds with letters cannot be put in order
     if any(bound.symbols for group in spans for span in group for bound in (span.low, span.high)):
         return None
     if set(operations) == {"cap"}:
@@ -96,6 +97,7 @@ def _without(spans: Sequence[Span], taken: Sequence[Span]) -> RealSet | None:
     for hole in taken:
         if _position(hole.low) > _position(hole.high) or len(left) > _MOST_SPANS:
             return None
+        # what is left lies below or above the hole, whose ends belong to the rest where it is open
         below = Span(MINUS_INFINITY, False, hole.low, not hole.low_closed)
         above = Span(hole.high, not hole.high_closed, PLUS_INFINITY, False)
         left = _intersection(left, (below, above), points=True)
@@ -175,6 +177,7 @@ def _both(one: Span, other: Span, *, points: bool) -> Span | None:
     """What two spans have in common; None when that is nothing, or (without ``points``) one point."""
     lows = ((span.low, span.low_closed) for span in (one, other))
     highs = ((span.high, span.high_closed) for span in (one, other))
+    # of two bounds at one place the open one is narrower
     low, low_closed = max(lows, key=lambda bound: (_position(bound[0]), not bound[1]))
     high, high_closed = min(highs, key=lambda bound: (_position(bound[0]), bound[1]))
     single = points and low_closed and high_closed and _position(low) == _position(high)
@@ -183,8 +186,10 @@ def _both(one: Span, other: Span, *, points: bool) -> Span | None:
 
 def same_set(gold: RealSet, answer: RealSet) -> bool | None:
     """Whether two unions of spans hold the same numbers; None when bounds cannot be put in order."""
+    # touching spans made one: (1,2] u (2,3) is (1,3)
     left, right = merged(gold.spans), merged(answer.spans)
     if left is None or right is None:
+        # without an order they can only be compared as they stand
         if len(gold.spans) != len(answer.spans):
             return None
         left, right = list(gold.spans), list(answer.spans)
@@ -227,6 +232,7 @@ def whole_numbers(numbers: RealSet, domain: str) -> list[int] | None:
     if not ends or domain not in _FROM:
         return None
     low, high = max(min(ends), _FROM[domain]), max(ends)
+    # "not <=": an infinite bound gives inf or nan
     if not high - low <= 10 * _MOST_MEMBERS:
         return None
     members = [
@@ -266,6 +272,7 @@ def name_of(tokens: Sequence[Token]) -> Name | None:
         return _function_name(tokens) or _tuple_name(tokens)
     if tree.op == "sym":
         return tree.name, (), tree
+    # dy/dx is another name of y'
     if _derivative(tree):
         return tree.args[0].args[1].name + "'", (), None
     if tree.op == "apply" and not tree.symbols:
@@ -386,10 +393,12 @@ def _equality(parts: list[Sequence[Token]], relations: list[str], read: Read) ->
         return Several(tuple(_named(one, values[-1]) for one in names if one is not None))
     if name is not None:
         last = values[-1]
+        # x = 5 = 6 gives x no value: else either end could be tried
         if last is None or not _agree(values):
             return None
         if isinstance(last, Matrix) and name[0].startswith("(") and {len(row) for row in last.rows} == {1}:
             last = Group("(", "(", tuple(row[0] for row in last.rows))  # a column of letters
+        # x = 1 \pm 2 is two values of x
         if isinstance(last, Several) and last.signs:
             return Several(tuple(_named(name, one) for one in last.items), signs=True)
         return _named(name, last)
@@ -447,6 +456,7 @@ def inequality(parts: Sequence[Expr], relations: Sequence[str]) -> Answer | None
     if list(relations) == ["!="]:
         return _unequal(parts) or Order(tuple(parts), ("!=",))
     if any(relation in (">", ">=") for relation in relations):
+        # a < b > c says nothing about a and c
         if any(relation in ("<", "<=") for relation in relations):
             return None
         parts, relations = parts[::-1], [_FLIPPED[relation] for relation in reversed(relations)]
@@ -476,6 +486,7 @@ def _solved(left: Expr, right: Expr, closed: bool) -> RealSet | None:
     if found is None or not rise:
         return None
     bound = -(found[0] / found[1])
+    # dividing by a negative step turns the inequality round
     low, high = (MINUS_INFINITY, bound) if rise > 0 else (bound, PLUS_INFINITY)
     return RealSet((Span(low, closed and rise < 0, high, closed and rise > 0),), name)
 
@@ -569,6 +580,7 @@ def congruent(tokens: Sequence[Token], levels: list[int], read: Read) -> Answer 
         residues += found
     if len(names) > 1 or not residues or len(moduli) != 1:
         return None
+    # a letter that no answer can spell
     steps = moduli.pop() * Expr("sym", name="#k")
     items = tuple(Quantity(residue + steps) for residue in residues)
     family = Family(items[0] if len(items) == 1 else Several(items), frozenset(("#k",)), "Z")

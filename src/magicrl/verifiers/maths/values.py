@@ -65,6 +65,7 @@ class Enclosure:
             UndefinedError: division by zero, a root or logarithm outside its domain.
             UnclearError: with more bits there may be a value.
         """
+        # global in FLINT: whoever evaluated before may have set another
         ctx.prec = self._bits
         try:
             return self._value(tree, point)
@@ -106,8 +107,10 @@ class Enclosure:
     def _checked(self, result: Value) -> Value:
         if isinstance(result, fmpq):
             height = result.height_bits()
+            # short fractions cannot hide anything; a long one may differ from another by as little as 2^-(2 height)
             if height > _SHORT:
                 self.spread = max(self.spread, 2 * height)
+                # a fraction is reduced at every step, a whole number is not: a sixteenth of its bits counts
                 self._work += height if result.denominator != 1 else height // 16
                 if height > EXACT_BITS or self._work > _MOST_WORK:
                     self.rounded = True
@@ -116,12 +119,14 @@ class Enclosure:
         if not result.is_finite():
             raise UnclearError
         if isinstance(result, acb):
+            # exactly real: what follows may stay real
             if result.imag == 0:
                 result = result.real
             elif self._real:
                 raise UndefinedError
         size = abs(result)
         if size > 0:
+            # added up over all values, since a product adds the bits of its factors
             mantissa, exponent = size.mid().man_exp()
             self.spread += abs(mantissa.bit_length() + int(exponent))
         return result
@@ -163,6 +168,7 @@ class Enclosure:
         margin = self._value(bound.args[0], point)
         if isinstance(margin, acb):
             raise UndefinedError
+        # a ball is larger than zero only where all of it is; one that holds zero leaves the case open
         if margin > 0 or margin < 0:
             return bool(margin > 0)
         if margin == 0:
@@ -178,12 +184,14 @@ class Enclosure:
             return _number(base, self._real) ** exponent
         if base == 0 and exponent <= 0:
             raise UndefinedError
+        # power first: (-8)^(2/3) is the cube root of 64, which is real
         if exponent.denominator != 1:
             return self._root(self._power(base, fmpq(exponent.numerator)), fmpq(exponent.denominator))
         whole = int(exponent.numerator)
         if not isinstance(base, fmpq):
             return base**whole
         if abs(whole) * base.height_bits() <= EXACT_BITS or base == 0 or abs(base) == 1:
+            # base 0, 1 or -1: only the parity of a long exponent matters
             return base ** (whole if abs(whole) <= EXACT_BITS else 2 + whole % 2)
         self.rounded = True
         return arb(base) ** whole
@@ -194,6 +202,7 @@ class Enclosure:
             return self._power(base, _over(fmpq(1), _number(degree, self._real)))
         count = int(degree.numerator)
         if isinstance(base, fmpq) and base >= 0:
+            # exact where the root is rational: then the whole formula may stay exact
             top, bottom = base.numerator.root(count), base.denominator.root(count)
             if fmpq(top, bottom) ** count == base:
                 return fmpq(top, bottom)
@@ -206,6 +215,7 @@ class Enclosure:
             return -((-ball).root(count))
         if ball > 0 or count % 2 == 0:
             return ball.nonnegative_part().root(count)
+        # the ball holds zero and the degree is odd: the root has either sign
         widest = ball.abs_upper().root(count)
         return (-widest).union(widest)
 
@@ -286,6 +296,7 @@ class Enclosure:
         if base == 1:
             raise UndefinedError
         quotient = top / _number(base, self._real).log()
+        # log_2 8 is 3 exactly, if the power says so: a ball around 3 would never be equal to it
         power = quotient.unique_fmpz() if isinstance(quotient, arb) else None
         if power is not None and isinstance(base, fmpq) and abs(power) * base.height_bits() <= EXACT_BITS:
             return fmpq(power) if base ** int(power) == args[0] else quotient
@@ -348,6 +359,7 @@ class Residues:
                 return sum(args)
             return reduce(lambda one, other: one * other % self._modulus, args)
         if tree.op == "pow":
+            # exponents are computed exactly, not modulo the primes
             exponent = _whole(Enclosure(_SHORT, real=True).value(tree.args[1], point))
             if self._order is not None:
                 exponent %= self._order
@@ -361,6 +373,7 @@ class Residues:
         exact = Enclosure(_SHORT, real=True).value(tree, point)
         if not isinstance(exact, fmpq):
             raise UnclearError
+        # a quotient is a product with the inverse
         return int(exact.numerator % self._modulus) * pow(int(exact.denominator), -1, self._modulus)
 
 
@@ -402,6 +415,7 @@ def _extreme(name: str, args: list[Value]) -> Value:
     if len(exact) == len(args):
         return max(exact) if name == "max" else min(exact)
     balls = [arb(arg) for arg in args if not isinstance(arg, acb)]
+    # complex numbers have no order
     if len(balls) < len(args):
         raise UndefinedError
     return reduce(arb.max if name == "max" else arb.min, balls)
