@@ -40,6 +40,7 @@ VersionSpans: TypeAlias = tuple[tuple[int, int], ...]
 
 def frozen_tokens(tokens: Sequence[int] | NDArray[Any]) -> TokenArray:
     """A read-only int32 copy of ``tokens``, shape ``[T]``."""
+    # a copy: whoever gave the tokens may go on writing into theirs
     array = np.array(tokens, dtype=np.int32, copy=True).reshape(-1)
     array.flags.writeable = False
     return array
@@ -61,8 +62,11 @@ def token_versions(policy_version: int, spans: VersionSpans, tokens: int) -> NDA
     return np.repeat(np.array(versions, dtype=np.int64), counts)
 
 
+# raised and lowered characters and fractions, of which NFKC would make plain digits and letters
 _APART = re.compile("([ª²³¹º¼-¾ʰ-ʸˠ-ˤᴬ-ᵪᵸᶛ-ᶿ⁰-ₜ⅐-⅟↉])")
+# soft hyphen, zero-width characters and marks of direction, variation selectors, byte-order mark
 _UNSEEN = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\u2066-\u206f\ufe00-\ufe0f\ufeff]")
+# four single quotes and the prime, four double ones and theirs, four hyphens and dashes and the minus sign
 _TYPED = str.maketrans("‘’‚‛′“”„‟″‐‑‒–−", "'" * 5 + '"' * 5 + "-" * 5)
 
 
@@ -80,6 +84,7 @@ def typed(text: str) -> str:
     if text.isascii():
         return text
     pieces = _APART.split(_UNSEEN.sub("", text).translate(_TYPED))
+    # every second piece is what stands between those that stay as they are
     pieces[::2] = [unicodedata.normalize("NFKC", piece) for piece in pieces[::2]]
     return "".join(pieces)
 
@@ -99,7 +104,9 @@ def prompt_key(prompt: str | Sequence[Mapping[str, Any]]) -> str:
     if not isinstance(prompt, str) and len(prompt) == 1 and prompt[0].get("role", "user") == "user":
         prompt = prompt[0]["content"] if isinstance(prompt[0].get("content"), str) else prompt
     text = prompt if isinstance(prompt, str) else json.dumps(list(prompt), sort_keys=True, ensure_ascii=False)
+    # the text, not its tokens: a key is the same for every model
     words = " ".join(typed(text).casefold().split())
+    # 64 bits: of a million prompts two meet with a chance of 3 in 10^8; a lone surrogate in a source must not stop it
     return hashlib.blake2b(words.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
 

@@ -93,6 +93,7 @@ def check(kind: str, reference: str) -> None:
 def _checked(kind: str, reference: str) -> tuple[str, str]:
     """`check`, and the module or file and the attribute that it found."""
     where, attribute = _split(kind, reference)
+    # looked for, not imported: a recipe is checked without running what it names
     if where.endswith(".py"):
         if not Path(where).expanduser().is_file():
             raise ValueError(f"{kind} {reference!r}: there is no file {where}")
@@ -167,6 +168,7 @@ def _module_of_file(path: Path) -> ModuleType:
     """The file as a module, the same object each time its text is the same."""
     path = path.resolve()
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+    # with the text's digest: two recipes may each bring a file of this name, and a changed file is another module
     name = f"magicrl_file_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
@@ -180,6 +182,7 @@ def _module_of_file(path: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # half a module must not be found there the next time
         del sys.modules[name]
         raise
     return module

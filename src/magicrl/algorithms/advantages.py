@@ -105,12 +105,14 @@ def group_advantages(
     members = counted & ~truncated if mask == "before" else counted
 
     advantages = torch.zeros_like(rewards)
+    # one by one: members differ in number, and there are at most some hundred groups a step
     for group in torch.unique(group_index_N):
         inside = members & (group_index_N == group)
         values = rewards[inside]
         # Equal rewards are recognised as such, not by a float that should have come out as 0.
         if len(values) < 2 or values.min() == values.max():
             continue
+        # torch's std is the unbiased one, as in the released code
         centred = values - values.mean()
         advantages[inside] = centred / (values.std() + eps) if normalise_std else centred
     return advantages.masked_fill(truncated, 0.0) if mask == "after" else advantages
@@ -181,6 +183,7 @@ def scored_advantages(
     if not groups:
         return []
     sizes = [len(group.rewards) for group in groups]
+    # all groups in one call, so that a function of one's own may look across them
     inputs = AdvantageInputs(
         rewards_N=torch.from_numpy(np.concatenate([group.rewards for group in groups])),
         group_index_N=torch.repeat_interleave(torch.arange(len(groups)), torch.tensor(sizes)),

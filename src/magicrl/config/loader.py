@@ -139,6 +139,7 @@ def _load(path: Path, overrides: Sequence[str], schema: type[Config], overrides_
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(_explain_toml(path, text, str(error))) from None
     _check_kind(path, tree, schema)
+    # into the tree, before it is validated: an override is checked as the file's own settings are
     for override in overrides:
         _apply_override(tree, override)
     if schema is TrainConfig:  # after all overrides: only then is it known whether the run is named
@@ -199,9 +200,11 @@ def _apply_override(tree: Tree, override: str) -> None:
         raise RecipeError(f"--set {override}: expected KEY=VALUE, for example --set optimizer.learning_rate=1e-5")
     value = typed(_parse_value(raw.strip()))
     if key == "model":
+        # the whole table: [start] has one of model and sft, and the recipe's own may be the other
         tree["start"] = {"model": value}
     elif key == "data":
         tree["data"] = {
+            # the recipe's sets to test and validate on are of its own data
             **{k: v for k, v in tree.get("data", {}).items() if k not in ("train", "validation", "test")},
             "train": [{"hub" if _is_hub_name(value) else "path": value}],
             "holdout": HELD_OUT_BY_SHORTHAND,
@@ -276,6 +279,7 @@ def _parse_value(raw: str) -> Any:
 def _explain(
     path: Path, text: str, tree: Tree, schema: type[BaseModel], error: ValidationError, overrides: Sequence[str]
 ) -> str:
+    # all mistakes at once, not one a try
     found = error.errors()
     # A list whose entries are wrong is reported once more as too short: the entries' own errors say it.
     inner = [details["loc"] for details in found]
@@ -359,6 +363,7 @@ def _tables_in(annotation: Any) -> list[type[BaseModel]]:
 def _place(path: Path, text: str, location: Sequence[str], overrides: Sequence[str]) -> str:
     """Where a setting was given: the last ``--set`` that touched it, else the line of the recipe."""
     dotted = ".".join(location)
+    # the last one that touches a key is the one that holds
     for override in reversed(overrides):
         key = override.partition("=")[0].strip()
         for name in SHORTHANDS.get(key, (key,)):

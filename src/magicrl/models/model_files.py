@@ -257,6 +257,7 @@ def weights_differ(trained: Path, start: Path) -> bool | None:
             if name in start_files:
                 compared += 1
                 found, start_weight = file.get_tensor(name), start_files[name].get_tensor(name)
+                # rounded to the trained one's precision: a float32 start saved in bfloat16 has not changed by that
                 if found.shape != start_weight.shape or bool((found != start_weight.to(found.dtype)).any()):
                     return True
     return False if compared else None

@@ -209,12 +209,14 @@ def make_engine(
         encoder=encoder,
         training=TrainingUse(
             check=check,
+            # asynchronous: it generates while the learner works, so its memory is never free
             sleeps=shared and not rollout.max_staleness,
             direct_weights=config.cluster is not None and config.cluster.rollout.weight_copy == "direct",
         ),
     )
     engine = named_engine(rollout.engine, settings, key="rollout.engine")
     if config.entropy.estimator == "exact" and not (engine.capabilities.entropies or rollout.max_staleness):
+        # it may hold processes and a GPU's memory
         engine.close()
         raise RecipeError(
             f'"exact" needs an engine that reports entropies, and {rollout.engine!r} declares that it does not; set it '

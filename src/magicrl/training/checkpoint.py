@@ -91,6 +91,7 @@ def _joined(folder: Path, files: Iterable[str]) -> dict[str, Tensor]:
                 raise OSError(f"{name} does not say which rows it holds")
             offsets: dict[str, Any] = json.loads(described)
             for key in opened.keys():  # noqa: SIM118 - the file is no mapping
+                # a tensor without dimensions has no offset: row 0
                 first_row = int((*offsets[key]["saved_offsets"], 0)[0])
                 parts.setdefault(key, []).append((first_row, opened.get_tensor(key)))
     ordered = {key: [rows for _, rows in sorted(found, key=lambda part: part[0])] for key, found in parts.items()}
@@ -148,6 +149,7 @@ def _write(folder: Path, checkpoint: Checkpoint, write_shards: Callable[[Path], 
         "shards": None if write_shards is None else write_shards(folder / SHARDS),
     }
     (folder / "state.json").write_text(json.dumps(document, indent=1))
+    # the folder as well: its entries, the files' names, reach the disk with it alone
     for path in (*folder.rglob("*"), folder):
         _flush(path)
 
@@ -189,6 +191,7 @@ def load_latest(root: Path, *, owner: str | None = None) -> Checkpoint | None:
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read one checkpoint folder. Raises ``CheckpointError`` if it is damaged or of another schema."""
     try:
+        # first the small file: a checkpoint of another schema is refused before its tensors are read
         document = json.loads((folder / "state.json").read_text())
         if document["schema_version"] != SCHEMA_VERSION:
             raise CheckpointError(
@@ -275,6 +278,7 @@ def export_checkpoint(run: Path, checkpoint: Path, target: Path) -> Path:
     config = tomllib.loads((run / "config.toml").read_text(encoding="utf-8"))
     policy = load_policy(str(_read_run(run)["start_model"]), dtype=config.get("model", {}).get("dtype", "float32"))
     parameters = dict(policy.model.named_parameters())
+    # names tell a run with LoRA, whose masters are the adapters' alone
     if weights.keys() != parameters.keys():
         raise CheckpointError(
             f"{checkpoint} does not hold the weights of the start model ({len(weights)} tensors for "

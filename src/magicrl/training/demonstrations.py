@@ -116,6 +116,7 @@ def _of_family(config: SftConfig, number: int, policy: LoadedModel, first: int) 
     encoder = PromptEncoder(policy.tokenizer, policy.max_context)
     assert phase.family is not None, "the caller chose"
     family = make_family(phase.family, phase.options)
+    # of the phase: two phases of one family are to show different problems
     seed = int(np.random.SeedSequence([config.run.seed, number]).generate_state(1)[0])
     problems = islice(family.stream(seed=seed, split="train", levels=phase.levels), first * phase.batch_size, None)
     for step in range(first, phase.steps):
@@ -241,6 +242,7 @@ def as_response(solution: str, problem: Problem, *, reasoning: bool = False) -> 
         program = solution if "```" in solution else f"```python\n{solution.strip()}\n```"
         return f"{CLOSE_TAG}\n\n{program}" if reasoning else program
     text = _ANSWER_LINE.sub("", _CALCULATION.sub("", solution)).strip()
+    # written as a reasoning model answers already, or without a gold to put into a box
     if CLOSE_TAG in text or not problem.golds:
         return text
     boxed = last_box(text) is not None

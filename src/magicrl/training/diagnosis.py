@@ -198,6 +198,7 @@ def answers_in(steps: Sequence[StepMetrics], judging: Judging = ANY_JUDGING) -> 
     return SampledAnswers(
         groups=round(sum(groups)),
         max_tokens=round(limits[-1]),
+        # groups with fewer than two judged answers are among the rejected ones: they teach nothing either
         mixed=1.0 - mean(rejected),
         correct=mean(correct),
         truncated=mean(truncated),

@@ -188,6 +188,7 @@ def early_plateau(series: Series) -> str | None:
     if series[0].stage != series[-1].stage or len(series) > 2 * EARLY_STEPS or len(accuracy) < 8 * RECENT:
         return None
     (rise, error), now = trend(accuracy), mean(accuracy[-RECENT:])
+    # 1.645: one-sided 95 %; 0.0005 a step is half a point in ten
     if now >= 0.9 or rise + 1.645 * error >= 0.0005 * len(accuracy):
         return None
     return f"train accuracy {now:.0%}, {100 * rise:+.1f} points over the last {len(accuracy)} steps of the first stage"
@@ -261,6 +262,7 @@ def entropy_estimators_disagree(series: Series) -> str | None:
     exact, sampled = last(series, 4 * RECENT, EXACT), last(series, 4 * RECENT, SAMPLED)
     if not exact or not sampled:
         return None
+    # against 0, which has no scatter: the error is that of the differences alone
     offset, error = change([0.0], [s - e for s, e in zip(sampled, exact, strict=True)])
     if abs(offset) <= max(5 * error, 0.02 * mean(exact), 1e-3):
         return None

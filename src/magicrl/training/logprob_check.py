@@ -99,6 +99,7 @@ class LogprobCheck:
                     f"{gap:.2g} nats a token on average (limit {limit:.2g}). "
                     + (_ANOTHER_MODEL if first else _NOTHING_ARRIVED if same else _PARTLY_STALE)
                 )
+            # kept to tell an engine that took nothing of an update from one that took a part
             self._last[name] = reported
         if self.limit is None:
             self.limit = max(LEAST_LIMIT, TIMES_ROUNDING * max(gaps.values()))

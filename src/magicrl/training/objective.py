@@ -241,6 +241,7 @@ def loss_inputs(
         return torch.from_numpy(np.concatenate(whole)).to(logprobs.device)
 
     masked = any(s.policy_mask is not None for s in samples)
+    # which response each token is of: the reducer's weights are a number a response
     rows = spread(range(len(samples)), torch.int64)
     inputs = LossInputs(
         logprobs=logprobs,

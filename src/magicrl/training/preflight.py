@@ -74,9 +74,11 @@ def load_data(config: TrainConfig, encoder: PromptEncoder) -> RunData:
     with under("data.validation"):
         validation = load_parts(data.validation, key="data.validation")
     test = {name: _load_test(name, source) for name, source in data.test.items()}
+    # by prompt, not by id: the same problem may stand in two files under two names
     examined = {p.key for problems in (*validation, *test.values()) for p in problems}
     train, in_test = _without_test_problems([p for part in parts for p in part], examined)
     train, conflicting = _without_conflicts(train)
+    # after conflicts are gone, so that a held-out prompt has one set of golds
     if data.holdout:
         train, test["holdout"], copies = _hold_out(train, data.holdout)
         in_test += copies
@@ -248,6 +250,7 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
         with under("rollout.replay"):
             read_rollouts(Path(config.rollout.replay))
     shape = _shape(policy)
+    # the memory of other machines is not this one's to look at
     if here and shape is not None:
         counted = config
         if needs_reference and config.reference.mode == "none":  # the loss row asks for one

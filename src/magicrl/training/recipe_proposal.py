@@ -215,6 +215,7 @@ def learning_speed(
         policy.model, LearnerSettings(algorithm=SUPERVISED, model=model), valid_vocab=policy.valid_vocab
     )
     prompts = [encoder.encode(problem) for problem in problems[:4]]
+    # any tokens will do: the time depends on their number alone
     samples = [supervised_sample(prompt, np.resize(prompt, 96), index) for index, prompt in enumerate(prompts)]
     weights = np.full(len(samples), 1e-3)
     seconds = 0.0
@@ -290,6 +291,7 @@ def group_size(per_problem: Sequence[float]) -> tuple[int, float]:
     chances = [(p + 0.5 * mean) / 1.5 for p in per_problem]
     size, expected = 0, 0.0
     for size in (8, 16):
+        # neither all wrong nor all right: such a group has an advantage
         expected = sum(1 - p**size - (1 - p) ** size for p in chances) / len(chances)
         if expected >= 0.5:
             break
@@ -336,14 +338,18 @@ def numbers(setting: Setting, look: Look, speed: Speed, *, solved: bool) -> Numb
     size, expected = group_size(look.per_problem)
     longest = setting.prompt_lengths[-1]
     prompt = setting.prompt_lengths[len(setting.prompt_lengths) // 2]
+    # half of the context at least is the answer's
     prompt_limit = min(longest, setting.context // 2)
     limit, why_limit = response_limit(look, setting.context - prompt_limit)
     mean = min(limit, sum(look.lengths) / len(look.lengths) if look.lengths else limit)
+    # sampled, then learned; a group's prompt is learned once for its M responses
     a_response = mean / speed.sampled + (mean + prompt / size) / speed.learned
     seconds = 60 * setting.minutes * (1 - START_SHARE if solved else 1)
+    # two tests, before and after, each of 5 answers a problem: the greedy one and 4 at temperature 1 (`propose`)
     held = _held_out(len(setting.problems), TEST_SHARE * seconds / 2 / (5 * mean / speed.sampled))
     train = len(setting.problems) - held
     batch = 4
+    # doubled as long as there is time for 40 steps
     while batch < 32 and 2 * batch <= train and 2 * batch * size * a_response <= TRAINING_SHARE * seconds / 40:
         batch *= 2
     step = batch * size * a_response

@@ -177,6 +177,7 @@ def train(
         Interrupted: Ctrl-C or SIGTERM; a step in progress was finished and is in a checkpoint.
     """
     ready = ready or check_run(config, output, resume=resume)
+    # a second process in the folder is refused at once: two would mix their lines and checkpoints
     with StopRequest().watching() as stop, only_writer(output, wait=False):
         folder = RunFolder(output, config, resume=resume)
         _train(config, ready, folder, observer, stop, parts or LocalParts(config))
@@ -257,6 +258,7 @@ class Session:
         self._judging = judging_of(config.verifier, built.data.train)
         self._monitor = HealthMonitor(self._judging)
         self._visits = VisitRecord()
+        # prompts that the online filter has removed; they stay in the accuracy curve as solved
         self._solved = 0
         self._steps_done = 0
         self._test_tokens = config.evaluation.max_tokens or config.stages[-1].max_tokens
@@ -304,11 +306,13 @@ class Session:
         if self._steps_done == 0:
             self._announce_stage()
         while (stage := self._schedule.stage) is not None:
+            # a first signal waits for the step's end, so that what it cost is in a checkpoint
             with self._stop.deferred():
                 self._one_step(stage)
         self._examine("after", start=False)
         texts, sampling = model_texts(self._folder.path), recommended_sampling(self._config)
         self._learner.save_hf(self._folder.model, extra_files=texts, generation=sampling)
+        # after the weights are written: the verdict compares the two model folders
         found = self._conclusion()
         card = model_card(self._config, self._folder.path, found)
         write_atomically(self._folder.model / CARD, card)
@@ -485,6 +489,7 @@ class Session:
         learner = {} if sharded else self._learner.state()
         tensors: dict[str, Any] = {}
         state: dict[str, Any] = {name: part.state() for name, part in self._small_parts.items()}
+        # these three hold tensors, which go into safetensors; all the rest is JSON, nothing is pickled
         large = {"learner": learner, "engine": self._engine.state(), "trainer": self._trainer.state()}
         for name, found in large.items():
             of_part, state[name] = split_state(name, found)

@@ -220,6 +220,7 @@ def run_sft(
     partial = _partial(output)
     found = _finished(config, output)
     if found is None:
+        # asked again inside: another process may have made it while this one waited
         with only_writer(partial, wait=True):  # several runs may want the same start model: one makes it
             found = _finished(config, output) or _make(config, output, partial, on_step, checkpoint_seconds)
     shutil.rmtree(partial, ignore_errors=True)
