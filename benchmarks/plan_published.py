@@ -33,9 +33,17 @@ from published import (
 from scipy.optimize import brentq
 
 from magicrl.planning.costs import Efficiency, System
-from magicrl.planning.lengths import KEPT, MEAN_AT_32K, SHARED, SIGMA, lengths_of_mean
 from magicrl.planning.simulator import simulate_async
-from magicrl.planning.workload import replica_setup, step_parts, step_time
+from magicrl.planning.workload import (
+    KEPT,
+    MEAN_AT_32K,
+    SHARED,
+    SIGMA,
+    lengths_of_mean,
+    replica_setup,
+    step_parts,
+    step_time,
+)
 
 CALIBRATION = ROOT / "src" / "magicrl" / "planning" / "calibration.toml"
 
@@ -146,7 +154,7 @@ def verl(efficiency: Efficiency) -> list[dict[str, Any]]:
         )
 
     def implied(gpus: int, mean: float) -> Resolved:
-        return resolve(setting(gpus), lengths_of_mean(mean, SIGMA, 28672, SHARED), kept=1.0)
+        return resolve(setting(gpus), lengths_of_mean(mean, 28672), kept=1.0)
 
     def gap(mean: float) -> float:
         r = implied(128, mean)

@@ -26,9 +26,8 @@ from scipy.optimize import least_squares
 
 from magicrl.planning.costs import BF16, Efficiency, System
 from magicrl.planning.hardware import Hardware, load_hardware
-from magicrl.planning.lengths import KEPT, Lengths, reasoning_lengths
 from magicrl.planning.shapes import ModelShape, load_shape
-from magicrl.planning.workload import Layout, StepTime, Workload, step_time
+from magicrl.planning.workload import KEPT, Layout, Lengths, StepTime, Workload, reasoning_lengths, step_time
 
 PROMPT = 256
 ENGINE_SHARE = 0.8  # of the memory, for weights and cache, as in the released scripts

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magicrl.planning.lengths import Lengths, lengths_of_mean
+from magicrl.planning.workload import Lengths, lengths_of_mean
 
 
 @pytest.mark.parametrize("shared", [0.0, 0.6])
@@ -30,7 +30,7 @@ def test_what_a_group_shares_shows_in_its_logarithms() -> None:
 @settings(deadline=None)
 @given(share=st.floats(0.02, 0.95), sigma=st.floats(0.1, 1.5), limit=st.integers(64, 65536))
 def test_a_mean_is_met_and_a_larger_t_only_adds_tokens(share: float, sigma: float, limit: int) -> None:
-    lengths = lengths_of_mean(share * limit, sigma, limit)
+    lengths = lengths_of_mean(share * limit, limit, sigma)
     assert lengths.mean == pytest.approx(share * limit, rel=1e-6)
     longer = lengths.at(2 * limit)
     assert longer.mean >= lengths.mean * (1 - 1e-9)
@@ -39,6 +39,6 @@ def test_a_mean_is_met_and_a_larger_t_only_adds_tokens(share: float, sigma: floa
 
 def test_impossible_means_are_refused() -> None:
     with pytest.raises(ValueError, match="mean length of 9000 tokens does not go with T = 8192"):
-        lengths_of_mean(9000, 0.8, 8192)
+        lengths_of_mean(9000, 8192)
     with pytest.raises(ValueError, match="median > 0"):
         Lengths(median=0, sigma=1, limit=10)

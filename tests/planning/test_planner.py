@@ -19,7 +19,6 @@ from magicrl.config.loader import load_train_recipe
 from magicrl.planning.costs import System, load_calibration
 from magicrl.planning.hardware import load_hardware
 from magicrl.planning.layouts import candidates, place
-from magicrl.planning.lengths import Lengths, read_measured
 from magicrl.planning.planner import (
     Options,
     Plan,
@@ -32,6 +31,7 @@ from magicrl.planning.planner import (
     workload,
 )
 from magicrl.planning.shapes import load_shape
+from magicrl.planning.workload import Lengths, read_measured
 
 ROOT = Path(__file__).resolve().parents[2]
 PAPER = ROOT / "studies/bases/paper-7b.toml"

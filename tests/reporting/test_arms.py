@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from magicrl.evaluation.samples import flat_settings
+from magicrl.config.loader import leaves
 from magicrl.evaluation.statistics import paired_difference, share
 from magicrl.reporting.arms import (
     SetScores,
@@ -66,9 +66,9 @@ def test_a_start_model_that_all_seeds_share_is_no_arm_either(tmp_path: Path) -> 
 
 
 def test_settings_are_flat_in_their_order_and_a_missing_one_differs() -> None:
-    old = flat_settings({"a": {"b": 1, "c": [1, 2]}, "stages": [{"t": 3}]})
-    assert old == {"a.b": 1, "a.c": [1, 2], "stages[0].t": 3}
-    assert differing([old, flat_settings({"a": {"b": 1, "c": [1]}})]) == ["a.c", "stages[0].t"]
+    old = leaves({"a": {"b": 1, "c": [1, 2]}, "stages": [{"t": 3}]})
+    assert old == {"a.b": 1, "a.c": [1, 2], "stages.0.t": 3}
+    assert differing([old, leaves({"a": {"b": 1, "c": [1]}})]) == ["a.c", "stages.0.t"]
 
 
 def test_names_say_every_difference_while_that_is_short() -> None:
@@ -95,8 +95,8 @@ def test_names_are_unique_even_where_the_settings_read_alike() -> None:
     ("key", "words"),
     [
         ("optimizer.learning_rate", "learning rate"),
-        ("stages[1].max_tokens", "stage 2 T"),
-        ("stages[0].transition.rule", "stage 1 transition rule"),
+        ("stages.1.max_tokens", "stage 2 T"),
+        ("stages.0.transition.rule", "stage 1 transition rule"),
         ("optimizer.beta1", "optimizer beta1"),
         ("name", "name"),
     ],

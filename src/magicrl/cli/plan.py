@@ -215,8 +215,8 @@ def plan(
     for name, value in (("--hours", hours), ("--cost-per-gpu-hour", cost_per_gpu_hour), ("--mean-length", mean_length)):
         if value is not None and value <= 0:
             raise ValueError(f"{name} must be above 0, got {value:g}")
-    from magicrl.planning.lengths import read_measured
     from magicrl.planning.planner import Options
+    from magicrl.planning.workload import read_measured
 
     options = Options(
         gpus=gpus,

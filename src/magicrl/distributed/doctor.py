@@ -107,7 +107,7 @@ def examine(nodes: Sequence[Node], *, megabytes: int, probe: Callable[[Node], An
             findings.append(Finding(f"node {node.name}", "trouble", cause_of(error)))
             continue
         probes.append((node, actor))
-        findings += _of_versions(node, facts, here)
+        findings += [_of_versions(node, facts, here)]
         findings += _of_node(node, facts, need=megabytes << 20, behind=behind, several=several)
     if not probes:
         return findings
@@ -123,65 +123,56 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Iterator[Finding]:
+def _finding(what: str, text: str, remedy: str = "", *, status: Literal["warning", "trouble"] = "trouble") -> Finding:
+    """``ok`` where there is nothing to mend."""
+    return Finding(what, status, f"{text}: {remedy}") if remedy else Finding(what, "ok", text)
+
+
+def _of_versions(node: Node, facts: NodeFacts, here: dict[str, str]) -> Finding:
     unlike = [
         f"{name} {facts.versions.get(name, 'missing')} (here {here.get(name, 'missing')})"
         for name in sorted({*here, *facts.versions})
         if facts.versions.get(name) != here.get(name)
     ]
-    if unlike:
-        remedy = "; install the same on every node: pip install -c constraints.txt -e '.[ray]'"
-        yield Finding(f"versions on {node.name}", "trouble", ", ".join(unlike) + remedy)
-    else:
-        shown = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-        yield Finding(f"versions on {node.name}", "ok", shown)
+    remedy = "install the same on every node: pip install -c constraints.txt -e '.[ray]'"
+    shown = unlike or [f"{name} {version}" for name, version in facts.versions.items()]
+    return _finding(f"versions on {node.name}", ", ".join(shown), remedy if unlike else "")
 
 
 def _of_node(node: Node, facts: NodeFacts, *, need: int, behind: float, several: bool) -> Iterator[Finding]:
     """GPUs, memory, object store (for weights of ``need`` bytes), address and clock of one node."""
     # a probe asks Ray for no GPU and therefore sees all of them
     seen, what = len(facts.gpus), f"GPUs of {node.name}"
-    if seen < node.gpus:
-        remedy = "install a CUDA build of torch, check the driver"
-        yield Finding(what, "trouble", f"Ray counts {node.gpus:g}, torch sees {seen}: {remedy}")
-    elif seen > node.gpus:
-        remedy = f"start Ray with --num-gpus={seen}"
-        yield Finding(what, "warning", f"torch sees {seen}, Ray gives out {node.gpus:g}: {remedy}")
+    text = ", ".join(facts.gpus) or "none" if seen == node.gpus else f"torch sees {seen}, Ray counts {node.gpus:g}"
+    if seen > node.gpus:
+        yield _finding(what, text, f"start Ray with --num-gpus={seen}", status="warning")
     else:
-        yield Finding(what, "ok", ", ".join(facts.gpus) or "none")
+        yield _finding(what, text, "install a CUDA build of torch, check the driver" if seen < node.gpus else "")
 
-    (free, whole), what = facts.memory, f"memory of {node.name}"
+    free, whole = facts.memory
     text = f"{free >> 20} of {whole >> 20} MiB free, {facts.threads} cores"
-    if free < _LEAST_FREE * whole:
-        yield Finding(what, "warning", f"{text}; end what else runs there")
-    else:
-        yield Finding(what, "ok", text)
+    remedy = "end what else runs there" if free < _LEAST_FREE * whole else ""
+    yield _finding(f"memory of {node.name}", text, remedy, status="warning")
 
     what, text = f"object store of {node.name}", f"{int(node.object_store) >> 20} MiB"
     if node.object_store < 2 * need:
         remedy = f"two versions of the weights need {2 * need >> 20}: ray start --object-store-memory={2 * need}"
-        yield Finding(what, "trouble", f"{text}; {remedy}")
-    elif facts.shared_memory < node.object_store:
-        text += f", but /dev/shm has {facts.shared_memory >> 20}: it lies on disk and is slow; enlarge /dev/shm"
-        yield Finding(what, "warning", text)
+        yield _finding(what, text, remedy)
     else:
-        yield Finding(what, "ok", text)
+        remedy = f"/dev/shm has {facts.shared_memory >> 20}, so that it lies on disk and is slow; enlarge /dev/shm"
+        on_disk = facts.shared_memory < node.object_store
+        yield _finding(what, text, remedy if on_disk else "", status="warning")
 
-    what, text = f"own address of {node.name}", f"{facts.host} is {facts.resolves_to}"
-    if facts.resolves_to.startswith("127.") and several:
-        remedy = (
-            "other nodes cannot reach that; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network's interface "
-            "before `ray start`, or mend /etc/hosts"
-        )
-        yield Finding(what, "trouble", f"{text}: {remedy}")
-    else:
-        yield Finding(what, "ok", text)
+    remedy = (
+        "other nodes cannot reach that; set GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME to the network's interface "
+        "before `ray start`, or mend /etc/hosts"
+    )
+    unreachable = facts.resolves_to.startswith("127.") and several
+    text = f"{facts.host} is {facts.resolves_to}"
+    yield _finding(f"own address of {node.name}", text, remedy if unreachable else "")
 
-    what = f"clock of {node.name}"
-    if abs(behind) > _CLOCK_SECONDS:
-        yield Finding(what, "warning", f"{behind:+.1f} s behind: timelines would mislead; turn on NTP")
-    else:
-        yield Finding(what, "ok", f"{abs(behind) * 1000:.0f} ms apart")
+    remedy = "timelines would mislead; turn on NTP" if abs(behind) > _CLOCK_SECONDS else ""
+    yield _finding(f"clock of {node.name}", f"{1000 * behind:+.0f} ms behind", remedy, status="warning")
 
 
 def _of_ports(probes: Sequence[tuple[Node, Any]]) -> Iterator[Finding]:

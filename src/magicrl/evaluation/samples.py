@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from magicrl.config.loader import leaves
 from magicrl.files import only_writer, write_atomically
 from magicrl.records import Completion, FinishReason, Outcome, Problem, Verdict
 
@@ -319,37 +320,12 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
         >>> differences({"sampling": {"temperature": 1.0}}, {"sampling": {"temperature": 0.6}})
         ['sampling.temperature: was 1.0, is now 0.6']
     """
-    before, after = flat_settings(old), flat_settings(new)
+    before, after = leaves(old), leaves(new)
     return [
         f"{key}: was {before.get(key, 'not set')}, is now {after.get(key, 'not set')}"
         for key in sorted({*before, *after})
         if before.get(key) != after.get(key)
     ]
-
-
-def flat_settings(table: Mapping[str, Any], index: str = "[{}]") -> dict[str, Any]:
-    """Nested tables as dotted key -> value, in their order; a list of plain values is one value.
-
-    ``index`` is how a place in a list of tables is written.
-
-    Example:
-        >>> flat_settings({"run": {"seed": 1}, "stages": [{"max_tokens": 48}]})
-        {'run.seed': 1, 'stages[0].max_tokens': 48}
-    """
-    found: dict[str, Any] = {}
-
-    def walk(prefix: str, value: object) -> None:
-        if isinstance(value, Mapping):
-            for key, inner in cast("Mapping[str, object]", value).items():
-                walk(f"{prefix}.{key}" if prefix else key, inner)
-        elif isinstance(value, list) and value and isinstance(value[0], Mapping):
-            for i, inner in enumerate(cast("list[object]", value)):
-                walk(prefix + index.format(i), inner)
-        else:
-            found[prefix] = value
-
-    walk("", table)
-    return found
 
 
 def _shown(problem: Problem) -> dict[str, Any]:

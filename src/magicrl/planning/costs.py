@@ -14,16 +14,16 @@ before (the causal half). Recomputation, padding and masked-out halves are work,
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
-from importlib import resources
-from math import ceil, exp, log, sqrt
+from math import ceil, log, sqrt
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtri
 
+from magicrl.config.loader import shipped_table
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.shapes import ModelShape
 
@@ -230,8 +230,10 @@ class Calibration:
         """Efficiencies drawn from their uncertainty; shares of a peak stay at 1 or below."""
         rng = np.random.default_rng(seed)
         middle = np.array([log(getattr(self.efficiency, name)) for name in self.unknowns])
-        found = rng.multivariate_normal(middle, self.covariance, size=count, method="eigh")
-        return [replace(self.efficiency, **self._values(row)) for row in found]
+        found = np.exp(rng.multivariate_normal(middle, self.covariance, size=count, method="eigh"))
+        most = [1.0 if name in SHARES else np.inf for name in self.unknowns]
+        rows = np.minimum(found, most).tolist()
+        return [replace(self.efficiency, **dict(zip(self.unknowns, row, strict=True))) for row in rows]
 
     def given(self, name: str, value: float) -> Calibration:
         """The same with one value known: it has no uncertainty any more."""
@@ -243,14 +245,10 @@ class Calibration:
             covariance=self.covariance[np.ix_(kept, kept)],
         )
 
-    def _values(self, logarithms: NDArray[np.float64]) -> dict[str, float]:
-        values = {name: exp(float(value)) for name, value in zip(self.unknowns, logarithms, strict=True)}
-        return {name: min(value, 1.0) if name in SHARES else value for name, value in values.items()}
-
 
 def load_calibration(hardware: str, hidden: int) -> Calibration:
     """The efficiencies for an accelerator and a model's width: its own where there are any, else the published ones."""
-    tables = tomllib.loads(resources.files("magicrl.planning").joinpath("calibration.toml").read_text(encoding="utf-8"))
+    tables = shipped_table("planning/calibration.toml", dict[str, dict[str, Any]])
     own = {name: table for name, table in tables.items() if table["hardware"] == hardware}
     candidates = own or {name: table for name, table in tables.items() if table["hardware"] == "gpu"}
     name, table = min(candidates.items(), key=lambda item: abs(log(item[1]["hidden"] / hidden)))

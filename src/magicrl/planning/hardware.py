@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import tomllib
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +18,8 @@ from pydantic import (
     TypeAdapter,
     ValidationError,
 )
+
+from magicrl.config.loader import shipped_table
 
 GIB = 2.0**30
 
@@ -78,7 +79,7 @@ def load_hardware(name: str) -> Hardware:
 
 def known_hardware() -> dict[str, Hardware]:
     """All accelerators that the package knows."""
-    return _parse(resources.files("magicrl.planning").joinpath("hardware.toml").read_text(encoding="utf-8"))
+    return _named(shipped_table("planning/hardware.toml", dict[str, dict[str, Any]]))
 
 
 def peak_flops(cuda_name: str) -> float | None:
@@ -91,7 +92,7 @@ def peak_flops(cuda_name: str) -> float | None:
 
 def _from_file(path: Path) -> Hardware:
     try:
-        found = _parse(path.read_text(encoding="utf-8"))
+        found = _named(tomllib.loads(path.read_text(encoding="utf-8")))
     except (OSError, tomllib.TOMLDecodeError, ValidationError) as error:
         raise ValueError(f"{path}: not a hardware file: {error}") from None
     if len(found) != 1:
@@ -99,7 +100,7 @@ def _from_file(path: Path) -> Hardware:
     return found.popitem()[1]
 
 
-def _parse(text: str) -> dict[str, Hardware]:
-    tables = TypeAdapter(dict[str, dict[str, Any]]).validate_python(tomllib.loads(text))
-    named = {name: {**table, "name": name} for name, table in tables.items()}
-    return TypeAdapter(dict[str, Hardware]).validate_python(named)
+def _named(tables: dict[str, Any]) -> dict[str, Hardware]:
+    """Tables as accelerators, each called as its table."""
+    whole = TypeAdapter(dict[str, dict[str, Any]]).validate_python(tables)
+    return TypeAdapter(dict[str, Hardware]).validate_python({n: {**table, "name": n} for n, table in whole.items()})

@@ -14,10 +14,21 @@ from magicrl.config.schema import StageConfig, TrainConfig
 from magicrl.planning.costs import Calibration, System, load_calibration
 from magicrl.planning.hardware import Hardware
 from magicrl.planning.layouts import Demand, Placed, Stated, candidates, check_stated, refusal
-from magicrl.planning.lengths import KEPT, SHARED, SIGMA, Lengths, Measured, lengths_of_mean, reasoning_lengths
 from magicrl.planning.shapes import ModelShape
 from magicrl.planning.simulator import one_step_off, simulate_async
-from magicrl.planning.workload import Layout, StepTime, Workload, replica_setup, step_parts, step_time
+from magicrl.planning.workload import (
+    KEPT,
+    Layout,
+    Lengths,
+    Measured,
+    StepTime,
+    Workload,
+    lengths_of_mean,
+    reasoning_lengths,
+    replica_setup,
+    step_parts,
+    step_time,
+)
 
 LONG_CONTEXT = 4096  # from this T on, lengths are taken to be those of an R1-distilled model; below, half of T
 INTERVAL = (0.1, 0.9)  # quantiles of the step time's interval
@@ -101,10 +112,10 @@ def stage_lengths(stage: StageConfig, longest: int, options: Options) -> Lengths
     if options.measured is not None:
         return options.measured.lengths.at(stage.max_tokens)
     if options.mean_length is not None:
-        return lengths_of_mean(options.mean_length, SIGMA, longest, SHARED).at(stage.max_tokens)
+        return lengths_of_mean(options.mean_length, longest).at(stage.max_tokens)
     if longest >= LONG_CONTEXT:
         return reasoning_lengths(stage.max_tokens)
-    return lengths_of_mean(longest / 2, SIGMA, longest, SHARED).at(stage.max_tokens)
+    return lengths_of_mean(longest / 2, longest).at(stage.max_tokens)
 
 
 def workload(config: TrainConfig, stage: StageConfig, options: Options, lengths: Lengths) -> Workload:
@@ -201,11 +212,13 @@ Job = Sequence[tuple[Workload, int]]
 
 def total_seconds(system: System, job: Job, layout: Layout, staleness: int, *, played: bool) -> float:
     """Seconds of all stages, from one draw; estimated, or played."""
-    total = 0.0
-    for work, steps in job:
-        play = timing(system, work, layout, staleness, draws=1)[1] if played else None
-        total += steps * (estimate(system, work, layout, staleness) if play is None else play)
-    return total
+
+    def seconds(work: Workload) -> float:
+        if played:
+            return timing(system, work, layout, staleness, draws=1)[1]
+        return estimate(system, work, layout, staleness)
+
+    return sum(steps * seconds(work) for work, steps in job)
 
 
 def best_layout(
@@ -342,9 +355,7 @@ def over_gpus(config: TrainConfig, plan: Plan, factors: Sequence[float] = FACTOR
     return {count: plan.stages[index] if count == gpus else stage(count) for count in counts}
 
 
-def over_batches(
-    config: TrainConfig, plan: Plan, factors: Sequence[float] = BATCHES
-) -> dict[tuple[int, int], float | None]:
+def over_batches(config: TrainConfig, plan: Plan) -> dict[tuple[int, int], float | None]:
     """D_R and group size by turns, the others as they are, to seconds of a step; None where nothing fits.
 
     The plan's own pair is among them.
@@ -353,7 +364,7 @@ def over_batches(
     work, system = now.work, System(plan.shape, plan.hardware, plan.calibration.efficiency)
     needed = demand(config, plan.shape, plan.hardware, options)
     own = (work.rollout_batch, work.group_size)
-    pairs = [(round(own[0] * f), own[1]) for f in factors] + [(own[0], round(own[1] * f)) for f in factors]
+    pairs = [(round(own[0] * f), own[1]) for f in BATCHES] + [(own[0], round(own[1] * f)) for f in BATCHES]
     found: dict[tuple[int, int], float | None] = {}
     for batch, members in pairs:
         if batch < 1 or members < 2:  # a group of one has no advantages

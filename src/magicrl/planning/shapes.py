@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
-import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, cast
 
+from magicrl.config.loader import shipped_table
 from magicrl.config.schema import TinyModelConfig
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")  # architectures whose parameters are counted exactly
@@ -116,8 +115,8 @@ def shape_of_tiny(config: TinyModelConfig) -> ModelShape:
 
 def known_models() -> dict[str, ModelShape]:
     """The models that the package knows by name."""
-    text = resources.files("magicrl.planning").joinpath("models.toml").read_text(encoding="utf-8")
-    return {name: shape_from_config(table, name) for name, table in tomllib.loads(text).items()}
+    tables = shipped_table("planning/models.toml", dict[str, dict[str, Any]])
+    return {name: shape_from_config(table, name) for name, table in tables.items()}
 
 
 def load_shape(name: str) -> ModelShape:

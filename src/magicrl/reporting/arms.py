@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from magicrl.evaluation.samples import flat_settings
+from magicrl.config.loader import leaves
 from magicrl.evaluation.statistics import paired_difference, share
 from magicrl.reporting.read_folders import Interval, RecordedRun, TemperatureScore
 from magicrl.reporting.wording import visible
@@ -44,7 +44,7 @@ _WORDS = {
     "start.sft": "start recipe",
 }
 _STAGE_WORDS = {"max_tokens": "T", "group_size": "M", "rollout_batch": "D_R", "mini_batch": "D_T"}
-_STAGE = re.compile(r"stages\[(\d+)\]\.(.+)")
+_STAGE = re.compile(r"stages\.(\d+)\.(.+)")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Arm:
 def run_settings(runs: Sequence[RecordedRun]) -> list[dict[str, Any]]:
     """The settings of each run; where paths of one setting differ only in naming each run's own seed (``seed-3``), with
     ``*`` in its place, so that a start model a seed does not make an arm a seed."""
-    tables = [flat_settings(run.config) for run in runs]
+    tables = [leaves(run.config) for run in runs]
     for key in {key for table in tables for key in table}:
         values = [table.get(key) for table in tables]
         seeds = [table.get("run.seed", run.run.get("seed")) for table, run in zip(tables, runs, strict=True)]

@@ -9,9 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from magicrl.config.loader import leaves
 from magicrl.evaluation.comparison import compare
 from magicrl.evaluation.presets import TABLE13_SETS, Table13Row, average, table13
-from magicrl.evaluation.samples import flat_settings
 from magicrl.reporting.arms import differing, path_labels, setting_names, setting_rows
 from magicrl.reporting.charts import PALETTE, Chart, IntervalRow, Series, arm_swatch, chart_view, intervals_view
 from magicrl.reporting.page import Block, block, crosshairs, figures_block
@@ -77,7 +77,7 @@ def _named(model: str) -> Path:
 def _settings_of(evaluation: RecordedEvaluation) -> dict[str, Any]:
     """What decided an evaluation's samples, beside problems, seed and the checksums of the weights."""
     first = next(iter(evaluation.benchmarks.values()), None)
-    flat = {} if first is None else flat_settings({**first.settings, "samples": first.samples})
+    flat = {} if first is None else leaves({**first.settings, "samples": first.samples})
     left_out = ("problems.", "benchmark", "sampling.seed", "engine.model")
     return {k: v for k, v in flat.items() if not k.startswith(left_out) and not k.endswith("sha256")}
 
@@ -190,13 +190,13 @@ def _model_tokens(evaluations: Sequence[RecordedEvaluation], names: Sequence[str
 def _settings(evaluations: Sequence[RecordedEvaluation], names: Sequence[str]) -> Block | None:
     """What differs first, then everything that was recorded of each."""
     tables = [
-        flat_settings({name: {**result.settings, "samples": result.samples} for name, result in e.benchmarks.items()})
+        leaves({name: {**result.settings, "samples": result.samples} for name, result in e.benchmarks.items()})
         for e in evaluations
     ]
     rows = setting_rows([[table] for table in tables], lambda key: not key.endswith(("seed", "sha256")))
     whole: list[dict[str, Any]] = []
     for evaluation, name in zip(evaluations, names, strict=True):
-        told = {benchmark: flat_settings(_recorded(result)) for benchmark, result in evaluation.benchmarks.items()}
+        told = {benchmark: leaves(_recorded(result)) for benchmark, result in evaluation.benchmarks.items()}
         head = {"name": name, "path": str(evaluation.path), "written": evaluation.written}
         whole.append(head | {"benchmarks": told})
     return block("eval_settings", "Settings and provenance", {"names": names, "rows": rows, "whole": whole})

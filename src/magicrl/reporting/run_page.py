@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, cast
 
-from magicrl.evaluation.samples import flat_settings
+from magicrl.config.loader import leaves
 from magicrl.records import StepMetrics
 from magicrl.reporting.charts import chart_view
 from magicrl.reporting.curves import FigureGroup, figure_groups
@@ -123,7 +123,7 @@ def _events(run: RecordedRun) -> Block | None:
 def provenance(run: RecordedRun) -> dict[str, Any]:
     """The data of the provenance's template."""
     told_apart = ("environments", "data", "schema_version")
-    rest = flat_settings({key: value for key, value in run.run.items() if key not in told_apart})
+    rest = leaves({key: value for key, value in run.run.items() if key not in told_apart})
     facts = {k: ", ".join(map(str, v)) if isinstance(v, list) else v for k, v in rest.items()}
     return {
         "sessions": [_session(environment) for environment in run.environments],
@@ -157,7 +157,7 @@ def _sets(data: object) -> list[dict[str, str]]:
     """The problem sets with their checksums."""
     rows: list[dict[str, str]] = []
     for name, facts in cast("dict[str, Any]", data if isinstance(data, dict) else {}).items():
-        known = flat_settings(facts if isinstance(facts, dict) else {"sha256": facts})
+        known = leaves(facts if isinstance(facts, dict) else {"sha256": facts})
         problems, sha256 = known.pop("problems", None), str(known.pop("sha256", ""))
         if problems != 0:
             count = f"{problems:,}" if isinstance(problems, int) else "–"

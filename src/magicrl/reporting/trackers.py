@@ -25,7 +25,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self
 
 from magicrl.config.errors import without_secrets
-from magicrl.evaluation.samples import flat_settings
+from magicrl.config.loader import leaves
 from magicrl.records import StepMetrics
 from magicrl.registry import is_builtin, resolve
 from magicrl.reporting.read_folders import Evaluation, RecordedRun, read_run
@@ -310,7 +310,7 @@ class TensorBoardTracker:
         time.sleep(min(1.0, max(0.0, max(written, default=0) + 1 - time.time())))
         self._writer = EventFileWriter(str(folder))
         if held == NOTHING:
-            settings = flat_settings(run.facts, index=".{}").items()
+            settings = leaves(run.facts).items()
             plain = {key: v if isinstance(v, (str, float, int, bool)) else str(v) for key, v in settings}
             self._add(0, hparams_pb(plain, trial_id=run.identity))
         # TensorBoard drops what earlier files hold from this step on: a resumed run writes it again

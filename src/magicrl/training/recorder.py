@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any, Protocol, cast, runtime_checkable
 
 from magicrl.config.errors import without_secrets
-from magicrl.config.loader import brought_files, config_hash, leaves, to_toml
+from magicrl.config.loader import brought_files, config_hash, to_toml
 from magicrl.config.paths import counted_from
 from magicrl.config.schema import CheckpointConfig, LoggingConfig, TrainConfig
 from magicrl.evaluation.provenance import environment_facts, now
+from magicrl.evaluation.samples import differences
 from magicrl.files import write_atomically
 from magicrl.records import StepMetrics
 
@@ -247,15 +248,10 @@ def _check_same_recipe(path: Path, config: TrainConfig) -> None:
             f"{path / 'config.toml'} cannot be read as a recipe of this magicrl: {error}\n"
             "resume the run with the version that began it, or choose another --output"
         ) from None
-    old, new = (leaves(_deciding(each).model_dump(mode="json")) for each in (written, config))
-    changed = [
-        f"  {key}: was {old.get(key, 'not set')}, is now {new.get(key, 'not set')}"
-        for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
-    ]
+    changed = differences(*(_deciding(each).model_dump(mode="json") for each in (written, config)))
     if changed:
         raise ValueError(
-            f"{path} was started with another configuration:\n" + "\n".join(changed) + "\n"
+            f"{path} was started with another configuration:\n" + "\n".join(f"  {line}" for line in changed) + "\n"
             "resume it with the same recipe and --set, or choose another --output"
         )
 
