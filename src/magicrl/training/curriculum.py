@@ -72,8 +72,8 @@ class StageSchedule:
             return None
         reason = self._reason(stage) if early else f"max_steps = {stage.max_steps} reached"
         end = StageEnd(stage=self.index, steps=self._steps, reason=reason)
+        # the next stage has another T, so what the old curve showed says nothing of the new one
         self.index += 1
-        # T is another now: what the old curve showed says nothing of the new one
         self._steps = 0
         self._converged = False
         self._test = self._make_test()
