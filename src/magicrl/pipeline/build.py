@@ -56,6 +56,7 @@ def build(config: PipelineConfig, *, output: Path, watcher: Watcher) -> None:
     )
     check_needs(config, context.output)
     with only_writer(output, wait=False), told_when_full(output):
+        # before the first step: the folder says what it holds even after a kill
         write_atomically(output / SETTINGS, to_toml(config))
         write_atomically(output / "run.json", json.dumps(environment_facts(), indent=1))
         parts = import_sources(config.sources, context)

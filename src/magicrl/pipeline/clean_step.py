@@ -50,6 +50,7 @@ class MathsCleaner:
 
     def decide(self, entries: Sequence[Entry]) -> list[Decision]:
         """Decisions in the entries' order; many are judged at a time."""
+        # all are submitted before the first result is awaited, so that the workers are busy
         waiting: list[tuple[Drop | None, dict[str, str], Ticket | None]] = []
         for entry in entries:
             fault = maths_fault(entry, self._rules)
@@ -196,6 +197,7 @@ class CodeCleaner(Closing):
         unsure = self._disagreements(entry, tried) if several else []
         if unsure and self._rules.disagreement == "drop":
             return Drop("correct solutions disagree", f"on tests {unsure[:20]}")
+        # solutions that pass come first: the later steps take the first one
         others = [text for text in entry.solutions if text not in passing]
         notes = {**entry.notes, "reference_passes": True, **({"needs_checker": unsure} if unsure else {})}
         return replace(entry, solutions=(*passing, *others), notes=notes)
@@ -203,6 +205,7 @@ class CodeCleaner(Closing):
     def _disagreements(self, entry: Entry, solutions: Sequence[str]) -> list[int]:
         """Tests on which solutions that are all known to be right give different outputs."""
         suite = parse_suite(entry.golds[0])
+        # a checker is there to accept several outputs: that they differ says nothing
         if suite.checker is not None:
             return []
         if self._judge is None:
@@ -266,6 +269,7 @@ class Clean(Step[CleanStep]):
 
             def decide(table: pa.Table) -> list[Decision]:
                 entries = entries_of(table)
+                # each kind is judged as a whole, then told in the rows' own order again
                 programs = iter(code.decide([entry for entry in entries if entry.ability == "code"]))
                 others = iter(maths.decide([entry for entry in entries if entry.ability != "code"]))
                 return [next(programs if entry.ability == "code" else others) for entry in entries]

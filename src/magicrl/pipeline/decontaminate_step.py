@@ -60,6 +60,7 @@ class GramIndex:
         self._keys, columns = np.unique(np.concatenate(sets), return_inverse=True)
         weights = 1.0 / np.bincount(columns)[columns]
         self._weights: Any = sparse.csr_matrix((weights, (columns, owners)), shape=(len(self._keys), len(sets)))
+        # not 0 for a problem without grams, which would be divided by
         self._totals = np.maximum(np.bincount(owners, weights, len(sets)), 1e-12)
 
     def overlaps(self, texts: Sequence[Tokens], least: float) -> list[dict[int, float]]:
@@ -75,6 +76,7 @@ class GramIndex:
             known = self._keys[places] == hashes
             rows.append(np.repeat(np.arange(len(texts)), np.diff(starts))[known])
             columns.append(places[known])
+        # a gram counts once a text, however often it stands there
         pairs = np.unique(np.stack([np.concatenate(rows), np.concatenate(columns)]), axis=1)
         held: Any = sparse.csr_matrix((np.ones(pairs.shape[1]), tuple(pairs)), shape=(len(texts), len(self._keys)))
         scores = (held @ self._weights).tocoo()
@@ -228,12 +230,14 @@ class _Search:
         for row, text in enumerate(texts):
             own, inside = keys_of(text)
             named = (prompt_key(text), " ".join(tokens[row]))
+            # equal as a whole; where something around it had to be taken off, the test problem is contained
             equal = {number for key in (*named, *own[:1]) if key for number in self._equal.get(key, ())}
             held = {number for key in (*own[1:], *inside) for number in self._equal.get(key, ())}
             for number in sorted({*equal, *held, *plain[row], *hidden[row], *near[row]}):
                 reference = self._references[number]
                 score = max(plain[row].get(number, 0), hidden[row].get(number, 0), near[row].get(number, 0))
                 kind = self._kind(text, tokens[row], reference, plain[row].get(number, 0.0))
+                # a weaker name only where the plain comparisons did not find equality
                 if kind not in ("verbatim", "reformatted") and number in equal | held:
                     kind = "renamed" if number in equal else "contained"
                 if kind is not None and kind in self._settings.kinds:
@@ -268,13 +272,16 @@ class _Search:
         if " ".join(tokens) == reference.canonical:
             return "reformatted"
         longer = len(tokens) > _LONGER * len(reference.tokens)
+        # longer: at equal length the same n-grams are a reworded copy, not one that is contained
         if overlap >= _WHOLE and longer and reference.words >= self._settings.least_words:
             return "contained"
         numbers = _numbers(tokens)
         if numbers == reference.numbers:
             return "neighbour" if are_different(text, reference.text, wording=False) else "reworded"
+        # "Compute 3 + 5" with other numbers repeats nothing
         if reference.words < self._settings.least_words:
             return None
+        # numbers hidden, so that only formulas and words can make them different
         hidden = _DIGITS.sub("#", text), _DIGITS.sub("#", reference.text)
         same = len(numbers) == len(reference.numbers) and not are_different(*hidden, wording=False)
         return "renumbered" if same else "neighbour"

@@ -84,6 +84,7 @@ class Links:
     def resolve(self, bucket: Sequence[int], similarity: Similarity) -> None:
         """Drop the duplicates among the documents of a bucket; the best of each pair stays."""
         heads: list[int] = []
+        # best first, so that a head is never worse than what is dropped for it
         for document in sorted((d for d in bucket if self.alive[d]), key=lambda d: int(self.rank[d])):
             for head in heads:
                 found = similarity(head, document)
@@ -121,6 +122,7 @@ def bands_of(texts: Texts, settings: NearSettings) -> U64:
         )
         rows = np.asarray(matrix.to_rows(), dtype=np.uint64)
         for band in range(len(keys)):
+            # from the band's number: equal rows in two bands give two keys
             key = np.full(len(chunk), band, dtype=np.uint64)
             for column in range(band * settings.rows, (band + 1) * settings.rows):
                 key = mixed(key ^ rows[:, column], 0)
@@ -152,6 +154,7 @@ def link_near(
 
     for band in bands:
         members = np.flatnonzero(links.alive)  # anew in each band: what one dropped need not be compared again
+        # numbers in the key: texts with other numbers never meet in a bucket, which the guard would have to part
         keys = mixed(band[members] ^ numbers[members], 0) if guard else np.asarray(band[members])
         for bucket in buckets(keys, members):
             links.resolve(bucket.tolist(), similarity)
@@ -173,6 +176,7 @@ def link_neighbours(
     members = np.flatnonzero(links.alive)
 
     def settle(document: int, near: Numbers, scores: Matrix) -> None:
+        # the nearest first; the guard is slow, so only some of them are tried
         for place in np.argsort(-scores, kind="stable")[:_TRIED]:
             kept = int(near[place])
             if guard and are_different(raw[document], raw[kept]):
@@ -182,7 +186,9 @@ def link_neighbours(
             return
 
     keys = numbers[members] if guard else np.zeros(len(members), dtype=np.uint64)
+    # with the guard only texts of the same numbers can be duplicates: all pairs are looked at within a block alone
     for block in buckets(keys, np.arange(len(members))):
+        # best first: each row is then compared with better ones only
         ranked = block[np.argsort(links.rank[members[block]], kind="stable")]
         for part in _parts(ranked, vectors):
             rows = part[links.alive[members[part]]]
@@ -208,8 +214,10 @@ def _parts(block: Numbers, vectors: NDArray[np.float16]) -> Sequence[Numbers]:
 def _near_rows(vectors: Matrix, similarity: float) -> Iterable[tuple[int, Numbers, Matrix]]:
     """Each row that has near ones before it, with these and their cosines."""
     for first in range(0, len(vectors), _TILE):
+        # a tile of rows against all before them: [tile, rows] instead of [rows, rows] in memory
         scores = vectors[first : first + _TILE] @ vectors[: first + _TILE].T
         near_rows, near = np.nonzero(scores >= similarity)
+        # of a symmetric pair the better one stands before, and nobody is near itself
         before = near < near_rows + first
         near_rows, near = near_rows[before], near[before]
         for row in np.unique(near_rows):
@@ -251,6 +259,7 @@ def find_duplicates(documents: Iterable[Document], settings: DedupSettings, *, f
     order = np.lexsort([np.arange(len(ids)), *(-np.asarray(qualities, dtype=np.float64).T[::-1])])
     rank = np.empty(len(ids), dtype=np.int64)
     rank[order] = np.arange(len(ids))
+    # the folder's name is made of texts and settings, so that files of another call are never taken up
     search = _Search(texts, rank, settings, folder / hash_of(_VERSION, digest, settings.model_dump(mode="json"))[:24])
     return _clusters(ids, {stage: search.stage(stage) for stage in _ORDER if stage in settings.stages})
 
@@ -374,6 +383,7 @@ def _clusters(ids: Sequence[str], stages: Mapping[Stage, Mapping[str, Any]]) -> 
     }
 
     def last(number: int) -> int:
+        # a document that others were dropped for may itself have gone in a later stage
         while number in links:
             number = links[number][1]
         return number
@@ -423,6 +433,7 @@ class Dedup(Step[DedupStep]):
         if self._settings.scope == "across":
             yield "all", list(parts)
             return
+        # parts of a source lie side by side and are called SOURCE.NNNNN
         for source, group in groupby(parts, key=lambda part: part.name.rpartition(".")[0]):
             yield source, list(group)
 

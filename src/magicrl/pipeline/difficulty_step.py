@@ -58,6 +58,7 @@ def is_closed(correct: int, counted: int, total: int, rule: EarlyStop) -> bool:
 
     ``correct`` of ``counted`` judged samples are right, and ``total`` are wanted.
     """
+    # one right and one wrong sample settle "sometimes", whatever the others would say
     if counted >= total or 0 < correct < counted:
         return True
     return counted >= rule.first and chance_of_the_same(counted, total, rule.prior) >= rule.confidence
@@ -75,6 +76,7 @@ def failures_of_sixteen(correct: int, counted: int) -> int:
     assert 0 <= correct <= counted
     assert counted > 0
     scaled = round(16 * (counted - correct) / counted)
+    # rounding must not turn a problem that is solved sometimes into 0 or 16, which are dropped
     return min(max(scaled, int(correct < counted)), 16 - int(correct > 0))
 
 
@@ -217,6 +219,7 @@ class Difficulty(Step[DifficultyStep]):
     ) -> None:
         """Rounds of samples: after each, problems that are settled get no more. Without early stopping there is one."""
         settings, rule = self._settings, self._settings.early_stop
+        # where the template opens <think>, a response without </think> never came to an answer
         reasoning = settings.reasoning or ("required" if opened.opens_reasoning else "auto")
         options = JudgeOptions(reasoning=reasoning, extract=settings.extract)
         pool = VerifierPool(options=options, time_limit=settings.time_limit, workers=context.workers)
@@ -236,6 +239,7 @@ class Difficulty(Step[DifficultyStep]):
                     temperature=settings.temperature,
                     max_tokens=settings.max_tokens,
                     seed=settings.seed,
+                    # by name, not by place: other problems in the list must not change a problem's samples
                     draws={problem.id: draw_of(problem.id) for problem in some},
                 )
                 run_job(
@@ -253,6 +257,7 @@ class Difficulty(Step[DifficultyStep]):
 
             longest = max((counts[problem.id].total for problem in problems), default=0)
             first = longest if rule is None else rule.first
+            # maths and code want different numbers of samples: each stops at its own
             for bound in range(first, longest + first, first):
                 groups: dict[int, list[Problem]] = {}
                 for problem in problems:
@@ -276,6 +281,7 @@ class Difficulty(Step[DifficultyStep]):
         context.watcher.note(
             f"{self.label}: {missing} samples to make at most, {missing * self._settings.max_tokens} tokens at most"
         )
+        # a pilot that is a large part of the work tells nothing in time
         if missing < 4 * _PILOT:
             return
         # of the kind that most are of: a handful of code problems says nothing of the rest
@@ -350,6 +356,7 @@ def difficulty_report(document: Mapping[str, Any]) -> tuple[dict[str, Any], str]
     if document["early_stop"] is not None:
         prior = document["early_stop"]["prior"]
         closed = [(n, total) for _, correct, n, total in document["counts"].values() if correct in (0, n) and n < total]
+        # the expected number of problems for which another sample would have turned out otherwise
         wrong = sum(1 - chance_of_the_same(n, total, prior) for n, total in closed if n)
         told["expected_errors"] = round(wrong, 2)
         share = samples["saved"] / max(1, samples["wanted"])

@@ -94,6 +94,7 @@ class HashedEmbedder:
     def embed(self, texts: Sequence[str]) -> Matrix:
         """Unit vectors ``[len(texts), dimensions]``; all zero for a text without words."""
         features = self._features(texts, self._names)
+        # the root of a count: a word that stands four times weighs twice as much
         features.data = np.sqrt(features.data) * self._weights[features.indices]
         return _unit((features @ self._projection).toarray().astype(np.float32))
 
@@ -107,6 +108,7 @@ class HashedEmbedder:
         ends = np.cumsum([len(row) for row in rows], dtype=np.int64)
         owners = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
         inside = np.ones(max(0, len(words) - 1), dtype=bool)
+        # no pair across the border of two texts
         inside[ends[(ends > 0) & (ends < len(words))] - 1] = False
         pairs = mixed(words[:-1] * np.uint64(31) + words[1:], 1)[inside] if len(words) else words
         grams, starts = shingles([" ".join(row) for row in rows], _GRAM, seed=2)

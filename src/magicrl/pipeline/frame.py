@@ -128,6 +128,7 @@ def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context
     """
     began = time.monotonic()
     folder = StepFolder(context.output / name)
+    # a step that looks at all rows depends on every part; one that goes row by row on each part alone
     own = hash_of(step.use, step.version, step.identity(context), [part.key for part in parts] if step.whole else None)
     made = [folder.part(part.name, hash_of(own, part.key)) for part in parts]
     missing = [(part, new) for part, new in zip(parts, made, strict=True) if not folder.has(new)]
@@ -142,10 +143,12 @@ def run_step(step: Step[Any], name: str, parts: Sequence[Part], context: Context
             for done, _ in enumerate(_make(step, name, missing, folder, context), start=1 + len(parts) - len(missing)):
                 context.watcher.progress(name, done, len(parts), "parts")
         folder.clear_except([part.name for part in made])  # a source that was taken out takes its parts with it
+        # also when no part is missing: a source taken out changes the counts and makes none anew
         recorded = json.loads(folder.summary.read_text(encoding="utf-8")) if folder.summary.is_file() else {}
         if missing or recorded.get("key") != own or recorded.get("inputs") != _keys_of(parts):
             step.finish(made, folder, context)
             counts = count_rows(folder)
+            # every row is kept or dropped, none is lost
             entered = sum(read_part(part.path, ["source"]).num_rows for part in parts)
             counted = sum(one["in"] for one in counts.values())
             assert entered == counted, f"{name}: {entered} rows went in, {counted} are accounted for"
@@ -173,6 +176,7 @@ def _make(
     workers = min(context.workers, len(missing))
     jobs = ((name, part, new, folder) for part, new in missing)
     if step.parallel and workers > 1:
+        # the processes are the parallelism: their verifiers get one worker each, and the watcher stays here
         alone = replace(context, watcher=Watcher(), workers=1)
         yield from in_processes(name, _in_worker, jobs, workers, _open_in_worker, (step, folder, alone))
         return
@@ -191,6 +195,7 @@ def in_processes(
 ) -> Iterator[R]:
     """``call(*job)`` for each job, in order, in several processes that each begin with ``start(*startargs)``."""
     waiting: deque[Future[R]] = deque()
+    # no fork: this process may hold torch's threads
     method = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(workers, mp_context=method, initializer=start, initargs=startargs)
     try:
@@ -239,11 +244,13 @@ def _make_part(decide: Decide, name: str, part: Part, new: Part, folder: StepFol
 
 def split(table: pa.Table, decisions: Sequence[Decision], step: str) -> tuple[pa.Table, pa.Table]:
     """Kept and dropped rows of a part, each in order; together they are all of its rows."""
+    # changed rows stand behind the old ones, so that one `take` puts all of them in order
     both = pa.concat_tables([table, table_of([one for one in decisions if isinstance(one, Entry)])])
     changed = iter(range(table.num_rows, both.num_rows))
     places = [next(changed) if isinstance(one, Entry) else place for place, one in enumerate(decisions)]
     gone = {place: one for place, one in enumerate(decisions) if isinstance(one, Drop)}
     kept = both.take(pa.array([place for number, place in enumerate(places) if number not in gone], pa.int64()))
+    # dropped rows as they came, without what this step changed
     dropped = table.take(pa.array([*gone], pa.int64()))
     columns = {
         "step": [step] * len(gone),

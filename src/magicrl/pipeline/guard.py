@@ -75,6 +75,7 @@ def are_different(a: str, b: str, *, wording: bool = True) -> bool:
     tokens_a, tokens_b = tokens_of(a), tokens_of(b)
     numbers_a, numbers_b = numbers_of(tokens_a), numbers_of(tokens_b)
     values_a, values_b = [v for _, v in numbers_a], [v for _, v in numbers_b]
+    # cheap comparisons first; most pairs end here
     if sorted(values_a) != sorted(values_b) or _signs(tokens_a) != _signs(tokens_b):
         return True
     count_a, count_b = Counter(tokens_a), Counter(tokens_b)

@@ -191,6 +191,7 @@ def _read_one(row: Row | BadRow, reader: EntryReader, buffer: _Buffer, seen: set
         entry = reader.entry(row)
         check_text(entry)
         if entry.id in seen:
+            # ids of a source may be doubled; the pipeline drops rows by id
             entry = replace(entry, id=f"{entry.id}#{row.index}")
         seen.add(entry.id)
         buffer.kept.append(entry)

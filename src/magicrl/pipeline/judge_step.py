@@ -48,6 +48,7 @@ def served(settings: JudgeStep, context: Context, log: Path) -> Generator[None]:
         folder = context.output / "models" / settings.serve_gguf_package
         model = str(prepare_gguf_package(settings.serve_gguf_package, folder))
     words = [word.replace("{model}", model).replace("{python}", sys.executable) for word in settings.serve]
+    # programs of this environment are found though it may not be activated
     beside = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     try:
         with log.open("wb") as output:
@@ -56,6 +57,7 @@ def served(settings: JudgeStep, context: Context, log: Path) -> Generator[None]:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 env=beside,
+                # a session of its own: `_stop` ends with it whatever the server started
                 start_new_session=True,
                 preexec_fn=_die_with_parent,
             )
@@ -116,6 +118,7 @@ class Judge(Step[JudgeStep]):
     def prepare(self, parts: Sequence[Part], folder: StepFolder, context: Context) -> None:
         settings = self._settings.settings
         total = sum(read_part(part.path, ["id"]).num_rows for part in parts)
+        # told before anything is asked: the votes cost money
         missing = votes_missing(_problems(parts), settings, folder=folder.work)
         length = sum(len(problem.text) for problem in _problems(parts)) / max(1, total)
         for name, cost in estimated_cost(settings, missing, length).items():
@@ -131,6 +134,7 @@ class Judge(Step[JudgeStep]):
                 context.watcher.progress(self.use, len(lines), total, "problems")
                 yield judgement
 
+        # no server is started for votes that are all on disk
         serve = any(missing.values()) or self._settings.flawed
         with served(self._settings, context, folder.work / "server.log") if serve else nullcontext():
             told = report_of(judged(), settings)

@@ -121,6 +121,7 @@ def read_answer(text: str) -> tuple[bool, str, dict[str, bool]]:
     if "<think>" in said:
         raise UnreadableAnswer("the answer ends within its reasoning")
     found = [o for o in _objects(said) if "verdict" in o]
+    # a judge that says both is not counted for either
     verdicts = {_verdict(o["verdict"]) for o in found}
     if verdicts - {None}:
         if len(verdicts) > 1:
@@ -212,8 +213,10 @@ class JudgeClient:
             except ServerError as error:
                 if error.status not in _REFUSED:
                     raise self._named(error) from None
+                # no attempt is used up: nothing about the problem was answered
                 if self._weakened(structure, str(error)):
                     continue
+                # nothing has been answered yet: it may be the server's mistake, not this problem's
                 if not self._answered:
                     await self._probe(error)
                 return replace(vote, status="failed", reasons=str(error))
@@ -236,12 +239,14 @@ class JudgeClient:
 
     def _body(self, problem: str, key: bytes, attempt: int) -> dict[str, Any]:
         settings = self.settings
+        # another seed for each attempt, or an unreadable answer would come again
         drawn = hashlib.sha256(f"{self._judging.seed} {key.hex()} {attempt}".encode()).digest()
         body = {
             "model": settings.model,
             "messages": messages(problem, self._judging.instructions),
             "temperature": settings.temperature,
             "max_tokens": settings.max_tokens,
+            # 31 bits: some servers keep an int32
             "seed": int.from_bytes(drawn[:4], "little") >> 1,
             **response_format(self._structure, settings.reasons_characters),
             **settings.extra,
@@ -305,6 +310,7 @@ def vote_key(problem: Document, judge: JudgeSettings, index: int, judging: Judgi
         judging.instructions,
         judging.seed,
     ]
+    # only where it is set, so that votes from before there was this setting keep their keys
     if judge.reasons_characters is not None:
         decides.append({"reasons_characters": judge.reasons_characters})
     text = json.dumps(decides, sort_keys=True).encode("utf-8", "surrogatepass")
@@ -445,6 +451,7 @@ async def _ask(
     workers: list[Any] = []
     for judge in judges:
         waiting = iter(_wanted(chunk, judge.settings, settings, cache))
+        # all workers of a judge draw from one iterator: each vote is asked for once
         workers += [work(judge, waiting) for _ in range(judge.settings.concurrency)]
     await asyncio.gather(*workers)
     if failed:

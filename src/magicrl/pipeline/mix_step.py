@@ -57,6 +57,7 @@ def write_mixture(parts: Sequence[Part], folder: Path, *, split: bool) -> dict[s
                     ids.append(json.dumps({"file": name, "row": rows[name], "id": identity}))
                     rows[name] += 1
     write_atomically(folder / "ids.jsonl", "".join(f"{line}\n" for line in ids))
+    # after the new files have their names: with another `split` the old ones would be read beside them
     for stale in folder.glob("train*.parquet"):
         if stale.name not in rows:
             stale.unlink()
@@ -171,6 +172,7 @@ def quotas_of(
         largest = max(share.values(), default=0.0) or 1.0
         share = {source: weight / largest for source, weight in share.items()}  # room over a tiny weight overflows
         scarcest = min((room[source] / weight for source, weight in share.items() if weight > 0), default=0.0)
+        # 1e-9: 0.29 * 100 is 28.999999999999996, and 29 is meant
         return {source: math.floor(scarcest * weight + 1e-9) for source, weight in share.items()}
     return _shared_out(room, share, size)
 
@@ -183,10 +185,12 @@ def _shared_out(room: Mapping[str, int], share: Mapping[str, float], size: int) 
     while left and open_sources:
         total = sum(share[source] for source in open_sources)
         exact = {source: left * share[source] / total for source in open_sources}
+        # those give all that they have; what they leave is shared out again in the next round
         full = {source for source in open_sources if exact[source] >= room[source]}
         if not full:
             floors = {source: math.floor(value) for source, value in exact.items()}
             rest = left - sum(floors.values())
+            # largest remainders (Hamilton's method), ties by name: the sum is exactly `left`
             by_remainder = sorted(open_sources, key=lambda source: (floors[source] - exact[source], source))
             extra = Counter(by_remainder[:rest])
             return quota | {source: floors[source] + extra[source] for source in open_sources}

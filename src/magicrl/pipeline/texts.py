@@ -87,6 +87,7 @@ def shingles(texts: Sequence[str], length: int, seed: int = 0) -> tuple[U64, NDA
         hashes ``[S]``, and starts ``[len(texts) + 1]``: text i has ``hashes[starts[i] : starts[i + 1]]``.
     """
     joined = "".join(text if not 0 < len(text) < length else text.ljust(length, "\x00") for text in texts)
+    # utf-32: one number a character, whatever its script
     points = np.frombuffer(joined.encode("utf-32-le", "surrogatepass"), dtype=np.uint32).astype(np.uint64)
     sizes = np.asarray([max(len(text), length) if text else 0 for text in texts], dtype=np.int64)
     return runs(points, sizes, length, seed)
@@ -104,6 +105,7 @@ def runs(items: U64, sizes: NDArray[np.int64], length: int, seed: int = 0) -> tu
         return np.empty(0, dtype=np.uint64), starts
     rolled = np.zeros(len(items) - length + 1, dtype=np.uint64)
     for offset in range(length):
+        # the prime of FNV-1 (64 bits); sums wrap around, as a hash may
         rolled = rolled * np.uint64(0x100000001B3) + items[offset : offset + len(rolled)]
     # a window is whole where it ends within the row in which it begins
     left = np.repeat(np.cumsum(sizes), sizes) - np.arange(len(items))
