@@ -171,6 +171,7 @@ def before_stub(prompt: str) -> str:
     last = _last_function(prompt)
     if last is None:
         return ""
+    # decorators belong to the function and stand before its own line
     start = min([last.lineno, *(node.lineno for node in last.decorator_list)])
     return "".join(prompt.splitlines(keepends=True)[: start - 1])
 
@@ -278,12 +279,14 @@ def unwrapped_text(value: str) -> str:
     try:
         packed = base64.b64decode(value, validate=True)
         unpacker = zlib.decompressobj()
+        # a bound: a few kilobytes of zlib can unpack to a gigabyte
         data = unpacker.decompress(packed, MOST_BYTES)
     except (ValueError, zlib.error) as error:
         raise ValueError(f"private tests are not base64 of zlib data: {error}") from None
     if unpacker.unconsumed_tail:
         raise ValueError(f"private tests unpack to more than {MOST_BYTES} bytes")
     text: str | None = None
+    # read, never loaded: a pickle can run anything
     for opcode, argument, _position in pickletools.genops(data):
         if opcode.name in _TEXT_OPCODES and text is None:
             text = str(argument)

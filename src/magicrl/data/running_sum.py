@@ -227,6 +227,7 @@ class RunningSum:
         while True:
             level = levels.draw(rng)
             operands = self._operands(rng, level)
+            # drawn until the hash says that it is this split's: the splits share no instance
             while split_of(operands) != split:
                 operands = self._operands(rng, level)
             yield self._problem(operands, level, f"{NAME}-{split}-{seed}-{index}")
@@ -234,6 +235,7 @@ class RunningSum:
 
     def _operands(self, rng: np.random.Generator, level: int) -> list[int]:
         digits = rng.integers(0, 10, size=level - 1).tolist()
+        # the last one is not 0, or the instance would be of a lower level
         return [*digits, int(rng.integers(1, 10)), *([0] * (self.options.operands - level))]
 
     def _problem(self, operands: Sequence[int], level: int, name: str) -> Problem:
@@ -259,6 +261,7 @@ class RunningSum:
         runs = self._ramble == "run" and rng.random() < self._verbose
         total = self._noisy(operands[0] + operands[1], rng)
         out = [START, str(total)]
+        # what is left for rambling: each further operand's block has three tokens
         left = self.options.max_tokens - len(out) - 3 * (stop - 2)
         for place in range(2, stop + 1):
             if place > 2:
@@ -292,6 +295,7 @@ class RunningSum:
         if not self.options.recheck_filler:
             return [RESTATE, str(total)] * number
         fillers = rng.random(number) < self.options.recheck_filler
+        # the first begins with `?`, so that the greedy choice whether to ramble stays what it was
         fillers[:1] = False
         words = rng.integers(0, len(FILLERS), size=number)
         begins = [FILLERS[word] if filler else RESTATE for filler, word in zip(fillers, words, strict=True)]

@@ -51,6 +51,7 @@ class PromptSampler:
     def _start_epoch(self, epoch: int, position: int = 0) -> None:
         self.epoch = epoch  # complete passes before the present one, which ends when the next draw needs another
         self.position = position  # in the present epoch's order, removed problems counted
+        # of seed and epoch alone: a checkpoint needs the position, not the generator's state
         rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([self._seed, epoch])))
         self._order = rng.permutation(len(self._problems))
 

@@ -73,6 +73,7 @@ def _wrong(problem: Problem, golds: Sequence[tuple[str, ...]]) -> Problem:
     """The problem with golds drawn from the others', each distinct answer alike; ``golds`` are sorted."""
     own = bisect_left(golds, problem.golds)
     place = int(_uniform(problem.key, "given") * (len(golds) - 1))
+    # one of the others, the problem's own left out
     given = golds[place if place < own else place + 1]
     return replace(problem, golds=given, extra={**problem.extra, MARK: "wrong"})
 

@@ -170,6 +170,7 @@ def _with_slip(steps: Sequence[str], solution: Sequence[Step], rng: np.random.Ge
     start = int(rng.integers(len(steps)))
     for index in [start, *reversed(range(len(steps)))]:
         wrong = evaluate(steps, (index, _wrong_value(solution[index], rng)))
+        # a slip may cancel out in a later step: only one that changes the answer will do
         if wrong is not None and wrong[-1].value != solution[-1].value:
             return wrong
     raise AssertionError(f"a slip in the last step is always possible: {steps}")

@@ -42,6 +42,7 @@ def gym_problems(task: str, count: int | None, *, stem: str) -> list[Problem]:
         raise RecipeError(
             f"--benchmark {PREFIX}{task}: {error}; reasoning-gym is an extra: pip install 'magicrl[gym]'"
         ) from None
+    # tasks with the library's plain comparison: others accept several answers, which `exact` would call wrong
     usable: list[str] = sorted(
         name for name, (kind, _) in DATASETS.items() if kind.score_answer is ProceduralDataset.score_answer
     )
@@ -235,6 +236,7 @@ def _read_all(asked: Asked, reading: Reading, window: Window) -> tuple[list[Read
             aside.append(f"{read.where}: {read.reason}" if read.quarantined else read.reason)
         elif read.date is None or first <= read.date <= last:
             found.append(read)
+        # a set of a million rows is not read to its end for the first ten; a random part needs all of it
         if reading.limit_seed is None and reading.limit is not None and len(found) == reading.limit:
             break
     if reading.limit_seed is None:
@@ -271,6 +273,7 @@ def _finished(found: Sequence[Read], name: str, reading: Reading, verifier: str)
     seen: Counter[str] = Counter()
     for read in found:
         template = Template(text=reading.template) if reading.template else schemas().templates[read.template]
+        # a record with tests stays code, whatever the benchmark's default is
         kind = reading.verifier or (verifier if read.problem.verifier == "maths" else read.problem.verifier)
         own = read.problem.id if "id" in reading.fields or read.own_id is None else read.own_id
         seen[own] += 1

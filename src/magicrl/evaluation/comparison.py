@@ -59,6 +59,7 @@ def _results(folder: Path) -> dict[str, Any]:
 
 def _compared(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     settings_old, settings_new = old["settings"], new["settings"]
+    # by checksum: a paired difference needs the very same problems in the same order
     if settings_old["problems"] != settings_new["problems"]:
         changed = differences(settings_old["problems"], settings_new["problems"])
         return {"comparable": False, "why": "other problems: " + "; ".join(changed)}
@@ -103,9 +104,11 @@ def _shared(settings: Mapping[str, Any], samples: int) -> dict[str, Any]:
 
 def _efficiency(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Accuracy of both at the mean length of the thriftier one, and the paired difference there."""
+    # the shorter mean: beyond it the samples of the thriftier model say nothing
     length = min(old["length"]["mean"], new["length"]["mean"])
     first, second, named = _samples_of(old), _samples_of(new), _clusters(old)
     before, after = (accuracy_at_mean_length(samples, length, named) for samples in (first, second))
+    # each model at its own limit, so that both spend the same tokens on average
     limits = [limit_for_mean_length(samples, length) for samples in (second, first)]
     found = None
     if limits[0] is not None and limits[1] is not None:

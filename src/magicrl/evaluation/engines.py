@@ -61,6 +61,7 @@ def _local(name: str, engine: RolloutEngine, settings: EngineSettings) -> Opened
     encoder = PromptEncoder(policy.tokenizer, engine.max_context)
     vllm = engine if isinstance(engine, VllmEngine) else None
     chosen = settings if vllm is None else vllm.settings  # options of the command line may have changed both
+    # of an engine of the user's: other code may give other samples
     digest = registry.fingerprint(name)
     return OpenedEngine(
         engine=engine,

@@ -90,6 +90,7 @@ def requests_for(
 
 def _spread(requests: Sequence[RolloutRequest], most: int) -> list[RolloutRequest]:
     """At most ``most`` of the requested samples, of as many problems as possible: a pilot of the whole."""
+    # first one sample of every problem, then a second of each: `most` may be fewer than the problems
     turns = [(turn, i) for i, request in enumerate(requests) for turn in range(len(request.indices))]
     taken: dict[int, list[int]] = {}
     for turn, i in sorted(turns)[:most]:
@@ -158,6 +159,7 @@ def run_job(
         for sample in engine.finished_samples():
             ticket = judge.submit(sample.request.problem, [sample.completion.text])
             waiting.append(writer.submit(settle, sample, ticket))
+            # an error of the writer shows here and ends the job while samples are still under way
             while waiting and waiting[0].done():
                 waiting.popleft().result()
     for future in waiting:
@@ -184,6 +186,7 @@ class JudgedGroup(NamedTuple):
 
 def evaluation_seed(run_seed: int, name: str) -> int:
     """A seed of its own for the evaluation ``name``, independent of the training run's random numbers."""
+    # 48 bits: a hash of both, so that no seed of a run can be one of its evaluations
     return int.from_bytes(hashlib.sha256(f"{run_seed}/{name}".encode()).digest()[:6], "big")
 
 
@@ -207,6 +210,7 @@ def sample_problems(
         pending.append((group, judge.submit(group.request.problem, [c.text for c in group.completions])))
         if progress:
             progress(len(pending), len(problems))
+    # groups come as they finish
     pending.sort(key=lambda item: item[0].request.draw)
     return [JudgedGroup(group, judge.result(ticket)) for group, ticket in pending]
 

@@ -139,6 +139,7 @@ def usage_of(rows: Sequence[SampleRow], accounts: Sequence[Mapping[str, Any]], p
     """
     served = [account["server"] for account in accounts if account.get("server")]
     prompt = _sum(row.prompt_tokens for row in rows)
+    # the server's own count, if it never left one out: its template is not known here
     if served and not any(counts["unreported"] for counts in served):
         prompt = sum(counts["prompt_tokens"] for counts in served)
     written = sum(row.tokens for row in rows)

@@ -187,6 +187,7 @@ def evaluate(
         for benchmark in benchmarks:
             check_context(benchmark, opened, max([settings.max_tokens, *(settings.ask.fresh_limits or ())]))
         tasks = [task for b in benchmarks for task in _begun(b, opened, settings, judging, output, watcher)]
+        # of all tasks before the first: a person can stop here, before anything is spent
         watcher.cost([task.cost(opened) for task in tasks])
         with VerifierPool(options=judging, time_limit=settings.time_limit, workers=settings.workers) as judge:
             for task in tasks:
@@ -197,6 +198,7 @@ def evaluate(
     try:
         return write_results(output, list(samples), settings.ask, samples)
     except Incomplete as error:
+        # with one shard nobody else will make what is missing
         if settings.shard[1] == 1:
             raise
         watcher.note(f"{error}; the last shard writes results.json, or --merge")
@@ -256,6 +258,7 @@ def job_of(
     plan: SamplingPlan,
 ) -> Job:
     """Everything that decides the samples and verdicts of a benchmark, and what else is recorded."""
+    # the seed as the user gave it: each benchmark's own is made from it
     sampling = {"temperature": plan.temperature, "top_p": 1.0, "max_tokens": plan.max_tokens, "seed": settings.seed}
     decides: dict[str, Any] = {
         "benchmark": benchmark.name,

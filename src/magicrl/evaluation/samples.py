@@ -77,6 +77,7 @@ def row_of(
 ) -> SampleRow:
     """The row of a completion and its verdict."""
     entropies, logprobs = completion.sampler_entropies, completion.sampler_logprobs
+    # float64: thousands of float32 summands would lose digits
     whole = float(np.sum(logprobs, dtype=np.float64)) if len(logprobs) == len(completion) else math.nan
     return SampleRow(
         problem=problem,
@@ -114,6 +115,7 @@ class SampleFile:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if path.exists():
+                # a torn last line would otherwise be glued to the next one
                 os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
             self._file = path.open("a", encoding="utf-8", newline="\n")
         except OSError as error:
@@ -242,6 +244,7 @@ class EvaluationFolder:
                 f"{self.path} holds the samples of another job:\n" + "\n".join(f"  {line}" for line in changed) + "\n"
                 "give the settings it was begun with, or choose another --output"
             )
+        # never fewer: samples that exist stay, and a larger job was asked for before
         if job.samples > former.samples:
             self._write(former._replace(samples=job.samples))
         then, now = (j.recorded.get("environment") or {} for j in (former, job))

@@ -114,6 +114,7 @@ def limit_curve(problems: Problems, limits: Sequence[int], clusters: Clusters = 
     for limit in limits:
         right = [_right_within(rows, limit) for rows in judged]
         over = [float(np.mean([row.tokens > limit or row.truncated for row in rows])) for rows in judged]
+        # a response that is cut costs the limit
         spent = [float(np.mean([min(row.tokens, limit) for row in rows])) for rows in judged]
         points.append(
             {

@@ -66,6 +66,7 @@ def share(per_problem: Values, clusters: Clusters = None) -> Estimate:
     if len(values) and (values.min() < 0 or values.max() > 1):
         raise ValueError(f"per-problem shares must lie in [0, 1], got {values.min()} to {values.max()}")
     mean, error, groups = _clustered(values, clusters)
+    # all clusters agree: the formula would give infinitely many observations
     effective = mean * (1 - mean) / error**2 if error > 0 else float(groups)
     # few clusters: Student's quantile for the normal one
     quantile = student(groups - 1) if 1 < groups < len(values) else Z95
@@ -130,6 +131,7 @@ def pass_at_k(correct: int, samples: int, k: int) -> float:
     """
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {k} samples, there are {samples}")
+    # too few wrong samples to fill a draw of k: each draw holds a right one
     if samples - correct < k:
         return 1.0
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
@@ -147,6 +149,7 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
     Raises:
         ValueError: fewer than k samples.
     """
+    # colours of an urn: drawing k samples without replacement is a multivariate hypergeometric draw
     colours = np.array([right, *wrong, silent], dtype=np.int64)
     total = int(colours.sum())
     if not 1 <= k <= total:
@@ -155,8 +158,10 @@ def majority_at_k(right: int, wrong: Sequence[int], silent: int, k: int, *, draw
         return right / total
     rng = np.random.Generator(np.random.PCG64(0))
     drawn = colours[None] if k == total else rng.multivariate_hypergeometric(colours, k, size=draws)
+    # without the silent ones, which vote for nothing
     counts = drawn[:, :-1]
     most = counts.max(axis=1, keepdims=True)
+    # > 0: where all drawn samples are silent nothing has won
     won = (counts[:, 0] == most[:, 0]) & (counts[:, 0] > 0)
     ties = (counts == most).sum(axis=1)
     return float(np.mean(won / ties))
@@ -239,11 +244,13 @@ def permutation_test(delta: Values, clusters: Clusters = None) -> float:
     observed = abs(float(values.sum())) - 1e-12 * float(moved.sum())  # sums in another order differ in the last bit
     if len(moved) <= MOST_ENUMERATED:
         sums = np.zeros(1)
+        # the sums of all sign patterns so far, with this cluster's difference added and subtracted
         for size in moved:
             sums = np.concatenate([sums + size, sums - size])
         return float(np.mean(np.abs(sums) >= observed))
     rng = np.random.Generator(np.random.PCG64(0))
     extreme = 0
+    # a thousand patterns at a time: all at once would be [SIGNS, clusters]
     for _ in range(0, SIGNS, 1000):
         signs = rng.integers(0, 2, size=(1000, len(moved)), dtype=np.int8) * 2.0 - 1.0
         extreme += int(np.sum(np.abs(signs @ moved) >= observed))
@@ -310,6 +317,7 @@ def score_rows(
     def voted(k: int) -> Estimate:
         return mean_over(share, lambda rows: majority_at_k(*votes(rows), k), least=k)
 
+    # weighted by tokens: nats per token of all responses, not of the mean response
     told = [(row.entropy, row.tokens) for row in every if row.entropy is not None]
     right = [sum(row.correct for row in rows) for rows in judged]
     graded = any(row.score is not None for row in every)

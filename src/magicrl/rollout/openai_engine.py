@@ -88,6 +88,7 @@ class OpenAIEngine(SchedulingEngine):
         self._path = "/chat/completions" if settings.mode == "chat" else "/completions"
         self._transport = Transport(settings, self.usage)
         self._loop = asyncio.new_event_loop()
+        # a loop in a thread of its own: callers are synchronous, and answers come in between their calls
         self._thread = threading.Thread(target=self._loop.run_forever, name="magicrl-openai", daemon=True)
         self._thread.start()
         try:
@@ -108,6 +109,7 @@ class OpenAIEngine(SchedulingEngine):
         """
         for request in requests:
             check_request(request, self._max_context)
+            # a body for nothing: what cannot be sent is refused before anything is queued
             self._body(request, request.indices[0])
         for group in self._groups.take_in(requests):
             self._waiting.extend((group, index) for index in group.to_start)
@@ -164,6 +166,7 @@ class OpenAIEngine(SchedulingEngine):
                 completion = future.result()
             except ValueError as error:
                 completion, self._failed = None, self._failed or error
+            # it was not asked for since another failed: it stays queued for the next call
             if completion is None:
                 self._waiting.append((group, index))
             else:
@@ -241,6 +244,7 @@ class OpenAIEngine(SchedulingEngine):
                 body["stop_token_ids"] = self._end_tokens
         if settings.logprobs if settings.logprobs is not None else self.is_vllm:
             body["logprobs"] = True if chat else 1
+        # last: the user's own fields win, and a value of None takes a field out
         body |= settings.extra
         return {name: value for name, value in body.items() if value is not None}
 

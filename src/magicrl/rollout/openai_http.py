@@ -165,6 +165,7 @@ class Transport:
             except ServerError as error:
                 # what the server asks for, else doubling; a little more, at random
                 wait = error.wait if error.wait is not None else min(_FIRST_WAIT * 2 ** (attempt - 1), _LONGEST_WAIT)
+                # requests that failed together do not come back together
                 wait *= 1 + 0.5 * self._jitter.random()
                 late = time.monotonic() + wait >= end
                 if not error.retryable or (stopped is not None and stopped()):
@@ -194,6 +195,7 @@ class Transport:
         if self._client is None:
             url = self._settings.endpoint("")
             headers = {"User-Agent": "magicrl"}
+            # a password in the URL takes the place of the key
             if self._key and not url.userinfo:
                 headers["Authorization"] = f"Bearer {self._key}"
             limits = httpx2.Limits(max_connections=None, max_keepalive_connections=self._settings.concurrency)

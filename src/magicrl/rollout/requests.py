@@ -155,6 +155,7 @@ class OpenGroups:
         sample = FinishedSample(request=group.request, index=index, completion=group.done[index])
         if group.complete:
             del self.open[group.order]
+        # of an older group while an evaluation runs: it is yielded afterwards
         waiting = self.ready if group.order >= self.first else self.aside
         waiting.append(Filed(group=group, sample=sample, last=group.complete))
 
@@ -216,6 +217,7 @@ class SchedulingEngine(RolloutEngine):
         return [filed.sample for filed in self._groups.ended()]
 
     def advance(self, tokens: int) -> list[RolloutGroup]:
+        # tokens, not time: what an asynchronous run does stays repeatable
         target = self._sampled() + tokens if tokens else 0
         while tokens and self._groups.awaited and self._sampled() < target:
             self._advance()

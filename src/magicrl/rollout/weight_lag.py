@@ -28,6 +28,7 @@ class LaggedEngine(RolloutEngine):
         if lag < 0:
             raise ValueError(f"rollout.weight_lag must be >= 0, got {lag}")
         self._engine = engine
+        # neither is passed on to the wrapped engine
         self.capabilities = replace(engine.capabilities, in_flight=False, sleep=False)
         self._history: deque[tuple[int, dict[str, Tensor]]] = deque(maxlen=lag + 1)
 
@@ -54,8 +55,10 @@ class LaggedEngine(RolloutEngine):
 
     def load_weights(self, weights: Mapping[str, Any], version: int) -> None:
         """Keep a copy of ``weights``, in place of one of the same version, and serve those of ``lag`` before."""
+        # the same version once more is no update: it must not make the others older
         if self._history and self._history[-1][0] == version:
             self._history.pop()
+        # a copy: the learner updates its tensors in place
         self._history.append((version, {name: tensor.detach().clone() for name, tensor in weights.items()}))
         self._serve(0)
 

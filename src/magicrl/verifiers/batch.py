@@ -101,10 +101,12 @@ def judge_file(
             except ValueError as error:
                 line = error
             waiting.append((name, line if isinstance(line, ValueError) else submit(line)))
+            # enough to keep the workers busy; a file of millions of lines is not in memory
             if len(waiting) >= workers * _IN_FLIGHT_PER_WORKER:
                 finish(file)
         while waiting:
             finish(file)
+    # only a whole output has its name: a run that was killed leaves the part file
     part.replace(output)
     return BatchSummary(
         total=outcomes.total(),

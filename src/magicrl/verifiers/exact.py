@@ -60,5 +60,6 @@ class ExactVerifier:
     def _tail(self, answer: str, count: int) -> str | None:
         if self._options.extract == "box" or count == 0:
             return None
+        # from the end: a response of 32K tokens is not split whole for its last one
         tail = answer.rsplit(maxsplit=count)[-count:]
         return " ".join(tail) or None

@@ -25,10 +25,12 @@ def answer_part(response: str, reasoning: Reasoning) -> str | None:
     was given, even if a box stands inside it.
     """
     if reasoning != "none":
+        # the last one: a response may name the tag within its reasoning
         close = response.rfind(CLOSE_TAG)
         if close < 0 and reasoning == "required":
             return None
         start = close + len(CLOSE_TAG) if close >= 0 else 0
+        # it began to reason again and never came to an end
         if response.find(OPEN_TAG, start) >= 0:
             return None
         response = response[start:]

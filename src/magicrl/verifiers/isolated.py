@@ -88,6 +88,7 @@ class IsolatedHandler(RequestHandler):
         assert spec.isolated is not None, spec.name
         self._verifier = spec.isolated(JudgeOptions(**hello["options"]), self._progress)
         gold, response = spec.warm_up
+        # warm first: limits count from what the loaded libraries take
         self._verifier.judge([gold], response)
         # resident memory now, not ru_maxrss: that one starts at the size of the parent process
         self._most_resident = psutil.Process().memory_info().rss + hello["memory_limit_mb"] * 2**19
