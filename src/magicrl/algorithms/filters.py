@@ -76,6 +76,7 @@ def online_filter(last_visits: Mapping[str, PassCount], problems: Iterable[str])
 
 
 def _without(counts: Mapping[str, PassCount], unwanted: Callable[[PassCount], bool], what: str) -> FilterResult:
+    # in the order of the problems, so that what stays keeps its order
     gone = {problem: c for problem, c in counts.items() if unwanted(c)}
     result = FilterResult(
         kept=tuple(problem for problem in counts if problem not in gone),

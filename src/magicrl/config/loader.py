@@ -390,6 +390,7 @@ def _find_key(text: str, names: Sequence[str], index: int) -> int:
         name = re.match(r"\s*\"?([A-Za-z0-9_.-]+)\"?\s*=", line)
         if table:
             listed, current = table[1] == "[[", table[2]
+            # the entry of the list: the key's own table, or the table that holds it
             seen += listed and current in (header, dotted)
             if current == dotted and (not listed or seen == index):
                 return number

@@ -116,6 +116,7 @@ def _absolute(value: Any, info: ValidationInfo, file: str | None = None) -> str 
     """The path that ``value``, or the ``file`` in it, means; None for no text, or where nobody said where it starts."""
     if not isinstance(value, str) or not value:
         return None
+    # no context: the configuration was made in Python, and its paths are what its maker means
     folder = (info.context or {}).get("typed" if isinstance(value, Typed) else "folder")
     return None if folder is None else os.path.abspath(folder / Path(file or value).expanduser())
 
@@ -134,6 +135,7 @@ def located_folder(value: Any, info: ValidationInfo) -> Any:
     path = _absolute(value, info)
     if path is None or os.path.isdir(path) or value.startswith((".", "/", "~")):
         return path or value
+    # a model that was made here comes before the hub's of that name
     made = made_model(value)
     return value if made is None else os.path.abspath(made)
 
@@ -149,6 +151,7 @@ def located_recipe(value: Any, info: ValidationInfo) -> Any:
     path = _absolute(value, info)
     if path is None:
         return value
+    # a user's own file comes before the shipped recipe of its name, as in `find_recipe`
     own = os.path.isfile(path) and FOLDER not in Path(path).resolve().parents
     return value if not own and shipped_recipe(value) else path
 

@@ -46,6 +46,7 @@ class _Norm(torch.autograd.Function):
         grad = grads[0].to(factor.dtype, copy=True)
         grad_weight = None
         if ctx.needs_input_grad[1]:
+            # over all tokens: summed up in float32, rounded once
             grad_weight = (grad * normed).flatten(0, -2).sum(dim=0).to(weight.dtype)
         grad.mul_(weight.to(factor.dtype) + 1 if ctx.plus_one else weight.to(factor.dtype))
         # what is left after the part along x, which a normalisation does not see

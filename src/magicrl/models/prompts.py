@@ -158,6 +158,7 @@ def _whole_words(tokenizer: PreTrainedTokenizerBase) -> dict[str, int] | None:
     model, split = getattr(backend, "model", None), getattr(backend, "pre_tokenizer", None)
     if not isinstance(model, WordLevel) or not isinstance(split, WhitespaceSplit) or tokenizer.unk_token_id is None:
         return None
+    # a normaliser would change words before they are looked up
     if cast(Any, backend).normalizer is not None:
         return None
     control = set(tokenizer.all_special_ids)
@@ -171,6 +172,7 @@ def _chat_frame(tokenizer: PreTrainedTokenizerBase) -> tuple[str, ...] | None:
 
 def _frame(tokenizer: PreTrainedTokenizerBase, roles: Sequence[str]) -> tuple[str, ...]:
     """What the template puts before, between and after messages of these roles, the generation prompt included."""
+    # numbered, so that each message is found in its own place; x, since 1 begins 10
     marks = [f"{_MARK}{number}x" for number in range(len(roles))]
     rest = _render(tokenizer, list(zip(roles, marks, strict=True)), generation_prompt=True)
     pieces: list[str] = []

@@ -67,6 +67,7 @@ class StageSchedule:
         stage = self.stage
         assert stage is not None, "finish_step after the last stage"
         self._steps += 1
+        # a verdict before min_steps waits, and holds
         early = self._converged and self._steps >= stage.min_steps
         if not early and self._steps < stage.max_steps:
             return None

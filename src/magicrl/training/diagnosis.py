@@ -142,6 +142,7 @@ class SampledAnswers:
 
     def failures(self) -> dict[Cause, float]:
         """Share of the answers that each cause made fail; with ``correct`` they add up to one."""
+        # unknown: what was not cut is taken as answered
         answered = 1.0 - self.truncated if self.answered is None else self.answered
         rest: dict[Cause, float] = {"all_wrong": max(0.0, answered - self.correct)}
         return {
@@ -377,6 +378,7 @@ def conclude(facts: LearningFacts) -> Conclusion:
     def verdict(outcome: Outcome, reason: str, *advice: str) -> Conclusion:
         return Conclusion(outcome=outcome, reason=reason, advice=advice, facts=facts)
 
+    # the weights first: where none changed, a rise is not the training's
     if facts.updates == 0:
         if found is None:
             return verdict("no_update", "no training step was made")
@@ -394,6 +396,7 @@ def conclude(facts: LearningFacts) -> Conclusion:
         return verdict("learned", tested)
     if change.high < 0:
         return verdict("worse", tested, "Lower optimizer.learning_rate, and see the health findings.", *advice)
+    # no rise shown, and hardly a group to learn from: that is the cause, whatever the interval's width
     if facts.answers is not None and facts.answers.mixed < SCARCE:
         return verdict("nothing_to_learn", f"{tested}{seen}", *advice)
     if change.high < NOTEWORTHY * facts.rise.span:

@@ -63,6 +63,7 @@ def held_out_test(
         )
         scores[str(float(temperature))] = score_document(score(groups, ks))
         for group in groups[:shown]:
+            # the same problems at every temperature, side by side
             read.setdefault(group.group.request.problem.id, []).append(_shown(group, temperature))
     by_id = {p.id: p for p in problems}
     return {

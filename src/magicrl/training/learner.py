@@ -60,6 +60,7 @@ class LocalLearner:
         self._objective = Objective(learning)
         settings = learning.model
         self._tokenizer = tokenizer
+        # all of it; with LoRA the adapters' maker freezes the rest again
         model.requires_grad_(True)
         self._lora = None if settings.lora is None else LoraAdapters(model, settings.lora)
         self._model = model if self._lora is None else self._lora.model

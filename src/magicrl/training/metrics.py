@@ -182,6 +182,7 @@ def rollout_metrics(groups: Sequence[ScoredGroup]) -> Values:
         "train/accuracy_nontruncated/mean": _mean(finished),
         "train/reward/mean": _mean(rewards),
         "train/answered/ratio": answered_share([g.group.completions for g in groups], [g.verdicts for g in groups]),
+        # of all responses: one that could not be judged was cut, or not, all the same
         "train/truncation/ratio": float(np.mean([c.truncated for g in groups for c in g.group.completions])),
         "length/mean": float(lengths.mean()),
         "length/min": int(lengths.min()),
@@ -220,6 +221,7 @@ def merge_updates(updates: Sequence[UpdateMetrics]) -> Values:
     if not updates:
         return {"learner/sgd_steps": 0, "tokens/trained": 0}
     columns = {key: np.array([u.values[key] for u in updates], dtype=np.float64) for key in updates[0].values}
+    # an update's means are means over its tokens
     weights = columns.pop("tokens")
     merged: Values = {"learner/sgd_steps": len(updates), "tokens/trained": int(weights.sum())}
     for key, column in columns.items():
@@ -269,6 +271,7 @@ class StalenessMeter:
         """The version that the engine serves is the learner's now."""
         # a step without an update makes nothing older
         if not self._versions or self._versions[-1] != engine.policy_version:
+            # the newest, and as many before it as the bound allows
             self._versions = [*self._versions[-self._most :], engine.policy_version] if self._most else []
         self._busy = engine.busy_seconds() if engine.capabilities.in_flight else 0.0
 

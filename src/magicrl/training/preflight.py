@@ -188,6 +188,7 @@ def _check_prompts(
         except ValueError as error:
             reason = str(error).removeprefix(f"problem {problem.id!r}: ")
             if not encoder.fits(problem):
+                # of all that are too long, so that the limit has to be raised once only
                 lengths = [encoder.length(p) for p in problems if not encoder.fits(p)]
                 reason = (
                     f"its prompt has {encoder.length(problem)} tokens, more than data.max_prompt_tokens = "
@@ -234,8 +235,10 @@ def check_run(config: TrainConfig, output: Path, *, resume: bool) -> Ready:
     else:
         with under("start.model"):
             name = config.start.model
+            # with a cluster the ranks read the weights: here the files' headers are enough
             policy = load_policy(name, device=device) if here else load_shell(name)
         if here:
+            # the learner asks this as well, but only once the run has begun
             check_isolation(policy.model, valid_vocab=policy.valid_vocab, shared=config.model.share_prompts)
     encoder = PromptEncoder(policy.tokenizer, config.data.max_prompt_tokens)
     data = load_data(config, encoder)

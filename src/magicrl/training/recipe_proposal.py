@@ -129,6 +129,7 @@ class FirstLook:
             policy, encoder.decode, max_rows=MAX_ROWS, memory_limit_mb=CACHE_MB, device=policy.model.device
         )
         self.engine.load_weights(dict(policy.model.named_parameters()), 0)
+        # both at once: an answer is sampled once and read in two ways
         self._judges = {
             extract: VerifierPool.from_config(VerifierConfig(extract=extract, reasoning=reasoning)) for extract in READS
         }
@@ -302,8 +303,10 @@ def response_limit(look: Look, room: int) -> tuple[int, str]:
     """T of the first stage and why; ``room`` is what the model's context leaves beside the longest prompt."""
     seen, cut = look.answers.max_tokens, look.answers.truncated
     if cut > 0.1:
+        # how long they would be is not known: twice what was seen
         return min(2 * seen, room), f"{100 * cut:.0f} % of the answers were cut at {seen} tokens"
     longest = look.length(0.95)
+    # half as much again, for answers that grow in training
     limit = min(room, max(32, 32 * math.ceil(1.5 * longest / 32)))
     return limit, f"95 % have at most {longest} tokens"
 

@@ -195,6 +195,7 @@ class RunFolder:
         for path in (self._metrics, self._events, self.timeline):
             if path.exists():
                 fields = ("step", "stage", "values") if path == self._metrics else ()
+                # a kill may tear a line in the middle of a character
                 lines = path.read_text(errors="replace").splitlines()
                 kept = [line for line in lines if _step_of(line, fields) <= step]
                 write_atomically(path, "".join(line + "\n" for line in kept))

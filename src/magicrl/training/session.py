@@ -201,6 +201,7 @@ def _train(
         try:
             checkpoint = load_latest(folder.checkpoints, owner=folder.owner)
             remove_leftovers(folder.checkpoints)
+            # lines newer than the checkpoint: their steps are made, and recorded, again
             lost = folder.rewind(checkpoint.step if checkpoint else 0)
             session = Session(config, folder, observer, built, judge, stop)
             if lost:
@@ -406,6 +407,7 @@ class Session:
 
     def _filter_solved(self) -> None:
         """The online filter at a stage change."""
+        # visits are of one stage, whether a filter reads them or not
         if not self._config.data.online_filter:
             self._visits.clear()
             return

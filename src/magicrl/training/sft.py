@@ -319,6 +319,7 @@ def _train(
     # from the last phase that was begun, which goes on where its losses end
     for number in range(max(0, len(journal.losses) - 1), len(config.phases)):
         if number == len(journal.losses):
+            # they belong to other data and another rate
             _forget_moments(learner)
             journal.losses.append([])
         phase = config.phases[number]
@@ -330,6 +331,7 @@ def _train(
             now = time.monotonic()
             journal.losses[-1].append(step.loss)
             journal.tokens += step.tokens
+            # of all attempts together
             journal.seconds = before + now - began
             if on_step is not None:
                 on_step(journal.steps, total)
