@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from magicrl.cli.main import math
+from magicrl.cli.main import math, reward
 from magicrl.verifiers import JudgeOptions
-from magicrl.verifiers.batch import verify_math_file
+from magicrl.verifiers.batch import verify_file
 
 
 def write(path: Path, rows: list[Any]) -> Path:
@@ -29,7 +30,7 @@ def test_a_file_is_judged_in_order(tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl", rows)
     source.write_text(source.read_text(encoding="utf-8") + "\n", encoding="utf-8")  # a blank line is no answer
     output = tmp_path / "out.jsonl"
-    summary = verify_math_file(source, output, workers=2, time_limit=0.4)
+    summary = verify_file(source, output, workers=2, time_limit=0.4)
     found = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     assert [row["id"] for row in found] == ["a", 2, 7, None, "z"]
     assert [row["correct"] for row in found] == [True, True, False, True, True]
@@ -44,7 +45,7 @@ def test_options_reach_the_workers(tmp_path: Path) -> None:
     rows = [{"gold": "2", "response": "it is 2"}, {"gold": "2", "response": r"a</think>\boxed{2}"}]
     source, output = write(tmp_path / "in.jsonl", rows), tmp_path / "out.jsonl"
     options = JudgeOptions(reasoning="required", extract="box")
-    assert verify_math_file(source, output, options=options, workers=1).correct == 1
+    assert verify_file(source, output, options=options, workers=1).correct == 1
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_a_line_that_cannot_be_read_has_its_own_row(tmp_path: Path, line: str, m
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     good = '{"id": "a", "gold": "5", "response": "5"}\n'
     source.write_text(good + line + "\n" + good, encoding="utf-8")
-    summary = verify_math_file(source, output, workers=1)
+    summary = verify_file(source, output, workers=1)
     rows = [json.loads(text) for text in output.read_text().splitlines()]
     assert [row["id"] for row in rows] == ["a", 2, "a"]
     assert [row["correct"] for row in rows] == [True, False, True]
@@ -89,7 +90,7 @@ def test_no_line_at_all_is_an_error(tmp_path: Path, text: str) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text(text)
     with pytest.raises(ValueError, match=r"in\.jsonl: the file holds no line to judge"):
-        verify_math_file(source, tmp_path / "out.jsonl")
+        verify_file(source, tmp_path / "out.jsonl")
     assert list(tmp_path.iterdir()) == [source]
 
 
@@ -97,4 +98,53 @@ def test_an_output_that_is_the_input(tmp_path: Path) -> None:
     source = tmp_path / "in.jsonl"
     source.write_text('{"gold": "5", "response": "5"}\n')
     with pytest.raises(ValueError, match="is the input file"):
-        verify_math_file(source, source)
+        verify_file(source, source)
+
+
+REWARDS = """
+import asyncio
+from magicrl.verifiers import reward
+
+def plain(problem, response):
+    return {"score": len(response) / problem.extra["most"], "prompt": len(problem.prompt)}
+
+@reward(batched=True, right_from=0.5)
+def batched(problems, responses):
+    return [plain(problem, response)["score"] for problem, response in zip(problems, responses)]
+
+async def awaited(problem, response):
+    await asyncio.sleep(0.01)
+    return plain(problem, response)
+
+@reward(isolated=True, time_limit=5.0)
+def isolated(problem, response):
+    import os
+    return {"score": plain(problem, response)["score"], "pid": os.getpid()}
+"""
+
+
+@pytest.mark.parametrize("name", ["plain", "batched", "awaited", "isolated"])
+def test_a_reward_of_ones_own_judges_as_in_training(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("own.py").write_text(REWARDS)
+    lines = [{"prompt": "ab", "response": "x", "most": 4}, {"response": "xx", "most": 2}, {"response": "y"}]
+    write(Path("in.jsonl"), lines)
+    reward(f"own.py:{name}", input=Path("in.jsonl"), output=Path("out.jsonl"), workers=1)
+    first, second, failed = (json.loads(line) for line in Path("out.jsonl").read_text().splitlines())
+    assert [first["score"], second["score"]] == [0.25, 1.0]
+    assert [first["status"], second["status"]] == ["score_below", "score_reached"]
+    assert (failed["status"], failed["correct"]) == ("reward_failed", False)
+    assert "KeyError" in failed["reason"]
+    assert first["metrics"].get("prompt", 2) == 2
+    assert first["metrics"].get("pid") != os.getpid()
+    assert "3 judged, 1 right, mean reward 0.625, 1 not judged" in capsys.readouterr().out
+
+
+def test_an_unknown_reward_lists_the_known_ones(tmp_path: Path) -> None:
+    source = write(tmp_path / "in.jsonl", [{"gold": "5", "response": "5"}])
+    for name, said in (("mats", r"did you mean 'maths'\?.*code, exact, maths"), ("own.py:score", "no file own.py")):
+        with pytest.raises(ValueError, match=said):
+            verify_file(source, tmp_path / "out.jsonl", verifier=name)
+    assert verify_file(source, tmp_path / "out.jsonl", verifier="exact").correct == 1

@@ -287,16 +287,52 @@ def math(
         Worker processes; default: the cores this process may use.
     """
     from magicrl.verifiers.base import JudgeOptions
-    from magicrl.verifiers.batch import verify_math_file
+    from magicrl.verifiers.batch import verify_file
 
-    summary = verify_math_file(
-        input,
-        output,
-        options=JudgeOptions(reasoning=reasoning, extract=extract),
-        time_limit=time_limit,
-        workers=workers or len(os.sched_getaffinity(0)),
-    )
+    options = JudgeOptions(reasoning=reasoning, extract=extract)
+    summary = verify_file(input, output, options=options, time_limit=time_limit, workers=workers)
     Console().print(f"{summary.total} judged, {summary.correct} correct -> {output}")
+    return _all_read(summary)
+
+
+@verify_app.command
+def reward(
+    name: str,
+    /,
+    *,
+    input: Path,
+    output: Path,
+    time_limit: float = 10.0,
+    memory_limit_mb: int = 4096,
+    workers: int | None = None,
+) -> int:
+    """Judge by a reward of your own, as training does: lines {"prompt"?, "gold"?, "response", ...} -> {"score", ...}.
+
+    Example: magicrl verify reward my_reward.py:score --input answers.jsonl --output scores.jsonl
+
+    Parameters
+    ----------
+    name
+        FILE.py:FUNCTION, MODULE:FUNCTION, the name of an installed package's, or a built-in one (maths, exact, code).
+    input
+        JSON Lines; gold is a text or a list of texts; further fields are the problem's extra.
+    output
+        JSON Lines, one verdict a line, same order.
+    time_limit
+        CPU seconds of one isolated call, where the reward sets none.
+    memory_limit_mb
+        MiB of one isolated call, where the reward sets none.
+    workers
+        Worker processes of an isolated reward; default: the cores this process may use.
+    """
+    from magicrl.verifiers.batch import verify_file
+
+    summary = verify_file(
+        input, output, verifier=name, workers=workers, time_limit=time_limit, memory_limit_mb=memory_limit_mb
+    )
+    mean = "" if summary.score is None else f", mean reward {summary.score:.3g}"
+    told = f"{summary.total} judged, {summary.correct} right{mean}, {summary.not_judged} not judged -> {output}"
+    Console().print(told)
     return _all_read(summary)
 
 

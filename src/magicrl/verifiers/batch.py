@@ -1,4 +1,4 @@
-"""Judging a file of answers: the engine of ``magicrl verify``, and its half for maths.
+"""Judging a file of answers: the engine of ``magicrl verify``, and all of it but programs in their own form.
 
 JSON Lines in, JSON Lines out, in the same order, one line each: a line that cannot be read gets its own, too, with the
 status ``broken_line`` and the reason.
@@ -12,11 +12,12 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
 from magicrl.records import Outcome, Problem, Verdict
-from magicrl.verifiers.base import JudgeOptions, VerifierService
+from magicrl.verifiers.base import JudgeOptions, VerifierService, VerifierSpec, verifier_spec
 from magicrl.verifiers.pool import Ticket, VerifierPool
 
 _IN_FLIGHT_PER_WORKER = 32
@@ -31,6 +32,7 @@ class BatchSummary:
     Attributes:
         total: the lines of the output.
         correct, wrong, not_judged: of these. Not judged: a line or a gold that cannot be read, a worker lost twice.
+        score: mean of the graded rewards; None without any.
         broken: what is wrong with the lines that cannot be read, each with its file, line and field.
         statuses: answers by the verifier's own word.
         seconds: wall-clock seconds of the whole batch.
@@ -40,6 +42,7 @@ class BatchSummary:
     correct: int
     wrong: int
     not_judged: int
+    score: float | None
     broken: tuple[str, ...]
     statuses: Mapping[str, int]
     seconds: float
@@ -77,6 +80,7 @@ def judge_file(
     statuses: Counter[str] = Counter()
     outcomes: Counter[Outcome] = Counter()
     broken: list[str] = []
+    scores: list[float] = []
     part = output.with_name(output.name + ".part")
     waiting: deque[tuple[Any, Ticket | ValueError]] = deque()
 
@@ -93,6 +97,7 @@ def judge_file(
         file.flush()
         statuses[verdict.status] += 1
         outcomes[verdict.outcome] += 1
+        scores.extend([] if verdict.score is None else [verdict.score])
 
     with part.open("w", encoding="utf-8") as file:
         for name, place, found in _objects(input):
@@ -113,6 +118,7 @@ def judge_file(
         correct=outcomes[Outcome.CORRECT],
         wrong=outcomes[Outcome.WRONG],
         not_judged=outcomes[Outcome.NOT_JUDGED],
+        score=sum(scores) / len(scores) if scores else None,
         broken=tuple(broken),
         statuses=dict(statuses.most_common()),
         seconds=time.perf_counter() - start,
@@ -133,38 +139,42 @@ def check_file(input: Path, output: Path) -> None:
             raise ValueError(f"{input}: the file holds no line to judge; give one JSON object a line")
 
 
-def verify_math_file(
+def verify_file(
     input: Path,
     output: Path,
     *,
+    verifier: str = "maths",
     options: JudgeOptions | None = None,
     workers: int | None = None,
     time_limit: float = 2.0,
     memory_limit_mb: int = 4096,
 ) -> BatchSummary:
-    """Judge every line ``{"id"?, "gold": str|[str], "response": str}`` of ``input``.
+    """Judge every line ``{"id"?, "prompt"?, "gold": str|[str], "response": str, ...}`` of ``input``, as training does.
 
-    Writes ``{"id", "correct", "status", "extracted", "decided_by", "seconds"}`` a line to ``output``. A line without
-    an id gets its line number.
+    Writes ``{"id", "correct", "status", "extracted", "decided_by", "seconds"}`` a line to ``output``, with a graded
+    reward ``score`` and ``metrics``, too. A line without an id gets its line number. A reward of the user's needs no
+    gold, and finds further fields in ``problem.extra``.
 
     Args:
+        verifier: a built-in one, or a reward of the user's as `magicrl.registry` finds it.
         workers: worker processes; default: the cores this process may use.
 
     Raises:
-        ValueError: an empty input, or input and output are the same file.
+        ValueError: an unknown verifier, an empty input, or input and output are the same file.
         OSError: a file cannot be read or written.
         RuntimeError: the verifier cannot be started.
     """
+    spec = verifier_spec(verifier)
     check_file(input, output)
     count = workers if workers is not None else _usable_cores()
     with VerifierPool(options=options, workers=count, time_limit=time_limit, memory_limit_mb=memory_limit_mb) as pool:
-        pool.warm_up()
+        pool.warm_up([verifier])
         return judge_file(
             input,
             output,
             pool,
-            parse=_parse_maths,
-            row=_maths_row,
+            parse=partial(_parse, spec),
+            row=_row,
             submit=lambda line: pool.submit(line.problem, [line.text]),
             workers=count,
         )
@@ -209,24 +219,31 @@ def objects(path: Path) -> Iterator[tuple[dict[str, Any], Any, str]]:
         yield found, name, place
 
 
-def _parse_maths(row: dict[str, Any], name: Any, where: str) -> Line:
-    for field in ("gold", "response"):
+def _parse(spec: VerifierSpec, row: dict[str, Any], name: Any, where: str) -> Line:
+    for field in ("gold", "response") if spec.needs_gold else ("response",):
         if field not in row:
             raise ValueError(f"{where}: field {field!r} is missing")
-    gold, response = row["gold"], row["response"]
-    golds = [gold] if isinstance(gold, str) else gold
-    if not isinstance(golds, list) or not golds or not all(isinstance(one, str) and one.strip() for one in golds):
+    gold, prompt, response = row.get("gold"), row.get("prompt", ""), row["response"]
+    golds = [gold] if isinstance(gold, str) else gold if "gold" in row else []
+    empty = not golds and "gold" in row
+    if empty or not isinstance(golds, list) or not all(isinstance(one, str) and one.strip() for one in golds):
         raise ValueError(f"{where}: field 'gold' must be a string or a list of strings, none empty, got {gold!r:.60}")
-    if not isinstance(response, str):
-        raise ValueError(f"{where}: field 'response' must be a string, got {response!r:.60}")
-    return Line(Problem(id=str(name), prompt="", golds=tuple(golds), verifier="maths", source="file"), response)
+    for field, text in (("prompt", prompt), ("response", response)):
+        if not isinstance(text, str):
+            raise ValueError(f"{where}: field {field!r} must be a string, got {text!r:.60}")
+    extra = {field: value for field, value in row.items() if field not in ("id", "prompt", "gold", "response")}
+    problem = Problem(id=str(name), prompt=prompt, golds=tuple(golds), verifier=spec.name, source="file", extra=extra)
+    return Line(problem, response)
 
 
-def _maths_row(verdict: Verdict) -> dict[str, Any]:
+def _row(verdict: Verdict) -> dict[str, Any]:
+    graded = {} if verdict.score is None else {"score": verdict.score, "metrics": dict(verdict.metrics)}
     return {
         "correct": verdict.correct,
         "status": verdict.status,
         "extracted": verdict.extracted,
         "decided_by": verdict.decided_by,
         "seconds": round(verdict.seconds, 4),
+        **graded,
+        **({"reason": verdict.reason} if verdict.status == "reward_failed" else {}),
     }
