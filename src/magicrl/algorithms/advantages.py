@@ -42,11 +42,13 @@ def score_group(group: RolloutGroup, verdicts: Sequence[Verdict]) -> ScoredGroup
     pairs = list(zip(group.completions, verdicts, strict=True))
     counted = np.array(
         [
+            # an aborted response has no end, so its text is neither right nor wrong
             verdict.outcome is not Outcome.NOT_JUDGED and completion.finish_reason is not FinishReason.ABORTED
             for completion, verdict in pairs
         ],
         dtype=np.bool_,
     )
+    # read-only as all arrays of records: metrics, filters and samples share it
     counted.flags.writeable = False
     earned = [min(0.0, verdict.reward) if completion.truncated else verdict.reward for completion, verdict in pairs]
     rewards = frozen_floats(np.where(counted, earned, 0.0))

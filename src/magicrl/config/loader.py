@@ -260,6 +260,7 @@ def _assign(tree: Tree, parts: list[str], value: Any, override: str) -> None:
         elif not isinstance(node, dict):
             raise RecipeError(f"--set {override}: {place} is a value, not a table")
         elif depth < len(parts):
+            # a table that the recipe leaves out is made; an entry of a list is not
             cast(Tree, node).setdefault(part, {})
         table = cast(Any, node)
         if depth == len(parts):

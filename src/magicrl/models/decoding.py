@@ -415,6 +415,7 @@ class StaticDecoder:
             if len(steps) > _KEPT_GRAPHS:
                 steps.popitem(last=False)
         steps.move_to_end(shape)
+        # before the capture, whose rehearsal writes keys and values to the places in these buffers
         step.fill(tokens, owners, prompt_lengths, held)
         if step.graph is None and self._captures:
             self._capture(step)

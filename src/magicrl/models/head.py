@@ -96,6 +96,7 @@ class Pull:
 
 _CPU_BLOCK_ELEMENTS = 1 << 19
 """Softmax statistics are taken over blocks of rows that stay in a core's cache (2 MiB of float32)."""
+# 128 MiB of float32, twice: logits and spare
 _GPU_BLOCK_ELEMENTS = 1 << 25
 
 

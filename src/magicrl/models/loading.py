@@ -206,6 +206,7 @@ def save_policy(
     if folder.exists() and not (folder / "config.json").is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} exists and is not a model folder; choose another output or remove it")
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # beside it, on the same file system: only there a rename is one move
     partial = folder.with_name(f".{folder.name}.partial-{os.getpid()}")
     shutil.rmtree(partial, ignore_errors=True)
     with quiet_bars():

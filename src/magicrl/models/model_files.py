@@ -86,6 +86,7 @@ def check_model(folder: Path, name: str) -> None:
             f"model folder {name} has no tokenizer (looked for {', '.join(TOKENIZER_FILES)}); "
             "save the model's tokenizer into it: tokenizer.save_pretrained(folder)"
         )
+    # each of them: transformers takes a cut-off generation config for none, and its end tokens are lost
     for file in JSON_FILES:
         if (folder / file).is_file():
             read_object(folder / file)

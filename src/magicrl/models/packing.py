@@ -365,6 +365,7 @@ def shared_layout(samples: Sequence[TrainSample]) -> tuple[SharedLayout, list[Tr
     holders: list[TrainSample] = []
     owners: list[int] = []
     for sample in samples:
+        # by tokens, not by group: a prompt that was drawn twice stands once, too
         key = sample.prompt_tokens.tobytes()
         if key not in places:
             places[key] = len(holders)

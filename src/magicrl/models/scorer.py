@@ -292,5 +292,6 @@ def _checkpointed_layers(model: PreTrainedModel) -> list[torch.nn.Module]:
 def _keep_attention() -> Any:
     """Attention alone costs the square of the length, and its output is as small as its input."""
     kinds = ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention")
+    # whichever of its kernels torch chooses for a shape and a device
     operators = [getattr(torch.ops.aten, f"_scaled_dot_product_{kind}").default for kind in kinds]
     return create_selective_checkpoint_contexts(operators)

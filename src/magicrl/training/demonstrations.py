@@ -118,6 +118,7 @@ def _of_family(config: SftConfig, number: int, policy: LoadedModel, first: int) 
     family = make_family(phase.family, phase.options)
     # of the phase: two phases of one family are to show different problems
     seed = int(np.random.SeedSequence([config.run.seed, number]).generate_state(1)[0])
+    # one stream: what the steps before showed is drawn again and left out
     problems = islice(family.stream(seed=seed, split="train", levels=phase.levels), first * phase.batch_size, None)
     for step in range(first, phase.steps):
         # of the step alone, so that a phase that is resumed shows what it would have shown

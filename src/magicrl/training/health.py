@@ -123,6 +123,7 @@ def trend(values: Sequence[float]) -> tuple[float, float]:
 def entropy_collapse(series: Series) -> str | None:
     """Mean of the last steps below 0.05 nats, within the first 120 steps, on problems not yet solved."""
     entropy, accuracy = last(series, RECENT, EXACT, SAMPLED), last(series, RECENT, ACCURACY)
+    # "within about 100 steps", section 12 of the recipe
     if len(series) > 1.2 * EARLY_STEPS or not entropy or mean(entropy) >= 0.05:
         return None
     if accuracy and mean(accuracy) >= SOLVED:

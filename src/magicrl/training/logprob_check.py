@@ -109,6 +109,7 @@ class LogprobCheck:
             TrainSample(
                 prompt_tokens=group.request.prompt_tokens,
                 tokens=completion.tokens,
+                # to be scored, never learned from
                 advantage=0.0,
                 group_index=place,
                 sample_index=index,

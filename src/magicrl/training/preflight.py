@@ -288,6 +288,7 @@ def check_sft(config: SftConfig, output: Path) -> LoadedModel:
     """
     made = made_model(config, output)
     if made is not None:
+        # made already: only the model itself can still be unusable
         return load_policy(made)
     _check_peft("training", config.training)
     with under("run.device"):

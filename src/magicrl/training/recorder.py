@@ -233,6 +233,7 @@ def check_folder(path: Path, config: TrainConfig, *, resume: bool) -> None:
                 f"{path} holds other files ({', '.join(foreign[:3])}{' ...' if len(foreign) > 3 else ''}), and a run "
                 "needs a folder of its own; choose another --output"
             )
+    # the nearest folder that is there: the others will be made in it
     there = next(place for place in (path, *path.parents) if place.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
         reason = "is not writable" if there.is_dir() else "is a file"

@@ -241,6 +241,7 @@ class RolloutQueue:
                 for draw, item in self._pending.items()
             ],
         }
+        # with nothing in flight there is nothing that an engine would have to keep
         if self._pending:
             finished = [item.group for item in self._pending.values() if item.group is not None]
             state |= pack_completions("finished", [c for group in finished for c in group.completions])

@@ -433,6 +433,7 @@ class Session:
         settings = self._config.data.difficulty_filter
         if settings is None:
             return self._data.train
+        # a resumed run comes past here again: counts are read, events are told once
         result, found = filter_by_difficulty(
             self._config,
             self._data.train,
